@@ -1,0 +1,42 @@
+# Every target installs what it needs into .venv by itself; nothing has to be activated.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test test-gpu bench bench-gpu lint format audit clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## Install the server, the client and the tools into .venv
+
+$(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 13) or sys.exit(f"hiscore needs CPython 3.10 to 3.12; {sys.executable} is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (about a minute) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
+		--editable '.[server,dev]' --editable './client[cli]'
+	@touch $@
+
+demo: $(INSTALLED) ## Score real items by a real model behind a real tritonserver
+	@$(BIN)/python -m hiscore.demo
+
+serve: $(INSTALLED) ## Run the server in the foreground (settings: see README)
+	@exec $(BIN)/python -m hiscore.launcher
+
+test: lint ## Lint, then run every test that needs no GPU
+	@$(BIN)/python -m pytest -m "not gpu" tests
+
+lint: $(INSTALLED) ## ruff and mypy
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(INSTALLED) ## Format and fix what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean: ## Remove what the targets built
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

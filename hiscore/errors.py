@@ -1,0 +1,25 @@
+"""The one exception that travels to a caller: a message that we wrote and a code that Triton knows."""
+
+from enum import Enum
+
+
+class Code(Enum):
+    """Error codes of the contract; the values are the names of ``pb_utils.TritonError``'s codes."""
+
+    INVALID_ARG = "INVALID_ARG"
+    UNAVAILABLE = "UNAVAILABLE"
+    CANCELLED = "CANCELLED"
+    INTERNAL = "INTERNAL"
+
+
+class RequestError(Exception):
+    """One request cannot be served; its neighbours in the batch are not concerned.
+
+    The message reaches the caller as it is: it names the field and, where there are any, the value and the
+    bound, and never holds a path or a traceback.
+    """
+
+    def __init__(self, message: str, code: Code = Code.INVALID_ARG) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code

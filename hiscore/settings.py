@@ -1,0 +1,74 @@
+"""Every setting, its default and its bounds: the launcher's from the environment, a model's from its config.
+
+The launcher turns `ServeSettings` into the string parameters of each model's ``config.pbtxt``; the models read
+those back as `TokenizerSettings` and `ScorerSettings`. An unknown or missing parameter is an error.
+"""
+
+import json
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+class Limits(BaseModel):
+    """What one call may hold; more is refused before any work is done on it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_items: PositiveInt = Field(10_000, description="items in one call")
+    max_labels: PositiveInt = Field(1_000, description="labels in one call")
+    max_call_tokens: PositiveInt = Field(4_000_000, description="tokens in one call, the query counted once")
+    max_text_bytes: PositiveInt = Field(16 * 2**20, description="bytes of text in one call, labels included")
+
+
+class TokenizerSettings(Limits):
+    """Parameters of the ``tokenizer`` model."""
+
+    checkpoint: str
+
+
+class ScorerSettings(Limits):
+    """Parameters of the ``scorer`` model."""
+
+    checkpoint: str
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    max_batch_tokens: PositiveInt = 16_384
+
+
+class ServeSettings(BaseSettings):
+    """What ``make serve`` reads from its environment; a port of 0 takes a free one."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True)
+
+    model: str = DEFAULT_MODEL
+    models: str = Field("", description="comma-separated models to load; empty: all the checkpoint can serve")
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    host: str = "127.0.0.1"
+    http_port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int = Field(8001, ge=0, le=65535)
+    metrics_port: int = Field(8002, ge=0, le=65535)
+    max_batch_tokens: PositiveInt = Field(16_384, description="token budget of one forward")
+    max_batch_calls: PositiveInt = Field(64, description="calls that Triton hands over at once")
+    max_queue: PositiveInt = Field(1_024, description="waiting calls before UNAVAILABLE")
+    queue_timeout_s: NonNegativeInt = Field(600, description="longest wait of a call; a client may ask for less")
+    max_items: PositiveInt = Limits.model_fields["max_items"].default
+    max_labels: PositiveInt = Limits.model_fields["max_labels"].default
+    max_call_tokens: PositiveInt = Limits.model_fields["max_call_tokens"].default
+    max_text_bytes: PositiveInt = Limits.model_fields["max_text_bytes"].default
+
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+def from_model_config(settings: type[Settings], model_config: str) -> Settings:
+    """Read a model's settings from Triton's ``args["model_config"]`` (JSON), strictly."""
+    parameters: dict[str, Any] = json.loads(model_config).get("parameters", {})
+    return settings(**{name: value["string_value"] for name, value in parameters.items()})
