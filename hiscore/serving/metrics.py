@@ -15,7 +15,9 @@ class Counters:
         self._counters: dict[str, Any] = {}
         self._families = []
         for name, description in descriptions.items():
-            family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.COUNTER)
+            family = pb_utils.MetricFamily(
+                name=name, description=description, kind=pb_utils.MetricFamily.COUNTER
+            )
             self._families.append(family)
             self._counters[name] = family.Metric(labels=labels)
 

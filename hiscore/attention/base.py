@@ -1,0 +1,34 @@
+"""The interface between the decoder and whatever computes attention."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from hiscore.packing import Forward
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What attention must know of a model; windows are per layer, None where a token sees everything."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    soft_cap: float | None
+    windows: tuple[int | None, ...]
+
+
+class Attention(Protocol):
+    """Computes ``softmax(cap(q k^T * scale)) v`` by the packed rule: context, then causal within the segment."""
+
+    def plan(self, forward: Forward) -> None:
+        """Prepare one forward; called once, before its first layer."""
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend in one layer of the planned forward.
+
+        q: [T, heads, head_dim]; k, v: [kept + T, kv_heads, head_dim], by slot. Returns [T, heads, head_dim].
+        """
+        ...

@@ -1,0 +1,38 @@
+"""From logits to scores: the last step, in NumPy."""
+
+import numpy as np
+import numpy.typing as npt
+
+from hiscore.errors import Code, RequestError
+from hiscore.options import ScoreOptions
+
+Float32 = npt.NDArray[np.float32]
+
+
+def scores_of(
+    logits: Float32, log_normaliser: Float32 | None, options: ScoreOptions, is_classifier: bool
+) -> Float32:
+    """Scores of one call's items, as the contract defines them.
+
+    logits: float32 [items, labels]; log_normaliser: float32 [items], needed for a causal LM without
+    `apply_softmax`.
+
+    Raises:
+        RequestError: the model gave a number that is not finite.
+    """
+    # Float64 keeps temperatures near zero from overflowing: the largest exponent is exactly 0.
+    scaled = logits.astype(np.float64) / options.temperature
+    if options.apply_softmax:
+        if is_classifier and logits.shape[1] == 1:
+            scores = 0.5 * (1.0 + np.tanh(0.5 * scaled))  # the sigmoid, without overflow
+        else:
+            powers = np.exp(scaled - scaled.max(axis=1, keepdims=True, initial=-np.inf))
+            scores = powers / powers.sum(axis=1, keepdims=True)
+    elif is_classifier:
+        scores = scaled
+    else:
+        assert log_normaliser is not None
+        scores = np.exp(scaled - log_normaliser[:, None])
+    if not (np.isfinite(logits).all() and np.isfinite(scores).all()):
+        raise RequestError("the model's output is not a finite number", Code.INTERNAL)
+    return scores.astype(np.float32)

@@ -1,0 +1,51 @@
+"""The truth that every scoring path is compared with: transformers, one item at a time, in float32."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+
+class Truth:
+    """transformers' own model of a checkpoint."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        config = AutoConfig.from_pretrained(checkpoint)
+        self.is_classifier = config.architectures[0].endswith("ForSequenceClassification")
+        kind: Any = AutoModelForSequenceClassification if self.is_classifier else AutoModelForCausalLM
+        # Not SDPA: it drops Gemma 2's soft cap in silence.
+        self.model = kind.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+        # With a pad id, transformers would skip trailing tokens that happen to have it.
+        self.model.config.pad_token_id = None
+
+    @torch.inference_mode()
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Last-token logits, float64 [vocabulary] (a classifier: [labels])."""
+        out = self.model(torch.tensor([list(ids)])).logits[0]
+        return (out if self.is_classifier else out[-1]).double().numpy()
+
+    def scores(
+        self,
+        query: Sequence[int],
+        items: Sequence[Sequence[int]],
+        labels: Sequence[int] = (),
+        apply_softmax: bool = False,
+        temperature: float = 1.0,
+    ) -> np.ndarray:
+        """float64 [items, labels], by the contract's meaning of a score."""
+        rows = np.stack([self.logits([*query, *item]) for item in items]) / temperature
+        if self.is_classifier:
+            if not apply_softmax:
+                return rows
+            return 1 / (1 + np.exp(-rows)) if rows.shape[1] == 1 else _softmax(rows)
+        if apply_softmax:
+            return _softmax(rows[:, list(labels)])
+        return _softmax(rows)[:, list(labels)]
+
+
+def _softmax(rows: np.ndarray) -> np.ndarray:
+    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
