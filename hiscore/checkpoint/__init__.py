@@ -1,0 +1,10 @@
+"""From what ``MODEL`` says to a local checkpoint: config.json, safetensors, tokenizer files.
+
+Importing this package is cheap, and so is resolving a checkpoint that is already there: what fetches and
+converts is imported only when there is something to fetch or to convert.
+"""
+
+from hiscore.checkpoint.errors import CheckpointError
+from hiscore.checkpoint.resolve import resolve
+
+__all__ = ["CheckpointError", "resolve"]

@@ -1,0 +1,67 @@
+"""Built once, used by all: a directory appears in the cache whole or not at all."""
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hiscore.checkpoint.errors import CheckpointError
+
+
+def cache_root() -> Path:
+    """``$HISCORE_CACHE``, else ``hiscore`` in the user's cache directory."""
+    if chosen := os.environ.get("HISCORE_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "hiscore"
+
+
+def cached(name: str, build: Callable[[Path], None], *, progress: bool = True) -> Path:
+    """Return the cache's directory of that name; ``build`` fills an empty one first, if there is none.
+
+    Builders of several processes wait for each other, and all but the first find the work done.
+
+    Raises:
+        CheckpointError: the cache cannot be written, or what ``build`` raises.
+    """
+    root = cache_root()
+    target = root / name
+    if target.is_dir():
+        return target
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _lock(root / f".{name}.lock", progress):
+            if not target.is_dir():
+                _build(target, root / f".{name}.partial", build)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write '{target}': {error.strerror or error}. Set HISCORE_CACHE to a writable directory "
+            "with 1 GB free"
+        ) from error
+    return target
+
+
+def _build(target: Path, partial: Path, build: Callable[[Path], None]) -> None:
+    # The lock is ours, so what is left here belongs to a builder that was killed.
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        build(partial)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _lock(path: Path, progress: bool) -> Iterator[None]:
+    # The file stays: removing it would let one process lock the old file and another a new one.
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress:
+                print("Waiting for another process that prepares the same model ...", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

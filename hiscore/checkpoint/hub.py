@@ -1,0 +1,61 @@
+"""Checkpoints from a Hugging Face hub, without anything that could run as code."""
+
+from pathlib import Path
+
+from hiscore.checkpoint.errors import CheckpointError
+
+# No *.py and no pickle: neither is ever loaded.
+WANTED = [
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+]
+# A pattern's * crosses slashes, and some repositories hold the weights a second time in another layout.
+UNWANTED = ["*/*", "consolidated*"]
+
+
+def download(repository: str, *, progress: bool = True) -> Path:
+    """Fetch ``org/name`` into the hub's own cache (or find it there) and return its directory.
+
+    The hub's settings apply: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE.
+
+    Raises:
+        CheckpointError: no hub, no such repository, no access, or no safetensors in it.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import disable_progress_bars
+    except ImportError:
+        raise CheckpointError(
+            f"'{repository}' is no local directory, and there is no huggingface_hub to fetch it with: "
+            "pip install 'hiscore[server]'"
+        ) from None
+    if not progress:
+        disable_progress_bars()
+    try:
+        directory = Path(snapshot_download(repository, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+    # Network, rights, a wrong name, a full disk: whoever starts the server must read which.
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "no reason given")
+        raise CheckpointError(
+            f"'{repository}' is no local directory, and fetching it from the hub failed: "
+            f"{type(error).__name__}: {reason}. Check the name and the network (HF_ENDPOINT, HF_TOKEN), or set "
+            "MODEL to a local directory"
+        ) from error
+    if not any(directory.glob("*.safetensors")):
+        raise CheckpointError(
+            f"'{repository}' has no safetensors weights on the hub; pickle weights are refused, since they "
+            "can run code when loaded. Choose a repository with *.safetensors"
+        )
+    return directory

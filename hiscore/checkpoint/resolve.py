@@ -1,0 +1,36 @@
+"""What ``MODEL`` may be: the default model's name, a local directory, or a repository of a hub."""
+
+import re
+from pathlib import Path
+
+from hiscore.checkpoint.directory import check_directory
+from hiscore.checkpoint.errors import CheckpointError
+from hiscore.settings import DEFAULT_MODEL
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def resolve(model: str = DEFAULT_MODEL, *, progress: bool = True) -> Path:
+    """Find a checkpoint, fetching it if need be, and check that it can be served.
+
+    model: `DEFAULT_MODEL`, a directory, or ``org/name``, looked for in this order; progress: tell on stderr
+    what takes long.
+
+    Raises:
+        CheckpointError: nothing of that name, no way to fetch it, or files that cannot be served.
+    """
+    if model == DEFAULT_MODEL:
+        from hiscore.checkpoint import default_model
+
+        return check_directory(default_model.path(progress=progress))
+    directory = Path(model).expanduser()
+    if directory.exists():
+        return check_directory(directory.resolve())
+    if HUB_ID.fullmatch(model):
+        from hiscore.checkpoint import hub
+
+        return check_directory(hub.download(model, progress=progress))
+    raise CheckpointError(
+        f"no model '{model}': it is neither '{DEFAULT_MODEL}' nor an existing directory nor the name of a "
+        "hub repository (org/name)"
+    )
