@@ -5,9 +5,10 @@ those back as `TokenizerSettings` and `ScorerSettings`. An unknown or missing pa
 """
 
 import json
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -45,20 +46,26 @@ class ScorerSettings(Limits):
 class ServeSettings(BaseSettings):
     """What ``make serve`` reads from its environment; a port of 0 takes a free one."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_ignore_empty=True)
 
     model: str = DEFAULT_MODEL
     models: str = Field("", description="comma-separated models to load; empty: all the checkpoint can serve")
     device: Device = "auto"
     dtype: Dtype = "auto"
-    host: str = "127.0.0.1"
+    bind_address: str = Field("127.0.0.1", description="address to listen on")
     http_port: int = Field(8000, ge=0, le=65535)
     grpc_port: int = Field(8001, ge=0, le=65535)
     metrics_port: int = Field(8002, ge=0, le=65535)
     max_batch_tokens: PositiveInt = Field(16_384, description="token budget of one forward")
     max_batch_calls: PositiveInt = Field(64, description="calls that Triton hands over at once")
     max_queue: PositiveInt = Field(1_024, description="waiting calls before UNAVAILABLE")
-    queue_timeout_s: NonNegativeInt = Field(600, description="longest wait of a call; a client may ask for less")
+    queue_timeout_s: PositiveInt = Field(600, description="longest wait of a call; a client may ask for less")
+    ready_timeout_s: PositiveInt = Field(600, description="longest wait until all models are loaded")
+    drain_timeout_s: PositiveInt = Field(30, description="longest wait for running calls when stopping")
+    shm_bytes: PositiveInt = Field(64 * 2**20, description="shared memory per model instance, to begin with")
+    model_repository: Path = Field(
+        Path(__file__).resolve().parents[1] / "model_repository", description="where the config templates are"
+    )
     max_items: PositiveInt = Limits.model_fields["max_items"].default
     max_labels: PositiveInt = Limits.model_fields["max_labels"].default
     max_call_tokens: PositiveInt = Limits.model_fields["max_call_tokens"].default
