@@ -60,7 +60,7 @@ def unsupported(config: dict[str, Any]) -> str | None:
 def _rope_types(config: dict[str, Any]) -> set[str]:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     variants = [value for value in rope.values() if isinstance(value, dict)] or [rope]
-    return {variant.get("rope_type", variant.get("type", "default")) for variant in variants}
+    return {str(variant.get("rope_type", variant.get("type", "default"))) for variant in variants}
 
 
 def read_facts(checkpoint: Path) -> CheckpointFacts:

@@ -89,8 +89,8 @@ def _lay_end_to_end(calls: Sequence[Call]) -> _Stream:
         is_item.append(np.arange(len(lengths[-1])) > 0)
         tokens.append(call.tokens)
     if not tokens:
-        nothing = np.empty(0, np.int64)
-        return _Stream(np.empty(0, np.int32), *[nothing] * 5, np.empty(0, np.bool_))
+        none = np.empty(0, np.int64)
+        return _Stream(none.astype(np.int32), none, none, none, none, none, none.astype(np.bool_))
     end = np.cumsum(np.concatenate(lengths))
     begin = np.concatenate(([0], end[:-1]))
     items = np.concatenate(is_item)

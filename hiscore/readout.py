@@ -35,4 +35,5 @@ def scores_of(
         scores = np.exp(scaled - log_normaliser[:, None])
     if not (np.isfinite(logits).all() and np.isfinite(scores).all()):
         raise RequestError("the model's output is not a finite number", Code.INTERNAL)
-    return scores.astype(np.float32)
+    narrowed: Float32 = scores.astype(np.float32)
+    return narrowed

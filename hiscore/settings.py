@@ -22,10 +22,14 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_items: PositiveInt = Field(10_000, description="items in one call")
-    max_labels: PositiveInt = Field(1_000, description="labels in one call")
-    max_call_tokens: PositiveInt = Field(4_000_000, description="tokens in one call, the query counted once")
-    max_text_bytes: PositiveInt = Field(16 * 2**20, description="bytes of text in one call, labels included")
+    max_items: PositiveInt = Field(default=10_000, description="items in one call")
+    max_labels: PositiveInt = Field(default=1_000, description="labels in one call")
+    max_call_tokens: PositiveInt = Field(
+        default=4_000_000, description="tokens in one call, the query counted once"
+    )
+    max_text_bytes: PositiveInt = Field(
+        default=16 * 2**20, description="bytes of text in one call, labels included"
+    )
 
 
 class TokenizerSettings(Limits):
@@ -49,22 +53,31 @@ class ServeSettings(BaseSettings):
     model_config = SettingsConfigDict(extra="forbid", frozen=True, env_ignore_empty=True)
 
     model: str = DEFAULT_MODEL
-    models: str = Field("", description="comma-separated models to load; empty: all the checkpoint can serve")
+    models: str = Field(
+        default="", description="comma-separated models to load; empty: all the checkpoint can serve"
+    )
     device: Device = "auto"
     dtype: Dtype = "auto"
-    bind_address: str = Field("127.0.0.1", description="address to listen on")
-    http_port: int = Field(8000, ge=0, le=65535)
-    grpc_port: int = Field(8001, ge=0, le=65535)
-    metrics_port: int = Field(8002, ge=0, le=65535)
-    max_batch_tokens: PositiveInt = Field(16_384, description="token budget of one forward")
-    max_batch_calls: PositiveInt = Field(64, description="calls that Triton hands over at once")
-    max_queue: PositiveInt = Field(1_024, description="waiting calls before UNAVAILABLE")
-    queue_timeout_s: PositiveInt = Field(600, description="longest wait of a call; a client may ask for less")
-    ready_timeout_s: PositiveInt = Field(600, description="longest wait until all models are loaded")
-    drain_timeout_s: PositiveInt = Field(30, description="longest wait for running calls when stopping")
-    shm_bytes: PositiveInt = Field(64 * 2**20, description="shared memory per model instance, to begin with")
+    bind_address: str = Field(default="127.0.0.1", description="address to listen on")
+    http_port: int = Field(default=8000, ge=0, le=65535)
+    grpc_port: int = Field(default=8001, ge=0, le=65535)
+    metrics_port: int = Field(default=8002, ge=0, le=65535)
+    max_batch_tokens: PositiveInt = Field(default=16_384, description="token budget of one forward")
+    max_batch_calls: PositiveInt = Field(default=64, description="calls that Triton hands over at once")
+    max_queue: PositiveInt = Field(default=1_024, description="waiting calls before UNAVAILABLE")
+    queue_timeout_s: PositiveInt = Field(
+        default=600, description="longest wait of a call; a client may ask for less"
+    )
+    ready_timeout_s: PositiveInt = Field(default=600, description="longest wait until all models are loaded")
+    drain_timeout_s: PositiveInt = Field(
+        default=30, description="longest wait for running calls when stopping"
+    )
+    shm_bytes: PositiveInt = Field(
+        default=64 * 2**20, description="shared memory per model instance, to begin with"
+    )
     model_repository: Path = Field(
-        Path(__file__).resolve().parents[1] / "model_repository", description="where the config templates are"
+        default=Path(__file__).resolve().parents[1] / "model_repository",
+        description="where the config templates are",
     )
     max_items: PositiveInt = Limits.model_fields["max_items"].default
     max_labels: PositiveInt = Limits.model_fields["max_labels"].default

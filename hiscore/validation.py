@@ -27,7 +27,8 @@ def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) ->
         raise RequestError(f"'{name}' has {values.shape[0]} rows: send one call per request, shape [1, n]")
     if values.dtype != dtype:
         raise RequestError(f"'{name}' must be {np.dtype(dtype).name}, not {values.dtype.name}")
-    return values[0]
+    row: npt.NDArray[np.generic] = values[0]
+    return row
 
 
 def check_call(
@@ -43,7 +44,9 @@ def check_call(
     call = unpack(input_ids, delimiter_indices)
     items = len(call.item_lengths)
     if items > limits.max_items:
-        raise RequestError(f"'delimiter_indices' lays out {items} items: at most {limits.max_items} in one call")
+        raise RequestError(
+            f"'delimiter_indices' lays out {items} items: at most {limits.max_items} in one call"
+        )
     if len(call.tokens) > limits.max_call_tokens:
         raise RequestError(
             f"'input_ids' holds {len(call.tokens)} tokens: at most {limits.max_call_tokens} in one call"
@@ -97,7 +100,9 @@ def check_labels(label_token_ids: IntArray, limits: Limits, facts: CheckpointFac
     """Check the label ids of a call: at least one for a causal LM, none for a classifier, no duplicates."""
     if facts.is_classifier:
         if len(label_token_ids):
-            raise RequestError("'label_token_ids' must be empty: this model is a classifier with its own labels")
+            raise RequestError(
+                "'label_token_ids' must be empty: this model is a classifier with its own labels"
+            )
         return label_token_ids
     if len(label_token_ids) == 0:
         raise RequestError("'label_token_ids' is empty: this model needs at least one label")
