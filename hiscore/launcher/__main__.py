@@ -1,0 +1,62 @@
+"""``make serve``: the server in the foreground until a SIGTERM or a SIGINT."""
+
+import logging
+import signal
+import sys
+import time
+from types import FrameType
+
+from pydantic import ValidationError
+
+from hiscore.checkpoint import CheckpointError
+from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.make import MakeWatch
+from hiscore.launcher.server import Server
+from hiscore.settings import ServeSettings
+
+POLL_SECONDS = 0.2
+
+
+class Stop(BaseException):
+    """A signal asks us to stop; not an `Exception`, so that nothing on the way swallows it."""
+
+
+def stop(signum: int, frame: FrameType | None) -> None:
+    """Signal handler: raise `Stop` once; a repeated signal must not cut the drain short."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    raise Stop
+
+
+def main() -> int:
+    """Serve; the exit code is 0 after a signal, 2 for a bad setting, 1 for any other failure."""
+    logging.basicConfig(level=logging.INFO, format="hiscore: %(message)s", stream=sys.stderr)
+    make = MakeWatch()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, stop)
+    try:
+        with Server(ServeSettings()) as server:
+            print(
+                f"hiscore is ready: models {', '.join(server.models)}; gRPC {server.grpc_url}, "
+                f"HTTP {server.http_url}, metrics {server.metrics_url}",
+                flush=True,
+            )
+            while server.exit_code is None:
+                if make.interrupted():
+                    stop(signal.SIGINT, None)
+                time.sleep(POLL_SECONDS)
+            raise LaunchError(f"tritonserver stopped by itself with exit code {server.exit_code}")
+    except Stop:
+        return 0
+    except ValidationError as error:
+        for detail in error.errors():
+            name = "_".join(map(str, detail["loc"])).upper()
+            print(f"error: {name}: {detail['msg']}, not {detail['input']!r}", file=sys.stderr)
+        return 2
+    except (LaunchError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

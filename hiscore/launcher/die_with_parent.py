@@ -1,0 +1,28 @@
+"""Run a command that gets a SIGTERM when the process that started it dies, however it dies.
+
+usage: python -I -S die_with_parent.py PARENT_PID COMMAND [ARGUMENT ...]
+
+A program of its own instead of a ``preexec_fn``: running Python between fork and exec is not safe in a parent
+with threads. The kernel watches the thread that started us, so that thread has to stay.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # The parent may have died before the kernel was told.
+    if os.getppid() != parent:
+        sys.exit("the parent process is gone")
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Three loopback ports, given or free."""
+
+import socket
+from dataclasses import dataclass, fields
+
+from hiscore.launcher.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports of one server; 0 stands for any free one until `choose` picks it."""
+
+    http: int = 0
+    grpc: int = 0
+    metrics: int = 0
+
+    def choose(self, address: str) -> "Ports":
+        """Fill in free ports for the zeros.
+
+        Raises:
+            LaunchError: a port that was asked for is in use, or two are the same.
+        """
+        given = [port for port in self.all() if port]
+        if len(set(given)) < len(given):
+            raise LaunchError(f"HTTP_PORT, GRPC_PORT and METRICS_PORT must differ: they are {self.all()}")
+        taken = self.taken(address)
+        if taken:
+            name, port = taken[0]
+            raise LaunchError(
+                f"{name.upper()}_PORT {port} is in use on {address}: stop what listens there, or choose another"
+            )
+        return Ports(*(port or free for port, free in zip(self.all(), _free(address, 3), strict=True)))
+
+    def all(self) -> tuple[int, int, int]:
+        """The ports in the order http, grpc, metrics."""
+        return self.http, self.grpc, self.metrics
+
+    def taken(self, address: str) -> list[tuple[str, int]]:
+        """Name and number of those that cannot be listened on now."""
+        numbered = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return [(name, port) for name, port in numbered if port and not _is_free(address, port)]
+
+
+def _free(address: str, count: int) -> list[int]:
+    # All held at once, so that they differ.
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((address, 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _is_free(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        # As Triton does: connections of a server that has just stopped do not block its port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,115 @@
+"""A tritonserver process and its stubs: started to die with us, watched until ready, drained, gone."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hiscore.launcher import die_with_parent
+from hiscore.launcher.errors import LaunchError
+
+POLL_SECONDS = 0.05
+# Stubs look for their server every 0.3 seconds and leave without it.
+STUB_SECONDS = 5.0
+
+
+class Process:
+    """A command in a session of its own: a Ctrl-C reaches it through us alone, once.
+
+    It gets a SIGTERM when the thread that makes this object ends, so make it in one that stays.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log_path: Path | None, lock: int
+    ) -> None:
+        """Start it; its output goes to the file, or to our standard error; it keeps the lock's file open."""
+        wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        log = open(log_path, "ab") if log_path else None  # noqa: SIM115
+        try:
+            self._popen = subprocess.Popen(
+                [*wrapper, *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log or sys.stderr,
+                stderr=log or sys.stderr,
+                pass_fds=[lock],
+                start_new_session=True,
+            )
+        finally:
+            if log:
+                log.close()
+
+    @property
+    def pid(self) -> int:
+        """The server's process id, and the id of the group that its stubs belong to."""
+        return self._popen.pid
+
+    def exit_code(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._popen.poll()
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for `ready`.
+
+        Raises:
+            LaunchError: the process ended before, or the time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            code = self.exit_code()
+            if code is not None:
+                raise LaunchError(f"tritonserver stopped with exit code {code} before it was ready")
+            if time.monotonic() > deadline:
+                raise LaunchError(f"tritonserver was not ready after {timeout_s} seconds (READY_TIMEOUT_S)")
+            time.sleep(POLL_SECONDS)
+
+    def stop(self, drain_s: float) -> None:
+        """Let it finish its requests for at most `drain_s`, then kill what is left of it and its stubs."""
+        if self.exit_code() is None:
+            self._popen.terminate()
+            try:
+                self._popen.wait(drain_s)
+            except subprocess.TimeoutExpired:
+                self._popen.kill()
+        self._popen.wait()
+        deadline = time.monotonic() + STUB_SECONDS
+        while self._group_lives() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        if self._group_lives():
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _group_lives(self) -> bool:
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def is_ready(address: str, http_port: int, metrics_port: int, server_id: str) -> bool:
+    """Whether the server with this id answers there, with every model loaded and its metrics up."""
+    try:
+        name = json.loads(_get(address, http_port, "/v2")).get("name")
+        _get(address, http_port, "/v2/health/ready")
+        _get(address, metrics_port, "/metrics")
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+    return bool(name == server_id)
+
+
+def _get(address: str, port: int, path: str) -> bytes:
+    connection = http.client.HTTPConnection(address, port, timeout=5)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read()
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise OSError(f"{path} answers {response.status}")
+    return body

@@ -1,0 +1,163 @@
+"""A hiscore server from its settings, as a context manager."""
+
+import logging
+from pathlib import Path
+from types import TracebackType
+
+from hiscore import checkpoint
+from hiscore.capabilities import servable
+from hiscore.launcher import preflight
+from hiscore.launcher.command import tritonserver_flags
+from hiscore.launcher.devices import choose_device
+from hiscore.launcher.distribution import Distribution, find_distribution
+from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.failure import why
+from hiscore.launcher.ports import Ports
+from hiscore.launcher.process import Process, is_ready
+from hiscore.launcher.repository import model_values, select, write_repository
+from hiscore.launcher.workspace import Workspace
+from hiscore.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+# Between the end of Triton's own drain and killing it.
+GRACE_SECONDS = 10
+
+
+class Server:
+    """``with Server(ServeSettings(http_port=0, ...)) as server``: ready inside, nothing left after.
+
+    log_path: where the server's output goes; None is this process's standard error.
+
+    Inside, `ports`, `models` and `left_out` (model -> reason) hold what became of the settings. Start it from
+    a thread that lives as long as the server: the kernel stops the server when that thread ends.
+    """
+
+    ports: Ports
+    models: tuple[str, ...]
+    left_out: dict[str, str]
+
+    def __init__(self, settings: ServeSettings, log_path: Path | None = None) -> None:
+        self.settings = settings
+        self.log_path = log_path
+        self._workspace: Workspace | None = None
+        self._process: Process | None = None
+
+    def __enter__(self) -> "Server":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def http_address(self) -> str:
+        """``host:port``, as tritonclient.http wants it."""
+        return f"{self._reachable}:{self.ports.http}"
+
+    @property
+    def http_url(self) -> str:
+        """The base of the HTTP interface, ``http://host:port``."""
+        return f"http://{self.http_address}"
+
+    @property
+    def grpc_url(self) -> str:
+        """``host:port``, as `ScoreClient` and tritonclient.grpc want it."""
+        return f"{self._reachable}:{self.ports.grpc}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus reads."""
+        return f"http://{self._reachable}:{self.ports.metrics}/metrics"
+
+    @property
+    def pid(self) -> int:
+        """The process id of tritonserver."""
+        return self._running.pid
+
+    @property
+    def name(self) -> str:
+        """The server's id: its working directory and its shared memory begin with it."""
+        assert self._workspace is not None, "the server has not been started"
+        return self._workspace.name
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while tritonserver runs."""
+        return self._running.exit_code()
+
+    def start(self) -> None:
+        """Start and wait until every model is ready.
+
+        Raises:
+            LaunchError: a precondition fails, a port is taken, a model does not load, or it takes too long.
+        """
+        settings = self.settings
+        directory = checkpoint.resolve(settings.model)
+        self.models, self.left_out = select(settings.models, servable(directory))
+        for model, reason in self.left_out.items():
+            log.warning("model %s is left out: %s", model, reason)
+        device, reason = choose_device(settings.device)
+        log.info("serving %s from %s on %s (%s)", ", ".join(self.models), directory, device, reason)
+        distribution = find_distribution()
+        instances = len([model for model in self.models if model != "score"])
+        preflight.check_all(distribution, instances * settings.shm_bytes)
+        self._workspace = Workspace()
+        try:
+            values = model_values(settings, directory, device, self.models)
+            write_repository(settings.model_repository, self._workspace.path / "models", values)
+            distribution.link_backends(self._workspace.path / "backends")
+            self._launch(distribution, self._workspace, gpu=device == "cuda")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Drain, then remove every trace; does nothing if it is not running."""
+        if self._process:
+            self._process.stop(self.settings.drain_timeout_s + GRACE_SECONDS)
+        if self._workspace:
+            self._workspace.remove()
+        self._process = self._workspace = None
+
+    def _launch(self, distribution: Distribution, workspace: Workspace, gpu: bool) -> None:
+        settings = self.settings
+        asked = Ports(settings.http_port, settings.grpc_port, settings.metrics_port)
+        while True:
+            self.ports = asked.choose(settings.bind_address)
+            flags = tritonserver_flags(
+                repository=workspace.path / "models",
+                backends=workspace.path / "backends",
+                server_id=workspace.name,
+                address=settings.bind_address,
+                ports=self.ports,
+                gpu=gpu,
+                shm_bytes=settings.shm_bytes,
+                drain_s=settings.drain_timeout_s,
+            )
+            command = [str(distribution.tritonserver), *flags]
+            process = Process(command, distribution.environment(), self.log_path, workspace.lock)
+            self._process = process
+            try:
+                process.wait_until(self._is_ready, settings.ready_timeout_s)
+                return
+            except LaunchError as error:
+                process.stop(drain_s=0)
+                # Somebody took a free port between our choice and Triton's use of it: choose again.
+                if self.ports != asked and self.ports.taken(settings.bind_address):
+                    continue
+                raise LaunchError(f"{error}{why(self.log_path)}") from None
+
+    def _is_ready(self) -> bool:
+        return is_ready(self._reachable, self.ports.http, self.ports.metrics, self.name)
+
+    @property
+    def _reachable(self) -> str:
+        return "127.0.0.1" if self.settings.bind_address == "0.0.0.0" else self.settings.bind_address
+
+    @property
+    def _running(self) -> Process:
+        assert self._process is not None, "the server is not running"
+        return self._process

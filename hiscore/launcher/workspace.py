@@ -1,0 +1,74 @@
+"""A private directory per server, and the shared memory that carries its name.
+
+The directory holds a lock that the launcher, the server and the server's children keep open, so it is free
+exactly when all of them are gone, however they went. That tells a dead server's leftovers from a live one's.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from hiscore.launcher.errors import LaunchError
+
+PREFIX = "hiscore-"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Workspace:
+    """A new private directory (mode 0700); its name is also the prefix of the server's shared memory."""
+
+    def __init__(self) -> None:
+        sweep()
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.lock = os.open(self.path / "lock.new", os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        # Under its name only once it is held: a directory with a free lock may be swept at any moment.
+        (self.path / "lock.new").rename(self.path / "lock")
+        if not re.fullmatch(r"[\w./-]+", str(self.path)):
+            self.remove()
+            raise LaunchError(
+                f"the temporary directory {self.path.parent} has characters that Triton's Python backend cannot "
+                "take in a path: set TMPDIR to one of letters, digits, '.', '_' and '-'"
+            )
+
+    @property
+    def name(self) -> str:
+        """Unique on this machine; the server's id, and the prefix of its shared memory regions."""
+        return self.path.name
+
+    def remove(self) -> None:
+        """Remove the directory and the regions."""
+        _remove(self.path)
+        os.close(self.lock)
+
+
+def shared_memory(name: str) -> list[Path]:
+    """The regions in /dev/shm of the server with this name."""
+    return sorted(SHARED_MEMORY.glob(f"{name}*"))
+
+
+def sweep() -> None:
+    """Remove what killed servers of this user have left behind."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            if path.stat().st_uid != os.geteuid():
+                continue
+            lock = os.open(path / "lock", os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(path)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    for region in shared_memory(path.name):
+        region.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
