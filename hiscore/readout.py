@@ -20,20 +20,26 @@ def scores_of(
     Raises:
         RequestError: the model gave a number that is not finite.
     """
-    # Float64 keeps temperatures near zero from overflowing: the largest exponent is exactly 0.
-    scaled = logits.astype(np.float64) / options.temperature
-    if options.apply_softmax:
-        if is_classifier and logits.shape[1] == 1:
-            scores = 0.5 * (1.0 + np.tanh(0.5 * scaled))  # the sigmoid, without overflow
+    _check_finite(logits)
+    # Float64 keeps small temperatures from overflowing; what still does is an error.
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = logits.astype(np.float64) / options.temperature
+        if options.apply_softmax:
+            if is_classifier and logits.shape[1] == 1:
+                scores = 0.5 * (1.0 + np.tanh(0.5 * scaled))  # the sigmoid, without overflow
+            else:
+                powers = np.exp(scaled - scaled.max(axis=1, keepdims=True, initial=-np.inf))
+                scores = powers / powers.sum(axis=1, keepdims=True)
+        elif is_classifier:
+            scores = scaled
         else:
-            powers = np.exp(scaled - scaled.max(axis=1, keepdims=True, initial=-np.inf))
-            scores = powers / powers.sum(axis=1, keepdims=True)
-    elif is_classifier:
-        scores = scaled
-    else:
-        assert log_normaliser is not None
-        scores = np.exp(scaled - log_normaliser[:, None])
-    if not (np.isfinite(logits).all() and np.isfinite(scores).all()):
-        raise RequestError("the model's output is not a finite number", Code.INTERNAL)
+            assert log_normaliser is not None
+            scores = np.exp(scaled - log_normaliser[:, None])
+    _check_finite(scores)
     narrowed: Float32 = scores.astype(np.float32)
     return narrowed
+
+
+def _check_finite(values: npt.NDArray[np.floating]) -> None:
+    if not np.isfinite(values).all():
+        raise RequestError("the model's output is not a finite number", Code.INTERNAL)

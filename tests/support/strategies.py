@@ -1,0 +1,36 @@
+"""Random calls for hypothesis: shapes first, ids from a seed, so that failures shrink to small shapes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from hiscore.layout import Call, lay_out, unpack
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One call as its lists of ids."""
+
+    query: list[int]
+    items: list[list[int]]
+
+    def call(self) -> Call:
+        return unpack(*lay_out(self.query, self.items))
+
+
+def random_tokens(rng: np.random.Generator, query: int, items: list[int], vocabulary: int) -> Tokens:
+    """Ids drawn at random for given lengths."""
+    return Tokens(
+        rng.integers(0, vocabulary, query).tolist(),
+        [rng.integers(0, vocabulary, length).tolist() for length in items],
+    )
+
+
+@st.composite
+def tokens(draw: st.DrawFn, vocabulary: int, longest: int = 24, most: int = 8) -> Tokens:
+    """A call in which every item leaves a token to read."""
+    query = draw(st.integers(0, longest))
+    items = draw(st.lists(st.integers(0 if query else 1, longest), max_size=most))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return random_tokens(rng, query, items, vocabulary)
