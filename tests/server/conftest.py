@@ -1,0 +1,58 @@
+"""Running servers, shared by all the tests of a session; nothing may be left of them at its end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from hiscore.checkpoint import resolve
+from hiscore.launcher import Server
+from hiscore.settings import ServeSettings
+from tests.server.leftovers import leftovers
+from tests.support import tiny_models
+
+
+class StartServer(Protocol):
+    """Start a server on free ports, or give the running one of the same checkpoint and settings."""
+
+    def __call__(self, checkpoint: Path, **settings: Any) -> Server: ...
+
+
+@pytest.fixture(scope="session")
+def smollm() -> Path:
+    """The default checkpoint."""
+    return resolve()
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random causal LM without a tokenizer: the scorer alone can serve it."""
+    return tiny_models.make("llama", tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    running: dict[tuple[object, ...], Server] = {}
+    logs = tmp_path_factory.mktemp("logs")
+
+    def start(checkpoint: Path, **settings: Any) -> Server:
+        key = (checkpoint, *sorted(settings.items()))
+        if key not in running:
+            chosen = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "device": "cpu", **settings}
+            server = Server(ServeSettings(model=str(checkpoint), **chosen), logs / f"{len(running)}.log")
+            server.start()
+            running[key] = server
+        return running[key]
+
+    yield start
+    names = {server.name: server for server in running.values()}
+    for server in running.values():
+        server.stop()
+    assert [entry for name in names for entry in leftovers(name)] == []
+
+
+@pytest.fixture(scope="session")
+def server(start_server: StartServer, smollm: Path) -> Server:
+    """The default model behind a real tritonserver."""
+    return start_server(smollm)

@@ -1,0 +1,47 @@
+"""What a server still has on this machine; everything of one server carries its name."""
+
+import re
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from hiscore.launcher.workspace import shared_memory
+
+
+def processes(name: str) -> list[int]:
+    """Ids of the processes whose command line holds the server's name."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        if name in " ".join(process.info["cmdline"] or ()):
+            found.append(process.info["pid"])
+    return found
+
+
+def leftovers(name: str) -> list[str]:
+    """Processes, shared memory and files of the server with this name."""
+    assert name, "every machine has processes without a name"
+    directory = Path(tempfile.gettempdir()) / name
+    return [
+        *(f"process {pid}" for pid in processes(name)),
+        *map(str, shared_memory(name)),
+        *([str(directory)] if directory.exists() else []),
+    ]
+
+
+def wait_gone(name: str, seconds: float) -> bool:
+    """Wait until no process of the server is left."""
+    deadline = time.monotonic() + seconds
+    while processes(name) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not processes(name)
+
+
+def server_below(pid: int) -> tuple[str, int]:
+    """Name and process id of the tritonserver that a launcher or its make has started."""
+    for child in psutil.Process(pid).children(recursive=True):
+        found = re.search(r"--id=(\S+)", " ".join(child.cmdline()))
+        if found and "tritonserver" in child.name():
+            return found.group(1), child.pid
+    raise AssertionError(f"process {pid} has no tritonserver below it")

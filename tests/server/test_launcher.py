@@ -1,0 +1,131 @@
+"""The launcher with a real tritonserver: starting, failing, and leaving nothing behind."""
+
+import shutil
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hiscore.launcher import LaunchError, Server
+from hiscore.launcher.ports import Ports
+from hiscore.settings import ServeSettings
+from tests.server.conftest import StartServer
+from tests.server.leftovers import leftovers, processes
+
+pytestmark = pytest.mark.server
+
+
+def settings(checkpoint: Path, **changes: Any) -> ServeSettings:
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    return ServeSettings(model=str(checkpoint), device="cpu", **{**ports, **changes})
+
+
+@pytest.mark.slow
+def test_five_starts_and_stops_leave_nothing(tiny_llama: Path, tmp_path: Path) -> None:
+    for _ in range(5):
+        with Server(settings(tiny_llama), tmp_path / "server.log") as server:
+            name = server.name
+            assert server.models == ("scorer",)
+            # The control: what the check below does not find is there now.
+            assert server.pid in processes(name)
+            assert any(entry.startswith("/dev/shm/") for entry in leftovers(name))
+            assert server.ports.taken("127.0.0.1")
+        assert leftovers(name) == []
+        assert not server.ports.taken("127.0.0.1")
+
+
+def test_models_that_cannot_be_served_are_left_out(
+    tiny_llama: Path, start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start_server(tiny_llama, queue_timeout_s=599)
+    assert server.models == ("scorer",)
+    assert set(server.left_out) == {"tokenizer", "score"}
+    assert "tokenizer.json" in server.left_out["tokenizer"]
+
+
+@pytest.mark.parametrize("which", ["http", "grpc", "metrics"])
+def test_a_taken_port_is_named(tiny_llama: Path, tmp_path: Path, which: str) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        server = Server(settings(tiny_llama, **{f"{which}_port": port}), tmp_path / "server.log")
+        with pytest.raises(LaunchError, match=f"{which.upper()}_PORT {port} is in use"):
+            server.start()
+
+
+def test_a_free_port_that_gets_taken_is_chosen_anew(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose, chosen = Ports.choose, []
+    with socket.socket() as holder:
+
+        def choose_and_lose_one(asked: Ports, address: str) -> Ports:
+            ports = choose(asked, address)
+            if not chosen:
+                holder.bind((address, ports.grpc))
+                holder.listen()
+            chosen.append(ports)
+            return ports
+
+        monkeypatch.setattr(Ports, "choose", choose_and_lose_one)
+        with Server(settings(tiny_llama), tmp_path / "server.log") as server:
+            assert server.ports == chosen[1] != chosen[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("${max_items}", "${max_itmes}"), r"no value for the placeholder \$\{max_itmes\}"),
+        (("${max_items}", "10"), "no placeholder for the setting 'max_items'"),
+    ],
+)
+def test_a_template_that_does_not_fit_is_refused(
+    tiny_llama: Path, tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    templates = tmp_path / "templates"
+    shutil.copytree(ServeSettings().model_repository, templates)
+    config = templates / "scorer" / "config.pbtxt"
+    config.write_text(config.read_text().replace(*change))
+    server = Server(settings(tiny_llama, model_repository=templates), tmp_path / "server.log")
+    with pytest.raises(LaunchError, match=message):
+        server.start()
+    # Nothing was started for it.
+    assert not (tmp_path / "server.log").exists()
+
+
+def test_a_model_that_does_not_load_gives_its_reason(tiny_llama: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_llama, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    log_path = tmp_path / "server.log"
+    with pytest.raises(LaunchError, match=r"exit code 1 before it was ready") as raised:
+        Server(settings(broken), log_path).start()
+    assert "SafetensorError" in str(raised.value)
+    assert str(log_path) in str(raised.value)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_a_server_that_does_not_get_ready_in_time_is_stopped(smollm: Path, tmp_path: Path) -> None:
+    server = Server(settings(smollm, models="scorer", ready_timeout_s=1), tmp_path / "server.log")
+    with pytest.raises(LaunchError, match="not ready after 1 seconds"):
+        server.start()
+    assert processes(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["systemsharedmemory/status", "repository/index", "trace/setting", "logging"]
+)
+def test_the_inside_is_closed_to_callers(tiny_llama: Path, start_server: StartServer, path: str) -> None:
+    server = start_server(tiny_llama, queue_timeout_s=599)
+    method = "POST" if path == "repository/index" else "GET"
+    request = urllib.request.Request(f"{server.http_url}/v2/{path}", method=method)
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request)
+    assert raised.value.code == 403
