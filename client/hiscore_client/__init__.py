@@ -1,0 +1,36 @@
+"""Client of hiscore: a query and many items in, for each item the probabilities of label tokens out."""
+
+import logging
+
+from hiscore_client.aio import AsyncScoreClient
+from hiscore_client.chunks import ChunkLimits
+from hiscore_client.client import ScoreClient
+from hiscore_client.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    HiscoreError,
+    InvalidRequest,
+    Overloaded,
+    ServerFault,
+    ServerUnreachable,
+)
+from hiscore_client.results import ScoreResult, Usage
+from hiscore_client.retry import RetryPolicy
+
+__all__ = [
+    "AsyncScoreClient",
+    "Cancelled",
+    "ChunkLimits",
+    "DeadlineExceeded",
+    "HiscoreError",
+    "InvalidRequest",
+    "Overloaded",
+    "RetryPolicy",
+    "ScoreClient",
+    "ScoreResult",
+    "ServerFault",
+    "ServerUnreachable",
+    "Usage",
+]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
