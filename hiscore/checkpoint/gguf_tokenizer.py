@@ -1,7 +1,7 @@
 """GGUF metadata to a byte-level BPE tokenizer.
 
-transformers can read GGUF tokenizers too, but for the default model it guesses the special tokens wrongly
-and drops the splitting of digits, so that numbers become ids that the model has never seen.
+transformers can read GGUF tokenizers too, but for the default model it takes another end-of-text token, no
+padding token, and drops the splitting of digits, so that spaces before a number get other ids.
 """
 
 from typing import Any

@@ -24,7 +24,7 @@ def resolve(model: str = DEFAULT_MODEL, *, progress: bool = True) -> Path:
 
         return check_directory(default_model.path(progress=progress))
     directory = Path(model).expanduser()
-    if directory.exists():
+    if model and directory.exists():
         return check_directory(directory.resolve())
     if HUB_ID.fullmatch(model):
         from hiscore.checkpoint import hub

@@ -1,0 +1,117 @@
+"""Fetching from a hub, over the wire from a small one on loopback that speaks the few routes in use."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "tokenizer.json": b"{ }",
+    "chat_template.jinja": b"{{ messages }}",
+    "pytorch_model.bin": b"pickle",
+    "modeling_custom.py": b"raise SystemExit",
+    "README.md": b"hello",
+    "consolidated.safetensors": b"weights once more",
+    "onnx/model.safetensors": b"weights for something else",
+    "original/config.json": b"{}",
+}
+
+
+@contextmanager
+def hub(files: dict[str, bytes]) -> Iterator[tuple[str, list[str]]]:
+    """Serve one repository, ``org/name``; yield the address and the list of the files fetched."""
+    fetched: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.split("?")[0]
+            prefix = f"/org/name/resolve/{COMMIT}/"
+            if path.startswith("/api/models/org/name/tree/"):
+                tree = [{"type": "file", "path": f, "size": len(c), "oid": _sha(c)} for f, c in files.items()]
+                self.answer(json.dumps(tree).encode())
+            elif path.startswith("/api/models/org/name"):
+                self.answer(json.dumps({"id": "org/name", "sha": COMMIT}).encode())
+            elif path.startswith(prefix) and (name := path.removeprefix(prefix)) in files:
+                if self.command == "GET":
+                    fetched.append(name)
+                self.answer(files[name])
+            else:
+                self.send_response(404)
+                self.send_header("X-Error-Code", "RepoNotFound")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        do_HEAD = do_GET
+
+        def answer(self, content: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", f'"{_sha(content)}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", fetched
+        server.shutdown()
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+def resolve(model: str, endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, since the hub's client reads its settings when it is imported."""
+    env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    command = [sys.executable, "-m", "hiscore.checkpoint", model]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_only_weights_and_tokenizer_are_fetched(tmp_path: Path) -> None:
+    with hub(FILES) as (endpoint, fetched):
+        done = resolve("org/name", endpoint, tmp_path)
+        assert done.returncode == 0, done.stderr
+        directory = Path(done.stdout.strip())
+        wanted = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+        assert {str(f.relative_to(directory)) for f in directory.rglob("*") if f.is_file()} == wanted
+        assert sorted(fetched) == sorted(wanted)
+        assert (directory / "model.safetensors").read_bytes() == b"weights"
+    offline = resolve("org/name", endpoint, tmp_path)
+    assert offline.stdout == done.stdout, "what was fetched once is there without a hub"
+
+
+def test_a_repository_with_pickle_alone_is_refused(tmp_path: Path) -> None:
+    with hub({"config.json": b"{}", "pytorch_model.bin": b"pickle"}) as (endpoint, fetched):
+        done = resolve("org/name", endpoint, tmp_path)
+    assert done.returncode == 1
+    assert "'org/name' has no safetensors weights on the hub" in done.stderr
+    assert fetched == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"), [(None, "RepositoryNotFoundError"), ("http://127.0.0.1:9", "")]
+)
+def test_no_repository_or_no_hub(endpoint: str | None, reason: str, tmp_path: Path) -> None:
+    with hub(FILES) as (address, _):
+        done = resolve("org/other", endpoint or address, tmp_path)
+    assert done.returncode == 1
+    assert "'org/other' is no local directory, and fetching it from the hub failed" in done.stderr
+    assert reason in done.stderr
+    assert "set MODEL to a local directory" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,106 @@
+"""What MODEL may name, what a directory must hold, and what the messages say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hiscore.checkpoint import CheckpointError, resolve
+
+HEAVY = ("torch", "transformers", "tokenizers", "gguf", "numpy", "huggingface_hub", "rich", "safetensors")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A directory that passes the checks; resolving reads no weights."""
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"")
+    return directory
+
+
+def test_a_local_directory_resolves_to_itself(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(str(checkpoint)) == checkpoint
+    monkeypatch.chdir(checkpoint.parent)
+    assert resolve("checkpoint") == checkpoint
+    monkeypatch.setenv("HOME", str(checkpoint.parent))
+    assert resolve("~/checkpoint") == checkpoint
+
+
+def test_a_directory_comes_before_a_hub_id(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (checkpoint.parent / "org").mkdir()
+    checkpoint.rename(checkpoint.parent / "org" / "name")
+    monkeypatch.chdir(checkpoint.parent)
+    assert resolve("org/name") == checkpoint.parent / "org" / "name"
+
+
+def test_missing_parts_are_named(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors file"):
+        resolve(str(checkpoint))
+    (checkpoint / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"pickle only \('pytorch_model\.bin'\).*save_pretrained"):
+        resolve(str(checkpoint))
+    (checkpoint / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        resolve(str(checkpoint))
+
+
+def test_a_missing_shard_is_named(checkpoint: Path) -> None:
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    index = {"weight_map": {"a": shards[0], "b": shards[1], "c": shards[1]}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    (checkpoint / "model.safetensors").rename(checkpoint / shards[0])
+    with pytest.raises(CheckpointError, match=f"lacks '{shards[1]}'"):
+        resolve(str(checkpoint))
+    (checkpoint / shards[1]).write_bytes(b"")
+    assert resolve(str(checkpoint)) == checkpoint
+    (checkpoint / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="not an index"):
+        resolve(str(checkpoint))
+
+
+@pytest.mark.parametrize("model", ["./missing", "/missing/model", "missing", "a/b/c", "", "org/", "-x/y z"])
+def test_a_name_that_is_nothing(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=f"no model '{model}'"):
+        resolve(model)
+
+
+def test_a_file_is_not_a_directory(checkpoint: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        resolve(str(checkpoint / "config.json"))
+
+
+def test_resolving_what_is_there_imports_nothing_heavy(checkpoint: Path) -> None:
+    cache = checkpoint.parent / "cache"
+    cache.mkdir()
+    from hiscore.checkpoint.default_model import CACHE_NAME
+
+    checkpoint.rename(cache / CACHE_NAME)
+    code = (
+        "import sys; from hiscore.checkpoint import resolve; from hiscore.settings import DEFAULT_MODEL\n"
+        "print(resolve(DEFAULT_MODEL)); print(resolve(sys.argv[1]))\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(cache / CACHE_NAME)],
+        env={"HISCORE_CACHE": str(cache), "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [str(cache / CACHE_NAME)] * 2 + ["[]"]
+
+
+def test_command_line(checkpoint: Path) -> None:
+    command = [sys.executable, "-m", "hiscore.checkpoint"]
+    good = subprocess.run([*command, str(checkpoint)], capture_output=True, text=True)
+    assert (good.returncode, good.stdout, good.stderr) == (0, f"{checkpoint}\n", "")
+    bad = subprocess.run([*command, "./missing"], capture_output=True, text=True)
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert bad.stderr.startswith("error: no model './missing'")
+    assert "Traceback" not in bad.stderr

@@ -1,0 +1,68 @@
+"""The default model as it is served: real text from it, and how surprised it is by English."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hiscore.checkpoint import resolve
+from hiscore.settings import DEFAULT_MODEL
+
+PARAGRAPH = """The water cycle describes how water moves through the Earth's atmosphere, land and oceans. \
+The sun heats the surface of the sea, and some of the water evaporates into the air as vapor. As the warm air \
+rises it cools, and the vapor condenses into tiny drops that form clouds. When the drops grow heavy enough they \
+fall back to the ground as rain or snow, and rivers carry the water to the sea again."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(resolve(DEFAULT_MODEL))
+
+
+@pytest.fixture
+def model() -> Any:
+    return AutoModelForCausalLM.from_pretrained(resolve(DEFAULT_MODEL))
+
+
+def perplexity(model: Any, tokenizer: Any) -> float:
+    ids = tokenizer(PARAGRAPH, return_tensors="pt").input_ids
+    with torch.no_grad():
+        return float(model(ids, labels=ids).loss.exp())
+
+
+def generate(model: Any, tokenizer: Any, inputs: Any, tokens: int) -> str:
+    output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+    text: str = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
+    return text
+
+
+def test_it_completes(model: Any, tokenizer: Any) -> None:
+    assert (
+        generate(model, tokenizer, tokenizer("The capital of France is", return_tensors="pt"), 1) == " Paris"
+    )
+
+
+def test_it_answers_and_stops(model: Any, tokenizer: Any) -> None:
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    assert generate(model, tokenizer, inputs, 40) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_perplexity_and_its_control(model: Any, tokenizer: Any) -> None:
+    # Measured 8.2. Small models read plain expository English at about 10; the control measures 32.
+    assert perplexity(model, tokenizer) < 12
+    config = model.config
+    for layer in model.model.layers:
+        for projection, heads in (
+            (layer.self_attn.q_proj, config.num_attention_heads),
+            (layer.self_attn.k_proj, config.num_key_value_heads),
+        ):
+            weight = projection.weight.data
+            halves = weight.view(heads, 2, config.head_dim // 2, -1)
+            projection.weight.data = halves.transpose(1, 2).reshape(weight.shape)
+    assert perplexity(model, tokenizer) > 24, "rows in llama.cpp's order must read far worse"
