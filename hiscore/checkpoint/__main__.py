@@ -8,7 +8,7 @@ from hiscore.settings import DEFAULT_MODEL
 
 
 def main() -> int:
-    """Print the directory on stdout, progress and errors on stderr; 0 or 1."""
+    """Print the directory on stdout, progress and errors on stderr; 0, or 1, or 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m hiscore.checkpoint", description=__doc__)
     parser.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL, help="a local directory or a hub id (default: %(default)s)"
@@ -18,6 +18,8 @@ def main() -> int:
     except CheckpointError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
