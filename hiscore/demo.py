@@ -1,0 +1,118 @@
+"""``make demo``: a real model behind a real tritonserver scores real items, on this machine.
+
+The server is stopped at the end, whatever happens; the exit code is 0 if all went well.
+"""
+
+import logging
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from hiscore.checkpoint import CheckpointError, resolve
+from hiscore.launcher import LaunchError, Server
+from hiscore.settings import DEFAULT_MODEL, ServeSettings
+from hiscore_client import HiscoreError, ScoreClient
+
+SENTIMENT = "Decide if a movie review is positive or negative.\n\nReview: "
+REVIEWS = (
+    "I loved every minute of it.",
+    "A dull, lifeless mess.",
+    "The best film I have seen in years.",
+    "I want my money back.",
+    "Warm, funny and beautifully acted.",
+    "It was boring and far too long.",
+)
+CAPITALS = "Geography facts: the capital of "
+COUNTRIES = {"France": " Paris", "Italy": " Rome", "Germany": " Berlin", "Japan": " Tokyo"}
+
+
+def main() -> int:
+    """Run the demo; the exit code is 0 if all went well, else 1 with a message."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    console = Console(highlight=False)
+    log_path = Path(tempfile.mkdtemp(prefix="hiscore-demo-")) / "server.log"
+    try:
+        resolve(DEFAULT_MODEL)
+        settings = ServeSettings(model=DEFAULT_MODEL, models="", http_port=0, grpc_port=0, metrics_port=0)
+        console.print(f"Starting tritonserver with {DEFAULT_MODEL} ...")
+        started = time.perf_counter()
+        with Server(settings, log_path) as server:
+            seconds = time.perf_counter() - started
+            console.print(f"Ready on {server.grpc_url} (gRPC) after {seconds:.1f} s.\n")
+            with ScoreClient(server.grpc_url) as client:
+                show_sentiment(console, client)
+                show_capitals(console, client)
+            console.print("Stopping the server ...")
+    except (CheckpointError, LaunchError, HiscoreError, ValidationError) as error:
+        print(f"error: the demo failed: {error}", file=sys.stderr)
+        if log_path.exists():
+            print(f"The server's log: {log_path}", file=sys.stderr)
+        else:
+            log_path.parent.rmdir()
+        return 1
+    log_path.unlink()
+    log_path.parent.rmdir()
+    console.print("Done, nothing is left running. `make serve` starts a server that stays.")
+    return 0
+
+
+def show_sentiment(console: Console, client: ScoreClient) -> None:
+    """Rank reviews by one label against another, and compare with one call per review."""
+    items = [f"{review}\nSentiment:" for review in REVIEWS]
+    labels = [" positive", " negative"]
+    # The first call of a server is slower than all that follow.
+    client.score(SENTIMENT, items, labels=labels, apply_softmax=True)
+
+    started = time.perf_counter()
+    result = client.score(SENTIMENT, items, labels=labels, apply_softmax=True)
+    together = time.perf_counter() - started
+    started = time.perf_counter()
+    single = [client.score(SENTIMENT, [item], labels=labels, apply_softmax=True).scores[0] for item in items]
+    one_by_one = time.perf_counter() - started
+
+    table = Table("review", title="Is the review positive or negative?", title_justify="left")
+    for label in labels:
+        table.add_column(label.strip(), justify="right")
+    table.add_column("", width=12)
+    for place in np.argsort(-result.scores[:, 0]):
+        positive, negative = result.scores[place]
+        table.add_row(REVIEWS[place], f"{positive:.3f}", f"{negative:.3f}", "█" * round(12 * positive))
+    console.print(table)
+    console.print(
+        "A score: how probable the label is as the next token, against the other label.\n"
+        f"{len(items)} items, {result.usage.prompt_tokens} tokens, one call: {together * 1000:.0f} ms. "
+        f"One call per item: {one_by_one * 1000:.0f} ms.\n"
+        f"Largest difference between the two: {np.abs(result.scores - single).max():.1e}.\n"
+    )
+
+
+def show_capitals(console: Console, client: ScoreClient) -> None:
+    """The probabilities of several labels over the whole vocabulary."""
+    labels = list(COUNTRIES.values())
+    started = time.perf_counter()
+    result = client.score(CAPITALS, [f"{country} is" for country in COUNTRIES], labels=labels)
+    seconds = time.perf_counter() - started
+
+    table = Table("the capital of", title="What is the next token?", title_justify="left")
+    for label in labels:
+        table.add_column(label.strip(), justify="right")
+    for country, row in zip(COUNTRIES, result.scores, strict=True):
+        best = row.max()
+        table.add_row(
+            f"{country} is", *(f"[bold]{score:.3f}[/]" if score == best else f"{score:.3f}" for score in row)
+        )
+    console.print(table)
+    console.print(
+        "Without apply_softmax a score is the probability over the whole vocabulary:\n"
+        f"what a row lacks to 1 went to other tokens. {result.scores.size} scores, one call: {seconds * 1000:.0f} ms.\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Signals: to make alone, to the launcher, and to a server that still works on calls."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+
+from hiscore.launcher.workspace import sweep
+from hiscore.layout import lay_out
+from tests.server.leftovers import leftovers, server_below, wait_gone
+
+pytestmark = pytest.mark.server
+
+ROOT = Path(__file__).resolve().parents[2]
+# -o: an installed environment is not looked at again, so that the test cannot change it.
+MAKE = ["make", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed", "serve"]
+LAUNCHER = [sys.executable, "-m", "hiscore.launcher"]
+CALLS = 4
+
+
+@contextmanager
+def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -> Iterator[tuple[Any, str]]:
+    """Run a command that serves; gives its process and the server's gRPC address once it says it is ready."""
+    free = {"HTTP_PORT": "0", "GRPC_PORT": "0", "METRICS_PORT": "0", "DEVICE": "cpu"}
+    environment = os.environ | free | {"MODEL": str(checkpoint)} | settings
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=stderr
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"gRPC (\S+),", line)
+        assert found, f"not ready: {line!r}\n{log.read_text()}"
+        yield process, found.group(1)
+    finally:
+        # After a failed test only: children of a process that has ended are not its children any more.
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+        process.wait()
+
+
+def score(client: triton.InferenceServerClient, items: int) -> np.ndarray:
+    """Scores of a call that keeps the tiny model busy for a moment, [items, 2]."""
+    ids, indices = lay_out(range(10, 400), [range(10, 60)] * items)
+    tensors = {"input_ids": ids, "delimiter_indices": indices, "label_token_ids": np.array([7, 9], np.int32)}
+    inputs = []
+    for name, values in tensors.items():
+        inputs.append(triton.InferInput(name, [1, len(values)], "INT32"))
+        inputs[-1].set_data_from_numpy(values[None])
+    answer = client.infer("scorer", inputs).as_numpy("scores")
+    assert answer is not None
+    return answer[0]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", [MAKE, LAUNCHER], ids=["make", "launcher"])
+def test_a_signal_drains_then_stops_everything(
+    tiny_llama: Path, tmp_path: Path, command: list[str], signum: signal.Signals
+) -> None:
+    # One call at a time, so that some still wait when the first is done.
+    with (
+        launched(command, tiny_llama, tmp_path / "log", MAX_BATCH_CALLS="1") as (process, address),
+        triton.InferenceServerClient(address) as client,
+        ThreadPoolExecutor(CALLS) as pool,
+    ):
+        name, _ = server_below(process.pid)
+        calls: list[Future[np.ndarray]] = [pool.submit(score, client, 200) for _ in range(CALLS)]
+        next(as_completed(calls, timeout=60))
+        # To this process alone, unlike a Ctrl-C.
+        process.send_signal(signum)
+        assert sum(not call.done() for call in calls) >= CALLS // 2, "too fast: nothing was left to drain"
+        code = process.wait(60)
+        results = [call.result() for call in calls]
+        assert all(result.shape == (200, 2) and np.isfinite(result).all() for result in results)
+        assert leftovers(name) == []
+        # make dies of the signal it got, the launcher has done its work.
+        assert code == (-signum if command is MAKE else 0)
+
+
+def test_a_killed_launcher_takes_its_server_along(tiny_llama: Path, tmp_path: Path) -> None:
+    with launched(LAUNCHER, tiny_llama, tmp_path / "log") as (process, _):
+        name, pid = server_below(process.pid)
+        assert psutil.pid_exists(pid)
+        process.kill()
+        assert wait_gone(name, seconds=30)
+    # What nobody was left to remove, the next start removes.
+    sweep()
+    assert leftovers(name) == []
+
+
+def test_a_server_that_dies_ends_the_launcher(tiny_llama: Path, tmp_path: Path) -> None:
+    with launched(LAUNCHER, tiny_llama, tmp_path / "log") as (process, _):
+        name, pid = server_below(process.pid)
+        os.kill(pid, signal.SIGKILL)
+        assert process.wait(30) == 1
+        assert "tritonserver stopped by itself with exit code -9" in (tmp_path / "log").read_text()
+        assert leftovers(name) == []
+
+
+def test_a_bad_setting_is_named() -> None:
+    result = subprocess.run(
+        LAUNCHER,
+        cwd=ROOT,
+        env=os.environ | {"HTTP_PORT": "eighty"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "HTTP_PORT" in result.stderr
+    assert "eighty" in result.stderr
+    assert "Traceback" not in result.stderr
