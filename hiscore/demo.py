@@ -110,7 +110,8 @@ def show_capitals(console: Console, client: ScoreClient) -> None:
     console.print(table)
     console.print(
         "Without apply_softmax a score is the probability over the whole vocabulary:\n"
-        f"what a row lacks to 1 went to other tokens. {result.scores.size} scores, one call: {seconds * 1000:.0f} ms.\n"
+        f"what a row lacks to 1 went to other tokens. {result.scores.size} scores, one call: "
+        f"{seconds * 1000:.0f} ms.\n"
     )
 
 

@@ -1,0 +1,84 @@
+"""Strict templates, and which models are served."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hiscore.capabilities import Capabilities
+from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.repository import KNOWN_MODELS, model_values, render, select, write_repository
+from hiscore.settings import ServeSettings
+
+EVERYTHING = Capabilities(models=("tokenizer", "scorer", "score"), left_out={})
+NO_TOKENIZER = Capabilities(models=("scorer",), left_out={"tokenizer": "no file", "score": "no tokenizer"})
+
+
+def test_values_are_filled_in_and_escaped() -> None:
+    assert render('a: "${a}" b: ${b} ${a}', {"a": 'x"\\\ny', "b": 3}) == 'a: "x\\"\\\\\\ny" b: 3 x\\"\\\\\\ny'
+
+
+def test_a_value_is_not_a_template() -> None:
+    assert render("${a}", {"a": "${b}"}) == "${b}"
+
+
+@pytest.mark.parametrize(
+    ("template", "values", "message"),
+    [
+        ("${a} ${b}", {"a": 1}, r"no value for the placeholder \$\{b\}"),
+        ("${a}", {"a": 1, "b": 2}, "no placeholder for the setting 'b'"),
+        ("${a} $b", {"a": 1}, r"malformed placeholder at '\$b'"),
+        ("${a} ${b", {"a": 1}, r"malformed placeholder at '\$\{b'"),
+        ("${a} ${b-c}", {"a": 1}, "malformed placeholder"),
+    ],
+)
+def test_what_does_not_fit_is_refused(template: str, values: dict[str, object], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        render(template, values)
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "KIND_CPU"), ("cuda", "KIND_GPU")])
+def test_our_templates_take_exactly_our_settings(tmp_path: Path, device: str, kind: str) -> None:
+    settings = ServeSettings(max_batch_calls=7, queue_timeout_s=3)
+    values = model_values(settings, Path("/a checkpoint"), device, KNOWN_MODELS)  # type: ignore[arg-type]
+    write_repository(settings.model_repository, tmp_path, values)
+    configs = {model: (tmp_path / model / "config.pbtxt").read_text() for model in KNOWN_MODELS}
+    assert all("max_batch_size: 7" in config for config in configs.values())
+    assert f"kind: {kind}" in configs["scorer"]
+    assert "kind: KIND_CPU" in configs["tokenizer"]
+    assert "default_timeout_microseconds: 3000000" in configs["tokenizer"]
+    assert 'string_value: "/a checkpoint"' in configs["scorer"]
+    # A template that forgets a setting and a caller that forgets to pass it would agree: look at both.
+    for model in ("tokenizer", "scorer"):
+        assert set(re.findall(r'key: "(\w+)"', configs[model])) == set(values[model]) - {
+            "max_batch_calls",
+            "max_queue",
+            "queue_timeout_us",
+            "instance_kind",
+        }
+
+
+def test_everything_is_served_by_default() -> None:
+    assert select("", EVERYTHING) == (KNOWN_MODELS, {})
+    assert select("", NO_TOKENIZER) == (("scorer",), {"score": "no tokenizer", "tokenizer": "no file"})
+
+
+def test_a_selection_is_taken_as_it_is() -> None:
+    assert select(" scorer, tokenizer,scorer", EVERYTHING) == (("scorer", "tokenizer"), {})
+    assert select("scorer,tokenizer", NO_TOKENIZER) == (("scorer",), {"tokenizer": "no file"})
+
+
+@pytest.mark.parametrize(
+    ("requested", "capabilities", "message"),
+    [
+        ("scorer,decoder", EVERYTHING, "MODELS names 'decoder': known are score, tokenizer, scorer"),
+        ("score", EVERYTHING, "needs tokenizer and scorer"),
+        ("score,scorer", EVERYTHING, "needs tokenizer"),
+        ("tokenizer", NO_TOKENIZER, r"no model is left to serve \(tokenizer: no file\)"),
+    ],
+)
+def test_a_selection_that_cannot_be_is_refused(
+    requested: str, capabilities: Capabilities, message: str
+) -> None:
+    with pytest.raises(LaunchError, match=message):
+        select(requested, capabilities)
