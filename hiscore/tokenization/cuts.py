@@ -17,9 +17,9 @@ thus those of L, then those of R; the pieces between them are pieces of L, piece
 that goes over the cut. The rest concerns that piece, ``l + r``.
 
 NFC: no ``b`` above composes or reorders with what stands before it (all are starters with NFC_Quick_Check=Yes),
-so ``NFC(l + r) == NFC(l) + NFC(r)``. The cut is still one: NFC makes no whitespace of anything else, Han
-ideographs and kana of the ranges below are never the second half of a composition nor changed by one that
-leaves them last, and ``b`` itself stays. Tokens found in normalised text: as above.
+so ``NFC(l + r) == NFC(l) + NFC(r)``. The cut is still one: NFC makes no whitespace of
+anything else, and leaves these Han ideographs, kana and punctuation as they are unless a mark follows. Tokens
+found in normalised text: as above, their contents normalised too.
 
 Split by a pattern of `SAFE_PATTERNS` ("isolated": every match is a piece, what lies between matches too). Matching
 goes left to right, without lookbehind, and
@@ -46,6 +46,7 @@ every piece is encoded by BPE for itself; without dropout the result depends on 
 
 import json
 import re
+import unicodedata
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -80,7 +81,10 @@ def has_safe_cuts(backend: Tokenizer) -> bool:
         and _state(backend.normalizer).get("type") in (None, "NFC")
         and _splits_at_cuts(_state(backend.pre_tokenizer))
         and not any(
-            token.lstrip or token.rstrip or token.single_word or CUT.search(token.content)
+            token.lstrip
+            or token.rstrip
+            or token.single_word
+            or CUT.search(unicodedata.normalize("NFC", token.content))
             for token in backend.get_added_tokens_decoder().values()
         )
     )
