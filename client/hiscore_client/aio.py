@@ -133,4 +133,10 @@ class AsyncScoreClient:
             self._triton = InferenceServerClient(
                 self._core.url, creds=self._credentials, channel_args=channel_args()
             )
-        return await getattr(self._triton, step.method)(**step.arguments)
+        try:
+            return await getattr(self._triton, step.method)(**step.arguments)
+        except asyncio.CancelledError:
+            # Closing a channel looks like the cancellation of the tasks that wait on it.
+            if self._closed:
+                raise Cancelled("the client is closed") from None
+            raise

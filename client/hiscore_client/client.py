@@ -1,7 +1,6 @@
 """The blocking client."""
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -43,7 +42,7 @@ class ScoreClient:
     ) -> None:
         self._core = make_core(url, limits, retry, max_in_flight, headers)
         self._triton = InferenceServerClient(self._core.url, creds=credentials, channel_args=channel_args())
-        self._closed = False
+        self._closed = threading.Event()
 
     def score(
         self,
@@ -117,7 +116,7 @@ class ScoreClient:
 
     def close(self) -> None:
         """Close the connection; calls under way in other threads end with `Cancelled`."""
-        self._closed = True
+        self._closed.set()
         self._triton.close()
 
     def __enter__(self) -> "ScoreClient":
@@ -152,10 +151,10 @@ class ScoreClient:
         return call.merge([future.result() for future in futures])
 
     def _perform(self, step: Ask | Pause) -> Any:
-        if self._closed:
-            raise Cancelled("the client is closed")
         if isinstance(step, Pause):
-            return time.sleep(step.seconds)
+            return self._closed.wait(step.seconds)
+        if self._closed.is_set():
+            raise Cancelled("the client is closed")
         return getattr(self._triton, step.method)(**step.arguments)
 
 

@@ -58,7 +58,8 @@ class RetryPolicy:
 
     def pause(self, failures: int, jitter: Callable[[], float] = random.random) -> float:
         """Seconds to wait after so many failures: between half and all of the bound, so clients spread out."""
-        bound = min(self.longest_pause, self.first_pause * 2.0 ** (failures - 1))
+        # A float holds no more than 2.0**1023; long before that the bound no longer grows.
+        bound = min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 64))
         return bound * (0.5 + 0.5 * jitter())
 
 

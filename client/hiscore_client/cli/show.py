@@ -1,0 +1,73 @@
+"""What people see: a table per record, and progress on long work."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Timer
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from hiscore_client.cli.records import Record
+from hiscore_client.results import ScoreResult
+
+# Seconds of work after which a bar is worth its place.
+LONG = 1.0
+
+
+def make_table(record: Record, result: ScoreResult, labels: Sequence[str]) -> Table:
+    """Items down, labels across; labels that are not named (a classifier's) are numbered."""
+    usage = result.usage
+    table = Table(
+        title=Text(record.query),
+        caption=f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} from a cache",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("item", overflow="fold")
+    for place in range(result.scores.shape[1]):
+        table.add_column(Text(labels[place] if labels else str(place)), justify="right")
+    for item, row in zip(record.items, result.scores, strict=True):
+        table.add_row(Text(item), *(f"{value:.6g}" for value in row))
+    return table
+
+
+def quoted(label: str) -> str:
+    """A label as JSON, so that the space that often begins it can be seen."""
+    return json.dumps(label, ensure_ascii=False)
+
+
+@contextmanager
+def item_progress(err: Console, out: Console, total: int | None) -> Iterator[Progress]:
+    """A bar over items (total: None if not known) that shows itself on a terminal once the work takes long."""
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("scoring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("items"),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+        # rich would otherwise write to stderr what is meant for a pipe or a file.
+        redirect_stdout=out.is_terminal,
+    )
+    progress.add_task("scoring", total=total)
+    timer = Timer(LONG, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield progress
+    finally:
+        timer.cancel()
+        progress.stop()

@@ -1,0 +1,159 @@
+"""A gRPC endpoint that speaks Triton's protocol and fails on demand, which a real server cannot be asked to.
+
+Its scores are a checksum of query, item and label: any mix-up of items, labels or chunks shows. It reads the
+bytes on the wire by itself and shares no code with the client.
+"""
+
+import struct
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+TENSORS = {
+    "score": [("query", "BYTES"), ("items", "BYTES"), ("label_token_ids", "INT32"), ("labels", "BYTES")],
+    "scorer": [("input_ids", "INT32"), ("delimiter_indices", "INT32"), ("label_token_ids", "INT32")],
+}
+OUTPUTS = [("scores", "FP32"), ("usage", "INT32")]
+
+Fault = Callable[[grpc.ServicerContext], None]
+
+
+def checksum(query: bytes, item: bytes, label: bytes) -> float:
+    """A score in [0, 1) that no other triple has, but by a chance of one in millions."""
+    return zlib.crc32(b"\0".join((query, item, label))) / 2**32
+
+
+def abort(code: str, message: str) -> Fault:
+    """Fail the request with a code and a message."""
+    return lambda context: context.abort(getattr(grpc.StatusCode, code), message)
+
+
+def delay(seconds: float) -> Fault:
+    """Be slow, or give up as soon as the caller has."""
+
+    def wait(context: grpc.ServicerContext) -> None:
+        end = time.monotonic() + seconds
+        while context.is_active() and time.monotonic() < end:
+            time.sleep(0.005)
+
+    return wait
+
+
+class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """faults: what happens to the next requests, one each; cancelled: requests that their callers gave up."""
+
+    def __init__(self) -> None:
+        self.faults: deque[Fault] = deque()
+        self.requests: list[service_pb2.ModelInferRequest] = []
+        self.metadata: list[dict[str, str]] = []
+        self.cancelled = 0
+        self.running = 0
+        self.most_running = 0
+        self.work_seconds = 0.0
+        self.ready = {"score", "scorer"}
+        self.ready_after = 0
+        self.tensors = dict(TENSORS)
+        self.change: Callable[[dict[str, np.ndarray]], None] = lambda outputs: None
+        self._lock = threading.Lock()
+
+    def ModelInfer(self, request: Any, context: grpc.ServicerContext) -> Any:
+        with self._lock:
+            self.requests.append(request)
+            self.metadata.append(dict(context.invocation_metadata()))
+            fault = self.faults.popleft() if self.faults else None
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+        try:
+            time.sleep(self.work_seconds)
+            if fault is not None:
+                fault(context)
+            if not context.is_active():
+                self.cancelled += 1
+            return self._answer(request)
+        finally:
+            with self._lock:
+                self.running -= 1
+
+    def ServerLive(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return service_pb2.ServerLiveResponse(live=True)
+
+    def ModelReady(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.ready_after -= 1
+        return service_pb2.ModelReadyResponse(ready=request.name in self.ready and self.ready_after < 0)
+
+    def ModelMetadata(self, request: Any, context: grpc.ServicerContext) -> Any:
+        response = service_pb2.ModelMetadataResponse(name=request.name)
+        for name, datatype in self.tensors[request.name]:
+            response.inputs.add(name=name, datatype=datatype)
+        for name, datatype in OUTPUTS:
+            response.outputs.add(name=name, datatype=datatype)
+        return response
+
+    def _answer(self, request: Any) -> Any:
+        inputs = {
+            tensor.name: (tensor.datatype, list(tensor.shape), content)
+            for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True)
+        }
+        values = {name: _read(*tensor) for name, tensor in inputs.items()}
+        labels = [str(label).encode() for label in values.get("label_token_ids", [])] + values.get(
+            "labels", []
+        )
+        if request.model_name == "score":
+            query, items = values["query"][0], values["items"]
+            tokens = len(query) + sum(map(len, items))
+        else:
+            ids, ends = values["input_ids"], values["delimiter_indices"]
+            starts = [0] + [end + 1 for end in ends[:-1]]
+            query, *items = (repr(ids[start:end]).encode() for start, end in zip(starts, ends, strict=True))
+            tokens = len(ids) - len(ends)
+        scores = [[checksum(query, item, label) for label in labels] for item in items]
+        outputs = {
+            "scores": np.array(scores, dtype=np.float32).reshape(1, len(items), len(labels)),
+            "usage": np.array([[tokens, 1]], dtype=np.int32),
+        }
+        self.change(outputs)
+        response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
+        for name, value in outputs.items():
+            datatype = {"float32": "FP32", "float64": "FP64", "int32": "INT32"}[value.dtype.name]
+            response.outputs.add(name=name, datatype=datatype, shape=value.shape)
+            response.raw_output_contents.append(value.tobytes())
+        return response
+
+
+def _read(datatype: str, shape: list[int], content: bytes) -> list[Any]:
+    assert len(shape) == 2
+    assert shape[0] == 1
+    if datatype == "INT32":
+        values: list[Any] = np.frombuffer(content, dtype="<i4").tolist()
+    else:
+        values, place = [], 0
+        while place < len(content):
+            (length,) = struct.unpack_from("<I", content, place)
+            values.append(content[place + 4 : place + 4 + length])
+            place += 4 + length
+    assert len(values) == shape[1]
+    return values
+
+
+@contextmanager
+def serving(servicer: FaultyServer, address: str = "127.0.0.1:0") -> Iterator[str]:
+    """Serve on loopback; gives the address."""
+    # Without the first a second server could take the same port; the second is as Triton has it.
+    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
+    server = grpc.server(ThreadPoolExecutor(16), options=options)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port(address)
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(grace=0).wait()

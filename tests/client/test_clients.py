@@ -1,0 +1,418 @@
+"""Both clients against a real gRPC endpoint; each test runs once per twin."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hiscore_client
+from hiscore_client import (
+    AsyncScoreClient,
+    Cancelled,
+    ChunkLimits,
+    DeadlineExceeded,
+    HiscoreError,
+    InvalidRequest,
+    Overloaded,
+    RetryPolicy,
+    ScoreClient,
+    ServerFault,
+    ServerUnreachable,
+)
+from tests.client.faulty_server import FaultyServer, abort, checksum, delay, serving
+
+QUICK = RetryPolicy(attempts=3, first_pause=0.01)
+FULL = abort("UNAVAILABLE", "in ensemble 'score', Exceeds maximum queue size")
+ITEMS = [f"item {place}" for place in range(50)]
+LABELS = [" Yes", " No"]
+
+
+class Twin:
+    """Calls a method of a fresh client, the same way for both clients."""
+
+    def __init__(self, asynchronous: bool, url: str) -> None:
+        self.asynchronous = asynchronous
+        self.url = url
+
+    def __call__(self, method: str, *args: Any, client: dict[str, Any] | None = None, **options: Any) -> Any:
+        settings = {"url": self.url, "retry": QUICK, **(client or {})}
+        if not self.asynchronous:
+            with ScoreClient(**settings) as blocking:
+                return getattr(blocking, method)(*args, **options)
+
+        async def call() -> Any:
+            async with AsyncScoreClient(**settings) as client:
+                return await getattr(client, method)(*args, **options)
+
+        return asyncio.run(call())
+
+
+@pytest.fixture(params=["sync", "async"])
+def twin(request: pytest.FixtureRequest, url: str) -> Twin:
+    return Twin(request.param == "async", url)
+
+
+@pytest.fixture(params=["sync", "async"])
+def dead_twin(request: pytest.FixtureRequest, dead_url: str) -> Twin:
+    return Twin(request.param == "async", dead_url)
+
+
+def expected(query: str, items: list[str], labels: list[str]) -> np.ndarray:
+    scores = [[checksum(query.encode(), item.encode(), label.encode()) for label in labels] for item in items]
+    return np.array(scores, dtype=np.float32).reshape(len(items), len(labels))
+
+
+def expected_ids(query: list[int], items: list[list[int]], labels: list[int]) -> np.ndarray:
+    return expected(repr(query), [repr(item) for item in items], [str(label) for label in labels])
+
+
+def test_text_goes_out_and_typed_scores_come_back(twin: Twin, server: FaultyServer) -> None:
+    result = twin("score", "Frage, größer?", ["Äpfel", "", "🍎"], labels=LABELS, request_id="mine")
+    np.testing.assert_array_equal(result.scores, expected("Frage, größer?", ["Äpfel", "", "🍎"], LABELS))
+    assert result.scores.dtype == np.float32
+    assert result.scores.flags.writeable
+    assert result.usage == hiscore_client.Usage(
+        prompt_tokens=len("Frage, größer?Äpfel🍎".encode()), cached_tokens=1
+    )
+    assert result.request_id == "mine"
+    (request,) = server.requests
+    assert request.model_name == "score"
+    assert request.id == "mine"
+    assert dict(request.parameters) == {}
+
+
+def test_ids_are_laid_out_and_scored(twin: Twin, server: FaultyServer) -> None:
+    result = twin("score_ids", [1, 2], [[3], [], [4, 5]], [7, 8, 9])
+    np.testing.assert_array_equal(result.scores, expected_ids([1, 2], [[3], [], [4, 5]], [7, 8, 9]))
+    assert result.usage.prompt_tokens == 5
+    (request,) = server.requests
+    assert [(tensor.name, list(tensor.shape)) for tensor in request.inputs] == [
+        ("input_ids", [1, 9]),
+        ("delimiter_indices", [1, 4]),
+        ("label_token_ids", [1, 3]),
+    ]
+
+
+def test_labels_may_be_ids_and_a_classifier_needs_none(twin: Twin, server: FaultyServer) -> None:
+    result = twin("score", "q", ["a"], label_token_ids=np.array([7, 8]))
+    np.testing.assert_array_equal(result.scores, expected("q", ["a"], ["7", "8"]))
+
+    def classifier(outputs: dict[str, np.ndarray]) -> None:
+        outputs["scores"] = np.array([[[0.5, -1.5, 2.0]]], dtype=np.float32)
+
+    server.change = classifier
+    assert twin("score", "q", ["a"]).scores.tolist() == [[0.5, -1.5, 2.0]]
+    assert twin("score_ids", [1], [[2]]).scores.tolist() == [[0.5, -1.5, 2.0]]
+    assert {tensor.name for tensor in server.requests[1].inputs} == {"query", "items"}
+    assert list(server.requests[2].inputs[2].shape) == [1, 0]
+
+
+def test_no_items_give_an_empty_result(twin: Twin) -> None:
+    assert twin("score", "q", [], labels=LABELS).scores.shape == (0, 2)
+    assert twin("score_ids", [1], [], [7]).scores.shape == (0, 1)
+
+
+def test_options_priority_deadline_and_headers_are_on_the_wire(twin: Twin, server: FaultyServer) -> None:
+    options = {"apply_softmax": True, "temperature": 2, "item_first": True}
+    twin(
+        "score",
+        "q",
+        ["a"],
+        labels=LABELS,
+        **options,
+        priority=1,
+        timeout=30,
+        client={"headers": {"authorization": "Bearer x"}},
+    )
+    sent = server.requests[0].parameters
+    assert sent["apply_softmax"].bool_param is True
+    assert sent["temperature"].double_param == 2.0
+    assert sent["item_first"].bool_param is True
+    assert sent["priority"].uint64_param == 1
+    # Microseconds; what is missing of 30 s is what the client itself took.
+    assert 25e6 < sent["timeout"].int64_param <= 30e6
+    assert set(sent) == {*options, "priority", "timeout"}
+    assert server.metadata[0]["authorization"] == "Bearer x"
+
+
+def test_a_large_call_is_split_in_flight_together_and_put_back_in_order(
+    twin: Twin, server: FaultyServer
+) -> None:
+    server.work_seconds = 0.02
+    progress: list[int] = []
+    settings = {"limits": ChunkLimits(max_items=7), "max_in_flight": 3}
+    result = twin(
+        "score", "q", ITEMS, labels=LABELS, request_id="big", on_progress=progress.append, client=settings
+    )
+    np.testing.assert_array_equal(result.scores, expected("q", ITEMS, LABELS))
+    assert sorted(request.id for request in server.requests) == [f"big/{place}" for place in range(8)]
+    assert 2 <= server.most_running <= 3
+    assert progress == sorted(progress)
+    assert progress[-1] == 50
+    assert result.usage.prompt_tokens == 8 * len("q") + len("".join(ITEMS))
+    assert result.request_id == "big"
+
+
+def test_ids_are_split_by_tokens(twin: Twin, server: FaultyServer) -> None:
+    items = [[place] * (place % 5) for place in range(40)]
+    result = twin("score_ids", [1, 2, 3], items, [7], client={"limits": ChunkLimits(max_tokens=24)})
+    np.testing.assert_array_equal(result.scores, expected_ids([1, 2, 3], items, [7]))
+    assert len(server.requests) > 1
+    assert all(request.inputs[0].shape[1] <= 24 for request in server.requests)
+
+
+def test_messages_beyond_grpcs_own_limit_of_four_megabytes_pass(twin: Twin, server: FaultyServer) -> None:
+    scores = np.arange(1_500_000, dtype=np.float32).reshape(1, 1, -1)
+    server.change = lambda outputs: outputs.update(scores=scores)
+    item = "x" * (5 * 2**20)
+    result = twin("score", "q", [item], client={"limits": ChunkLimits(max_bytes=2**24)})
+    np.testing.assert_array_equal(result.scores, scores[0])
+    assert len(server.requests[0].raw_input_contents[1]) > 4 * 2**20
+
+
+def test_unavailable_twice_then_well(twin: Twin, server: FaultyServer) -> None:
+    server.faults.extend([FULL, FULL])
+    result = twin("score", "q", ["a"], labels=LABELS)
+    np.testing.assert_array_equal(result.scores, expected("q", ["a"], LABELS))
+    assert len(server.requests) == 3
+
+
+def test_each_chunk_has_its_own_tries(twin: Twin, server: FaultyServer) -> None:
+    server.faults.extend([FULL, FULL])
+    result = twin("score", "q", ITEMS, labels=LABELS, client={"limits": ChunkLimits(max_items=10)})
+    np.testing.assert_array_equal(result.scores, expected("q", ITEMS, LABELS))
+    assert len(server.requests) == 7
+
+
+def test_a_server_that_stays_full_is_overloaded_not_unreachable(twin: Twin, server: FaultyServer) -> None:
+    server.faults.extend([FULL] * 3)
+    with pytest.raises(Overloaded, match="Exceeds maximum queue size") as caught:
+        twin("score", "q", ["a"], labels=LABELS, request_id="mine")
+    assert caught.value.request_id == "mine"
+    assert len(server.requests) == 3
+
+
+def test_no_server_is_unreachable(dead_twin: Twin, dead_url: str) -> None:
+    with pytest.raises(ServerUnreachable, match=f"{dead_url} is not reachable") as caught:
+        dead_twin("score", "q", ["a"], labels=LABELS, request_id="mine")
+    assert caught.value.request_id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind"),
+    [
+        ("INVALID_ARGUMENT", "'labels' holds ' maybe so': not one token", InvalidRequest),
+        ("UNAVAILABLE", "in ensemble 'score', Request timeout expired", DeadlineExceeded),
+        ("CANCELLED", "the request was cancelled", Cancelled),
+        ("INTERNAL", "internal error, see the server's log", ServerFault),
+    ],
+)
+@pytest.mark.parametrize("items", [["a"], ITEMS], ids=["one request", "chunks"])
+def test_failures_become_exceptions_with_an_id_and_are_not_tried_again(
+    twin: Twin, server: FaultyServer, code: str, message: str, kind: type[HiscoreError], items: list[str]
+) -> None:
+    server.faults.append(abort(code, message))
+    settings = {"limits": ChunkLimits(max_items=30), "max_in_flight": 1}
+    with pytest.raises(kind) as caught:
+        twin("score", "q", items, labels=LABELS, request_id="mine", client=settings)
+    assert type(caught.value) is kind
+    assert str(caught.value) == message
+    assert caught.value.request_id == "mine"
+    assert len({request.id for request in server.requests}) == len(server.requests)
+
+
+def test_a_slow_server_meets_the_deadline(twin: Twin, server: FaultyServer) -> None:
+    server.faults.append(delay(20))
+    begun = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        twin("score", "q", ["a"], labels=LABELS, timeout=0.3)
+    # Far from the 20 s of the server, with room for a busy machine.
+    assert time.monotonic() - begun < 10
+
+
+def test_the_deadline_is_of_all_chunks_together(twin: Twin, server: FaultyServer) -> None:
+    server.work_seconds = 0.1
+    settings = {"limits": ChunkLimits(max_items=1), "max_in_flight": 2}
+    with pytest.raises(DeadlineExceeded):
+        twin("score", "q", ITEMS, labels=LABELS, timeout=0.5, client=settings)
+    # All 50 would take 2.5 s.
+    assert len(server.requests) < 50
+
+
+def test_one_failed_chunk_cancels_the_others(twin: Twin, server: FaultyServer) -> None:
+    server.faults.extend([delay(20), delay(20), abort("INVALID_ARGUMENT", "bad item")])
+    settings = {"limits": ChunkLimits(max_items=10), "max_in_flight": 3}
+    begun = time.monotonic()
+    with pytest.raises(InvalidRequest, match="bad item"):
+        twin("score", "q", ITEMS, labels=LABELS, client=settings)
+    assert time.monotonic() - begun < 10
+    eventually(lambda: server.cancelled == 2)
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda outputs: outputs.pop("usage"), "no 'usage'"),
+        (lambda outputs: outputs.update(scores=outputs["scores"][:, :-1]), "for 3 items"),
+        (lambda outputs: outputs.update(scores=outputs["scores"][0]), "for 3 items"),
+        (lambda outputs: outputs.update(scores=outputs["scores"].astype(np.float64)), "float64"),
+        (lambda outputs: outputs.update(scores=outputs["scores"][:, :, :1]), "1 columns for 2 labels"),
+        (lambda outputs: outputs.update(usage=outputs["usage"][:, :1]), "'usage' is int32"),
+    ],
+)
+def test_an_answer_of_the_wrong_shape_is_a_server_fault_not_a_wrong_score(
+    twin: Twin, server: FaultyServer, change: Callable[[dict[str, np.ndarray]], Any], message: str
+) -> None:
+    server.change = change
+    with pytest.raises(ServerFault, match=message):
+        twin("score", "q", ["a", "b", "c"], labels=LABELS)
+
+
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        (("q", "apple"), {}),
+        (("q", ["a", 1]), {}),
+        (("q\ud800", ["a"]), {}),
+        (("q", ["a"]), {"temperature": float("nan")}),
+        (("q", ["a"]), {"timeout": 0}),
+        (("q", ["a"]), {"label_token_ids": [2**31]}),
+        (("q", ["a"]), {"priority": -1}),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_here_with_the_request_id(
+    twin: Twin, server: FaultyServer, args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        twin("score", *args, request_id="mine", **options)
+    assert caught.value.request_id == "mine"
+    assert server.requests == []
+
+
+def test_wait_ready_returns_once_the_models_are(twin: Twin, server: FaultyServer) -> None:
+    server.ready_after = 3
+    twin("wait_ready", timeout=20, models=("score", "scorer"))
+    assert server.ready_after < 0
+
+
+def test_wait_ready_tells_a_missing_model_from_a_missing_server(
+    twin: Twin, server: FaultyServer, dead_url: str
+) -> None:
+    with pytest.raises(DeadlineExceeded, match="model 'decode' is not ready"):
+        twin("wait_ready", timeout=0.3, models=("decode",))
+    with pytest.raises(ServerUnreachable, match="not ready after"):
+        twin("wait_ready", timeout=0.3, client={"url": dead_url})
+
+
+def test_wait_ready_refuses_a_model_that_is_not_ours(twin: Twin, server: FaultyServer) -> None:
+    server.tensors["score"] = [("query", "BYTES"), ("items", "INT32")]
+    with pytest.raises(ServerFault, match="no BYTES tensor 'items': it is not hiscore's"):
+        twin("wait_ready", timeout=20)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_wait_ready_notices_a_server_that_starts_late(asynchronous: bool, server: FaultyServer) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    started, stop = threading.Event(), threading.Event()
+
+    def start_late() -> None:
+        time.sleep(1.5)
+        with serving(server, address):
+            started.set()
+            stop.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(start_late)
+        try:
+            Twin(asynchronous, address)("wait_ready", timeout=30)
+            assert started.is_set()
+        finally:
+            stop.set()
+        late.result()
+
+
+def test_a_closed_client_says_so(url: str) -> None:
+    client = ScoreClient(url)
+    client.close()
+    with pytest.raises(Cancelled, match="closed"):
+        client.score("q", ["a"], labels=LABELS)
+
+
+def test_closing_ends_calls_of_other_threads(url: str, server: FaultyServer) -> None:
+    server.faults.append(delay(20))
+    client = ScoreClient(url)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.score, "q", ["a"], labels=LABELS)
+        eventually(lambda: server.running == 1)
+        client.close()
+        with pytest.raises(Cancelled):
+            call.result(timeout=10)
+
+
+def test_closing_wakes_a_call_that_waits_to_try_again(url: str, server: FaultyServer) -> None:
+    server.faults.append(FULL)
+    client = ScoreClient(url, retry=RetryPolicy(first_pause=60, longest_pause=60))
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.score, "q", ["a"], labels=LABELS)
+        eventually(lambda: len(server.requests) == 1 and server.running == 0)
+        client.close()
+        with pytest.raises(Cancelled):
+            call.result(timeout=10)
+
+
+async def test_closing_ends_calls_of_other_tasks(url: str, server: FaultyServer) -> None:
+    server.faults.append(delay(20))
+    client = AsyncScoreClient(url)
+    call = asyncio.ensure_future(client.score("q", ["a"], labels=LABELS))
+    await asyncio.to_thread(eventually, lambda: server.running == 1)
+    await client.close()
+    with pytest.raises(Cancelled):
+        await asyncio.wait_for(call, 10)
+
+
+async def test_cancelling_a_task_cancels_its_requests(url: str, server: FaultyServer) -> None:
+    server.faults.extend([delay(20)] * 3)
+    async with AsyncScoreClient(url, limits=ChunkLimits(max_items=10), max_in_flight=3) as client:
+        call = asyncio.ensure_future(client.score("q", ITEMS, labels=LABELS))
+        await asyncio.to_thread(eventually, lambda: server.running == 3)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await asyncio.to_thread(eventually, lambda: server.cancelled == 3)
+    assert len(server.requests) == 3
+
+
+async def test_tasks_share_an_async_client(url: str) -> None:
+    async with AsyncScoreClient(url) as client:
+        calls: list[Awaitable[Any]] = [client.score(f"q{n}", ITEMS, labels=LABELS) for n in range(20)]
+        for n, result in enumerate(await asyncio.gather(*calls)):
+            np.testing.assert_array_equal(result.scores, expected(f"q{n}", ITEMS, LABELS))
+
+
+def test_threads_share_a_client(url: str) -> None:
+    with ScoreClient(url, limits=ChunkLimits(max_items=20)) as client, ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(client.score, f"q{n}", ITEMS, labels=LABELS) for n in range(20)]
+        for n, call in enumerate(calls):
+            np.testing.assert_array_equal(call.result().scores, expected(f"q{n}", ITEMS, LABELS))
+
+
+def test_all_public_names_exist_and_nothing_else_is_promised() -> None:
+    assert all(hasattr(hiscore_client, name) for name in hiscore_client.__all__)
+    assert hiscore_client.__all__ == sorted(hiscore_client.__all__)
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for what another thread is about to do."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
