@@ -77,6 +77,7 @@ def model_values(
         device=device,
         dtype=settings.dtype,
         max_batch_tokens=settings.max_batch_tokens,
+        query_cache_bytes=settings.query_cache_bytes,
         **limits,
     )
     kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from hiscore.launcher.workspace import sweep
-from hiscore.layout import lay_out
+from tests.server.busy import score
 from tests.server.leftovers import leftovers, server_below, wait_gone
 
 pytestmark = pytest.mark.server
@@ -51,19 +51,6 @@ def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -
                 child.kill()
             process.kill()
         process.wait()
-
-
-def score(client: triton.InferenceServerClient, items: int) -> np.ndarray:
-    """Scores of a call that keeps the tiny model busy for a moment, [items, 2]."""
-    ids, indices = lay_out(range(10, 400), [range(10, 60)] * items)
-    tensors = {"input_ids": ids, "delimiter_indices": indices, "label_token_ids": np.array([7, 9], np.int32)}
-    inputs = []
-    for name, values in tensors.items():
-        inputs.append(triton.InferInput(name, [1, len(values)], "INT32"))
-        inputs[-1].set_data_from_numpy(values[None])
-    answer = client.infer("scorer", inputs).as_numpy("scores")
-    assert answer is not None
-    return answer[0]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
