@@ -128,7 +128,7 @@ def wait_ready(
 def _lines(file: Path | None) -> Iterable[str]:
     try:
         if file is None or str(file) == "-":
-            # Not sys.stdin: a thread that still reads it would bring down the interpreter's shutdown.
+            # Not sys.stdin, whose encoding is the locale's.
             return os.fdopen(os.dup(sys.stdin.fileno()), encoding="utf-8", errors=UNDECODABLE)
         return file.open(encoding="utf-8", errors=UNDECODABLE)
     except OSError as error:

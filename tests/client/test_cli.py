@@ -1,0 +1,303 @@
+"""The command in a process of its own, against a real gRPC endpoint."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.client.faulty_server import FaultyServer, abort, checksum, delay
+
+COMMAND = [sys.executable, "-c", "from hiscore_client.cli import main; main()"]
+LABELS = ["--label", " Yes", "--label", " No"]
+QUESTION = ["--query", "fruit?", *LABELS]
+
+
+def run(*args: str, url: str, stdin: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "HISCORE_URL": url}
+    return subprocess.run(
+        [*COMMAND, *args], input=stdin, capture_output=True, env=environment, timeout=60, **options
+    )
+
+
+def lines(text: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def expected(query: str, items: list[str]) -> list[list[float]]:
+    # As float32, the wire's type, would give it.
+    def single(value: float) -> float:
+
+        return float(np.float32(value))
+
+    return [
+        [single(checksum(query.encode(), item.encode(), label)) for label in (b" Yes", b" No")]
+        for item in items
+    ]
+
+
+def test_items_as_arguments_give_one_line_of_json(url: str) -> None:
+    done = run("score", *QUESTION, "apple", "Hämmer", url=url)
+    assert done.returncode == 0, done.stderr
+    (line,) = lines(done.stdout)
+    assert line["scores"] == expected("fruit?", ["apple", "Hämmer"])
+    assert line["usage"] == {"prompt_tokens": len("fruit?appleHämmer".encode()), "cached_tokens": 1}
+    assert set(line) == {"scores", "usage", "request_id"}
+    assert done.stderr == b""
+
+
+def test_items_come_one_per_line_from_a_file_or_stdin(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "items"
+    file.write_bytes(b"apple\r\n\nlast")
+    from_file = run("score", *QUESTION, "--file", str(file), url=url)
+    from_stdin = run("score", *QUESTION, url=url, stdin=b"apple\n\nlast\n")
+    for done in (from_file, from_stdin):
+        assert lines(done.stdout)[0]["scores"] == expected("fruit?", ["apple", "", "last"])
+
+
+def test_input_is_utf8_whatever_the_locale(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    done = run("score", *QUESTION, url=url, stdin="Hämmer 🍎".encode())
+    assert lines(done.stdout)[0]["scores"] == expected("fruit?", ["Hämmer 🍎"])
+
+
+def test_options_reach_the_server(url: str, server: FaultyServer) -> None:
+    done = run(
+        "score",
+        *[
+            "--query",
+            "q",
+            "--label-id",
+            "5",
+            "--softmax",
+            "--temperature",
+            "2",
+            "--item-first",
+            "--timeout",
+            "30",
+        ],
+        "a",
+        url=url,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(server.requests[0].parameters) == {"apply_softmax", "temperature", "item_first", "timeout"}
+    assert [tensor.name for tensor in server.requests[0].inputs] == ["query", "label_token_ids", "items"]
+
+
+def test_json_lines_keep_their_order_and_ids_while_many_are_in_flight(url: str, server: FaultyServer) -> None:
+    # The first is by far the slowest, and still comes out first.
+    server.faults.append(delay(1))
+    records = [{"id": {"n": n}, "query": f"q{n}", "items": ["a", f"{n}"]} for n in range(40)]
+    stdin = "\n".join(map(json.dumps, records)).encode()
+    done = run("score", *LABELS, "--in-flight", "4", url=url, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    found = lines(done.stdout)
+    assert [line["id"] for line in found] == [record["id"] for record in records]
+    assert [line["scores"] for line in found] == [expected(f"q{n}", ["a", f"{n}"]) for n in range(40)]
+    assert 2 <= server.most_running <= 4
+
+
+def test_an_answer_is_written_before_the_input_ends(url: str) -> None:
+    environment = {**os.environ, "HISCORE_URL": url}
+    with subprocess.Popen(
+        [*COMMAND, "score", *LABELS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(b'{"id": 1, "query": "q", "items": []}\n')
+        process.stdin.flush()
+        # Blocks for ever, up to the test's timeout, if the answer waits for more input.
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
+
+
+BAD = [
+    (b"{", "is not JSON"),
+    (b"[1]", "must be a JSON object"),
+    (b'{"items": []}', "needs 'query', a string"),
+    (b'{"query": "q", "items": "apple"}', "needs 'items', a list of strings"),
+    (b'{"query": "q", "items": [1]}', "'items' at place 0 must be a string, not int"),
+    (b'{"query": "q", "items": [], "lables": []}', "unknown key 'lables'"),
+    (b'{"query": "q", "items": ["\xff"]}', "'items' at place 0 is not valid Unicode"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD)
+def test_a_bad_record_has_an_error_in_its_place_and_the_others_go_on(
+    url: str, line: bytes, message: str
+) -> None:
+    good = b'{"id": "%d", "query": "q", "items": []}'
+    done = run("score", *LABELS, url=url, stdin=b"\n".join([good % 1, b"", line, good % 3]))
+    assert done.returncode == 2
+    first, bad, last = lines(done.stdout)
+    assert (first["id"], last["id"]) == ("1", "3")
+    assert bad["error"]["type"] == "InvalidRequest"
+    assert message in bad["error"]["message"]
+    assert message.encode() in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "status"),
+    [
+        ("INVALID_ARGUMENT", "'labels' holds ' Yes': not one token", 2),
+        ("UNAVAILABLE", "in ensemble 'score', Request timeout expired", 5),
+        ("RESOURCE_EXHAUSTED", "rate limit", 4),
+        ("INTERNAL", "internal error", 1),
+    ],
+)
+def test_exit_codes_of_failures(url: str, server: FaultyServer, code: str, message: str, status: int) -> None:
+    server.faults.append(abort(code, message))
+    done = run("score", *QUESTION, "apple", url=url)
+    assert done.returncode == status
+    assert lines(done.stdout)[0]["error"]["message"] == message
+    assert done.stderr.decode() == f"hiscore: {message}\n"
+
+
+def test_a_server_that_stays_full_is_code_4(url: str, server: FaultyServer) -> None:
+    server.faults.extend([abort("UNAVAILABLE", "Exceeds maximum queue size")] * 5)
+    assert run("score", *QUESTION, "apple", url=url).returncode == 4
+
+
+def test_the_deadline_is_code_5(url: str, server: FaultyServer) -> None:
+    server.faults.append(delay(20))
+    assert run("score", *QUESTION, "apple", "--timeout", "0.2", url=url).returncode == 5
+
+
+def test_no_server_is_code_3_even_while_input_is_still_open(dead_url: str) -> None:
+    environment = {**os.environ, "HISCORE_URL": dead_url}
+    with subprocess.Popen(
+        [*COMMAND, "score", *LABELS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        assert process.stdin
+        assert process.stderr
+        process.stdin.write(b'{"query": "q", "items": ["a"]}\n')
+        process.stdin.flush()
+        assert process.wait(timeout=30) == 3
+        message = process.stderr.read().decode()
+    assert message.startswith(f"hiscore: {dead_url} is not reachable: ")
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["apple"],
+        [*QUESTION, "apple", "--file", "x"],
+        [*QUESTION, "--file", "no-such-file"],
+        [*QUESTION, "apple", "--url", "http://localhost:8000"],
+        [*QUESTION, "apple", "--temperature", "hot"],
+        [*QUESTION, "apple", "--temperature", "nan"],
+        ["--no-such-option"],
+    ],
+)
+def test_wrong_usage_is_code_2(url: str, server: FaultyServer, args: list[str]) -> None:
+    done = run("score", *args, url=url)
+    assert done.returncode == 2
+    assert done.stderr
+    assert b"Traceback" not in done.stderr
+    assert server.requests == []
+
+
+def test_wait_ready(url: str, dead_url: str, server: FaultyServer) -> None:
+    assert (
+        run("wait-ready", "--timeout", "20", "--model", "score", "--model", "scorer", url=url).returncode == 0
+    )
+    assert run("wait-ready", "--timeout", "0.2", "--model", "decode", url=url).returncode == 5
+    assert run("wait-ready", "--timeout", "0.2", url=dead_url).returncode == 3
+    server.tensors["score"] = []
+    assert run("wait-ready", "--timeout", "20", url=url).returncode == 1
+
+
+def on_terminal(*args: str, url: str, pipe_stdout: bool = False) -> tuple[str, str]:
+    """Run with a terminal as stderr, and as stdout unless that is a pipe; what the two showed."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "HISCORE_URL": url, "COLUMNS": "100", "TERM": "xterm"}
+    stdout = subprocess.PIPE if pipe_stdout else slave
+    with subprocess.Popen(
+        [*COMMAND, *args], stdin=slave, stdout=stdout, stderr=slave, env=environment
+    ) as process:
+        os.close(slave)
+        shown = b""
+        try:
+            while part := os.read(master, 65536):
+                shown += part
+        except OSError:
+            pass  # Linux's way to say that the other end of a terminal has closed.
+        piped = process.stdout.read() if process.stdout else b""
+        assert process.wait(timeout=30) == 0
+    os.close(master)
+    return shown.decode(), piped.decode()
+
+
+def test_people_get_a_table_with_texts_as_they_are(url: str) -> None:
+    shown, _ = on_terminal("score", *QUESTION, "apple", "[bold]brackets[/nonsense]", url=url)
+    (score, _) = expected("fruit?", ["apple"])[0]
+    for text in (
+        "fruit?",
+        '" Yes"',
+        '" No"',
+        "apple",
+        "[bold]brackets[/nonsense]",
+        f"{score:.6g}",
+        "prompt tokens",
+    ):
+        assert text in shown
+    as_json, _ = on_terminal("score", "--json", *QUESTION, "apple", url=url)
+    assert json.loads(as_json)["scores"] == expected("fruit?", ["apple"])
+
+
+def test_long_work_shows_a_bar_on_stderr_and_leaves_stdout_alone(url: str, server: FaultyServer) -> None:
+    server.faults.append(delay(2.5))
+    shown, piped = on_terminal("score", *QUESTION, "apple", "pear", url=url, pipe_stdout=True)
+    assert "0/2 items" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    assert json.loads(piped)["scores"] == expected("fruit?", ["apple", "pear"])
+    quick, _ = on_terminal("score", *QUESTION, "apple", url=url, pipe_stdout=True)
+    assert "items" not in quick
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(url: str) -> None:
+    script = "import sys; sys.modules['typer'] = None; from hiscore_client.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert (
+        done.stderr.decode()
+        == "hiscore: the command line needs its extra: pip install 'hiscore-client[cli]'\n"
+    )
+
+
+def test_the_sdk_imports_nothing_of_the_command_lines() -> None:
+    script = "import sys, hiscore_client; print(sorted({'rich', 'typer', 'hiscore'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
+    assert done.stdout.strip() == b"[]"
+
+
+def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
+    server.faults.append(delay(20))
+    environment = {**os.environ, "HISCORE_URL": url}
+    with subprocess.Popen(
+        [*COMMAND, "score", *QUESTION, "apple"],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        end = time.monotonic() + 30
+        while server.running == 0:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(2)
+        assert process.wait(timeout=10) != 0
+        assert process.stderr
+        assert b"Traceback" not in process.stderr.read()
