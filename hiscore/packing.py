@@ -1,38 +1,50 @@
 """Packing: the calls of a batch become ragged forwards under a token budget, without padding.
 
 All tokens of all calls stand in one stream: query, items, next query, next items. A forward is a slice of
-that stream, at most ``budget`` tokens long, so a batch takes exactly ``ceil(tokens / budget)`` forwards. What a
-later slice still needs of an earlier one (the query of the call that was cut, and the part of a cut item) is
-kept: its keys and values are carried over and stand before the new ones.
+that stream, at most ``budget`` tokens long, so a batch takes exactly ``ceil(tokens / budget)`` forwards. Query
+tokens whose keys and values are cached do not enter the stream.
 
-Attention follows one rule. A *segment* is a run of new tokens of one query or one item. Each of its tokens sees
-the segment's *context* (for an item: its query, and its own earlier part if it was cut; nothing else), and the
-segment itself up to its own place. So no mask and no delimiter is needed, and no item can see another.
+Attention follows one rule. A *segment* is a run of new tokens of one query or one item; consecutive segments
+that see the same *context* form a *group*: a query alone, or the items of a call. A token sees its group's context
+and its own segment up to its own place, nothing else. So no mask and no delimiter is needed, and no item can see
+another. The context is the query: first what stands in the pool of keys and values (cached, or computed by an
+earlier forward of the batch), then what is new in this forward.
 
 Pure NumPy: knows neither Triton nor a device.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from hiscore.kv_pages import PAGE, KVPages, slots_of
 from hiscore.layout import Call
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
-NO_CONTEXT = 0
+NOT_KEPT = -1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive segments with one context: pool slots first, then rows of this forward."""
+
+    first_row: int
+    last_row: int
+    """One past the group's last row."""
+    context_slots: Int64
+    """Pool slots of the tokens at positions 0, 1, 2, ..."""
+    context_rows: slice
+    """Rows of this forward that hold the rest of the context, in order."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One packed, prefill-only forward over T new tokens.
-
-    Keys and values live in *slots*: slots 0..kept-1 hold what the forward before kept, slot ``kept + row`` belongs
-    to the new token in that row.
-    """
+    """One packed, prefill-only forward over T new tokens."""
 
     input_ids: Int32
     """int32 [T]"""
@@ -40,14 +52,10 @@ class Forward:
     """int32 [T]: every item continues its query's positions, whatever stands between them in the stream."""
     cu_seqlens: Int32
     """int32 [segments + 1]: rows of segment s are cu_seqlens[s] to cu_seqlens[s + 1]."""
-    context_of: Int32
-    """int32 [segments]: which of `contexts` a segment sees."""
-    contexts: tuple[Int64, ...]
-    """Slots of the tokens at positions 0, 1, 2, ... before a segment; the first context is empty."""
-    kept: int
-    """How many slots were carried over from the forward before."""
-    keep: Int64
-    """int64: slots to carry over to the next forward, in the order they take there."""
+    groups: tuple[Group, ...]
+    """All rows, in order."""
+    write_slots: Int64
+    """int64 [T]: where in the pool a row's keys and values are kept, or `NOT_KEPT`."""
     scored_rows: Int64
     """int64 [R]: the rows read out, one for each answered item; empty items share their query's last row."""
     answers: Int64
@@ -55,105 +63,173 @@ class Forward:
 
 
 @dataclass(frozen=True)
-class _Stream:
-    """All nodes (queries and items) of a batch, end to end."""
+class Batch:
+    """The forwards of some calls, to be run in order, and how many tokens of each call were cached."""
 
-    tokens: Int32
-    begin: Int64
-    end: Int64
-    call: Int64
-    query_begin: Int64  # of a node's call
-    query_end: Int64
-    is_item: npt.NDArray[np.bool_]
+    forwards: tuple[Forward, ...]
+    cached_tokens: tuple[int, ...]
 
 
-def pack(calls: Sequence[Call], budget: int) -> list[Forward]:
-    """Pack calls into forwards of at most `budget` tokens. Calls without items cost nothing: nobody reads them."""
-    stream = _lay_end_to_end(calls)
-    scored = _scored_tokens(stream)
-    cuts = range(0, len(stream.tokens), budget)
-    kept = [_kept_tokens(stream, cut) for cut in cuts] + [np.empty(0, np.int64)]
-    return [
-        _forward(stream, scored, cut, min(cut + budget, len(stream.tokens)), kept[index], kept[index + 1])
-        for index, cut in enumerate(cuts)
-    ]
+class _Loan:
+    """Pages of the pool that a cut call keeps until the stream has come to `read_until`."""
+
+    def __init__(self, pages: list[int], read_until: int) -> None:
+        self.pages = pages
+        self.read_until = read_until
 
 
-def _lay_end_to_end(calls: Sequence[Call]) -> _Stream:
-    lengths, call_of, is_item, tokens = [], [], [], []
-    for index, call in enumerate(calls):
-        if len(call.item_lengths) == 0:
-            continue
-        lengths.append(np.concatenate(([call.query_length], call.item_lengths)))
-        call_of.append(np.full(len(lengths[-1]), index))
-        is_item.append(np.arange(len(lengths[-1])) > 0)
-        tokens.append(call.tokens)
-    if not tokens:
-        none = np.empty(0, np.int64)
-        return _Stream(none.astype(np.int32), none, none, none, none, none, none.astype(np.bool_))
-    end = np.cumsum(np.concatenate(lengths))
-    begin = np.concatenate(([0], end[:-1]))
-    items = np.concatenate(is_item)
-    query_node = np.maximum.accumulate(np.where(items, 0, np.arange(len(items))))
-    return _Stream(
-        tokens=np.concatenate(tokens),
-        begin=begin,
-        end=end,
-        call=np.concatenate(call_of),
-        query_begin=begin[query_node],
-        query_end=end[query_node],
-        is_item=items,
-    )
+class _Packed:
+    """A call in the stream. Its tokens are counted from the query's first, whether cached or computed."""
+
+    def __init__(self, call: Call, begin: int, slots: Int64, cached: int, first_item: int) -> None:
+        self.query = call.query_length
+        self.tokens = call.tokens
+        self.cached = cached
+        self.begin = begin - cached  # where token 0 stands in the stream, if it stood there
+        self.end = self.begin + len(call.tokens)
+        self.first_item = first_item
+        self.bounds = np.concatenate(([0], self.query + np.cumsum(np.append(0, call.item_lengths))))
+        self.read_at = np.where(call.item_lengths > 0, self.bounds[2:], self.query) - 1
+        self.slots = np.full(len(call.tokens), NOT_KEPT, np.int64)
+        self.slots[: len(slots)] = slots
+
+    def keep_before(self, cut: int, pages: KVPages) -> list[_Loan]:
+        """Find pool slots for whatever tokens from `cut` on still see."""
+        done = cut - self.begin
+        spans = [(0, min(done, self.query), self.end)]
+        if done > self.query:
+            node = int(np.searchsorted(self.bounds, done, side="right")) - 1
+            spans.append((int(self.bounds[node]), done, self.begin + int(self.bounds[node + 1])))
+        loans = []
+        for first, last, read_until in spans:
+            missing = first + np.flatnonzero(self.slots[first:last] == NOT_KEPT)
+            loans.append(_Loan(pages.lend(-(-len(missing) // PAGE)), read_until))
+            self.slots[missing] = slots_of(loans[-1].pages)[: len(missing)]
+        return loans
 
 
-def _scored_tokens(stream: _Stream) -> Int64:
-    """Where each item is read: at its last token, or at its query's where it has none."""
-    last = np.where(stream.end > stream.begin, stream.end, stream.query_end) - 1
-    return last[stream.is_item]
+@dataclass
+class _Builder:
+    """Collects one forward, call by call."""
+
+    rows: int = 0
+    input_ids: list[Int32] = field(default_factory=list)
+    positions: list[Int64] = field(default_factory=list)
+    seqlens: list[Int64] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    write_slots: list[Int64] = field(default_factory=list)
+    scored_rows: list[Int64] = field(default_factory=list)
+    answers: list[Int64] = field(default_factory=list)
+
+    def add(self, p: _Packed, first: int, last: int) -> None:
+        """Add tokens `first` to `last` of a call."""
+        shift = self.rows - first  # from token to row
+        edges = np.unique(p.bounds.clip(first, last))
+        nodes = np.searchsorted(p.bounds, edges[:-1], side="right") - 1
+        origins = p.bounds[nodes] - np.where(nodes > 0, p.query, 0)
+        lengths = np.diff(edges)
+        self.input_ids.append(p.tokens[first:last])
+        self.positions.append(np.arange(first, last) - np.repeat(origins, lengths))
+        self.seqlens.append(edges[1:] + shift)
+        self.write_slots.append(p.slots[first:last])
+        answered = np.flatnonzero((p.read_at >= first) & (p.read_at < last))
+        self.scored_rows.append(p.read_at[answered] + shift)
+        self.answers.append(answered + p.first_item)
+
+        none = slice(0, 0)
+        items = max(first, p.query)
+        if first < p.query:
+            self.groups.append(Group(self.rows, min(last, p.query) + shift, p.slots[:first], none))
+        elif p.bounds[nodes[0]] < first:
+            # The rest of an item that was cut: it sees its own earlier part as well.
+            own = p.slots[p.bounds[nodes[0]] : first]
+            items = int(edges[1])
+            self.groups.append(Group(self.rows, items + shift, np.append(p.slots[: p.query], own), none))
+        if items < last:
+            in_pool = min(first, p.query)
+            new = slice(in_pool + shift, p.query + shift) if first < p.query else none
+            self.groups.append(Group(items + shift, last + shift, p.slots[:in_pool], new))
+        self.rows = last + shift
+
+    def forward(self) -> Forward:
+        return Forward(
+            input_ids=np.concatenate(self.input_ids),
+            positions=np.concatenate(self.positions).astype(np.int32),
+            cu_seqlens=np.concatenate((np.zeros(1), *self.seqlens)).astype(np.int32),
+            groups=tuple(self.groups),
+            write_slots=np.concatenate(self.write_slots),
+            scored_rows=np.concatenate(self.scored_rows),
+            answers=np.concatenate(self.answers),
+        )
 
 
-def _kept_tokens(stream: _Stream, cut: int) -> Int64:
-    """The tokens before `cut` that tokens after it still see, ascending."""
-    node = int(np.searchsorted(stream.end, cut, side="right"))
-    query = np.arange(stream.query_begin[node], min(stream.query_end[node], cut))
-    own = np.arange(stream.begin[node], cut) if stream.is_item[node] else np.empty(0, np.int64)
-    return np.concatenate((query, own))
+def pack(calls: Sequence[Call], budget: int, pages: KVPages) -> Batch:
+    """Pack calls into forwards of at most `budget` tokens. Calls without items cost nothing: nobody reads them.
+
+    Raises:
+        PoolExhausted: what a split call needs to keep does not fit the pool.
+    """
+    try:
+        packed, cached = _stream(calls, pages)
+        _keep_what_cuts_need(packed, budget, pages)
+    finally:
+        pages.end_batch()
+    total = packed[-1].end if packed else 0
+    forwards = []
+    remaining = deque(packed)
+    for begin in range(0, total, budget):
+        builder, end = _Builder(), min(begin + budget, total)
+        while remaining and max(begin, remaining[0].begin + remaining[0].cached) < end:
+            p = remaining[0]
+            builder.add(p, max(begin - p.begin, p.cached), min(end, p.end) - p.begin)
+            if p.end > end:
+                break
+            remaining.popleft()
+        forwards.append(builder.forward())
+    return Batch(tuple(forwards), cached)
 
 
-def _forward(stream: _Stream, scored: Int64, begin: int, end: int, kept: Int64, keep: Int64) -> Forward:
-    nodes = slice(
-        np.searchsorted(stream.end, begin, side="right"), np.searchsorted(stream.begin, end, side="left")
-    )
-    node_begin, node_end = stream.begin[nodes], stream.end[nodes]
-    seg_begin, seg_end = np.maximum(node_begin, begin), np.minimum(node_end, end)
-    filled = seg_end > seg_begin
-    lengths = (seg_end - seg_begin)[filled]
-    is_item = stream.is_item[nodes]
-    # A token's position is its distance from its node's begin, after the query for an item.
-    origin = node_begin - np.where(is_item, (stream.query_end - stream.query_begin)[nodes], 0)
+def _stream(calls: Sequence[Call], pages: KVPages) -> tuple[list[_Packed], tuple[int, ...]]:
+    packed: list[_Packed] = []
+    cached: list[int] = []
+    end = items = 0
+    for call in calls:
+        hit = 0
+        if len(call.item_lengths):
+            # The query's last token is computed where an empty item is read there.
+            readable = call.query_length - int(call.item_lengths.min() == 0)
+            slots, hit = pages.cache_query(call.tokens[: call.query_length], readable)
+            packed.append(_Packed(call, end, slots, hit, items))
+            end = packed[-1].end
+        cached.append(hit)
+        items += len(call.item_lengths)
+    return packed, tuple(cached)
 
-    def slots(tokens: Int64) -> Int64:
-        return np.where(tokens >= begin, len(kept) + tokens - begin, np.searchsorted(kept, tokens))
 
-    contexts: list[Int64] = [np.empty(0, np.int64)]
-    calls, first = np.unique(stream.call[nodes][is_item], return_index=True)
-    for item in np.flatnonzero(is_item)[first]:
-        contexts.append(slots(np.arange(stream.query_begin[nodes][item], stream.query_end[nodes][item])))
-    context_of = np.where(is_item, np.searchsorted(calls, stream.call[nodes]) + 1, NO_CONTEXT)
-    if node_begin[0] < begin:
-        # The first node was cut: what was kept is all that its rest sees.
-        contexts.append(np.arange(len(kept)))
-        context_of[0] = len(contexts) - 1
+def _keep_what_cuts_need(packed: Sequence[_Packed], budget: int, pages: KVPages) -> None:
+    """Lend pool slots to the calls that a forward's end cuts.
 
-    answered = np.flatnonzero((scored >= begin) & (scored < end))
-    return Forward(
-        input_ids=stream.tokens[begin:end],
-        positions=(np.arange(begin, end) - np.repeat(origin[filled], lengths)).astype(np.int32),
-        cu_seqlens=np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
-        context_of=context_of[filled].astype(np.int32),
-        contexts=tuple(contexts),
-        kept=len(kept),
-        keep=slots(keep),
-        scored_rows=scored[answered] - begin,
-        answers=answered,
-    )
+    What is lent at a cut is written by the forward before it. So pages may go from one to another only if that
+    forward no longer reads them.
+    """
+    loans: list[_Loan] = []
+    cuts = iter(range(budget, packed[-1].end if packed else 0, budget))
+    cut = next(cuts, None)
+    try:
+        for p in packed:
+            while cut is not None and cut < p.end:
+                if cut > p.begin + p.cached:
+                    for loan in [loan for loan in loans if loan.read_until <= cut - budget]:
+                        pages.give_back(loan.pages)
+                        loans.remove(loan)
+                    loans += p.keep_before(cut, pages)
+                cut = next(cuts, None)
+    finally:
+        for loan in loans:
+            pages.give_back(loan.pages)
+
+
+def pool_reserve(context_length: int, budget: int) -> int:
+    """Pages that splitting calls of this context may need at once: two calls', each page begun anew at a cut."""
+    cuts = -(-context_length // budget) + 2
+    return 2 * (context_length // PAGE + cuts)

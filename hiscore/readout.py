@@ -1,5 +1,7 @@
 """From logits to scores: the last step, in NumPy."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -40,6 +42,6 @@ def scores_of(
     return narrowed
 
 
-def _check_finite(values: npt.NDArray[np.floating]) -> None:
+def _check_finite(values: npt.NDArray[Any]) -> None:
     if not np.isfinite(values).all():
         raise RequestError("the model's output is not a finite number", Code.INTERNAL)

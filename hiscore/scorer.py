@@ -12,11 +12,12 @@ from torch import Tensor
 
 from hiscore.attention.torch_attention import TorchAttention
 from hiscore.errors import RequestError
+from hiscore.kv_pages import PAGE, KVPages
 from hiscore.layout import Call, IntArray
-from hiscore.model.decoder import Decoder, KeptKeysValues
+from hiscore.model.decoder import Decoder
 from hiscore.model.head import label_logits, log_normaliser
 from hiscore.options import ScoreOptions
-from hiscore.packing import Forward, pack
+from hiscore.packing import Forward, pack, pool_reserve
 from hiscore.readout import Float32, scores_of
 from hiscore.validation import CheckpointFacts
 
@@ -40,7 +41,7 @@ class Scores:
 
     scores: Float32
     prompt_tokens: int
-    cached_tokens: int = 0
+    cached_tokens: int
 
 
 @dataclass(frozen=True)
@@ -50,24 +51,40 @@ class BatchStats:
     forwards: int
     tokens: int
     items: int
+    cached_tokens: int
 
 
 class Scorer:
     """One checkpoint on one device."""
 
-    def __init__(self, checkpoint: Path, device: str, dtype: str, max_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch_tokens: int = 16_384,
+        query_cache_bytes: int = 2**28,
+    ) -> None:
         self.device = torch.device(_pick_device(device))
         self.dtype = DTYPES[_pick_dtype(dtype, self.device)]
         self._decoder = Decoder(checkpoint, self.device, self.dtype)
         self._attention = TorchAttention(self._decoder.attention_shape)
         self._budget = max_batch_tokens
+        reserve = pool_reserve(self.facts.context_length, max_batch_tokens)
+        page_bytes = PAGE * self._decoder.slot_bytes
+        pages = reserve + query_cache_bytes // page_bytes
+        self._pages = KVPages(pages, reserve, caching=query_cache_bytes > 0)
+        self._pool = self._decoder.new_pool(pages * PAGE)
         log.info(
-            "%s decoder on %s in %s, attention by %s, at most %d tokens a forward",
+            "%s decoder on %s in %s, attention by %s; at most %d tokens a forward, %d MiB for the keys and values "
+            "of queries, %d MiB of them to cache",
             self._decoder.architecture.family,
             self.device,
             self.dtype,
             type(self._attention).__name__,
             max_batch_tokens,
+            pages * page_bytes >> 20,
+            query_cache_bytes >> 20,
         )
 
     @property
@@ -78,25 +95,31 @@ class Scorer:
     @torch.inference_mode()
     def score(self, calls: Sequence[ScoreCall]) -> tuple[list[Scores | RequestError], BatchStats]:
         """Score all the calls together. An answer that is not finite fails its own call alone."""
-        forwards = pack([call.call for call in calls], self._budget)
+        batch = pack([call.call for call in calls], self._budget, self._pages)
         ends = np.cumsum([len(call.call.item_lengths) for call in calls])
         rows = [slice(end - len(call.call.item_lengths), end) for call, end in zip(calls, ends, strict=True)]
-        hidden = self._hidden_states(forwards, int(ends[-1]))
+        try:
+            hidden = self._hidden_states(batch.forwards, int(ends[-1]))
+        except Exception:
+            # The cache counts on keys and values that were perhaps never written.
+            self._pages.forget()
+            raise
         logits = self._logits(calls, rows, hidden)
         normalisers = self._normalisers(calls, rows, hidden)
-        answers = [self._answer(*parts) for parts in zip(calls, logits, normalisers, strict=True)]
-        tokens = sum(len(forward.input_ids) for forward in forwards)
-        return answers, BatchStats(len(forwards), tokens, int(ends[-1]))
+        answers = [
+            self._answer(*parts)
+            for parts in zip(calls, logits, normalisers, batch.cached_tokens, strict=True)
+        ]
+        tokens = sum(len(forward.input_ids) for forward in batch.forwards)
+        return answers, BatchStats(len(batch.forwards), tokens, int(ends[-1]), sum(batch.cached_tokens))
 
     def _hidden_states(self, forwards: Sequence[Forward], items: int) -> Tensor:
         """Every item's hidden state [items, hidden_size], in the order of the calls."""
         width = self._decoder.architecture.hidden_size
         hidden = torch.empty((items, width), dtype=self.dtype, device=self.device)
-        kept: KeptKeysValues | None = None
         for forward in forwards:
-            output = self._decoder.forward(forward, self._attention, kept)
-            hidden[torch.as_tensor(forward.answers, device=self.device)] = output.hidden
-            kept = output.kept
+            answers = torch.as_tensor(forward.answers, device=self.device)
+            hidden[answers] = self._decoder.forward(forward, self._attention, self._pool)
         return hidden
 
     def _logits(self, calls: Sequence[ScoreCall], rows: Sequence[slice], hidden: Tensor) -> list[Float32]:
@@ -140,12 +163,14 @@ class Scorer:
                 found[index] = part.numpy()
         return found
 
-    def _answer(self, call: ScoreCall, logits: Float32, normaliser: Float32 | None) -> Scores | RequestError:
+    def _answer(
+        self, call: ScoreCall, logits: Float32, normaliser: Float32 | None, cached_tokens: int
+    ) -> Scores | RequestError:
         try:
             scores = scores_of(logits, normaliser, call.options, self.facts.is_classifier)
         except RequestError as error:
             return error
-        return Scores(scores, prompt_tokens=len(call.call.tokens))
+        return Scores(scores, len(call.call.tokens), cached_tokens)
 
 
 def _pick_device(device: str) -> str:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -28,7 +28,7 @@ class Limits(BaseModel):
         default=4_000_000, description="tokens in one call, the query counted once"
     )
     max_text_bytes: PositiveInt = Field(
-        default=16 * 2**20, description="bytes of text in one call, labels included"
+        default=8 * 2**20, description="bytes of text in one call, labels included"
     )
 
 
@@ -45,6 +45,7 @@ class ScorerSettings(Limits):
     device: Device = "auto"
     dtype: Dtype = "auto"
     max_batch_tokens: PositiveInt = 16_384
+    query_cache_bytes: NonNegativeInt = 2**30
 
 
 class ServeSettings(BaseSettings):
@@ -63,6 +64,9 @@ class ServeSettings(BaseSettings):
     grpc_port: int = Field(default=8001, ge=0, le=65535)
     metrics_port: int = Field(default=8002, ge=0, le=65535)
     max_batch_tokens: PositiveInt = Field(default=16_384, description="token budget of one forward")
+    query_cache_bytes: NonNegativeInt = Field(
+        default=2**30, description="keys and values of recent queries kept for calls to come; 0: none"
+    )
     max_batch_calls: PositiveInt = Field(default=64, description="calls that Triton hands over at once")
     max_queue: PositiveInt = Field(default=1_024, description="waiting calls before UNAVAILABLE")
     queue_timeout_s: PositiveInt = Field(

@@ -21,14 +21,15 @@ class AttentionShape:
 
 
 class Attention(Protocol):
-    """Computes ``softmax(cap(q k^T * scale)) v`` by the packed rule: context, then causal within the segment."""
+    """Computes ``softmax(cap(q k^T * scale)) v`` by the packed rule: context, then causal in the segment."""
 
     def plan(self, forward: Forward) -> None:
         """Prepare one forward; called once, before its first layer."""
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> Tensor:
         """Attend in one layer of the planned forward.
 
-        q: [T, heads, head_dim]; k, v: [kept + T, kv_heads, head_dim], by slot. Returns [T, heads, head_dim].
+        q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim], the new tokens'; pool: the layer's
+        [slots, 2, kv_heads, head_dim], new tokens already written. Returns [T, heads, head_dim].
         """
         ...

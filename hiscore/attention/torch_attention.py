@@ -21,57 +21,58 @@ MAX_WEIGHTS = 2**24
 
 
 @dataclass(frozen=True)
-class _Group:
+class _Work:
     """Segments of one length with one context."""
 
     rows: Tensor  # int64 [segments, length]
-    context: Tensor  # int64 [context length], slots
+    context_slots: Tensor  # int64
+    context_rows: Tensor  # int64
 
 
 class TorchAttention:
-    """`Attention` on whatever device the tensors are."""
+    """`Attention` on the CPU."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._kept = 0
-        self._groups: list[_Group] = []
+        self._work: list[_Work] = []
 
     def plan(self, forward: Forward) -> None:
-        self._kept = forward.kept
-        self._groups = []
-        starts, lengths = forward.cu_seqlens[:-1].astype(np.int64), np.diff(forward.cu_seqlens)
-        kinds, members = np.unique(np.stack((forward.context_of, lengths)), axis=1, return_inverse=True)
-        for kind, (context_index, length) in enumerate(kinds.T):
-            context = torch.from_numpy(forward.contexts[context_index])
-            first = torch.from_numpy(starts[members.ravel() == kind])
-            if length <= PIECE:
-                self._add(first, int(length), context)
-                continue
-            for start in first:
-                self._add_pieces(int(start), int(length), context)
+        self._work = []
+        edges = forward.cu_seqlens.astype(np.int64)
+        for group in forward.groups:
+            slots = torch.from_numpy(group.context_slots)
+            rows = torch.arange(group.context_rows.start, group.context_rows.stop)
+            of_group = slice(*np.searchsorted(edges, (group.first_row, group.last_row)))
+            starts, lengths = edges[of_group], np.diff(edges[of_group.start : of_group.stop + 1])
+            for length in np.unique(lengths):
+                first = torch.from_numpy(starts[lengths == length])
+                if length <= PIECE:
+                    self._add(first, int(length), slots, rows)
+                else:
+                    for start in first.tolist():
+                        self._add_pieces(start, int(length), slots, rows)
 
-    def _add_pieces(self, start: int, length: int, context: Tensor) -> None:
+    def _add_pieces(self, start: int, length: int, slots: Tensor, rows: Tensor) -> None:
         for begin in range(0, length, PIECE):
-            before = torch.arange(start, start + begin) + self._kept
-            self._add(torch.tensor([start + begin]), min(PIECE, length - begin), torch.cat((context, before)))
+            before = torch.cat((rows, torch.arange(start, start + begin)))
+            self._add(torch.tensor([start + begin]), min(PIECE, length - begin), slots, before)
 
-    def _add(self, first: Tensor, length: int, context: Tensor) -> None:
+    def _add(self, first: Tensor, length: int, context_slots: Tensor, context_rows: Tensor) -> None:
         rows = first[:, None] + torch.arange(length)
-        weights_per_segment = self._shape.heads * length * (len(context) + length)
-        for part in rows.split(max(1, MAX_WEIGHTS // weights_per_segment)):
-            self._groups.append(_Group(part, context))
+        seen = len(context_slots) + len(context_rows) + length
+        for part in rows.split(max(1, MAX_WEIGHTS // (self._shape.heads * length * seen))):
+            self._work.append(_Work(part, context_slots, context_rows))
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> Tensor:
         out = torch.empty_like(q)
-        for group in self._groups:
-            slots = group.rows + self._kept
-            out[group.rows] = self._attend(
+        for work in self._work:
+            out[work.rows] = self._attend(
                 self._shape.windows[layer],
-                q[group.rows].float(),
-                k[group.context].float(),
-                v[group.context].float(),
-                k[slots].float(),
-                v[slots].float(),
+                q[work.rows].float(),
+                torch.cat((pool[work.context_slots, 0], k[work.context_rows])).float(),
+                torch.cat((pool[work.context_slots, 1], v[work.context_rows])).float(),
+                k[work.rows].float(),
+                v[work.rows].float(),
             ).to(q.dtype)
         return out
 

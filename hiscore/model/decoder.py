@@ -1,12 +1,12 @@
 """The decoder's forward over a packed batch: token ids to the hidden states of the scored rows.
 
-No decode step, no sampling, and no KV cache: keys and values live in their layer only, but for those that a later
-forward of the same batch still sees.
+No decode step and no sampling. Keys and values live in their layer only, but for the few that packing names: those
+of a query that a later forward sees again.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from hiscore.attention.base import Attention, AttentionShape
 from hiscore.model.architecture import read_architecture
 from hiscore.model.rope import Rope, rotate
 from hiscore.model.weights import LayerWeights, Weights, load_weights
-from hiscore.packing import Forward
+from hiscore.packing import NOT_KEPT, Forward
 
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
@@ -22,23 +22,8 @@ ACTIVATIONS = {
 }
 
 
-@dataclass
-class KeptKeysValues:
-    """Keys and values carried from one forward to the next, for each layer [slots, 2, kv_heads, head_dim]."""
-
-    layers: list[Tensor]
-
-
-@dataclass(frozen=True)
-class DecoderOutput:
-    """hidden: [R, hidden_size], final norm applied, in the order of `Forward.scored_rows`."""
-
-    hidden: Tensor
-    kept: KeptKeysValues | None
-
-
 class Decoder:
-    """Weights, rotary tables and the loop over layers; attention comes from outside."""
+    """Weights, rotary tables and the loop over layers; attention and the pool come from outside."""
 
     def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype) -> None:
         self.architecture, config = read_architecture(checkpoint)
@@ -55,12 +40,23 @@ class Decoder:
             a.heads, a.kv_heads, a.head_dim, a.attention_scale, a.attention_soft_cap, a.windows
         )
 
-    @torch.inference_mode()
-    def forward(self, batch: Forward, attention: Attention, kept: KeptKeysValues | None) -> DecoderOutput:
-        """Run one packed forward.
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that one token's keys and values take in all layers."""
+        a = self.architecture
+        return 2 * a.layers * a.kv_heads * a.head_dim * self.weights.embedding.element_size()
 
-        kept: what the forward before returned; its slots come first in this forward's. Returns the scored rows'
-        hidden states and what `batch.keep` names, if anything.
+    def new_pool(self, slots: int) -> Tensor:
+        """An empty pool of keys and values: [layers, slots, 2, kv_heads, head_dim]."""
+        a = self.architecture
+        shape = (a.layers, slots, 2, a.kv_heads, a.head_dim)
+        return torch.empty(shape, dtype=self.weights.embedding.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Forward, attention: Attention, pool: Tensor) -> Tensor:
+        """Run one packed forward, reading from the pool what it names there and writing what is to be kept.
+
+        Returns the scored rows' hidden states after the final norm, [R, hidden_size].
         """
         a = self.architecture
         attention.plan(batch)
@@ -70,22 +66,18 @@ class Decoder:
             x = x * torch.tensor(a.embedding_scale, dtype=x.dtype, device=x.device)
         positions = self._to_device(batch.positions)
         angles = {kind: rope.angles(positions) for kind, rope in self._ropes.items()}
-        scored, keep = self._to_device(batch.scored_rows), self._to_device(batch.keep)
-        to_keep: list[Tensor] = []
+        scored = self._to_device(batch.scored_rows)
+        kept = np.flatnonzero(batch.write_slots != NOT_KEPT)
+        kept_rows, kept_slots = self._to_device(kept), self._to_device(batch.write_slots[kept])
         for index, layer in enumerate(self.weights.layers):
             q, k, v = self._project(layer, x, angles[a.rope_kinds[index]])
-            kv = torch.stack((k, v), dim=1)
-            if kept is not None:
-                kv = torch.cat((kept.layers[index], kv))
-            if len(batch.keep):
-                to_keep.append(kv[keep])
-            attended = attention.run(index, q, kv[:, 0], kv[:, 1]).flatten(1)
+            pool[index, kept_slots, 0], pool[index, kept_slots, 1] = k[kept_rows], v[kept_rows]
+            attended = attention.run(index, q, k, v, pool[index]).flatten(1)
             if index == a.layers - 1:
                 # Nobody reads the other rows of the last layer.
                 x, attended = x[scored], attended[scored]
             x = self._finish(layer, x, attended)
-        hidden = rms_norm(x, self.weights.final_norm, a.norm_eps)
-        return DecoderOutput(hidden, KeptKeysValues(to_keep) if to_keep else None)
+        return rms_norm(x, self.weights.final_norm, a.norm_eps)
 
     def _to_device(self, values: object) -> Tensor:
         return torch.as_tensor(values, device=self.device)

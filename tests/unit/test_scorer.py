@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hiscore import scorer as scorer_module
 from hiscore.errors import RequestError
 from hiscore.options import ScoreOptions
-from hiscore.packing import Forward, pack
+from hiscore.packing import Batch, Group, pack
 from hiscore.scorer import ScoreCall, Scorer
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiny_models import FAMILIES, VOCABULARY, make
@@ -85,24 +85,20 @@ def test_scores_equal_transformers_one_at_a_time(family: str, labels: int | None
                     assert scores.shape == (0, labels or len(LABELS))
 
 
-def plain_causal(calls, budget: int) -> list[Forward]:
+def plain_causal(calls, budget: int, pages) -> Batch:
     """What a packed sequence gets without multi-item attention: everything before it is seen."""
-    return [
-        replace(
-            forward,
-            cu_seqlens=np.array([0, len(forward.input_ids)], np.int32),
-            context_of=np.zeros(1, np.int32),
-        )
-        for forward in pack(calls, budget)
-    ]
+    (forward,) = pack(calls, budget, pages).forwards
+    rows = len(forward.input_ids)
+    everything = Group(0, rows, np.empty(0, np.int64), slice(0, 0))
+    edges = np.array([0, rows], np.int32)
+    return Batch((replace(forward, cu_seqlens=edges, groups=(everything,)),), (0,) * len(calls))
 
 
-def restarted_positions(calls, budget: int) -> list[Forward]:
+def restarted_positions(calls, budget: int, pages) -> Batch:
     """Items that continue the packed sequence's positions instead of the query's."""
-    return [
-        replace(forward, positions=np.arange(len(forward.input_ids), dtype=np.int32))
-        for forward in pack(calls, budget)
-    ]
+    (forward,) = pack(calls, budget, pages).forwards
+    positions = np.arange(len(forward.input_ids), dtype=np.int32)
+    return Batch((replace(forward, positions=positions),), (0,) * len(calls))
 
 
 @pytest.mark.parametrize("wrong", [plain_causal, restarted_positions])
@@ -112,7 +108,7 @@ def test_control_a_wrong_mask_or_position_fails(family: str, wrong, checkpoints,
     call = random_tokens(np.random.default_rng(0), 13, [3, 7, 7, 12], VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
     expected = truth.scores(call.query, call.items, LABELS, apply_softmax=True)
-    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    scorer = Scorer(checkpoint, "cpu", "float32", 4_096, query_cache_bytes=0)
     check(score(scorer, [call], options)[0], expected, options)
     monkeypatch.setattr(scorer_module, "pack", wrong)
     with pytest.raises(AssertionError):
@@ -180,6 +176,42 @@ def test_no_item_and_no_neighbour_changes_a_score(family: str, checkpoints) -> N
     np.testing.assert_allclose(batched, alone, atol=INVARIANCE, rtol=0)
     # They do differ from item to item, or the three checks above would say nothing.
     assert np.ptp(alone[:, 0]) > 100 * INVARIANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cached_query_changes_no_score(family: str, checkpoints) -> None:
+    """Found again in the next batch and in the same one, whole and in part, empty items included."""
+    checkpoint, truth = checkpoints(family)
+    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    rng = np.random.default_rng(9)
+    call = random_tokens(rng, 64, [4, 9, 1, 0, 30], VOCABULARY)
+    longer = Tokens(call.query + [7] * 21, call.items)
+    options = ScoreOptions(apply_softmax=True)
+    labels = np.array(LABELS, np.int32)
+    cached = []
+    for batch in ([call], [call, longer, call], [longer]):
+        answers, _ = scorer.score([ScoreCall(each.call(), labels, options) for each in batch])
+        for each, answer in zip(batch, answers, strict=True):
+            check(answer.scores, truth.scores(each.query, each.items, LABELS, True), options)
+            cached.append(answer.cached_tokens)
+    # In pages of 16; an empty item is read at the query's last token, which must be computed.
+    assert cached == [0, 48, 64, 48, 80]
+
+
+def test_control_a_poisoned_cache_shows_and_a_forgotten_one_does_not(checkpoints) -> None:
+    """What the pool holds is what is read; what was evicted never is."""
+    checkpoint, truth = checkpoints("llama")
+    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    call = random_tokens(np.random.default_rng(10), 64, [4, 9], VOCABULARY)
+    options = ScoreOptions(apply_softmax=True)
+    expected = truth.scores(call.query, call.items, LABELS, True)
+    check(score(scorer, [call], options)[0], expected, options)
+    scorer._pool.fill_(3.0)
+    with pytest.raises(AssertionError):
+        check(score(scorer, [call], options)[0], expected, options)
+    scorer._pool.fill_(float("nan"))
+    scorer._pages.forget()
+    check(score(scorer, [call], options)[0], expected, options)
 
 
 def test_calls_with_different_labels_and_options_share_a_batch(checkpoints) -> None:

@@ -7,23 +7,27 @@ import torch
 from hiscore.attention import torch_attention
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.torch_attention import TorchAttention
-from hiscore.packing import Forward, pack
+from hiscore.kv_pages import PAGE, KVPages
+from hiscore.packing import Forward, pack, pool_reserve
 from tests.support.strategies import random_tokens
 
 
-def dense(forward: Forward, shape: AttentionShape, window: int | None, q, k, v) -> torch.Tensor:
-    """softmax over [T, slots] with everything hidden that the rule hides."""
-    position = np.full((len(forward.input_ids), len(k)), -1)
-    for segment, context in enumerate(forward.context_of):
-        first, last = forward.cu_seqlens[segment : segment + 2]
-        slots = np.concatenate((forward.contexts[context], np.arange(first, last) + forward.kept))
-        for row in range(first, last):
-            seen = slots[: len(slots) - (last - 1 - row)]
+def dense(forward: Forward, shape: AttentionShape, window: int | None, q, k, v, pool) -> torch.Tensor:
+    """softmax over [T, pool slots + T] with everything hidden that the rule hides."""
+    position = np.full((len(q), len(pool) + len(k)), -1)
+    edges = forward.cu_seqlens
+    for group in forward.groups:
+        rows = np.arange(group.context_rows.start, group.context_rows.stop)
+        context = np.concatenate((group.context_slots, rows + len(pool)))
+        for row in range(group.first_row, group.last_row):
+            first = edges[np.searchsorted(edges, row, side="right") - 1]
+            seen = np.concatenate((context, np.arange(first, row + 1) + len(pool)))
             position[row, seen] = np.arange(len(seen))
     newest = position.max(axis=1, keepdims=True)
     allowed = (position >= 0) & (newest - position < (window or 10**9))
-    group = shape.heads // shape.kv_heads
-    k, v = k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    k, v = torch.cat((pool[:, 0], k)).double(), torch.cat((pool[:, 1], v)).double()
+    group_size = shape.heads // shape.kv_heads
+    k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
     logits = torch.einsum("thd,shd->hts", q.double(), k) * shape.scale
     if shape.soft_cap:
         logits = torch.tanh(logits / shape.soft_cap) * shape.soft_cap
@@ -47,14 +51,14 @@ def test_segments_attend_as_the_dense_mask_says(
     calls = [random_tokens(rng, query, items, 100).call() for query, items in CALLS]
     shape = AttentionShape(4, 2, 8, 0.4, soft_cap, (window,))
     generator = torch.Generator().manual_seed(2)
-    for forward in pack(calls, budget):
-        slots = forward.kept + len(forward.input_ids)
-        q, k, v = (
-            torch.randn(rows, heads, 8, generator=generator)
-            for rows, heads in ((slots - forward.kept, 4), (slots, 2), (slots, 2))
-        )
+    pages = KVPages(pool_reserve(64, budget), reserve=0, caching=False)
+    for forward in pack(calls, budget, pages).forwards:
+        rows = len(forward.input_ids)
+        q, k, v = (torch.randn(rows, heads, 8, generator=generator) for heads in (4, 2, 2))
+        pool = torch.randn(pages.pages * PAGE, 2, 2, 8, generator=generator)
         attention = TorchAttention(shape)
         attention.plan(forward)
-        out = attention.run(0, q, k, v)
+        out = attention.run(0, q, k, v, pool)
         # float32 sums of at most 60 weights: 1e-5 is ten times their rounding.
-        torch.testing.assert_close(out.double(), dense(forward, shape, window, q, k, v), atol=1e-5, rtol=0)
+        expected = dense(forward, shape, window, q, k, v, pool)
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)

@@ -31,7 +31,11 @@ class TritonPythonModel:
         self._settings = from_model_config(ScorerSettings, args["model_config"])
         device = "cpu" if args["model_instance_kind"] == "CPU" else f"cuda:{args['model_instance_device_id']}"
         self._scorer = Scorer(
-            Path(self._settings.checkpoint), device, self._settings.dtype, self._settings.max_batch_tokens
+            Path(self._settings.checkpoint),
+            device,
+            self._settings.dtype,
+            self._settings.max_batch_tokens,
+            self._settings.query_cache_bytes,
         )
         self._counters = Counters(COUNTERS, {"model": args["model_name"], "version": args["model_version"]})
 
@@ -57,6 +61,7 @@ class TritonPythonModel:
             hiscore_forwards_total=stats.forwards,
             hiscore_batch_tokens_total=stats.tokens,
             hiscore_items_total=stats.items,
+            hiscore_cached_tokens_total=stats.cached_tokens,
         )
         return [
             answer
