@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,21 +24,16 @@ from hiscore_client.results import ScoreResult
 LONG = 1.0
 
 
-def make_table(record: Record, result: ScoreResult, labels: Sequence[str]) -> Table:
-    """Items down, labels across; labels that are not named (a classifier's) are numbered."""
-    usage = result.usage
-    table = Table(
-        title=Text(record.query),
-        caption=f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} from a cache",
-        title_justify="left",
-        caption_justify="left",
-    )
+def make_table(record: Record, result: ScoreResult, labels: Sequence[str]) -> Group:
+    """The query, items down and labels across, usage; labels without a name (a classifier's) are numbered."""
+    table = Table()
     table.add_column("item", overflow="fold")
     for place in range(result.scores.shape[1]):
         table.add_column(Text(labels[place] if labels else str(place)), justify="right")
     for item, row in zip(record.items, result.scores, strict=True):
         table.add_row(Text(item), *(f"{value:.6g}" for value in row))
-    return table
+    usage = f"{result.usage.prompt_tokens} prompt tokens, {result.usage.cached_tokens} from a cache"
+    return Group(Text(record.query, style="bold"), table, Text(usage, style="dim"))
 
 
 def quoted(label: str) -> str:
