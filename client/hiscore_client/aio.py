@@ -102,25 +102,35 @@ class AsyncScoreClient:
 
     async def _run(self, call: Call, on_progress: Callable[[int], None] | None) -> ScoreResult:
         slots = asyncio.Semaphore(self._core.max_in_flight)
+        tasks: list[asyncio.Task[ScoreResult]] = []
         done = 0
 
         async def run_chunk(place: int) -> ScoreResult:
             nonlocal done
             async with slots:
-                part = await drive_async(call.steps(place), self._perform)
+                try:
+                    part = await drive_async(call.steps(place), self._perform)
+                except BaseException:
+                    # Before the slot is free for the next chunk.
+                    cancel_others()
+                    raise
             done += len(part.scores)
             if on_progress:
                 on_progress(done)
             return part
 
+        def cancel_others() -> None:
+            for task in tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+
         if len(call.chunks) == 1:
             return call.merge([await run_chunk(0)])
-        tasks = [asyncio.ensure_future(run_chunk(place)) for place in range(len(call.chunks))]
+        tasks.extend(asyncio.create_task(run_chunk(place)) for place in range(len(call.chunks)))
         try:
             return call.merge(await asyncio.gather(*tasks))
         finally:
-            for task in tasks:
-                task.cancel()
+            cancel_others()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _perform(self, step: Ask | Pause) -> Any:

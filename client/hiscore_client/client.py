@@ -17,7 +17,7 @@ from hiscore_client.errors import Cancelled, belonging_to
 from hiscore_client.ready import wait_ready
 from hiscore_client.results import ScoreResult
 from hiscore_client.retry import Deadline, RetryPolicy
-from hiscore_client.steps import Ask, Pause, drive
+from hiscore_client.steps import Ask, Pause, Steps, T, drive
 
 
 class ScoreClient:
@@ -136,18 +136,18 @@ class ScoreClient:
             return call.merge(parts)
         flight = _Flight(self._triton)
         with ThreadPoolExecutor(min(self._core.max_in_flight, len(places))) as pool:
-            futures = [pool.submit(drive, call.steps(place), flight.perform) for place in places]
+            futures = [pool.submit(flight.run, call.steps(place)) for place in places]
             try:
                 done = 0
                 for future in as_completed(futures):
                     done += len(future.result().scores)
                     if on_progress:
                         on_progress(done)
-            except BaseException:
-                for future in futures:
-                    future.cancel()
+            except BaseException as error:
+                # What the first failure cancelled may have ended before it.
+                first = flight.failure or error
                 flight.stop()
-                raise
+                raise first from first.__cause__
         return call.merge([future.result() for future in futures])
 
     def _perform(self, step: Ask | Pause) -> Any:
@@ -166,8 +166,30 @@ class _Flight:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._under_way: set[Any] = set()
+        self.failure: BaseException | None = None
 
-    def perform(self, step: Ask | Pause) -> Any:
+    def run(self, steps: Steps[T]) -> T:
+        """Run one chunk's steps; the first failure stops the flight before its thread can take the next chunk."""
+        if self._stopped.is_set():
+            # Before the chunk's tensors are built.
+            raise Cancelled("another part of the call has failed")
+        try:
+            return drive(steps, self._perform)
+        except BaseException as error:
+            with self._lock:
+                self.failure = self.failure or error
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Cancel what is under way; nothing new starts."""
+        with self._lock:
+            self._stopped.set()
+            under_way = list(self._under_way)
+        for context in under_way:
+            context.cancel()
+
+    def _perform(self, step: Ask | Pause) -> Any:
         if isinstance(step, Pause):
             self._stopped.wait(step.seconds)
             return None
@@ -191,11 +213,3 @@ class _Flight:
         finally:
             with self._lock:
                 self._under_way.discard(context)
-
-    def stop(self) -> None:
-        """Cancel what is under way; nothing new starts."""
-        with self._lock:
-            self._stopped.set()
-            under_way = list(self._under_way)
-        for context in under_way:
-            context.cancel()

@@ -85,6 +85,8 @@ def attempts(
             return (yield ask(remaining))
         except InferenceServerException as error:
             failure = from_grpc(error)
+            if isinstance(failure, DeadlineExceeded) and deadline.timeout is not None:
+                failure = DeadlineExceeded(f"the timeout of {deadline.timeout} s has passed")
             retryable = status_of(error) == "UNAVAILABLE" and isinstance(failure, Overloaded)
         if not retryable:
             raise failure
