@@ -2,8 +2,9 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -134,7 +135,7 @@ class ScoreClient:
             if on_progress:
                 on_progress(call.items)
             return call.merge(parts)
-        flight = _Flight(self._triton)
+        flight = _Flight(self._triton, self._closed)
         with ThreadPoolExecutor(min(self._core.max_in_flight, len(places))) as pool:
             futures = [pool.submit(flight.run, call.steps(place)) for place in places]
             try:
@@ -153,16 +154,27 @@ class ScoreClient:
     def _perform(self, step: Ask | Pause) -> Any:
         if isinstance(step, Pause):
             return self._closed.wait(step.seconds)
-        if self._closed.is_set():
-            raise Cancelled("the client is closed")
-        return getattr(self._triton, step.method)(**step.arguments)
+        with _closing_as_cancelled(self._closed):
+            return getattr(self._triton, step.method)(**step.arguments)
+
+
+@contextmanager
+def _closing_as_cancelled(closed: threading.Event) -> Iterator[None]:
+    """gRPC answers a question on a closed channel with a ValueError; say what it means."""
+    try:
+        yield
+    except ValueError:
+        if closed.is_set():
+            raise Cancelled("the client is closed") from None
+        raise
 
 
 class _Flight:
     """The chunks of one call under way in several threads, so that the failure of one can stop the others."""
 
-    def __init__(self, triton: InferenceServerClient) -> None:
+    def __init__(self, triton: InferenceServerClient, closed: threading.Event) -> None:
         self._triton = triton
+        self._closed = closed
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._under_way: set[Any] = set()
@@ -194,7 +206,8 @@ class _Flight:
             self._stopped.wait(step.seconds)
             return None
         if step.method != "infer":
-            return getattr(self._triton, step.method)(**step.arguments)
+            with _closing_as_cancelled(self._closed):
+                return getattr(self._triton, step.method)(**step.arguments)
         answer: Future[Any] = Future()
 
         def settle(result: Any, error: Any) -> None:
@@ -206,7 +219,8 @@ class _Flight:
         with self._lock:
             if self._stopped.is_set():
                 raise Cancelled("another part of the call has failed")
-            context = self._triton.async_infer(callback=settle, **step.arguments)
+            with _closing_as_cancelled(self._closed):
+                context = self._triton.async_infer(callback=settle, **step.arguments)
             self._under_way.add(context)
         try:
             return answer.result()

@@ -89,13 +89,13 @@ def attempts(
                 failure = DeadlineExceeded(f"the timeout of {deadline.timeout} s has passed")
             retryable = status_of(error) == "UNAVAILABLE" and isinstance(failure, Overloaded)
         if not retryable:
-            raise failure
+            raise failure from None
         failures += 1
         pause = policy.pause(failures, jitter)
         if failures == policy.attempts or pause >= deadline.remaining():
             if not (yield from _is_live(deadline)):
-                raise ServerUnreachable(f"{url} is not reachable: {failure}")
-            raise failure
+                raise ServerUnreachable(f"{url} is not reachable: {failure}") from None
+            raise failure from None
         log.info("request %s: try %d failed (%s), next in %.2f s", request_id, failures, failure, pause)
         yield Pause(pause)
 

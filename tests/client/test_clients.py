@@ -341,10 +341,11 @@ def test_wait_ready_notices_a_server_that_starts_late(asynchronous: bool, server
 
 
 def test_a_closed_client_says_so(url: str) -> None:
-    client = ScoreClient(url)
+    client = ScoreClient(url, limits=ChunkLimits(max_items=10))
     client.close()
-    with pytest.raises(Cancelled, match="closed"):
-        client.score("q", ["a"], labels=LABELS)
+    for items in (["a"], ITEMS):
+        with pytest.raises(Cancelled, match="closed"):
+            client.score("q", items, labels=LABELS)
 
 
 def test_closing_ends_calls_of_other_threads(url: str, server: FaultyServer) -> None:
