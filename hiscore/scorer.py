@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.attention.torch_attention import TorchAttention
 from hiscore.errors import RequestError
 from hiscore.kv_pages import PAGE, KVPages
 from hiscore.layout import Call, IntArray
 from hiscore.model.decoder import Decoder
-from hiscore.model.head import label_logits, log_normaliser
+from hiscore.model.head import Head
 from hiscore.options import ScoreOptions
-from hiscore.packing import Forward, pack, pool_reserve
+from hiscore.packing import Batch, Forward, pack, pool_reserve
 from hiscore.readout import Float32, scores_of
+from hiscore.runner import make_runner
 from hiscore.validation import CheckpointFacts
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,48 @@ class BatchStats:
     cached_tokens: int
 
 
+class Pending:
+    """A batch on its way: launched, perhaps not finished."""
+
+    def __init__(
+        self, calls: Sequence[ScoreCall], batch: Batch, host: Tensor, shapes: list[tuple[list[int], int]],
+        copy_done: torch.cuda.Event | None, is_classifier: bool,
+    ) -> None:  # fmt: skip
+        self._calls, self._batch = calls, batch
+        self._host, self._shapes = host, shapes
+        self._copy_done = copy_done
+        self._is_classifier = is_classifier
+
+    def result(self) -> tuple[list[Scores | RequestError], BatchStats]:
+        """Wait for the batch's results, once, and turn logits into scores."""
+        if self._copy_done is not None:
+            self._copy_done.synchronize()
+        items = [len(call.call.item_lengths) for call in self._calls]
+        found: list[list[Float32]] = [[] for _ in self._calls]
+        values = self._host.numpy()
+        for members, width in self._shapes:
+            for index in members:
+                size = items[index] * width
+                found[index].append(values[:size].reshape(items[index], width))
+                values = values[size:]
+        answers = [self._answer(index, *found[index]) for index in range(len(self._calls))]
+        forwards, cached = self._batch.forwards, self._batch.cached_tokens
+        tokens = sum(len(forward.input_ids) for forward in forwards)
+        return answers, BatchStats(len(forwards), tokens, sum(items), sum(cached))
+
+    def _answer(
+        self, index: int, logits: Float32, normaliser: Float32 | None = None
+    ) -> Scores | RequestError:
+        call = self._calls[index]
+        try:
+            scores = scores_of(
+                logits, None if normaliser is None else normaliser[:, 0], call.options, self._is_classifier
+            )
+        except RequestError as error:
+            return error
+        return Scores(scores, len(call.call.tokens), self._batch.cached_tokens[index])
+
+
 class Scorer:
     """One checkpoint on one device."""
 
@@ -67,110 +109,84 @@ class Scorer:
     ) -> None:
         self.device = torch.device(_pick_device(device))
         self.dtype = DTYPES[_pick_dtype(dtype, self.device)]
-        self._decoder = Decoder(checkpoint, self.device, self.dtype)
-        self._attention = TorchAttention(self._decoder.attention_shape)
+        decoder = Decoder(checkpoint, self.device, self.dtype)
+        a = decoder.architecture
+        self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
+        self._head = Head(decoder.weights.head, a.logit_soft_cap)
         self._budget = max_batch_tokens
-        reserve = pool_reserve(self.facts.context_length, max_batch_tokens)
-        page_bytes = PAGE * self._decoder.slot_bytes
+        reserve = pool_reserve(a.context_length, max_batch_tokens)
+        page_bytes = PAGE * decoder.slot_bytes
         pages = reserve + query_cache_bytes // page_bytes
         self._pages = KVPages(pages, reserve, caching=query_cache_bytes > 0)
-        self._pool = self._decoder.new_pool(pages * PAGE)
+        self.runner = make_runner(decoder, pages * PAGE, max_batch_tokens)
         log.info(
-            "%s decoder on %s in %s, attention by %s; at most %d tokens a forward, %d MiB for the keys and values "
-            "of queries, %d MiB of them to cache",
-            self._decoder.architecture.family,
-            self.device,
-            self.dtype,
-            type(self._attention).__name__,
-            max_batch_tokens,
+            "%s decoder on %s in %s by %s; at most %d tokens a forward, %d MiB for keys and values of queries",
+            a.family, self.device, self.dtype, type(self.runner).__name__, max_batch_tokens,
             pages * page_bytes >> 20,
-            query_cache_bytes >> 20,
-        )
+        )  # fmt: skip
 
-    @property
-    def facts(self) -> CheckpointFacts:
-        a = self._decoder.architecture
-        return CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
-
-    @torch.inference_mode()
     def score(self, calls: Sequence[ScoreCall]) -> tuple[list[Scores | RequestError], BatchStats]:
         """Score all the calls together. An answer that is not finite fails its own call alone."""
+        return self.submit(calls).result()
+
+    @torch.inference_mode()
+    def submit(self, calls: Sequence[ScoreCall]) -> Pending:
+        """Pack and launch a batch. On a CUDA device this does not wait for it."""
         batch = pack([call.call for call in calls], self._budget, self._pages)
-        ends = np.cumsum([len(call.call.item_lengths) for call in calls])
-        rows = [slice(end - len(call.call.item_lengths), end) for call, end in zip(calls, ends, strict=True)]
         try:
-            hidden = self._hidden_states(batch.forwards, int(ends[-1]))
+            return self._launch(calls, batch)
         except Exception:
             # The cache counts on keys and values that were perhaps never written.
             self._pages.forget()
             raise
-        logits = self._logits(calls, rows, hidden)
-        normalisers = self._normalisers(calls, rows, hidden)
-        answers = [
-            self._answer(*parts)
-            for parts in zip(calls, logits, normalisers, batch.cached_tokens, strict=True)
-        ]
-        tokens = sum(len(forward.input_ids) for forward in batch.forwards)
-        return answers, BatchStats(len(batch.forwards), tokens, int(ends[-1]), sum(batch.cached_tokens))
 
-    def _hidden_states(self, forwards: Sequence[Forward], items: int) -> Tensor:
-        """Every item's hidden state [items, hidden_size], in the order of the calls."""
-        width = self._decoder.architecture.hidden_size
-        hidden = torch.empty((items, width), dtype=self.dtype, device=self.device)
-        for forward in forwards:
-            answers = torch.as_tensor(forward.answers, device=self.device)
-            hidden[answers] = self._decoder.forward(forward, self._attention, self._pool)
-        return hidden
+    def _launch(self, calls: Sequence[ScoreCall], batch: Batch) -> Pending:
+        hidden = self._in_order(self.runner.run(batch.forwards), batch.forwards)
+        ends = np.cumsum([len(call.call.item_lengths) for call in calls])
+        rows = [slice(end - len(call.call.item_lengths), end) for call, end in zip(calls, ends, strict=True)]
 
-    def _logits(self, calls: Sequence[ScoreCall], rows: Sequence[slice], hidden: Tensor) -> list[Float32]:
-        """Each call's logits [items, labels]; calls with the same labels share one product."""
-        head = self._decoder.weights.head
-        sharing: dict[bytes, list[int]] = defaultdict(list)
-        for index, call in enumerate(calls):
-            sharing[call.labels.tobytes()].append(index)
-        logits: list[Float32] = [np.empty((0, 0), np.float32)] * len(calls)
-        for members in sharing.values():
-            columns = calls[members[0]].labels
-            if self.facts.is_classifier:
-                columns = np.arange(len(head), dtype=np.int32)
-            together = label_logits(
-                torch.cat([hidden[rows[index]] for index in members]),
-                head,
-                torch.as_tensor(columns, dtype=torch.int64, device=self.device),
-                self._decoder.architecture.logit_soft_cap,
-            ).cpu()
-            lengths = [rows[index].stop - rows[index].start for index in members]
-            for index, part in zip(members, together.split(lengths), strict=True):
-                logits[index] = part.numpy()
-        return logits
+        def of(members: list[int]) -> Tensor:
+            everything = len(members) == len(calls)
+            return hidden if everything else torch.cat([hidden[rows[index]] for index in members])
 
-    def _normalisers(
-        self, calls: Sequence[ScoreCall], rows: Sequence[slice], hidden: Tensor
-    ) -> list[Float32 | None]:
-        """Each call's log normaliser [items], for those calls whose scores need one."""
-        found: list[Float32 | None] = [None] * len(calls)
-        if self.facts.is_classifier:
-            return found
-        members = [index for index, call in enumerate(calls) if not call.options.apply_softmax]
-        if members:
-            together = log_normaliser(
-                torch.cat([hidden[rows[index]] for index in members]),
-                self._decoder.weights.head,
-                self._decoder.architecture.logit_soft_cap,
-            ).cpu()
-            lengths = [rows[index].stop - rows[index].start for index in members]
-            for index, part in zip(members, together.split(lengths), strict=True):
-                found[index] = part.numpy()
-        return found
+        results, shapes = [], []
+        for members in _sharing_labels(calls):
+            labels = None if self.facts.is_classifier else calls[members[0]].labels
+            results.append(self._head.label_logits(of(members), labels))
+            shapes.append((members, results[-1].shape[1]))
+        normalised = [index for index, call in enumerate(calls) if not call.options.apply_softmax]
+        if normalised and not self.facts.is_classifier:
+            results.append(self._head.log_normaliser(of(normalised)))
+            shapes.append((normalised, 1))
+        host, copy_done = self._to_host(torch.cat([result.flatten() for result in results]))
+        return Pending(calls, batch, host, shapes, copy_done, self.facts.is_classifier)
 
-    def _answer(
-        self, call: ScoreCall, logits: Float32, normaliser: Float32 | None, cached_tokens: int
-    ) -> Scores | RequestError:
-        try:
-            scores = scores_of(logits, normaliser, call.options, self.facts.is_classifier)
-        except RequestError as error:
-            return error
-        return Scores(scores, len(call.call.tokens), cached_tokens)
+    def _in_order(self, hidden: Tensor, forwards: Sequence[Forward]) -> Tensor:
+        """Rows in the order of the batch's items; several forwards may answer them in another."""
+        answers = np.concatenate([np.empty(0, np.int64), *(forward.answers for forward in forwards)])
+        if (np.diff(answers) > 0).all():
+            return hidden
+        order = torch.from_numpy(np.argsort(answers))
+        if self.device.type == "cuda":
+            order = order.pin_memory().to(self.device, non_blocking=True)
+        return hidden[order]
+
+    def _to_host(self, results: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        if self.device.type != "cuda":
+            return results, None
+        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        host.copy_(results, non_blocking=True)
+        copy_done = torch.cuda.Event()
+        copy_done.record()
+        return host, copy_done
+
+
+def _sharing_labels(calls: Sequence[ScoreCall]) -> list[list[int]]:
+    """The calls by their labels: those with the same ones share a product."""
+    sharing: dict[bytes, list[int]] = defaultdict(list)
+    for index, call in enumerate(calls):
+        sharing[call.labels.tobytes()].append(index)
+    return list(sharing.values())
 
 
 def _pick_device(device: str) -> str:

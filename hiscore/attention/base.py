@@ -26,10 +26,10 @@ class Attention(Protocol):
     def plan(self, forward: Forward) -> None:
         """Prepare one forward; called once, before its first layer."""
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> Tensor:
+    def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         """Attend in one layer of the planned forward.
 
-        q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim], the new tokens'; pool: the layer's
-        [slots, 2, kv_heads, head_dim], new tokens already written. Returns [T, heads, head_dim].
+        qkv: the new tokens' rotated heads, [T, (heads + 2 kv_heads) head_dim]; pool: the layer's
+        [slots, 2, kv_heads, head_dim], new tokens already written. Returns [T, heads head_dim].
         """
         ...

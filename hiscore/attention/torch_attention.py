@@ -63,18 +63,22 @@ class TorchAttention:
         for part in rows.split(max(1, MAX_WEIGHTS // (self._shape.heads * length * seen))):
             self._work.append(_Work(part, context_slots, context_rows))
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> Tensor:
+    def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
+        shape = self._shape
+        q, k, v = qkv.unflatten(1, (-1, shape.head_dim)).split(
+            [shape.heads, shape.kv_heads, shape.kv_heads], 1
+        )
         out = torch.empty_like(q)
         for work in self._work:
             out[work.rows] = self._attend(
-                self._shape.windows[layer],
+                shape.windows[layer],
                 q[work.rows].float(),
                 torch.cat((pool[work.context_slots, 0], k[work.context_rows])).float(),
                 torch.cat((pool[work.context_slots, 1], v[work.context_rows])).float(),
                 k[work.rows].float(),
                 v[work.rows].float(),
             ).to(q.dtype)
-        return out
+        return out.flatten(1)
 
     def _attend(
         self,

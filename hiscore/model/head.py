@@ -1,33 +1,63 @@
 """From hidden states to logits, for the scored rows alone.
 
 Only the labels' rows of the head are needed for the labels' logits. The probability of a label over the whole
-vocabulary needs one number more for each row, the log of the normaliser, which is summed up over slices of the
-vocabulary: logits of rows x vocabulary never exist at once.
+vocabulary needs one number more for each row, the log of the normaliser, which is summed up over slices: logits of
+all rows x vocabulary never exist at once.
 """
 
+from collections import OrderedDict
+
+import numpy as np
 import torch
 from torch import Tensor
 
-VOCABULARY_SLICE = 8_192
-ROW_SLICE = 1_024
+from hiscore.layout import IntArray
+
+# Logits alive at once: 256 rows of a vocabulary of 151,936 are 148 MiB.
+ROW_SLICE = 256
+# Sets of labels whose rows stay at hand; callers ask for the same few again and again.
+LABEL_SETS = 256
 
 
-def label_logits(hidden: Tensor, head: Tensor, labels: Tensor, soft_cap: float | None) -> Tensor:
-    """Logits of some of the head's rows: hidden [R, H], labels int64 [L] -> float32 [R, L]."""
-    return _capped(hidden.float() @ head[labels].float().T, soft_cap)
+class Head:
+    """The head of a causal LM or a classifier, [rows, hidden_size], and its soft cap."""
 
+    def __init__(self, weight: Tensor, soft_cap: float | None) -> None:
+        self._weight = weight
+        self._soft_cap = soft_cap
+        self._label_rows: OrderedDict[bytes, Tensor] = OrderedDict()
 
-def log_normaliser(hidden: Tensor, head: Tensor, soft_cap: float | None) -> Tensor:
-    """log(sum(exp(logits))) over the whole vocabulary: hidden [R, H] -> float32 [R]."""
-    total = torch.full((len(hidden),), float("-inf"), device=hidden.device)
-    for part in head.split(VOCABULARY_SLICE):
-        part = part.float()
-        for first in range(0, len(hidden), ROW_SLICE):
-            rows = slice(first, first + ROW_SLICE)
-            logits = _capped(hidden[rows].float() @ part.T, soft_cap)
-            total[rows] = torch.logaddexp(total[rows], logits.logsumexp(dim=-1))
-    return total
+    def label_logits(self, hidden: Tensor, labels: IntArray | None) -> Tensor:
+        """Logits of the labels' rows, or of all rows for None: hidden [R, H] -> float32 [R, labels]."""
+        weight = self._weight.float() if labels is None else self._rows_of(labels)
+        return self._capped(hidden.float() @ weight.T)
 
+    def log_normaliser(self, hidden: Tensor) -> Tensor:
+        """log(sum(exp(logits))) over the whole vocabulary, in float32: hidden [R, H] -> [R]."""
+        parts = [self._capped(self._product(rows)).logsumexp(dim=-1) for rows in hidden.split(ROW_SLICE)]
+        return torch.cat(parts)
 
-def _capped(logits: Tensor, soft_cap: float | None) -> Tensor:
-    return logits if soft_cap is None else torch.tanh(logits / soft_cap) * soft_cap
+    def _product(self, hidden: Tensor) -> Tensor:
+        """hidden @ weight^T, added up and kept in float32 whatever the operands are."""
+        if hidden.dtype == torch.float32:
+            return hidden @ self._weight.T
+        if hidden.is_cuda:
+            return torch.mm(hidden, self._weight.T, out_dtype=torch.float32)
+        slices = self._weight.split(8_192)
+        return torch.cat([hidden.float() @ part.float().T for part in slices], dim=1)
+
+    def _rows_of(self, labels: IntArray) -> Tensor:
+        key = labels.tobytes()
+        if key in self._label_rows:
+            self._label_rows.move_to_end(key)
+        else:
+            index = torch.from_numpy(labels.astype(np.int64))
+            if self._weight.is_cuda:
+                index = index.pin_memory().to(self._weight.device, non_blocking=True)
+            self._label_rows[key] = self._weight[index].float()
+            if len(self._label_rows) > LABEL_SETS:
+                self._label_rows.popitem(last=False)
+        return self._label_rows[key]
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        return logits if self._soft_cap is None else torch.tanh(logits / self._soft_cap) * self._soft_cap

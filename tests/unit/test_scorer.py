@@ -206,10 +206,10 @@ def test_control_a_poisoned_cache_shows_and_a_forgotten_one_does_not(checkpoints
     options = ScoreOptions(apply_softmax=True)
     expected = truth.scores(call.query, call.items, LABELS, True)
     check(score(scorer, [call], options)[0], expected, options)
-    scorer._pool.fill_(3.0)
+    scorer.runner.pool.fill_(3.0)
     with pytest.raises(AssertionError):
         check(score(scorer, [call], options)[0], expected, options)
-    scorer._pool.fill_(float("nan"))
+    scorer.runner.pool.fill_(float("nan"))
     scorer._pages.forget()
     check(score(scorer, [call], options)[0], expected, options)
 
@@ -241,7 +241,7 @@ def test_the_scores_of_all_ids_add_up_to_one(checkpoints) -> None:
 def test_a_model_that_gives_nan_gives_errors_not_scores(checkpoints) -> None:
     """Only the call whose numbers are not finite fails. (Mistral's head is not its embedding.)"""
     scorer = Scorer(checkpoints("mistral")[0], "cpu", "float32", 4_096)
-    scorer._decoder.weights.embedding[123] = float("nan")
+    scorer.runner._decoder.weights.embedding[123] = float("nan")
     good, bad = Tokens([1, 2], [[3], [4]]), Tokens([1, 2], [[3], [123]])
     labels = np.array([5, 6], np.int32)
     for options in (ScoreOptions(), ScoreOptions(apply_softmax=True)):

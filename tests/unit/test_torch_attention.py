@@ -54,11 +54,12 @@ def test_segments_attend_as_the_dense_mask_says(
     pages = KVPages(pool_reserve(64, budget), reserve=0, caching=False)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids)
-        q, k, v = (torch.randn(rows, heads, 8, generator=generator) for heads in (4, 2, 2))
+        qkv = torch.randn(rows, 8, 8, generator=generator)
+        q, k, v = qkv.split([4, 2, 2], dim=1)
         pool = torch.randn(pages.pages * PAGE, 2, 2, 8, generator=generator)
         attention = TorchAttention(shape)
         attention.plan(forward)
-        out = attention.run(0, q, k, v, pool)
+        out = attention.run(0, qkv.flatten(1), pool).unflatten(1, (4, 8))
         # float32 sums of at most 60 weights: 1e-5 is ten times their rounding.
         expected = dense(forward, shape, window, q, k, v, pool)
         torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)

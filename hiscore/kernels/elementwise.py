@@ -1,0 +1,126 @@
+"""The steps between the matrix products, each one pass over its rows: one program for each token."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def embed(ids, table, x, h, weight, scale, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """x = table[ids] * scale; h = rms_norm(x) * weight. ids int32 [T], x and h [T, WIDTH]."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    source = tl.load(ids + token).to(tl.int64) * WIDTH
+    value = tl.load(table + source + column, mask=inside, other=0.0).to(tl.float32) * scale
+    value = value.to(x.dtype.element_ty)
+    tl.store(x + token * WIDTH + column, value, mask=inside)
+    value = value.to(tl.float32)
+    normed = _rms(value, WIDTH, eps) * tl.load(weight + column, mask=inside, other=0.0)
+    tl.store(h + token * WIDTH + column, normed.to(h.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_norm(
+    x, update, h, post_weight, weight, eps, WIDTH: tl.constexpr, SANDWICH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """x += update (under SANDWICH: rms_norm(update) * post_weight); h = rms_norm(x) * weight. All [T, WIDTH]."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    at = token * WIDTH + column
+    change = tl.load(update + at, mask=inside, other=0.0)
+    if SANDWICH:
+        post = tl.load(post_weight + column, mask=inside, other=0.0)
+        change = (_rms(change.to(tl.float32), WIDTH, eps) * post).to(x.dtype.element_ty)
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + change.to(tl.float32)
+    # The sum is rounded as it is stored: what is normalised is what the next layer adds to.
+    value = value.to(x.dtype.element_ty)
+    tl.store(x + at, value, mask=inside)
+    normed = _rms(value.to(tl.float32), WIDTH, eps) * tl.load(weight + column, mask=inside, other=0.0)
+    tl.store(h + at, normed.to(h.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rms(value, WIDTH: tl.constexpr, eps):
+    return value * tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + eps)
+
+
+@triton.jit
+def rotate_and_keep(
+    qkv,
+    positions,
+    cos,
+    sin,
+    q_norm,
+    k_norm,
+    pool,
+    write_slots,
+    pool_stride,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    NORMED: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """Normalise (where NORMED) and rotate the heads of q and k in place; keep k and v where a slot is given.
+
+    qkv [T, (heads + 2 kv_heads) head_dim]; cos, sin float32 [context, head_dim / 2]; write_slots int32 [T],
+    -1 for none.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, BLOCK_HEADS)[:, None]
+    half = tl.arange(0, BLOCK_HALF)[None, :]
+    inside = (head < HEADS + KV_HEADS) & (half < HALF)
+    at = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM + half
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        squares = tl.sum(first * first + second * second, axis=1)
+        factor = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        is_q = head < HEADS
+        in_half = half < HALF
+        q_first = tl.load(q_norm + half, mask=in_half, other=0.0)
+        q_second = tl.load(q_norm + half + HALF, mask=in_half, other=0.0)
+        k_first = tl.load(k_norm + half, mask=in_half, other=0.0)
+        k_second = tl.load(k_norm + half + HALF, mask=in_half, other=0.0)
+        first = (first * factor * tl.where(is_q, q_first, k_first)).to(qkv.dtype.element_ty).to(tl.float32)
+        second = (second * factor * tl.where(is_q, q_second, k_second)).to(qkv.dtype.element_ty)
+        second = second.to(tl.float32)
+    angle = tl.load(positions + token).to(tl.int64) * HALF + half
+    c = tl.load(cos + angle, mask=half < HALF, other=0.0)
+    s = tl.load(sin + angle, mask=half < HALF, other=0.0)
+    turned_first = (first * c - second * s).to(qkv.dtype.element_ty)
+    turned_second = (second * c + first * s).to(qkv.dtype.element_ty)
+    tl.store(at, turned_first, mask=inside)
+    tl.store(at + HALF, turned_second, mask=inside)
+    slot = tl.load(write_slots + token).to(tl.int64)
+    if slot >= 0:
+        is_k = inside & (head >= HEADS)
+        to = pool + slot * pool_stride + (head - HEADS) * HEAD_DIM + half
+        tl.store(to, turned_first, mask=is_k)
+        tl.store(to + HALF, turned_second, mask=is_k)
+        values = at + KV_HEADS * HEAD_DIM
+        to += KV_HEADS * HEAD_DIM
+        tl.store(to, tl.load(values, mask=is_k, other=0.0), mask=is_k)
+        tl.store(to + HALF, tl.load(values + HALF, mask=is_k, other=0.0), mask=is_k)
+
+
+@triton.jit
+def activate(gate_up, out, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    """out = act(gate) * up. gate_up [T, 2 WIDTH], out [T, WIDTH]; a grid of (T, blocks)."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    gate = tl.load(gate_up + token * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + token * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0)
+    if GELU:
+        # tanh(z) = 2 sigmoid(2 z) - 1
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        gate = gate * tl.sigmoid(2 * inner)
+    else:
+        gate = gate * tl.sigmoid(gate)
+    gate = gate.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + token * WIDTH + column, (gate * up.to(tl.float32)).to(out.dtype.element_ty), mask=inside)

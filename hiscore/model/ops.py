@@ -1,0 +1,95 @@
+"""The steps of a layer between its matrix products: one interface, in plain torch here, in kernels for CUDA.
+
+All of them work on rows, one for each new token: what is in one row never reaches another.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hiscore.model.rope import Rope
+from hiscore.model.weights import LayerWeights
+
+ACTIVATIONS = {
+    "silu": torch.nn.functional.silu,
+    "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+
+
+class Ops(Protocol):
+    """x: the residual stream [T, hidden]; h: its norm, what a block reads. Norm weights are float32."""
+
+    def embed(self, ids: Tensor, table: Tensor, scale: float, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """x = table[ids] * scale and h = norm(x), from ids int32 [T]."""
+        ...
+
+    def rotate_and_keep(
+        self,
+        layer: LayerWeights,
+        rope: Rope,
+        qkv: Tensor,
+        positions: Tensor,
+        pool: Tensor,
+        write_slots: Tensor,
+    ) -> None:
+        """Normalise (where the layer does) and rotate q and k in place; keep k and v where a slot is given.
+
+        qkv: [T, (heads + 2 kv_heads) head_dim]; pool: [slots, 2, kv_heads, head_dim]; positions and write_slots:
+        int32 [T], a slot of -1 for none.
+        """
+
+    def add_norm(self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor) -> Tensor:
+        """x += update (normalised first, where there is a post_weight) in place; returns h = norm(x)."""
+        ...
+
+    def activate(self, gate_up: Tensor) -> Tensor:
+        """act(gate) * up, from [T, 2 F] to [T, F]."""
+        ...
+
+
+class TorchOps:
+    """`Ops` in plain torch."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str) -> None:
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._eps = eps
+        self._activation = ACTIVATIONS[activation]
+
+    def embed(self, ids: Tensor, table: Tensor, scale: float, weight: Tensor) -> tuple[Tensor, Tensor]:
+        # transformers rounds the factor to the table's dtype.
+        x = table[ids] * torch.tensor(scale, dtype=table.dtype)
+        return x, self._norm(x, weight)
+
+    def rotate_and_keep(
+        self,
+        layer: LayerWeights,
+        rope: Rope,
+        qkv: Tensor,
+        positions: Tensor,
+        pool: Tensor,
+        write_slots: Tensor,
+    ) -> None:
+        heads = qkv.unflatten(1, (-1, self._head_dim))
+        q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q.copy_(self._norm(q, layer.q_norm))
+            k.copy_(self._norm(k, layer.k_norm))
+        turned = heads[:, : self._heads + self._kv_heads]
+        first, second = turned.float().chunk(2, dim=-1)
+        cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
+        turned.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+        (rows,) = torch.nonzero(write_slots >= 0, as_tuple=True)
+        pool[write_slots[rows]] = torch.stack((k[rows], v[rows]), dim=1)
+
+    def add_norm(self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor) -> Tensor:
+        x += update if post_weight is None else self._norm(update, post_weight)
+        return self._norm(x, weight)
+
+    def activate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self._activation(gate) * up
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        y = x.float()
+        return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self._eps) * weight).to(x.dtype)

@@ -1,0 +1,58 @@
+"""Runs packed forwards on a device. This one: at once, in plain torch."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.attention.torch_attention import TorchAttention
+from hiscore.model.decoder import Decoder, Rows
+from hiscore.model.ops import TorchOps
+from hiscore.packing import Forward
+
+
+class Runner(Protocol):
+    """What the scorer needs of a device."""
+
+    def run(self, forwards: Sequence[Forward]) -> Tensor:
+        """Run the forwards of a batch in order.
+
+        Returns the final hidden states of all scored rows, [R, hidden_size], forward by forward. On a device with
+        a queue of its own this only launches the work.
+        """
+        ...
+
+
+class TorchRunner:
+    """`Runner` for the CPU."""
+
+    def __init__(self, decoder: Decoder, slots: int) -> None:
+        a = decoder.architecture
+        self._decoder = decoder
+        self._ops = TorchOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation)
+        self._attention = TorchAttention(decoder.attention_shape)
+        self.pool = decoder.new_pool(slots)
+
+    @torch.inference_mode()
+    def run(self, forwards: Sequence[Forward]) -> Tensor:
+        width = self._decoder.architecture.hidden_size
+        nothing = torch.empty((0, width), dtype=self._decoder.dtype)
+        return torch.cat([nothing, *(self._run(forward) for forward in forwards)])
+
+    def _run(self, forward: Forward) -> Tensor:
+        self._attention.plan(forward)
+        rows = Rows(
+            torch.from_numpy(forward.input_ids),
+            torch.from_numpy(forward.positions),
+            torch.from_numpy(forward.write_slots.astype(np.int32)),
+        )
+        x, attended = self._decoder.body(rows, self._ops, self._attention, self.pool)
+        scored = torch.from_numpy(forward.scored_rows)
+        return self._decoder.tail(x[scored], attended[scored], self._ops)
+
+
+def make_runner(decoder: Decoder, slots: int, max_rows: int) -> Runner:
+    """The runner for the decoder's device, with a pool of `slots`."""
+    return TorchRunner(decoder, slots)
