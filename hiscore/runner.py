@@ -16,6 +16,9 @@ from hiscore.packing import Forward
 class Runner(Protocol):
     """What the scorer needs of a device."""
 
+    pool: Tensor
+    """Keys and values, [layers, slots, 2, kv_heads, head_dim]."""
+
     def run(self, forwards: Sequence[Forward]) -> Tensor:
         """Run the forwards of a batch in order.
 
@@ -54,5 +57,9 @@ class TorchRunner:
 
 
 def make_runner(decoder: Decoder, slots: int, max_rows: int) -> Runner:
-    """The runner for the decoder's device, with a pool of `slots`."""
+    """The runner for the decoder's device, with a pool of `slots` and room for `max_rows` at once."""
+    if decoder.device.type == "cuda":
+        from hiscore.cuda_runner import CudaRunner
+
+        return CudaRunner(decoder, slots, max_rows)
     return TorchRunner(decoder, slots)

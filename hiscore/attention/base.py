@@ -5,8 +5,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hiscore.packing import Forward
-
 
 @dataclass(frozen=True)
 class AttentionShape:
@@ -21,13 +19,13 @@ class AttentionShape:
 
 
 class Attention(Protocol):
-    """Computes ``softmax(cap(q k^T * scale)) v`` by the packed rule: context, then causal in the segment."""
+    """Computes ``softmax(cap(q k^T * scale)) v`` by the packed rule: context, then causal in the segment.
 
-    def plan(self, forward: Forward) -> None:
-        """Prepare one forward; called once, before its first layer."""
+    Whoever runs a forward tells the implementation of its groups and segments first.
+    """
 
     def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
-        """Attend in one layer of the planned forward.
+        """Attend in one layer of the forward at hand.
 
         qkv: the new tokens' rotated heads, [T, (heads + 2 kv_heads) head_dim]; pool: the layer's
         [slots, 2, kv_heads, head_dim], new tokens already written. Returns [T, heads head_dim].

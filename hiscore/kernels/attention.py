@@ -11,9 +11,6 @@ The number of tiles is read from memory, so a launch captured in a CUDA graph se
 import triton
 import triton.language as tl
 
-# Fields of a tile: int32 [tiles, TILE_FIELDS].
-TILE_FIELDS = 6  # first row, last row, context slots begin, end, context rows begin, end
-
 
 @triton.jit
 def packed_attention(

@@ -1,0 +1,63 @@
+"""How packed rows are cut into tiles for the attention kernel: NumPy only.
+
+A tile is a run of consecutive rows of one group, so that all of them share a context. A call has at most three
+groups and its items' rows fill tiles whatever their lengths are: there are hardly more tiles than rows need.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hiscore.packing import Forward
+
+# Of a tile: first and last row, begin and end of its context's slots, begin and end of its context's rows.
+FIELDS = 6
+
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the kernel reads beside the rows themselves, all int32."""
+
+    segment_starts: Int32
+    """[T]: the first row of each row's segment."""
+    tiles: Int32
+    """[tiles, FIELDS]"""
+    context_slots: Int32
+    """The pool slots of all contexts; contexts that are alike stand there once."""
+
+
+def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:
+    """Cut a forward's groups into tiles of at most `rows_per_tile` rows."""
+    groups = forward.groups
+    first = np.array([group.first_row for group in groups])
+    last = np.array([group.last_row for group in groups])
+    lengths = [len(group.context_slots) for group in groups]
+    slot_end = np.cumsum(lengths)
+    counts = -(-(last - first) // rows_per_tile)
+    of = np.repeat(np.arange(len(groups)), counts)
+    begin = first[of] + rows_per_tile * (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts))
+    tiles = np.stack(
+        (
+            begin,
+            np.minimum(begin + rows_per_tile, last[of]),
+            (slot_end - lengths)[of],
+            slot_end[of],
+            np.array([group.context_rows.start for group in groups])[of],
+            np.array([group.context_rows.stop for group in groups])[of],
+        ),
+        axis=1,
+    )
+    starts, lengths_of_segments = forward.cu_seqlens[:-1], np.diff(forward.cu_seqlens)
+    return Tiles(
+        segment_starts=np.repeat(starts, lengths_of_segments).astype(np.int32),
+        tiles=tiles.astype(np.int32),
+        context_slots=np.concatenate([group.context_slots for group in groups]).astype(np.int32),
+    )
+
+
+def most_tiles(rows: int, groups: int, rows_per_tile: int) -> int:
+    """The most tiles that so many rows in so many groups can take."""
+    return rows // rows_per_tile + groups

@@ -1,0 +1,147 @@
+"""`Runner` for a CUDA device: kernels between the matrix products, one CUDA graph for each number of rows.
+
+A forward is launched without waiting for anything: its inputs travel in one pinned copy for the whole batch, and
+a captured graph replays all layers. Rows are padded up to the next captured number; the padding belongs to no
+segment and no tile, so nothing real ever reads it.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hiscore.attention.tiles import FIELDS, cut_into_tiles, most_tiles
+from hiscore.attention.triton_attention import TileInputs, TritonAttention
+from hiscore.kernels.ops import TritonOps
+from hiscore.model.decoder import Decoder, Rows
+from hiscore.packing import NOT_KEPT, Forward
+
+log = logging.getLogger(__name__)
+
+Int32 = npt.NDArray[np.int32]
+
+# Contexts in the pool that one forward may name, counted in tokens.
+MAX_CONTEXT_SLOTS = 2**22
+# Whole numbers of 16 bytes, so that every array of a layout is aligned alike and kernels compile once.
+ALIGN = 4
+
+
+def buckets(max_rows: int) -> list[int]:
+    """Numbers of rows to capture: steps of an eighth, so that padding costs 6% on average and 12% at most."""
+    found, rows = [], 64
+    while rows < max_rows:
+        found.append(rows)
+        rows += max(64, 2 ** (rows.bit_length() - 4))
+    return [*found, -(-max_rows // 64) * 64]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a forward's inputs stand in one int32 buffer, for a number of rows."""
+
+    rows: int
+    tiles: int
+
+    def pack(self, forward: Forward, rows_per_tile: int) -> tuple[Int32, Int32]:
+        """The buffer's used part, and the context's slots."""
+        cut = cut_into_tiles(forward, rows_per_tile)
+        count = len(forward.input_ids)
+        buffer = np.zeros(4 * self.rows + ALIGN + cut.tiles.size, np.int32)
+        rows = buffer[: 4 * self.rows].reshape(4, self.rows)
+        rows[3] = NOT_KEPT
+        rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
+        rows[2, :count], rows[3, :count] = cut.segment_starts, forward.write_slots
+        buffer[4 * self.rows] = len(cut.tiles)
+        buffer[4 * self.rows + ALIGN :] = cut.tiles.ravel()
+        return buffer, cut.context_slots
+
+    @property
+    def size(self) -> int:
+        return 4 * self.rows + ALIGN + self.tiles * FIELDS
+
+    def views(self, buffer: Tensor, context_slots: Tensor) -> tuple[Rows, TileInputs]:
+        ids, positions, starts, write = buffer[: 4 * self.rows].view(4, self.rows)
+        count, tiles = buffer[4 * self.rows :][:1], buffer[4 * self.rows + ALIGN :]
+        return Rows(ids, positions, write), TileInputs(positions, starts, tiles, count, context_slots)
+
+
+class CudaRunner:
+    """Launches forwards on the current stream of a CUDA device."""
+
+    def __init__(self, decoder: Decoder, slots: int, max_rows: int, graphs: bool = True) -> None:
+        a = decoder.architecture
+        self._decoder = decoder
+        self._device = decoder.device
+        properties = torch.cuda.get_device_properties(self._device)
+        self._ops = TritonOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation)
+        self._attention = TritonAttention(
+            decoder.attention_shape, decoder.dtype, 2 * properties.multi_processor_count
+        )
+        self.pool = decoder.new_pool(slots)
+        per_tile = self._attention.rows_per_tile
+        # Every group has a row, so there are at most as many groups as rows.
+        self._layouts = [Layout(rows, most_tiles(rows, rows, per_tile)) for rows in buckets(max_rows)]
+        self._static = torch.zeros(self._layouts[-1].size, dtype=torch.int32, device=self._device)
+        self._slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=self._device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
+        if graphs:
+            self._capture()
+
+    @torch.inference_mode()
+    def run(self, forwards: Sequence[Forward]) -> Tensor:
+        if not forwards:
+            width = self._decoder.architecture.hidden_size
+            return torch.empty((0, width), dtype=self._decoder.dtype, device=self._device)
+        layouts = [next(x for x in self._layouts if x.rows >= len(f.input_ids)) for f in forwards]
+        parts: list[Int32] = []
+        for forward, layout in zip(forwards, layouts, strict=True):
+            buffer, slots = layout.pack(forward, self._attention.rows_per_tile)
+            if len(slots) > MAX_CONTEXT_SLOTS:
+                raise ValueError(
+                    f"a forward names {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit"
+                )
+            parts += [buffer, slots, forward.scored_rows.astype(np.int32)]
+        staged = torch.empty(sum(map(len, parts)), dtype=torch.int32, pin_memory=True)
+        np.concatenate(parts, out=staged.numpy())
+        inputs = iter(staged.to(self._device, non_blocking=True).split([len(part) for part in parts]))
+        return torch.cat([self._run(layout, next(inputs), next(inputs), next(inputs)) for layout in layouts])
+
+    def _run(self, layout: Layout, buffer: Tensor, slots: Tensor, scored: Tensor) -> Tensor:
+        self._static[: len(buffer)].copy_(buffer)
+        if len(slots):
+            self._slots[: len(slots)].copy_(slots)
+        if layout.rows in self._graphs:
+            graph, (x, attended) = self._graphs[layout.rows]
+            graph.replay()
+        else:
+            x, attended = self._body(layout)
+        return self._decoder.tail(x[scored], attended[scored], self._ops)
+
+    def _body(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        rows, self._attention.inputs = layout.views(self._static, self._slots)
+        return self._decoder.body(rows, self._ops, self._attention, self.pool)
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        """Capture the layers for every number of rows, the largest first: the others reuse its memory."""
+        before = torch.cuda.memory_reserved(self._device)
+        memory = None
+        for done, layout in enumerate(reversed(self._layouts), start=1):
+            # Zero tiles and no kept rows: what compiles and warms up here reads and writes nothing real.
+            self._static.zero_()
+            self._static[3 * layout.rows : 4 * layout.rows] = NOT_KEPT
+            self._body(layout)
+            torch.cuda.synchronize(self._device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=memory):
+                outputs = self._body(layout)
+            memory = graph.pool()
+            self._graphs[layout.rows] = graph, outputs
+            if done % 8 == 0 or done == len(self._layouts):
+                log.info("captured %d of %d CUDA graphs", done, len(self._layouts))
+        used = torch.cuda.memory_reserved(self._device) - before
+        log.info("CUDA graphs for up to %d rows hold %d MiB", self._layouts[-1].rows, used >> 20)

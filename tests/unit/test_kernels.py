@@ -1,0 +1,132 @@
+"""The kernels against plain torch. Without a GPU they run in Triton's interpreter, on the CPU."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+pytest.importorskip("triton", reason="the Triton language is not installed")
+
+from hiscore.attention.base import AttentionShape
+from hiscore.attention.tiles import cut_into_tiles, most_tiles
+from hiscore.attention.triton_attention import TritonAttention
+from hiscore.cuda_runner import Layout, buckets
+from hiscore.kernels.ops import TritonOps
+from hiscore.kv_pages import PAGE, KVPages
+from hiscore.model.ops import TorchOps
+from hiscore.model.weights import LayerWeights, Linear
+from hiscore.packing import pack, pool_reserve
+from tests.support.dense import dense_attention
+from tests.support.strategies import Tokens, random_tokens
+from tests.unit.test_torch_attention import CALLS
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@pytest.mark.parametrize("budget", [1_000, 37])
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "soft_cap"), [(4, 2, 16, None), (6, 2, 24, 1.5)], ids=["plain", "odd"]
+)
+def test_attention_equals_the_dense_mask(
+    budget: int, window: int | None, heads: int, kv_heads: int, head_dim: int, soft_cap: float | None
+) -> None:
+    rng = np.random.default_rng(1)
+    calls = [random_tokens(rng, query, items, 100).call() for query, items in CALLS]
+    # The last call's query is found in the pool, with a part of it that is not.
+    calls.append(Tokens(calls[0].tokens[:30].tolist() + [5] * 9, [[1] * 40, [2]]).call())
+    shape = AttentionShape(heads, kv_heads, head_dim, 0.4, soft_cap, (window,))
+    reserve = pool_reserve(64, budget)
+    pages = KVPages(reserve + 4, reserve)
+    attention = TritonAttention(shape, torch.float32, programs=3)
+    for forward in pack(calls, budget, pages).forwards:
+        rows = len(forward.input_ids) + 5  # with padding, whose keys and values are never to be read
+        layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
+        buffer, slots = layout.pack(forward, attention.rows_per_tile)
+        _, attention.inputs = layout.views(
+            torch.from_numpy(buffer).to(DEVICE),
+            torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
+        )
+        qkv = random(rows, heads + 2 * kv_heads, head_dim, seed=rows)
+        qkv[len(forward.input_ids) :] = float("nan")
+        pool = random(pages.pages * PAGE, 2, kv_heads, head_dim)
+        out = attention.run(0, qkv.flatten(1).contiguous(), pool)[: len(forward.input_ids)]
+        real = qkv[: len(forward.input_ids)].cpu()
+        expected = dense_attention(forward, shape, window, real, pool.cpu())
+        # float32 sums of at most 80 weights: 1e-5 is ten times their rounding.
+        torch.testing.assert_close(out.cpu().double(), expected, atol=1e-5, rtol=0)
+
+
+def test_tiles_cover_every_row_once_and_hardly_exceed_what_rows_need() -> None:
+    calls = [random_tokens(np.random.default_rng(2), 120, [2] * 400, 100).call() for _ in range(3)]
+    (forward,) = pack(calls, 16_384, KVPages(8, 0, caching=False)).forwards
+    cut = cut_into_tiles(forward, 64)
+    covered = np.concatenate([np.arange(first, last) for first, last in cut.tiles[:, :2]])
+    np.testing.assert_array_equal(covered, np.arange(len(forward.input_ids)))
+    assert len(cut.tiles) <= most_tiles(len(forward.input_ids), len(forward.groups), 64)
+    # 1,200 items of two tokens: a tile for each would be 1,203.
+    assert len(cut.tiles) == 3 * (2 + 13)
+
+
+def test_buckets_hold_every_number_of_rows_at_little_cost() -> None:
+    found = buckets(16_384)
+    assert found == sorted(set(found))
+    for rows in range(64, 16_385):
+        bucket = next(b for b in found if b >= rows)
+        assert bucket - rows < max(64, 0.125 * rows)
+    assert buckets(100)[-1] >= 100
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("normed", [True, False])
+def test_steps_equal_plain_torch(activation: str, normed: bool) -> None:
+    """Widths that are no powers of two, so that every mask is used. Bounds: float32 sums over 24 to 40 values."""
+    heads, kv_heads, head_dim, width, rows = 3, 1, 24, 40, 5
+    sizes = (heads, kv_heads, head_dim, 1e-6, activation)
+    ours, plain = TritonOps(*sizes), TorchOps(*sizes)
+    weight, post = random(width, seed=1), random(width, seed=2)
+    table = random(50, width, seed=3)
+    ids = torch.tensor([3, 49, 0, 3, 7], dtype=torch.int32, device=DEVICE)
+    for mine, other in zip(
+        ours.embed(ids, table, 6.3, weight), plain.embed(ids, table, 6.3, weight), strict=True
+    ):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+
+    update = random(rows, width, seed=4)
+    for post_weight in (None, post):
+        x, y = random(rows, width, seed=5), random(rows, width, seed=5)
+        h = ours.add_norm(x, update, post_weight, weight)
+        torch.testing.assert_close(h, plain.add_norm(y, update, post_weight, weight), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
+
+    gate_up = random(rows, 2 * width, seed=6)
+    torch.testing.assert_close(ours.activate(gate_up), plain.activate(gate_up), atol=1e-5, rtol=1e-5)
+
+    layer = _layer(random(head_dim, seed=7) if normed else None, random(head_dim, seed=8) if normed else None)
+    rope = _Rope(random(60, head_dim // 2, seed=9), random(60, head_dim // 2, seed=10))
+    positions = torch.tensor([0, 1, 59, 5, 5], dtype=torch.int32, device=DEVICE)
+    write = torch.tensor([-1, 2, 0, -1, 1], dtype=torch.int32, device=DEVICE)
+    qkv, other_qkv = (random(rows, (heads + 2 * kv_heads) * head_dim, seed=11) for _ in range(2))
+    pool, other_pool = (random(4, 2, kv_heads, head_dim, seed=12) for _ in range(2))
+    ours.rotate_and_keep(layer, rope, qkv, positions, pool, write)
+    plain.rotate_and_keep(layer, rope, other_qkv, positions, other_pool, write)
+    torch.testing.assert_close(qkv, other_qkv, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pool, other_pool, atol=1e-5, rtol=1e-5)
+
+
+class _Rope:
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self.cos, self.sin = cos, sin
+
+
+def _layer(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> LayerWeights:
+    nothing = torch.empty(0)
+    linear = Linear(nothing)
+    return LayerWeights(nothing, linear, q_norm, k_norm, linear, None, nothing, linear, linear, None)
