@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-gpu bench bench-gpu lint format audit clean
+.PHONY: help install demo serve test lint format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -23,6 +23,7 @@ $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
 demo: $(INSTALLED) ## Score real items by a real model behind a real tritonserver
 	@$(BIN)/python -m hiscore.demo
 
+# Settings reach it from the environment or as make variables: both MODEL=... make serve and make serve MODEL=...
 serve: $(INSTALLED) ## Run the server in the foreground (settings: see README)
 	@exec $(BIN)/python -m hiscore.launcher
 
