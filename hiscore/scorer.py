@@ -181,6 +181,11 @@ class Scorer:
         return host, copy_done
 
 
+def is_device_lost(error: Exception) -> bool:
+    """Whether an error leaves the CUDA context of this process unusable."""
+    return isinstance(error, torch.AcceleratorError)
+
+
 def _sharing_labels(calls: Sequence[ScoreCall]) -> list[list[int]]:
     """The calls by their labels: those with the same ones share a product."""
     sharing: dict[bytes, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""One `execute`: every request read, all good ones computed together, each answered for itself.
+"""One `execute`: every request read, the good ones handed on together, each answered for itself.
 
 An exception that leaves `execute` would fail every request of the batch and send its text, paths included, to
 all of the callers. So nothing leaves: a `RequestError` answers its own request, anything else is logged with
@@ -19,36 +19,39 @@ log = logging.getLogger(__name__)
 
 Job = TypeVar("Job")
 Outputs = dict[str, npt.NDArray[Any]]
+Answer = Outputs | RequestError
+
+
+def read_all(
+    requests: Sequence[Any], read: Callable[[Any], Job]
+) -> tuple[list[tuple[int, Job]], list[tuple[int, RequestError]]]:
+    """Read each request, by its place: the good ones as jobs, and the errors of the others."""
+    jobs, errors = [], []
+    for place, request in enumerate(requests):
+        try:
+            jobs.append((place, read(request)))
+        except Exception as error:
+            errors.append((place, as_request_error(error)))
+    return jobs, errors
 
 
 def run_batch(
-    requests: Sequence[Any],
-    read: Callable[[Any], Job],
-    compute: Callable[[list[Job]], list[Outputs | RequestError]],
+    requests: Sequence[Any], read: Callable[[Any], Job], compute: Callable[[list[Job]], list[Answer]]
 ) -> list[Any]:
-    """Answer all the requests of an `execute`, in their order.
+    """Answer all the requests of an `execute`, in their order, as the list that it returns.
 
     read: one request to one job, raising `RequestError` for a bad one; compute: the good jobs together, giving
     for each its output tensors by name, or its own error.
     """
-    answers: list[Outputs | RequestError] = []
-    jobs: list[Job] = []
-    places: list[int] = []
-    for place, request in enumerate(requests):
-        try:
-            jobs.append(read(request))
-            places.append(place)
-            answers.append({})
-        except Exception as error:
-            answers.append(as_request_error(error))
+    jobs, errors = read_all(requests, read)
+    answers: dict[int, Answer] = dict(errors)
     if jobs:
         try:
-            computed = compute(jobs)
+            computed = compute([job for _, job in jobs])
         except Exception as error:
             computed = [as_request_error(error)] * len(jobs)
-        for place, answer in zip(places, computed, strict=True):
-            answers[place] = answer
-    return [respond(answer) for answer in answers]
+        answers |= {place: answer for (place, _), answer in zip(jobs, computed, strict=True)}
+    return [respond(answers[place]) for place in range(len(requests))]
 
 
 def as_request_error(error: Exception) -> RequestError:
@@ -59,12 +62,17 @@ def as_request_error(error: Exception) -> RequestError:
     return RequestError("internal error, see the server's log", Code.INTERNAL)
 
 
-def respond(answer: Outputs | RequestError) -> Any:
+def respond(answer: Answer) -> Any:
     """One Triton response from output tensors or an error."""
     if isinstance(answer, RequestError):
         code = getattr(pb_utils.TritonError, answer.code.value)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(answer.message, code))
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.items()])
+
+
+def send(sender: Any, answer: Answer) -> None:
+    """Send a request's one response through its sender."""
+    sender.send(respond(answer), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def tensor(request: Any, name: str) -> npt.NDArray[Any] | None:

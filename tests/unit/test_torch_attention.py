@@ -12,7 +12,6 @@ from hiscore.packing import pack, pool_reserve
 from tests.support.dense import dense_attention
 from tests.support.strategies import random_tokens
 
-
 CALLS = [(30, [4, 4, 9, 0, 1, 17]), (0, [3, 12]), (5, []), (11, [2] * 6)]
 
 
