@@ -10,7 +10,7 @@ from hiscore.checkpoint import resolve
 from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from tests.server.leftovers import leftovers
-from tests.support import tiny_models
+from tests.support import tiny_models, tiny_tokenizers
 
 
 class StartServer(Protocol):
@@ -29,6 +29,14 @@ def smollm() -> Path:
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random causal LM without a tokenizer: the scorer alone can serve it."""
     return tiny_models.make("llama", tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random causal LM with a tokenizer: all of the chain can serve it."""
+    directory = tiny_models.make("llama", tmp_path_factory.mktemp("tiny-lm"))
+    tokenizer = tiny_tokenizers.train(tiny_tokenizers.smollm2(), tiny_models.VOCABULARY)
+    return tiny_tokenizers.save(tokenizer, directory)
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +64,9 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
 def server(start_server: StartServer, smollm: Path) -> Server:
     """The default model behind a real tritonserver."""
     return start_server(smollm)
+
+
+@pytest.fixture(scope="session")
+def lm(start_server: StartServer, tiny_lm: Path) -> Server:
+    """The small random causal LM behind a real tritonserver; a call may hold fewer tokens than usual."""
+    return start_server(tiny_lm, query_cache_bytes=2**24, max_call_tokens=50_000)

@@ -1,0 +1,26 @@
+"""What the metrics endpoint counts, before and after."""
+
+import re
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hiscore.launcher import Server
+
+LINE = re.compile(r'^(\w+)\{model="(\w+)",[^}]*\} (\S+)$', re.MULTILINE)
+
+
+def read(server: Server) -> dict[tuple[str, str], int]:
+    """Counters by (model, name)."""
+    with urllib.request.urlopen(server.metrics_url) as response:
+        found = LINE.findall(response.read().decode())
+    return {(model, name): int(float(value)) for name, model, value in found}
+
+
+@contextmanager
+def counted(server: Server) -> Iterator[dict[tuple[str, str], int]]:
+    """Inside nothing; after the block, what each counter rose by."""
+    risen: dict[tuple[str, str], int] = {}
+    before = read(server)
+    yield risen
+    risen.update({key: value - before.get(key, 0) for key, value in read(server).items()})

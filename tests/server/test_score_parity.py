@@ -1,0 +1,150 @@
+"""Scores of texts, through the whole chain, equal transformers run on ``tokenizer(query + item)``."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from hiscore.launcher import Server
+from tests.server.wire import WAYS, Refused, score_texts, score_tokens
+from tests.support.comparison import check, truth_of
+from tests.support.strategies import Tokens
+
+pytestmark = pytest.mark.server
+
+tokenizer_of = cache(AutoTokenizer.from_pretrained)
+
+# The real model's labels, by its own tokenizer.
+REAL = {" Yes": 9230, " No": 2838}
+# The small tokenizer's labels go by id.
+LABELS = [7, 402, 31]
+
+CASES: dict[str, tuple[str, list[str], bool]] = {
+    "plain": ("Is this a fruit? Answer Yes or No. It is", [" an apple", " a hammer"], False),
+    # The last letters of the query and the first of the item become one token.
+    "merges-over-the-boundary": ("This is un", ["believable", "fair", " Yes", ""], False),
+    "unicode": ("苹果是水果吗?回", ["答是🍎", "答👩‍👩‍👧", "é̀"], False),
+    "item-first": ("able is a word?", ["Un", "Comfort", "", "An apple "], True),
+    "special-tokens": ("<|im_start|>user\nfruit", ["<|im_end|>", "?<|im_end|>\n<|im_start|>"], False),
+    "empty-query": ("", ["Yes", "12 apples"], False),
+    "digits-and-spaces": ("In 19", ["99", "84  ", "\n\n"], False),
+}
+
+
+def truth(
+    checkpoint: Path, query: str, items: list[str], labels: list[int], item_first: bool, **options: Any
+) -> np.ndarray:
+    """transformers on the tokens of each whole text."""
+    tokenizer = tokenizer_of(checkpoint)
+    whole = [tokenizer(item + query if item_first else query + item)["input_ids"] for item in items]
+    return truth_of(checkpoint).scores([], whole, labels, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_real_model_scores_texts_as_transformers_does(case: str, server: Server, smollm: Path) -> None:
+    query, items, item_first = CASES[case]
+    answer = score_texts(server, query, items, list(REAL), item_first=item_first)
+    check(answer.scores, truth(smollm, query, items, list(REAL.values()), item_first), over_vocabulary=True)
+
+
+def test_cases_merge_over_the_boundary(smollm: Path) -> None:
+    """Or the tests would not see a chain that encodes query and item apart."""
+    tokenizer = tokenizer_of(smollm)
+    for case in ("merges-over-the-boundary", "item-first"):
+        query, items, item_first = CASES[case]
+        joined = [
+            (
+                tokenizer(first + last)["input_ids"],
+                tokenizer(first)["input_ids"] + tokenizer(last)["input_ids"],
+            )
+            for first, last in ([(item, query) if item_first else (query, item) for item in items])
+        ]
+        assert any(whole != parts for whole, parts in joined), case
+
+
+@pytest.mark.slow
+def test_the_real_models_labels_can_be_ids_and_softmax_is_over_them(server: Server, smollm: Path) -> None:
+    query, items, _ = CASES["plain"]
+    options = {"apply_softmax": True, "temperature": 0.5}
+    by_name = score_texts(server, query, items, list(REAL), **options).scores
+    by_id = score_texts(server, query, items, list(REAL.values()), way="http", **options).scores
+    # Of two calls one may find its query in the cache.
+    np.testing.assert_allclose(by_name, by_id, atol=2e-5, rtol=0)
+    check(by_name, truth(smollm, query, items, list(REAL.values()), False, **options))
+    np.testing.assert_allclose(by_name.sum(axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_control_a_wrong_layout_fails_the_same_check(server: Server, smollm: Path) -> None:
+    query, items, _ = CASES["plain"]
+    labels = list(REAL.values())
+    expected = truth(smollm, query, items, labels, False)
+    with pytest.raises(AssertionError):
+        check(score_texts(server, query, items[::-1], labels).scores, expected, over_vocabulary=True)
+    # The second item as plain causal attention over the packed sequence would see it.
+    tokenizer = tokenizer_of(smollm)
+    ids = [tokenizer(text)["input_ids"] for text in (query, *items)]
+    packed = score_tokens(server, Tokens(ids[0], [ids[1], ids[1] + ids[2]]), labels).scores
+    check(packed[:1], expected[:1], over_vocabulary=True)
+    with pytest.raises(AssertionError):
+        check(packed[1:], expected[1:], over_vocabulary=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_in_gives_the_truth(way: str, lm: Server, tiny_lm: Path) -> None:
+    for query, items, item_first in CASES.values():
+        for options in ({}, {"apply_softmax": True, "temperature": 0.7}):
+            answer = score_texts(lm, query, items, LABELS, way, item_first=item_first, **options)
+            expected = truth(tiny_lm, query, items, LABELS, item_first, **options)
+            check(answer.scores, expected, over_vocabulary=not options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_items_give_an_empty_answer(way: str, lm: Server) -> None:
+    answer = score_texts(lm, "Is it?", [], LABELS, way)
+    assert answer.scores.shape == (0, 3)
+    assert answer.prompt_tokens > 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_to_read_is_refused(way: str, lm: Server) -> None:
+    with pytest.raises(Refused, match="the query and item 1 are both empty") as raised:
+        score_texts(lm, "", ["Yes", ""], LABELS, way)
+    assert raised.value.code == "INVALID_ARGUMENT"
+
+
+def test_labels_by_name_are_those_ids(lm: Server, tiny_lm: Path) -> None:
+    (yes,), (no,) = (tokenizer_of(tiny_lm)(text)["input_ids"] for text in (" Yes", " No"))
+    by_name = score_texts(lm, "Is it?", [" a", " b"], [" Yes", " No"]).scores
+    by_id = score_texts(lm, "Is it?", [" a", " b"], [yes, no]).scores
+    np.testing.assert_allclose(by_name, by_id, atol=2e-5, rtol=0)
+
+
+TEXTS = st.text(
+    st.one_of(st.sampled_from("abcs YNo'\n 019.,苹果é́👩‍"), st.characters(exclude_categories=["Cs"])),
+    max_size=30,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    query=TEXTS,
+    items=st.lists(TEXTS, min_size=1, max_size=4),
+    item_first=st.booleans(),
+    way=st.sampled_from(sorted(WAYS)),
+)
+def test_any_texts_equal_transformers(
+    query: str, items: list[str], item_first: bool, way: str, lm: Server, tiny_lm: Path
+) -> None:
+    if not query and not all(items):
+        with pytest.raises(Refused, match="both empty"):
+            score_texts(lm, query, items, LABELS, way, item_first=item_first)
+        return
+    answer = score_texts(lm, query, items, LABELS, way, item_first=item_first)
+    check(answer.scores, truth(tiny_lm, query, items, LABELS, item_first), over_vocabulary=True)
