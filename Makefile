@@ -28,7 +28,7 @@ serve: $(INSTALLED) ## Run the server in the foreground (settings: see README)
 	@exec $(BIN)/python -m hiscore.launcher
 
 test: lint ## Lint, then run every test that needs no GPU
-	@$(BIN)/python -m pytest -m "not gpu" tests
+	@$(BIN)/python -m pytest -m "not gpu" --ignore=tests/gpu
 
 lint: $(INSTALLED) ## ruff and mypy
 	@$(BIN)/ruff format --check .
