@@ -5,9 +5,11 @@ a captured graph replays all layers. Rows are padded up to the next captured num
 segment and no tile, so nothing real ever reads it.
 """
 
+import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +81,7 @@ class CudaRunner:
         properties = torch.cuda.get_device_properties(self._device)
         self._ops = TritonOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation)
         self._attention = TritonAttention(
-            decoder.attention_shape, decoder.dtype, 2 * properties.multi_processor_count
+            decoder.attention_shape, decoder.dtype, properties.multi_processor_count
         )
         self.pool = decoder.new_pool(slots)
         per_tile = self._attention.rows_per_tile
@@ -130,18 +132,27 @@ class CudaRunner:
         """Capture the layers for every number of rows, the largest first: the others reuse its memory."""
         before = torch.cuda.memory_reserved(self._device)
         memory = None
-        for done, layout in enumerate(reversed(self._layouts), start=1):
-            # Zero tiles and no kept rows: what compiles and warms up here reads and writes nothing real.
-            self._static.zero_()
-            self._static[3 * layout.rows : 4 * layout.rows] = NOT_KEPT
-            self._body(layout)
-            torch.cuda.synchronize(self._device)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory):
-                outputs = self._body(layout)
-            memory = graph.pool()
-            self._graphs[layout.rows] = graph, outputs
-            if done % 8 == 0 or done == len(self._layouts):
-                log.info("captured %d of %d CUDA graphs", done, len(self._layouts))
+        # A graph that the collector happens to destroy while another is captured would spoil the capture.
+        gc.collect()
+        gc.disable()
+        try:
+            for done, layout in enumerate(reversed(self._layouts), start=1):
+                memory = self._capture_one(layout, memory)
+                if done % 8 == 0 or done == len(self._layouts):
+                    log.info("captured %d of %d CUDA graphs", done, len(self._layouts))
+        finally:
+            gc.enable()
         used = torch.cuda.memory_reserved(self._device) - before
         log.info("CUDA graphs for up to %d rows hold %d MiB", self._layouts[-1].rows, used >> 20)
+
+    def _capture_one(self, layout: Layout, memory: Any) -> Any:
+        # Zero tiles and no kept rows: what compiles and warms up here reads and writes nothing real.
+        self._static.zero_()
+        self._static[3 * layout.rows : 4 * layout.rows] = NOT_KEPT
+        self._body(layout)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=memory):
+            outputs = self._body(layout)
+        self._graphs[layout.rows] = graph, outputs
+        return graph.pool()

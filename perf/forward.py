@@ -96,11 +96,12 @@ def main() -> None:
         launch, total = host_ms(scorer, [make() for _ in range(20)])
         results[name] = {"gpu_ms": gpu, "launch_ms": launch, "total_ms": total}
         print(f"{name:24s} GPU {gpu:7.3f} ms   launch {launch:6.3f}   alone {total:7.3f}", flush=True)
-    rows = profile(scorer, shapes["1 x (120 + 10 x 180)"]())
-    results["profile"] = rows
-    print("total", sum(row[1] for row in rows))
-    for name, us, count in rows[:16]:
-        print(f"{us:9.1f} us {count:4d}  {name}")
+    for name in ("1 prompt of 300", "1 x (120 + 10 x 180)", "8 x (120 + 10 x 180)"):
+        rows = profile(scorer, shapes[name]())
+        results[f"profile of {name}"] = rows
+        print(f"{name}: {sum(row[1] for row in rows):.0f} us in kernels")
+        for kernel, us, count in rows[:11]:
+            print(f"{us:9.1f} us {count:4d}  {kernel}")
     if out:
         (out / "forward.json").write_text(json.dumps(results, indent=1))
 

@@ -13,22 +13,23 @@ from hiscore.kernels.attention import packed_attention
 
 @dataclass(frozen=True)
 class Launch:
-    """Block sizes of a launch: M rows of queries (times heads that share keys), N keys at a time."""
+    """A launch: M rows of queries (times heads that share keys), N keys at a time, programs per multiprocessor."""
 
     m: int
     n: int
     warps: int
     stages: int
+    programs: int
 
 
 def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
     """Block sizes by what fits a multiprocessor's registers and shared memory, measured on an H200."""
     m = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
-        return Launch(max(m, 32), 32, 4, 1)
+        return Launch(max(m, 32), 32, 4, 1, 1)
     if head_dim > 128:
-        return Launch(max(m, 64), 32, 4, 2)
-    return Launch(max(m, 128), 64, 8, 3)
+        return Launch(max(m, 64), 32, 4, 2, 2)
+    return Launch(max(m, 64), 32, 4, 3, 3)
 
 
 @dataclass
@@ -45,10 +46,10 @@ class TileInputs:
 class TritonAttention:
     """`Attention` over inputs that stand on the device already; whoever runs it fills them."""
 
-    def __init__(self, shape: AttentionShape, dtype: torch.dtype, programs: int) -> None:
+    def __init__(self, shape: AttentionShape, dtype: torch.dtype, multiprocessors: int) -> None:
         self._shape = shape
         self._launch = choose_launch(shape.head_dim, shape.heads // shape.kv_heads, dtype)
-        self._programs = programs
+        self._programs = self._launch.programs * multiprocessors
         # Triton's default for float32 would be TF32, with 10 bits of mantissa.
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
         self.inputs: TileInputs | None = None

@@ -43,7 +43,6 @@ def packed_attention(
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TILE_ROWS: tl.constexpr = M // GROUP
     ROW: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    LOG2E: tl.constexpr = 1.4426950408889634
     m = tl.arange(0, M)
     n = tl.arange(0, N)
     d = tl.arange(0, PADDED_DIM)
@@ -76,43 +75,48 @@ def packed_attention(
             column = begin + n
             there = column < in_pool
             slot = tl.load(context_slots + slot_begin + column, mask=there, other=0).to(tl.int64)
-            offsets = slot * pool_stride + kv_head * HEAD_DIM
-            kv_mask = there[:, None] & in_dim
-            k = tl.load(pool + offsets[:, None] + d, mask=kv_mask, other=0.0)
-            v = tl.load(pool + KV_HEADS * HEAD_DIM + offsets[:, None] + d, mask=kv_mask, other=0.0)
+            at = pool + slot * pool_stride + kv_head * HEAD_DIM
             seen = there[None, :]
             if WINDOW:
                 seen = seen & (position[:, None] - column[None, :] < WINDOW)
             acc, top, total = _attend(
-                acc, top, total, q, k, v, seen, scale, soft_cap, CAPPED, LOG2E, PRECISION
-            )
+                acc, top, total, q, at, KV_HEADS * HEAD_DIM, there, seen, scale, soft_cap,
+                HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
+            )  # fmt: skip
 
-        # Then what is new: the rest of the context, and after it the rows of the tile's own segments.
+        # The rest of the context is new in this forward: positions go on.
+        new_kv = qkv + (HEADS + kv_head) * HEAD_DIM
+        context = context_end - context_begin
+        hidden_before = tl.minimum(tl.maximum(hidden_before - in_pool, 0), context)
+        for begin in range(hidden_before // N * N, context, N):
+            column = begin + n
+            there = column < context
+            at = new_kv + (context_begin + column).to(tl.int64) * ROW
+            seen = there[None, :]
+            if WINDOW:
+                seen = seen & (position[:, None] - (in_pool + column)[None, :] < WINDOW)
+            acc, top, total = _attend(
+                acc, top, total, q, at, KV_HEADS * HEAD_DIM, there, seen, scale, soft_cap,
+                HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
+            )  # fmt: skip
+
+        # The tile's own segments: from the first one's first row to the tile's last.
         own_begin = tl.load(segment_starts + first)
         if WINDOW:
             own_begin = tl.maximum(own_begin, first - WINDOW + 1)
-        context = context_end - context_begin
-        columns = context + tl.minimum(first + TILE_ROWS, last) - own_begin
-        hidden_before = tl.minimum(tl.maximum(hidden_before - in_pool, 0), context)
-        for begin in range(hidden_before // N * N, columns, N):
+        own_end = tl.minimum(first + TILE_ROWS, last)
+        for begin in range(own_begin, own_end, N):
             column = begin + n
-            of_context = column < context
-            kv_row = tl.where(of_context, context_begin + column, own_begin + column - context)
-            there = column < columns
-            offsets = kv_row.to(tl.int64) * ROW + (HEADS + kv_head) * HEAD_DIM
-            kv_mask = there[:, None] & in_dim
-            k = tl.load(qkv + offsets[:, None] + d, mask=kv_mask, other=0.0)
-            v = tl.load(qkv + KV_HEADS * HEAD_DIM + offsets[:, None] + d, mask=kv_mask, other=0.0)
-            own = (kv_row[None, :] >= start[:, None]) & (kv_row[None, :] <= row[:, None])
+            there = column < own_end
+            at = new_kv + column.to(tl.int64) * ROW
+            # No column beyond the tile's last row passes the second comparison.
+            seen = (column[None, :] >= start[:, None]) & (column[None, :] <= row[:, None])
             if WINDOW:
-                near = position[:, None] - (in_pool + column)[None, :] < WINDOW
-                own = own & (row[:, None] - kv_row[None, :] < WINDOW)
-                seen = tl.where(of_context[None, :], near, own & there[None, :])
-            else:
-                seen = of_context[None, :] | (own & there[None, :])
+                seen = seen & (row[:, None] - column[None, :] < WINDOW)
             acc, top, total = _attend(
-                acc, top, total, q, k, v, seen, scale, soft_cap, CAPPED, LOG2E, PRECISION
-            )
+                acc, top, total, q, at, KV_HEADS * HEAD_DIM, there, seen, scale, soft_cap,
+                HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
+            )  # fmt: skip
 
         o_offsets = row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
         result = acc / total[:, None]
@@ -121,14 +125,23 @@ def packed_attention(
 
 @triton.jit
 def _attend(
-    acc, top, total, q, k, v, seen, scale, soft_cap,
-    CAPPED: tl.constexpr, LOG2E: tl.constexpr, PRECISION: tl.constexpr,
+    acc, top, total, q, at, to_values, there, seen, scale, soft_cap,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax, in powers of two."""
-    logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    """One step of the online softmax, in powers of two, over the keys at `at` and the values beside them."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    d = tl.arange(0, PADDED_DIM)
+    mask = there[:, None]
+    if PADDED_DIM != HEAD_DIM:
+        mask = mask & (d < HEAD_DIM)
+    k = tl.load(at[:, None] + d, mask=mask, other=0.0)
+    v = tl.load(at[:, None] + to_values + d, mask=mask, other=0.0)
+    logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CAPPED:
-        logits = soft_cap * (2 * tl.sigmoid(2 * logits / soft_cap) - 1)
-    logits = tl.where(seen, logits * LOG2E, float("-inf"))
+        logits = (soft_cap * LOG2E) * (2 * tl.sigmoid(logits * (2 * scale / soft_cap)) - 1)
+    else:
+        logits = logits * (scale * LOG2E)
+    logits = tl.where(seen, logits, float("-inf"))
     new_top = tl.maximum(top, tl.max(logits, axis=1))
     # A row that has seen nothing yet has no maximum to subtract.
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)

@@ -80,3 +80,99 @@ def test_padding_rows_reach_nothing(checkpoints) -> None:
     scorer.runner.pool.fill_(float("nan"))
     scorer.runner._static.random_(0, 400)
     np.testing.assert_array_equal(score(scorer, [call], options)[0], first)
+
+
+def test_a_batch_is_launched_without_a_wait_and_ends_in_one_event(checkpoints, monkeypatch) -> None:
+    """No synchronising call between packing and the answer but the wait for one event."""
+    scorer = Scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 1_024)
+    rng = np.random.default_rng(2)
+    options = ScoreOptions(apply_softmax=True)
+
+    def calls() -> list[ScoreCall]:
+        found = [random_tokens(rng, q, items, VOCABULARY) for q, items in BATCH]
+        return [ScoreCall(call.call(), np.array(LABELS, np.int32), options) for call in found]
+
+    scorer.submit(calls()).result()  # label rows are fetched once
+    records, waits = [], []
+    record, wait = torch.cuda.Event.record, torch.cuda.Event.synchronize
+    monkeypatch.setattr(torch.cuda.Event, "record", lambda self, *a: (records.append(self), record(self, *a)))
+    monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda self: (waits.append(self), wait(self)))
+    batches = [calls() for _ in range(4)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pending = [scorer.submit(batch) for batch in batches]
+        with pytest.raises(RuntimeError, match="synchroniz"):  # the control: the mode does notice
+            torch.ones(1, device="cuda").item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (len(records), len(waits)) == (4, 0)
+    for each in pending:
+        answers, _ = each.result()
+        assert all(np.isfinite(answer.scores).all() for answer in answers)
+    assert records == waits
+
+
+def test_batches_in_flight_do_not_disturb_each_other(checkpoints) -> None:
+    """Several launched before the first is awaited, one of them split: the same bits as one after the other."""
+    scorer = Scorer(checkpoints("gemma2")[0], "cuda", "bfloat16", 256)
+    rng = np.random.default_rng(3)
+    batches = [
+        [random_tokens(rng, int(q), [int(m) for m in rng.integers(0, 60, 9)], VOCABULARY) for q in (40, 90)]
+        for _ in range(6)
+    ]
+    options, labels = ScoreOptions(), np.array(LABELS, np.int32)
+
+    def submit(batch: list[Tokens]):
+        return scorer.submit([ScoreCall(call.call(), labels, options) for call in batch])
+
+    scorer._pages.forget()
+    one_by_one = [submit(batch).result()[0] for batch in batches]
+    scorer._pages.forget()
+    pending = [submit(batch) for batch in batches]
+    for expected, each in zip(one_by_one, pending, strict=True):
+        for a, b in zip(expected, each.result()[0], strict=True):
+            np.testing.assert_array_equal(a.scores, b.scores)
+
+
+def test_ten_thousand_items_take_no_more_memory_than_their_results(checkpoints) -> None:
+    scorer = Scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 16_384)
+    call = random_tokens(np.random.default_rng(4), 50, [50] * 10_000, VOCABULARY)
+    options = ScoreOptions(apply_softmax=True)
+    some = [0, 1, 327, 5_000, 9_999]
+    alone = score(scorer, [Tokens(call.query, [call.items[i] for i in some])], options)[0]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = score(scorer, [call], options)[0]
+    # Token ids and tiles of 500,050 rows, and hidden states of 10,000: far below one forward's activations each.
+    assert torch.cuda.max_memory_allocated() - before < 64 << 20
+    np.testing.assert_allclose(found[some], alone, atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_cache_hits_change_no_score_and_freed_pages_are_never_read(family: str, checkpoints) -> None:
+    scorer = Scorer(checkpoints(family)[0], "cuda", "bfloat16", 1_024)
+    call = random_tokens(np.random.default_rng(5), 100, [4, 9, 0, 30], VOCABULARY)
+    options = ScoreOptions(apply_softmax=True)
+    labels = np.array(LABELS, np.int32)
+    (first,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
+    (second,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
+    assert (first.cached_tokens, second.cached_tokens) == (0, 96)
+    np.testing.assert_allclose(second.scores, first.scores, atol=5e-3, rtol=0)
+    scorer.runner.pool.fill_(float("nan"))
+    (poisoned,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
+    assert not hasattr(poisoned, "scores")  # the control: what the pool holds is read
+    scorer._pages.forget()
+    (fresh,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
+    np.testing.assert_array_equal(fresh.scores, first.scores)
+
+
+def test_what_shares_the_batch_changes_little(checkpoints) -> None:
+    """Not bit for bit: a product of other dimensions may add up in another order. Within the contract's bound."""
+    scorer = Scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 16_384, query_cache_bytes=0)
+    rng = np.random.default_rng(6)
+    call = random_tokens(rng, 120, [180] * 10, VOCABULARY)
+    options = ScoreOptions(apply_softmax=True)
+    alone = score(scorer, [call], options)[0]
+    np.testing.assert_array_equal(score(scorer, [call], options)[0], alone)
+    others = [random_tokens(rng, 120, [180] * 10, VOCABULARY) for _ in range(5)]
+    np.testing.assert_allclose(score(scorer, [*others, call], options)[-1], alone, atol=5e-3, rtol=0)

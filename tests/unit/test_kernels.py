@@ -45,7 +45,7 @@ def test_attention_equals_the_dense_mask(
     shape = AttentionShape(heads, kv_heads, head_dim, 0.4, soft_cap, (window,))
     reserve = pool_reserve(64, budget)
     pages = KVPages(reserve + 4, reserve)
-    attention = TritonAttention(shape, torch.float32, programs=3)
+    attention = TritonAttention(shape, torch.float32, multiprocessors=3)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids) + 5  # with padding, whose keys and values are never to be read
         layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
