@@ -1,4 +1,4 @@
-"""Run a command that gets a SIGTERM when the process that started it dies, however it dies.
+"""Run a command that gets a SIGTERM when the process that started it dies, however it dies, and large stacks.
 
 usage: python -I -S die_with_parent.py PARENT_PID COMMAND [ARGUMENT ...]
 
@@ -8,10 +8,14 @@ with threads. The kernel watches the thread that started us, so that thread has 
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+# tritonserver parses a JSON body on the stack of an HTTP thread, which gets as much as this limit says. With the
+# usual 8 MiB a body of 4 MiB ends the server (triton-inference-server/server#5840); a call may be larger.
+STACK_BYTES = 256 * 2**20
 
 
 def main() -> None:
@@ -21,6 +25,10 @@ def main() -> None:
     # The parent may have died before the kernel was told.
     if os.getppid() != parent:
         sys.exit("the parent process is gone")
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    # Not left at unlimited, where it is: a thread would get 2 MiB.
+    stack = STACK_BYTES if most == resource.RLIM_INFINITY else min(STACK_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, most))
     os.execv(command[0], command)
 
 
