@@ -1,0 +1,364 @@
+"""Bad input to `score` and `scorer`: each gets an error of its own that names field, value and bound."""
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http
+
+from hiscore.launcher import Server
+from tests.server.wire import WAYS, Refused, post, score_texts, score_tokens
+from tests.support.comparison import check, truth_of
+from tests.support.strategies import Tokens, random_tokens
+from tests.support.tiny_models import VOCABULARY
+
+pytestmark = pytest.mark.server
+
+LABELS = [5, 77, 401]
+IDS: dict[str, Any] = {
+    "input_ids": [11, 12, 0, 13, 0],
+    "delimiter_indices": [2, 4],
+    "label_token_ids": [5, 6],
+}
+TEXTS: dict[str, Any] = {"query": ["Is it?"], "items": [" a", " b"], "label_token_ids": [5, 6]}
+SOFTMAX = {"apply_softmax": True}
+
+# Changed inputs (None: left out), parameters, and what the message must say.
+Case = tuple[dict[str, Any], dict[str, Any], str]
+
+PARAMETERS: dict[str, Case] = {
+    "zero temperature": ({}, {**SOFTMAX, "temperature": 0.0}, r"'temperature' must be .* than 0, not 0\.0"),
+    "negative temperature": ({}, {**SOFTMAX, "temperature": -1.5}, r"'temperature' must be .* 0, not -1\.5"),
+    "NaN temperature": ({}, {**SOFTMAX, "temperature": float("nan")}, r"'temperature' must be finite .* nan"),
+    "infinite temperature": (
+        {},
+        {**SOFTMAX, "temperature": float("inf")},
+        r"'temperature' must be finite .*",
+    ),
+    "temperature without softmax": (
+        {},
+        {"temperature": 0.5},
+        r"'temperature' is 0\.5: .* need apply_softmax",
+    ),
+    "temperature of a string": (
+        {},
+        {**SOFTMAX, "temperature": "1"},
+        r"'temperature' must be a number, not '1'",
+    ),
+    "temperature of a flag": (
+        {},
+        {**SOFTMAX, "temperature": True},
+        r"'temperature' must be a number, not True",
+    ),
+    "softmax of a string": (
+        {},
+        {"apply_softmax": "true"},
+        r"'apply_softmax' must be true or false, not 'true'",
+    ),
+    "item_first of a number": ({}, {"item_first": 1}, r"'item_first' must be true or false, not 1"),
+    "unknown parameter": ({}, {"aply_softmax": True}, r"unknown parameter 'aply_softmax': known are"),
+}
+LABEL_IDS: dict[str, Case] = {
+    "label beyond the vocabulary": (
+        {"label_token_ids": [5, 500]},
+        {},
+        r"'label_token_ids' holds 500: .* 0 to 499",
+    ),
+    "negative label": ({"label_token_ids": [-1]}, {}, r"'label_token_ids' holds -1: .* 0 to 499"),
+    "duplicate labels": ({"label_token_ids": [5, 6, 5]}, {}, r"'label_token_ids' holds 5 more than once"),
+    "empty label ids": ({"label_token_ids": []}, {}, r"'label_token_ids' is empty"),
+    "too many labels": (
+        {"label_token_ids": list(range(1_001))},
+        {},
+        r"'label_token_ids' holds 1001 labels: at most 1000",
+    ),
+}
+SCORER: dict[str, Case] = {
+    **PARAMETERS,
+    **LABEL_IDS,
+    "indices not ascending": ({"delimiter_indices": [2, 2, 4]}, {}, r"ascend strictly: 2 is followed by 2"),
+    "indices descending": ({"delimiter_indices": [3, 1, 4]}, {}, r"ascend strictly: 3 is followed by 1"),
+    "index beyond the end": (
+        {"delimiter_indices": [2, 5]},
+        {},
+        r"'delimiter_indices' holds 5: .* of length 5",
+    ),
+    "negative index": ({"delimiter_indices": [-1, 4]}, {}, r"'delimiter_indices' holds -1: out of range"),
+    "indices that do not end": (
+        {"delimiter_indices": [2, 3]},
+        {},
+        r"must end the sequence: the last is 3, .* at 4",
+    ),
+    "no indices": ({"delimiter_indices": []}, {}, r"'delimiter_indices' is empty"),
+    "nothing at all": ({"delimiter_indices": [], "input_ids": []}, {}, r"'delimiter_indices' is empty"),
+    "id beyond the vocabulary": (
+        {"input_ids": [11, 500, 0, 13, 0]},
+        {},
+        r"'input_ids' holds 500: .* 0 to 499",
+    ),
+    "negative id": ({"input_ids": [11, 12, 0, -3, 0]}, {}, r"'input_ids' holds -3: .* 0 to 499"),
+    "query and item empty": (
+        {"input_ids": [0, 13, 0, 0], "delimiter_indices": [0, 2, 3]},
+        {},
+        r"the query and item 1 are both empty",
+    ),
+    # One token more than the context holds, query and the longer item together.
+    "beyond the context": (
+        {
+            "input_ids": [11] * 4_000 + [0, 12, 0] + [13] * 97 + [0],
+            "delimiter_indices": [4_000, 4_002, 4_100],
+        },
+        {},
+        r"query and item have 4097 tokens together: the model's context holds 4096",
+    ),
+    "too many items": (
+        {"input_ids": [11] + [0] * 10_002, "delimiter_indices": list(range(1, 10_003))},
+        {},
+        r"'delimiter_indices' lays out 10001 items: at most 10000",
+    ),
+    "too many tokens": (
+        {"input_ids": ([11] * 1_000 + [0]) * 51, "delimiter_indices": list(range(1_000, 51_051, 1_001))},
+        {},
+        r"'input_ids' holds 51000 tokens: at most 50000",
+    ),
+    "labels left out": ({"label_token_ids": None}, {}, r"missing required input\(s\) \['label_token_ids'\]"),
+    "unknown input": ({"labels": [" Yes"]}, {}, r"labels"),
+}
+SCORE: dict[str, Case] = {
+    **PARAMETERS,
+    **LABEL_IDS,
+    "no label": ({"label_token_ids": None}, {}, r"exactly one of 'labels' and 'label_token_ids' .*neither"),
+    "both kinds of labels": (
+        {"labels": [" Yes"]},
+        {},
+        r"exactly one of 'labels' and 'label_token_ids' .*both",
+    ),
+    "label of two tokens": (
+        {"label_token_ids": None, "labels": [" Yes", " Yes No"]},
+        {},
+        r"label ' Yes No' is 2 tokens: a label must be exactly one",
+    ),
+    "empty label": ({"label_token_ids": None, "labels": [" Yes", ""]}, {}, r"label '' is 0 tokens"),
+    "duplicate label": (
+        {"label_token_ids": None, "labels": [" Yes", " No", " Yes"]},
+        {},
+        r"labels ' Yes' and ' Yes' are the same token",
+    ),
+    "empty labels": ({"label_token_ids": None, "labels": []}, {}, r"'labels' is empty"),
+    "query and item empty": ({"query": [""], "items": ["a", ""]}, {}, r"the query and item 1 are both empty"),
+    "beyond the context": (
+        {"query": ["7" * 4_000], "items": ["1", "1" * 97]},
+        {},
+        r"query and item have 4097 tokens together: the model's context holds 4096",
+    ),
+    "too many items": ({"items": ["a"] * 10_001}, {}, r"'items' holds 10001 items: at most 10000"),
+    "too many bytes": (
+        {"items": ["a" * (8 * 2**20 - 5)]},
+        {},
+        r"'query', 'items' and 'labels' hold 8388609 bytes: at most 8388608",
+    ),
+    "too many tokens": (
+        {"items": [str(place % 10) + "7" * 4_000 for place in range(13)]},
+        {},
+        r"'input_ids' holds \d{5} tokens: at most 50000",
+    ),
+    "no query": ({"query": None}, {}, r"'query' is missing"),
+    "no items": ({"items": None}, {}, r"'items' is missing"),
+    "unknown input": ({"prompt": [" Yes"]}, {}, r"'prompt'"),
+}
+CASES = [("scorer", name) for name in SCORER] + [("score", name) for name in SCORE]
+
+# What only typed tensors can say.
+TWO_ROWS = {name: np.array([IDS[name]] * 2, np.int32) for name in IDS}
+TWO_TEXTS = {
+    "query": np.array([[b"a"], [b"b"]], np.object_),
+    "items": np.array([[b"a"], [b"b"]], np.object_),
+    "label_token_ids": np.array([[5], [5]], np.int32),
+}
+TYPED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "two rows of ids": ("scorer", TWO_ROWS, r"'input_ids' has 2 rows: send one call per request"),
+    "two rows of texts": ("score", TWO_TEXTS, r"'query' has 2 rows: send one call per request"),
+    "rows that differ": ("scorer", {"input_ids": TWO_ROWS["input_ids"]}, r"batch size does not match"),
+    "ids of 64 bits": ("scorer", {"input_ids": np.array([[11, 0]], np.int64)}, r"'input_ids'.*INT64.*INT32"),
+    "ids of floats": ("scorer", {"input_ids": np.array([[11, 0]], np.float32)}, r"'input_ids'.*FP32.*INT32"),
+    "labels of floats": (
+        "score",
+        {"label_token_ids": np.array([[5]], np.float32)},
+        r"'label_token_ids'.*FP32.*INT32",
+    ),
+    "a query of ids": ("score", {"query": np.array([[5]], np.int32)}, r"'query'.*INT32.*BYTES"),
+    "one dimension": ("scorer", {"input_ids": np.array([11, 0], np.int32)}, r"'input_ids'|'label_token_ids'"),
+    "three dimensions": (
+        "scorer",
+        {"input_ids": np.array([[[11, 0]]], np.int32)},
+        r"'input_ids'.*Expected \[-1,-1\], got \[1,1,2\]",
+    ),
+    "two queries": ("score", {"query": ["a", "b"]}, r"'query'.*Expected \[-1,1\], got \[1,2\]"),
+    "bytes that are not UTF-8": ("score", {"items": [b"ok", b"\xff\xfe"]}, r"'items' is not valid UTF-8"),
+    "half a surrogate pair": ("score", {"query": [b"\xed\xa0\xbd"]}, r"'query' is not valid UTF-8"),
+    "a label that is not UTF-8": (
+        "score",
+        {"labels": [b" Yes\xc3"], "label_token_ids": None},
+        r"'labels' is not valid UTF-8",
+    ),
+}
+
+
+def refused(
+    server: Server, way: str, model: str, changes: dict[str, Any], parameters: dict[str, Any]
+) -> Refused:
+    inputs = {**(IDS if model == "scorer" else TEXTS), **changes}
+    inputs = {name: values for name, values in inputs.items() if values is not None}
+    with pytest.raises(Refused) as raised:
+        WAYS[way](server, model, inputs, parameters)
+    return raised.value
+
+
+def check_refusal(error: Refused, pattern: str) -> None:
+    assert error.code == "INVALID_ARGUMENT", error
+    assert re.search(pattern, error.message), error
+    check_nothing_leaks(error.message)
+
+
+def check_nothing_leaks(message: str) -> None:
+    assert "Traceback" not in message
+    assert 'File "' not in message
+    assert not re.search(r"(^|[\s'\"(])/\w+", message), f"a path in {message!r}"
+
+
+def case(model: str, name: str) -> Case:
+    return (SCORER if model == "scorer" else SCORE)[name]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def right_after_it_all(lm: Server, tiny_lm: Path) -> Iterator[None]:
+    """After all that follows the server is ready, and still right."""
+    yield
+    with tritonclient.http.InferenceServerClient(lm.http_address) as client:
+        assert client.is_server_ready()
+        assert all(client.is_model_ready(model) for model in ("score", "tokenizer", "scorer"))
+    call = random_tokens(np.random.default_rng(0), 30, [4, 1, 9], VOCABULARY)
+    expected = truth_of(tiny_lm).scores(call.query, call.items, LABELS)
+    check(score_tokens(lm, call, LABELS).scores, expected, over_vocabulary=True)
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_it_is_refused_over_grpc(model: str, name: str, lm: Server) -> None:
+    changes, parameters, pattern = case(model, name)
+    check_refusal(refused(lm, "grpc", model, changes, parameters), pattern)
+
+
+@pytest.mark.parametrize("way", ["http", "generate"])
+def test_it_is_refused_over_http(way: str, lm: Server) -> None:
+    """As HTTP 400, see `wire`."""
+    for model, name in CASES:
+        changes, parameters, pattern = case(model, name)
+        if way == "generate":
+            if name == "unknown input":
+                pattern = r"parameter '(labels|prompt)'"  # What is no input is a parameter there.
+            if any(values == [] for values in changes.values()):
+                continue  # An empty JSON list has no rows: what Triton says to that is not ours.
+        check_refusal(refused(lm, way, model, changes, parameters), pattern)
+
+
+@pytest.mark.parametrize("way", ["grpc", "http"])
+@pytest.mark.parametrize("name", TYPED)
+def test_a_wrong_tensor_is_refused(name: str, way: str, lm: Server) -> None:
+    model, changes, pattern = TYPED[name]
+    check_refusal(refused(lm, way, model, changes, {}), pattern)
+
+
+def test_control_what_the_cases_change_is_good_as_it_was(lm: Server) -> None:
+    for way in WAYS:
+        for model, inputs in (("scorer", IDS), ("score", TEXTS)):
+            assert WAYS[way](lm, model, inputs, {})["scores"].size
+
+
+@pytest.mark.parametrize("model", ["score", "scorer"])
+def test_good_calls_beside_bad_ones_are_right(model: str, lm: Server, tiny_lm: Path) -> None:
+    """All the bad ones at once, a good one beside each."""
+    names = [name for kind, name in CASES if kind == model]
+    rng = np.random.default_rng(6)
+    calls = [random_tokens(rng, 20, [3, 0, 7], VOCABULARY) for _ in names]
+
+    def bad(name: str) -> Refused:
+        changes, parameters, _ = case(model, name)
+        return refused(lm, "grpc", model, changes, parameters)
+
+    with ThreadPoolExecutor(16) as pool:
+        pairs = [
+            (pool.submit(bad, name), pool.submit(score_tokens, lm, call, LABELS))
+            for name, call in zip(names, calls, strict=True)
+        ]
+        for name, call, (error, good) in zip(names, calls, pairs, strict=True):
+            check_refusal(error.result(), case(model, name)[2])
+            expected = truth_of(tiny_lm).scores(call.query, call.items, LABELS)
+            check(good.result().scores, expected, over_vocabulary=True)
+
+
+def test_sixteen_clients_and_one_bad_call_among_them(lm: Server, tiny_lm: Path) -> None:
+    rng = np.random.default_rng(7)
+    shapes = [(3, [1]), (200, [5] * 10), (0, [9, 1]), (1_000, [2, 300]), (17, []), (40, [0, 0, 3])]
+    calls = [random_tokens(rng, *shapes[place % 6], VOCABULARY) for place in range(16)]
+    calls[9] = Tokens(calls[9].query, [[3], [VOCABULARY + 3]])
+
+    def outcome(place: int) -> np.ndarray | Refused:
+        try:
+            return score_tokens(lm, calls[place], LABELS, ("grpc", "http")[place % 2]).scores
+        except Refused as error:
+            return error
+
+    expected = [
+        truth_of(tiny_lm).scores(call.query, call.items, LABELS) if call.items else np.empty((0, 3))
+        for place, call in enumerate(calls)
+        if place != 9
+    ]
+    with ThreadPoolExecutor(16) as pool:
+        for _ in range(3):
+            outcomes = list(pool.map(outcome, range(16)))
+            error = outcomes.pop(9)
+            assert isinstance(error, Refused)
+            check_refusal(error, r"'input_ids' holds 503: .* 0 to 499")
+            for scores, true_scores in zip(outcomes, expected, strict=True):
+                assert isinstance(scores, np.ndarray), scores
+                check(scores, true_scores, over_vocabulary=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"{", "JSON"),
+        (b'{"query": "\xff", "items": ["a"], "label_token_ids": [5]}', "'query' is not valid UTF-8"),
+        (b'{"query": "\\ud83d", "items": ["a"], "label_token_ids": [5]}', "surrogate"),
+        (b'{"query": "a", "items": [3], "label_token_ids": [5]}', "string"),
+        (b'{"query": "a", "items": ["a"], "label_token_ids": [5.5]}', "integer"),
+        (b'{"query": ["a", "b"], "items": ["a"], "label_token_ids": [5]}', "'query'"),
+    ],
+)
+def test_a_body_that_generate_cannot_read_is_refused(body: bytes, field: str, lm: Server) -> None:
+    """What Triton's own JSON reader refuses, it calls an internal error: only the message can be held to."""
+    with pytest.raises(Refused, match=field) as raised:
+        post(lm, "score", body)
+    check_nothing_leaks(raised.value.message)
+
+
+def test_generate_names_what_it_answers(lm: Server) -> None:
+    answer = json.dumps({"query": "Is it?", "items": [" a", " b"], "label_token_ids": LABELS}).encode()
+    flat = post(lm, "score", answer)["scores"]
+    shaped = score_texts(lm, "Is it?", [" a", " b"], LABELS).scores
+    np.testing.assert_allclose(flat, shaped.ravel(), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mebibytes", [5, 9, 48])
+def test_a_large_body_of_json_does_not_end_the_server(mebibytes: int, lm: Server) -> None:
+    """Triton's JSON reader needs stack in proportion. 48: all that a call may have, escaped as \\uXXXX."""
+    body = json.dumps({**TEXTS, "query": "a" * (mebibytes * 2**20)}).encode()
+    with pytest.raises(Refused, match=r"at most (8388608|50000)") as raised:
+        post(lm, "score", body)
+    assert raised.value.code == "INVALID_ARGUMENT"
+    assert score_texts(lm, "Is it?", [" a"], LABELS).scores.shape == (1, 3)
