@@ -21,9 +21,12 @@ from perf import geometry
 LABELS = np.array([9454, 2753], np.int32)
 
 
-def call(rng: np.random.Generator, query: int = 120, items: int = 10, item: int = 180) -> ScoreCall:
+def call(
+    rng: np.random.Generator, query: int = 120, items: int = 10, item: int = 180, softmax: bool = True
+) -> ScoreCall:
     tokens = rng.integers(0, 151_936, query + items * item).astype(np.int32)
-    return ScoreCall(Call(tokens, query, np.full(items, item)), LABELS, ScoreOptions(apply_softmax=True))
+    options = ScoreOptions(apply_softmax=softmax)
+    return ScoreCall(Call(tokens, query, np.full(items, item)), LABELS, options)
 
 
 def gpu_ms(scorer: Scorer, batches: list[list[ScoreCall]]) -> float:
@@ -82,6 +85,7 @@ def main() -> None:
     shapes = {
         "1 prompt of 300": lambda: [call(rng, 300, 1, 0)],
         "1 x (120 + 10 x 180)": lambda: [call(rng)],
+        "the same, no softmax": lambda: [call(rng, softmax=False)],
         "2 x (120 + 10 x 180)": lambda: [call(rng) for _ in range(2)],
         "4 x (120 + 10 x 180)": lambda: [call(rng) for _ in range(4)],
         "8 x (120 + 10 x 180)": lambda: [call(rng) for _ in range(8)],

@@ -144,20 +144,30 @@ def test_ten_thousand_items_take_no_more_memory_than_their_results(checkpoints) 
     before = torch.cuda.memory_allocated()
     found = score(scorer, [call], options)[0]
     # Token ids and tiles of 500,050 rows, and hidden states of 10,000: far below one forward's activations each.
-    assert torch.cuda.max_memory_allocated() - before < 64 << 20
+    taken = torch.cuda.max_memory_allocated() - before
+    assert taken < 64 << 20, f"{taken >> 20} MiB"
     np.testing.assert_allclose(found[some], alone, atol=5e-3, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_cache_hits_change_no_score_and_freed_pages_are_never_read(family: str, checkpoints) -> None:
-    scorer = Scorer(checkpoints(family)[0], "cuda", "bfloat16", 1_024)
+@pytest.mark.parametrize(
+    ("family", "dtype", "bound"),
+    [
+        # Products of other dimensions may add up in another order; in bfloat16 that is the contract's 5e-3.
+        *[(family, "float32", 2e-5) for family in FAMILIES],
+        ("llama", "bfloat16", 5e-3),
+    ],
+)
+def test_cache_hits_change_no_score_and_freed_pages_are_never_read(
+    family: str, dtype: str, bound: float, checkpoints
+) -> None:
+    scorer = Scorer(checkpoints(family)[0], "cuda", dtype, 1_024)
     call = random_tokens(np.random.default_rng(5), 100, [4, 9, 0, 30], VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
     labels = np.array(LABELS, np.int32)
     (first,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
     (second,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
     assert (first.cached_tokens, second.cached_tokens) == (0, 96)
-    np.testing.assert_allclose(second.scores, first.scores, atol=5e-3, rtol=0)
+    np.testing.assert_allclose(second.scores, first.scores, atol=bound, rtol=0)
     scorer.runner.pool.fill_(float("nan"))
     (poisoned,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
     assert not hasattr(poisoned, "scores")  # the control: what the pool holds is read
