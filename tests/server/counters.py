@@ -2,6 +2,7 @@
 
 import re
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,10 +12,13 @@ LINE = re.compile(r'^(\w+)\{model="(\w+)",[^}]*\} (\S+)$', re.MULTILINE)
 
 
 def read(server: Server) -> dict[tuple[str, str], int]:
-    """Counters by (model, name)."""
+    """Counters by (model, name), summed over their other labels."""
     with urllib.request.urlopen(server.metrics_url) as response:
         found = LINE.findall(response.read().decode())
-    return {(model, name): int(float(value)) for name, model, value in found}
+    counters: Counter[tuple[str, str]] = Counter()
+    for name, model, value in found:
+        counters[model, name] += int(float(value))
+    return counters
 
 
 @contextmanager
