@@ -1,0 +1,107 @@
+"""The `tokenizer` model by itself: its layout, and that it takes many calls at once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from hiscore.launcher import Server
+from hiscore.layout import unpack
+from tests.server.counters import counted
+from tests.server.test_score_bad_input import SCORE, TEXTS, TYPED, check_refusal
+from tests.server.wire import WAYS, Refused
+
+pytestmark = pytest.mark.server
+
+LABELS = [5, 77, 401]
+
+
+def tokenize(
+    server: Server, query: str, items: list[str], way: str = "grpc", **parameters: Any
+) -> tuple[list[int], list[list[int]]]:
+    """The query's ids and every item's."""
+    inputs = {"query": [query], "items": items, "label_token_ids": LABELS}
+    outputs = {name: ids.ravel() for name, ids in WAYS[way](server, "tokenizer", inputs, parameters).items()}
+    assert set(outputs) == {"input_ids", "delimiter_indices", "label_token_ids"}
+    assert all(ids.dtype == np.int32 for ids in outputs.values())
+    assert outputs["label_token_ids"].tolist() == LABELS
+    indices = outputs["delimiter_indices"]
+    assert len(indices) == len(items) + 1
+    assert indices[-1] == len(outputs["input_ids"]) - 1
+    call = unpack(outputs["input_ids"], indices)
+    ends = call.query_length + np.cumsum([0, *call.item_lengths])
+    tokens = call.tokens.tolist()
+    return tokens[: call.query_length], [tokens[start:end] for start, end in pairwise(ends)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("item_first", [False, True])
+def test_the_layout_holds_the_tokens_of_each_whole_text(
+    way: str, item_first: bool, lm: Server, tiny_lm: Path
+) -> None:
+    truth = AutoTokenizer.from_pretrained(tiny_lm)
+    query, items = "Is this a fru", ["it", "", "苹果 é", " <|im_end|>", "it"]
+    head, rests = tokenize(lm, query, items, way, item_first=item_first)
+    whole = [truth(item + query if item_first else query + item)["input_ids"] for item in items]
+    assert [[*head, *rest] for rest in rests] == whole
+
+
+def test_what_is_common_is_the_query(lm: Server) -> None:
+    head, rests = tokenize(lm, "Is this a fruit? It is", [" an apple", " a hammer", " an apple"])
+    assert len(head) > 5
+    assert rests[0] == rests[2] != rests[1]
+    assert rests[0][:1] != rests[1][:1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_items_it_is_the_query_alone(way: str, lm: Server, tiny_lm: Path) -> None:
+    assert tokenize(lm, "Is it?", [], way) == (
+        AutoTokenizer.from_pretrained(tiny_lm)("Is it?")["input_ids"],
+        [],
+    )
+
+
+@pytest.mark.parametrize("name", SCORE)
+def test_bad_input_is_refused(name: str, lm: Server) -> None:
+    changes, parameters, pattern = SCORE[name]
+    inputs = {key: values for key, values in {**TEXTS, **changes}.items() if values is not None}
+    with pytest.raises(Refused) as raised:
+        WAYS["grpc"](lm, "tokenizer", inputs, parameters)
+    check_refusal(raised.value, pattern)
+
+
+@pytest.mark.parametrize("name", [name for name, (model, _, _) in TYPED.items() if model == "score"])
+def test_a_wrong_tensor_is_refused(name: str, lm: Server) -> None:
+    _, changes, pattern = TYPED[name]
+    inputs = {key: values for key, values in {**TEXTS, **changes}.items() if values is not None}
+    with pytest.raises(Refused) as raised:
+        WAYS["http"](lm, "tokenizer", inputs, {})
+    check_refusal(raised.value, pattern)
+
+
+def test_calls_of_different_sizes_share_a_batch_and_a_bad_one_fails_alone(lm: Server, tiny_lm: Path) -> None:
+    truth = AutoTokenizer.from_pretrained(tiny_lm)
+    texts = [f"Query {place}" for place in range(32)]
+
+    def outcome(place: int) -> bool:
+        items = [] if place == 7 else [f" item {number}" for number in range(place + 1)]
+        # An empty query with an empty item leaves nothing to read.
+        query, items = ("", [""]) if place == 11 else (texts[place], items)
+        try:
+            head, rests = tokenize(lm, query, items)
+        except Refused:
+            return False
+        return [[*head, *rest] for rest in rests] == [truth(query + item)["input_ids"] for item in items]
+
+    with counted(lm) as risen, ThreadPoolExecutor(33) as pool:
+        # A long one first, behind which the others gather.
+        long = pool.submit(tokenize, lm, "a b " * 500, [f" {number}" for number in range(5_000)])
+        assert list(pool.map(outcome, range(32))) == [place != 11 for place in range(32)]
+        assert len(long.result()[1]) == 5_000
+    assert risen["tokenizer", "hiscore_tokenized_calls_total"] == 32
+    assert risen["tokenizer", "nv_inference_exec_count"] < 33
+    assert risen["tokenizer", "hiscore_full_encodes_total"] == 0
