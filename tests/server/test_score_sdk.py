@@ -1,0 +1,123 @@
+"""The Python SDK against the real server: both clients, chunks, and what failures become."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from hiscore.launcher import Server
+from hiscore_client import (
+    AsyncScoreClient,
+    ChunkLimits,
+    DeadlineExceeded,
+    InvalidRequest,
+    RetryPolicy,
+    ScoreClient,
+    ServerUnreachable,
+)
+from tests.server.counters import counted
+from tests.support.comparison import INVARIANCE, check, truth_of
+from tests.support.strategies import random_tokens
+from tests.support.tiny_models import VOCABULARY
+
+pytestmark = pytest.mark.server
+
+LABELS = [5, 77, 401]
+QUERY, ITEMS = "Is this a fruit? It is", [" an apple", "n't", "", " 19 hammers"]
+
+
+def text_truth(checkpoint: Path, **options: float) -> np.ndarray:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    whole = [tokenizer(QUERY + item)["input_ids"] for item in ITEMS]
+    labels = [tokenizer(label)["input_ids"][0] for label in (" Yes", " No")]
+    return truth_of(checkpoint).scores([], whole, labels, **options)
+
+
+def test_texts_and_ids_equal_transformers(lm: Server, tiny_lm: Path) -> None:
+    call = random_tokens(np.random.default_rng(1), 30, [3, 0, 12], VOCABULARY)
+    with ScoreClient(lm.grpc_url) as client:
+        client.wait_ready(10, ["score", "scorer", "tokenizer"])
+        texts = client.score(QUERY, ITEMS, labels=[" Yes", " No"], apply_softmax=True, temperature=0.5)
+        ids = client.score_ids(call.query, call.items, LABELS)
+        nothing = client.score(QUERY, [], labels=[" Yes"])
+    check(texts.scores, text_truth(tiny_lm, apply_softmax=True, temperature=0.5))
+    check(ids.scores, truth_of(tiny_lm).scores(call.query, call.items, LABELS), over_vocabulary=True)
+    assert ids.usage.prompt_tokens == 45
+    assert nothing.scores.shape == (0, 1)
+
+
+async def test_the_async_client_gives_the_same_many_at_a_time(lm: Server, tiny_lm: Path) -> None:
+    expected = text_truth(tiny_lm)
+    async with AsyncScoreClient(lm.grpc_url) as client:
+        await client.wait_ready(10)
+        results = await asyncio.gather(
+            *(client.score(QUERY, ITEMS, labels=[" Yes", " No"]) for _ in range(16)),
+            client.score_ids([1], [[2]], [VOCABULARY]),
+            return_exceptions=True,
+        )
+    bad = results.pop()
+    assert isinstance(bad, InvalidRequest)
+    assert "'label_token_ids' holds 500" in str(bad)
+    for result in results:
+        assert not isinstance(result, BaseException)
+        check(result.scores, expected, over_vocabulary=True)
+
+
+def test_a_call_in_chunks_equals_one_request(lm: Server) -> None:
+    call = random_tokens(np.random.default_rng(2), 40, [3, 0, 12, 5] * 25, VOCABULARY)
+    items = [f" item {place}" for place in range(50)]
+    with (
+        ScoreClient(lm.grpc_url) as whole,
+        ScoreClient(lm.grpc_url, limits=ChunkLimits(max_items=7)) as parts,
+    ):
+        with counted(lm) as risen:
+            found = parts.score_ids(call.query, call.items, LABELS, apply_softmax=True)
+        expected = whole.score_ids(call.query, call.items, LABELS, apply_softmax=True)
+        np.testing.assert_allclose(found.scores, expected.scores, atol=INVARIANCE, rtol=0)
+        assert risen["scorer", "nv_inference_request_success"] == 15
+        found = parts.score(QUERY, items, label_token_ids=LABELS, apply_softmax=True)
+        expected = whole.score(QUERY, items, label_token_ids=LABELS, apply_softmax=True)
+        np.testing.assert_allclose(found.scores, expected.scores, atol=INVARIANCE, rtol=0)
+        # Control: the order can be seen.
+        assert np.ptp(expected.scores[:, 0]) > 100 * INVARIANCE
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": [" Yes No"]}, r"label ' Yes No' is 2 tokens"),
+        ({"labels": [" Yes", " Yes"]}, "are the same token"),
+        ({"labels": None}, "neither was given"),
+        ({"temperature": 2.0}, "need apply_softmax"),
+        ({"temperature": float("nan")}, "'temperature' must be finite"),
+    ],
+)
+def test_a_bad_call_is_an_invalid_request_with_its_id(changes: dict, message: str, lm: Server) -> None:
+    with ScoreClient(lm.grpc_url) as client:
+        with pytest.raises(InvalidRequest, match=message) as raised:
+            client.score(QUERY, ITEMS, **{"labels": [" Yes"], **changes}, request_id="mine")
+        assert raised.value.request_id == "mine"
+        assert client.score(QUERY, ITEMS, labels=[" Yes"]).scores.shape == (4, 1)
+
+
+def test_a_deadline_passes(lm: Server) -> None:
+    """Far too short for 4,000 tokens and 400 items; the server goes on well."""
+    call = random_tokens(np.random.default_rng(3), 4_000, [50] * 400, VOCABULARY)
+    with ScoreClient(lm.grpc_url) as client:
+        with pytest.raises(DeadlineExceeded):
+            client.score_ids(call.query, call.items, LABELS, timeout=0.02)
+        assert client.score_ids([1], [[2]], LABELS, timeout=60).scores.shape == (1, 3)
+
+
+def test_nobody_there_is_unreachable() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{holder.getsockname()[1]}"
+        with (
+            ScoreClient(url, retry=RetryPolicy(attempts=2, first_pause=0.05)) as client,
+            pytest.raises(ServerUnreachable, match=url),
+        ):
+            client.score(QUERY, ITEMS, labels=[" Yes"])
