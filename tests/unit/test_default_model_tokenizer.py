@@ -38,10 +38,10 @@ class Reference:
             for token, i in vocabulary.items()
             if token not in self.special
         }
-        # tiktoken wants every byte; those that the vocabulary lacks get ids past its end and are dropped.
-        self.size = len(vocabulary)
+        # tiktoken wants every byte. Those that the vocabulary lacks are dropped from a piece before its merges.
         lacking = [bytes([byte]) for byte in range(256) if bytes([byte]) not in ranks]
-        ranks |= {byte: self.size + i for i, byte in enumerate(lacking)}
+        self.lacking = b"".join(lacking)
+        ranks |= {byte: len(vocabulary) + i for i, byte in enumerate(lacking)}
         self.bpe = tiktoken.Encoding("reference", pat_str=GPT2, mergeable_ranks=ranks, special_tokens={})
 
     @staticmethod
@@ -57,8 +57,10 @@ class Reference:
             if part in self.special:
                 ids.append(self.special[part])
                 continue
-            for piece in regex.split(r"(\p{N})", part):
-                ids += [i for i in self.bpe.encode_ordinary(piece) if i < self.size]
+            for between in regex.split(r"(\p{N})", part):
+                for piece in regex.findall(GPT2, between):
+                    known = piece.encode().translate(None, self.lacking)
+                    ids += self.bpe._encode_single_piece(known) if known else []
         return ids
 
 
