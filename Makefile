@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test lint format clean
+.PHONY: help install demo serve test test-gpu lint format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ serve: $(INSTALLED) ## Run the server in the foreground (settings: see README)
 
 test: lint ## Lint, then run every test that needs no GPU
 	@$(BIN)/python -m pytest -m "not gpu" --ignore=tests/gpu
+
+test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
+	@$(BIN)/python -m pytest tests/gpu tests/unit/test_kernels.py
 
 lint: $(INSTALLED) ## ruff and mypy
 	@$(BIN)/ruff format --check .
