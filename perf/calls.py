@@ -1,0 +1,102 @@
+"""Calls of `scorer` as a load generator sends them: serialised ahead, every id drawn fresh."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tritonclient.grpc import service_pb2
+
+from hiscore.layout import lay_out
+
+Float32 = npt.NDArray[np.float32]
+INPUTS = ("input_ids", "delimiter_indices", "label_token_ids")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tokens of the query, number of items, tokens of each item."""
+
+    query: int
+    items: int
+    item: int
+
+    @property
+    def tokens(self) -> int:
+        return self.query + self.items * self.item
+
+    def __str__(self) -> str:
+        return f"{self.query} + {self.items} x {self.item}"
+
+
+@dataclass(frozen=True)
+class Ids:
+    """One call: token ids of the query, of each item, of the labels."""
+
+    query: list[int]
+    items: list[list[int]]
+    labels: tuple[int, ...]
+
+    def tensors(self) -> dict[str, npt.NDArray[np.int32]]:
+        """The inputs of `scorer`, each int32 [n]."""
+        ids, delimiters = lay_out(self.query, self.items)
+        return dict(zip(INPUTS, (ids, delimiters, np.array(self.labels, np.int32)), strict=True))
+
+    def message(self) -> bytes:
+        """The call as `infer_message`."""
+        return infer_message(self.tensors())
+
+    def entry(self) -> dict[str, Any]:
+        """An entry of perf_analyzer's data file."""
+        return {
+            name: {"content": values.tolist(), "shape": [len(values)]}
+            for name, values in self.tensors().items()
+        }
+
+
+def infer_message(tensors: dict[str, npt.NDArray[np.int32]]) -> bytes:
+    """The gRPC message of `scorer`'s ModelInfer, asking for the softmax over the labels."""
+    request = service_pb2.ModelInferRequest(model_name="scorer")
+    request.parameters["apply_softmax"].bool_param = True
+    for name, values in tensors.items():
+        request.inputs.add(name=name, datatype="INT32", shape=[1, len(values)])
+        request.raw_input_contents.append(values.tobytes())
+    return bytes(request.SerializeToString())
+
+
+def draw(
+    rng: np.random.Generator,
+    shape: Shape,
+    count: int,
+    vocabulary: int,
+    labels: Sequence[int],
+    one_query: bool = False,
+) -> list[Ids]:
+    """Draw calls that share nothing, or with `one_query` nothing but the query."""
+
+    def ids(length: int) -> list[int]:
+        drawn: list[int] = rng.integers(0, vocabulary, length).tolist()
+        return drawn
+
+    shared = ids(shape.query)
+    return [
+        Ids(
+            shared if one_query else ids(shape.query),
+            [ids(shape.item) for _ in range(shape.items)],
+            tuple(labels),
+        )
+        for _ in range(count)
+    ]
+
+
+def read_answer(message: bytes) -> tuple[Float32, int]:
+    """Scores float32 [items, labels] and cached tokens of a ModelInfer response."""
+    response = service_pb2.ModelInferResponse.FromString(message)
+    raw = {
+        output.name: (list(output.shape), content)
+        for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+    shape, content = raw["scores"]
+    usage = np.frombuffer(raw["usage"][1], np.int32)
+    return np.frombuffer(content, np.float32).reshape(shape[1:]), int(usage[1])

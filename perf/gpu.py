@@ -1,0 +1,65 @@
+"""How busy the GPU is, ten times a second, from NVML.
+
+NVML's number is the share of the driver's last sample period (0.17 to 1 s) in which some kernel ran.
+"""
+
+import ctypes
+import statistics
+import threading
+import time
+from types import TracebackType
+
+HERTZ = 10
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class GpuSampler:
+    """Samples the first GPU while it is open; without NVML it has no samples, and `driver` is None."""
+
+    driver: str | None = None
+    device: str | None = None
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, int]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._handle = ctypes.c_void_p()
+        try:
+            self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError:
+            return
+        if self._nvml.nvmlInit_v2() or self._nvml.nvmlDeviceGetHandleByIndex_v2(
+            0, ctypes.byref(self._handle)
+        ):
+            return
+        text = ctypes.create_string_buffer(96)
+        self._nvml.nvmlSystemGetDriverVersion(text, 96)
+        self.driver = text.value.decode()
+        self._nvml.nvmlDeviceGetName(self._handle, text, 96)
+        self.device = text.value.decode()
+
+    def __enter__(self) -> "GpuSampler":
+        if self.driver:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self.driver:
+            self._thread.join()
+
+    def busy(self, begin: float, end: float) -> float | None:
+        """Mean share (0 to 1) between two `time.perf_counter` times; None without samples."""
+        found = [gpu for when, gpu in self._samples if begin <= when <= end]
+        return statistics.mean(found) / 100 if found else None
+
+    def _run(self) -> None:
+        rates = _Utilization()
+        while not self._stop.wait(1 / HERTZ):
+            if self._nvml.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)) == 0:
+                self._samples.append((time.perf_counter(), rates.gpu))
