@@ -23,7 +23,9 @@ from hiscore.validation import CheckpointFacts
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Under fp8 the projections alone are in 8 bits.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
+FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,9 @@ class Scorer:
         query_cache_bytes: int = 2**28,
     ) -> None:
         self.device = torch.device(_pick_device(device))
-        self.dtype = DTYPES[_pick_dtype(dtype, self.device)]
-        decoder = Decoder(checkpoint, self.device, self.dtype)
+        precision = _pick_dtype(dtype, self.device)
+        self.dtype = DTYPES[precision]
+        decoder = Decoder(checkpoint, self.device, self.dtype, fp8=precision == "fp8")
         a = decoder.architecture
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
         self._head = Head(decoder.weights.head, a.logit_soft_cap)
@@ -121,7 +124,7 @@ class Scorer:
         self.runner = make_runner(decoder, pages * PAGE, max_batch_tokens)
         log.info(
             "%s decoder on %s in %s by %s; at most %d tokens a forward, %d MiB for keys and values of queries",
-            a.family, self.device, self.dtype, type(self.runner).__name__, max_batch_tokens,
+            a.family, self.device, precision, type(self.runner).__name__, max_batch_tokens,
             pages * page_bytes >> 20,
         )  # fmt: skip
 
@@ -203,4 +206,16 @@ def _pick_device(device: str) -> str:
 def _pick_dtype(dtype: str, device: torch.device) -> str:
     if dtype == "auto":
         return "bfloat16" if device.type == "cuda" else "float32"
+    if dtype == "fp8":
+        _check_fp8(device)
     return dtype
+
+
+def _check_fp8(device: torch.device) -> None:
+    """A CPU could compute it, only slower than bfloat16: whoever asks for it there expects something else."""
+    needed = "DTYPE=fp8 needs a CUDA device of compute capability {}.{} or later".format(*FP8_CAPABILITY)
+    if device.type != "cuda":
+        raise ValueError(f"{needed}, and the scorer is to run on the CPU: set DTYPE to bfloat16 or float32")
+    found = torch.cuda.get_device_capability(device)
+    if found < FP8_CAPABILITY:
+        raise ValueError(f"{needed}, and {device} has {found[0]}.{found[1]}: set DTYPE to bfloat16")

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "fp8"]
 
 
 class Limits(BaseModel):

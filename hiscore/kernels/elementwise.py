@@ -1,11 +1,46 @@
-"""The steps between the matrix products, each one pass over its rows: one program for each token."""
+"""The steps between the matrix products, each one pass over its rows: one program for each token.
+
+What goes into a projection is stored by `_store_row`: as it is, or under FP8 as float8_e4m3fn with a scale for the
+row (float32 [T]), worked out while the row is at hand.
+"""
 
 import triton
 import triton.language as tl
 
+from hiscore.model import weights
+
+LARGEST = tl.constexpr(weights.LARGEST)
+SMALLEST_PEAK = tl.constexpr(weights.SMALLEST_PEAK)
+
 
 @triton.jit
-def embed(ids, table, x, h, weight, scale, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _store_row(value, out, scales, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
+    """Store value [BLOCK], of which WIDTH count, as a row of out [T, WIDTH]."""
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    if FP8:
+        value = value.to(tl.float32)
+        peak = tl.maximum(tl.max(tl.where(inside, tl.abs(value), 0.0), axis=0), SMALLEST_PEAK)
+        tl.store(scales + row, peak * (1 / LARGEST))
+        # A NaN, and in a row with an infinity every value, becomes float8's NaN.
+        value = value * (tl.div_rn(1.0, peak) * LARGEST)
+    tl.store(out + row * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def quantise(x, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """x [T, WIDTH] -> out float8_e4m3fn [T, WIDTH] and scales float32 [T]."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    value = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0)
+    _store_row(value, out, scales, row, WIDTH, BLOCK, True)
+
+
+@triton.jit
+def embed(
+    ids, table, x, h, h_scales, weight, scale, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
     """x = table[ids] * scale; h = rms_norm(x) * weight. ids int32 [T], x and h [T, WIDTH]."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -16,13 +51,14 @@ def embed(ids, table, x, h, weight, scale, eps, WIDTH: tl.constexpr, BLOCK: tl.c
     tl.store(x + token * WIDTH + column, value, mask=inside)
     value = value.to(tl.float32)
     normed = _rms(value, WIDTH, eps) * tl.load(weight + column, mask=inside, other=0.0)
-    tl.store(h + token * WIDTH + column, normed.to(h.dtype.element_ty), mask=inside)
+    _store_row(normed.to(x.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FP8)
 
 
 @triton.jit
 def add_norm(
-    x, update, h, post_weight, weight, eps, WIDTH: tl.constexpr, SANDWICH: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, update, h, h_scales, post_weight, weight, eps,
+    WIDTH: tl.constexpr, SANDWICH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
     """x += update (under SANDWICH: rms_norm(update) * post_weight); h = rms_norm(x) * weight. All [T, WIDTH]."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -37,7 +73,7 @@ def add_norm(
     value = value.to(x.dtype.element_ty)
     tl.store(x + at, value, mask=inside)
     normed = _rms(value.to(tl.float32), WIDTH, eps) * tl.load(weight + column, mask=inside, other=0.0)
-    tl.store(h + at, normed.to(h.dtype.element_ty), mask=inside)
+    _store_row(normed.to(x.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FP8)
 
 
 @triton.jit
@@ -114,13 +150,28 @@ def activate(gate_up, out, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.co
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
-    gate = tl.load(gate_up + token * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + token * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0)
+    value = _gated(gate_up + token * 2 * WIDTH + column, inside, WIDTH, GELU)
+    tl.store(out + token * WIDTH + column, value, mask=inside)
+
+
+@triton.jit
+def activate_fp8(gate_up, out, scales, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    """The same with a whole row to a program, since a row has one scale."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    value = _gated(gate_up + token * 2 * WIDTH + column, column < WIDTH, WIDTH, GELU)
+    _store_row(value, out, scales, token, WIDTH, BLOCK, True)
+
+
+@triton.jit
+def _gated(at, inside, WIDTH: tl.constexpr, GELU: tl.constexpr):
+    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + WIDTH, mask=inside, other=0.0)
     if GELU:
         # tanh(z) = 2 sigmoid(2 z) - 1
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         gate = gate * tl.sigmoid(2 * inner)
     else:
         gate = gate * tl.sigmoid(gate)
-    gate = gate.to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + token * WIDTH + column, (gate * up.to(tl.float32)).to(out.dtype.element_ty), mask=inside)
+    gate = gate.to(up.dtype).to(tl.float32)
+    return (gate * up.to(tl.float32)).to(up.dtype)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hiscore.kernels import elementwise
 from hiscore.model.rope import Rope
-from hiscore.model.weights import LayerWeights
+from hiscore.model.weights import FP8, LayerWeights, Quantised
 
 
 class TritonOps:
@@ -17,14 +17,17 @@ class TritonOps:
         self._eps = eps
         self._gelu = activation == "gelu_pytorch_tanh"
 
-    def embed(self, ids: Tensor, table: Tensor, scale: float, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def embed(
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
+    ) -> tuple[Tensor, Tensor | Quantised]:
         width = table.shape[1]
         x = torch.empty((len(ids), width), dtype=table.dtype, device=table.device)
-        h = torch.empty_like(x)
+        h = torch.empty_like(x) if not fp8 else _quantised(len(ids), width, x)
         rounded = torch.tensor(scale, dtype=table.dtype).item()
         elementwise.embed[(len(ids),)](
-            ids, table, x, h, weight, rounded, self._eps, WIDTH=width, BLOCK=triton.next_power_of_2(width)
-        )
+            ids, table, x, *_targets(h), weight, rounded, self._eps,
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), FP8=fp8,
+        )  # fmt: skip
         return x, h
 
     def rotate_and_keep(
@@ -46,17 +49,22 @@ class TritonOps:
             BLOCK_HALF=triton.next_power_of_2(self._head_dim // 2),
         )  # fmt: skip
 
-    def add_norm(self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor) -> Tensor:
-        h = torch.empty_like(x)
-        if len(x):
-            elementwise.add_norm[(len(x),)](
-                x, update, h, weight if post_weight is None else post_weight, weight, self._eps,
-                WIDTH=x.shape[1], SANDWICH=post_weight is not None, BLOCK=triton.next_power_of_2(x.shape[1]),
+    def add_norm(
+        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
+    ) -> Tensor | Quantised:
+        rows, width = x.shape
+        h = torch.empty_like(x) if not fp8 else _quantised(rows, width, x)
+        if rows:
+            elementwise.add_norm[(rows,)](
+                x, update, *_targets(h), weight if post_weight is None else post_weight, weight, self._eps,
+                WIDTH=width, SANDWICH=post_weight is not None, BLOCK=triton.next_power_of_2(width), FP8=fp8,
             )  # fmt: skip
         return h
 
-    def activate(self, gate_up: Tensor) -> Tensor:
+    def activate(self, gate_up: Tensor, fp8: bool = False) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2
+        if fp8:
+            return self._activate_fp8(gate_up, rows, width)
         out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
         block = min(1024, triton.next_power_of_2(width))
         if rows:
@@ -64,3 +72,39 @@ class TritonOps:
                 gate_up, out, WIDTH=width, GELU=self._gelu, BLOCK=block
             )
         return out
+
+    def _activate_fp8(self, gate_up: Tensor, rows: int, width: int) -> Quantised:
+        out = _quantised(rows, width, gate_up)
+        if rows:
+            elementwise.activate_fp8[(rows,)](
+                gate_up, out.values, out.scales, WIDTH=width, GELU=self._gelu,
+                BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+            )  # fmt: skip
+        return out
+
+    def quantise(self, x: Tensor) -> Quantised:
+        rows, width = x.shape
+        out = _quantised(rows, width, x)
+        if rows:
+            elementwise.quantise[(rows,)](
+                x, out.values, out.scales,
+                WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+            )  # fmt: skip
+        return out
+
+
+def _quantised(rows: int, width: int, like: Tensor) -> Quantised:
+    return Quantised(
+        torch.empty((rows, width), dtype=FP8, device=like.device),
+        torch.empty((rows, 1), dtype=torch.float32, device=like.device),
+    )
+
+
+def _targets(out: Tensor | Quantised) -> tuple[Tensor, Tensor]:
+    """Values and scales as a kernel takes them; without fp8 nothing is ever written to the second."""
+    return (out, out) if isinstance(out, Tensor) else (out.values, out.scales)
+
+
+def _warps(width: int) -> int:
+    """So many that a thread holds some 16 values of a row: more would spill out of its registers."""
+    return min(max(triton.next_power_of_2(width) // 512, 4), 16)

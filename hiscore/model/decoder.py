@@ -14,7 +14,7 @@ from hiscore.attention.base import Attention, AttentionShape
 from hiscore.model.architecture import read_architecture
 from hiscore.model.ops import Ops
 from hiscore.model.rope import Rope
-from hiscore.model.weights import Weights, load_weights
+from hiscore.model.weights import LayerWeights, Weights, load_weights
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,16 @@ class Rows:
 
 
 class Decoder:
-    """Weights, rotary tables and the loop over layers; steps, attention and the pool come from outside."""
+    """Weights, rotary tables and the loop over layers; steps, attention and the pool come from outside.
 
-    def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype) -> None:
+    Under fp8 the layers' projections and what goes into them are in 8 bits; the rest stays in dtype (bfloat16).
+    """
+
+    def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool = False) -> None:
         self.architecture, config = read_architecture(checkpoint)
         a = self.architecture
-        self.weights: Weights = load_weights(checkpoint, a, device, dtype)
-        self.device, self.dtype = device, dtype
+        self.weights: Weights = load_weights(checkpoint, a, device, dtype, fp8)
+        self.device, self.dtype, self.fp8 = device, dtype, fp8
         self._ropes = {kind: Rope(config, kind, a.head_dim, device) for kind in set(a.rope_kinds)}
 
     @property
@@ -60,22 +63,29 @@ class Decoder:
 
         Returns the residual stream [T, hidden] and what the last layer attended to [T, heads head_dim].
         """
-        a, layers = self.architecture, self.weights.layers
-        x, h = ops.embed(rows.input_ids, self.weights.embedding, a.embedding_scale, layers[0].input_norm)
+        a, layers, fp8 = self.architecture, self.weights.layers, self.fp8
+        table, norm = self.weights.embedding, layers[0].input_norm
+        x, h = ops.embed(rows.input_ids, table, a.embedding_scale, norm, fp8)
         for index, layer in enumerate(layers):
             qkv = layer.qkv(h)
             rope = self._ropes[a.rope_kinds[index]]
             ops.rotate_and_keep(layer, rope, qkv, rows.positions, pool[index], rows.write_slots)
             attended = attention.run(index, qkv, pool[index])
             if index < a.layers - 1:
-                h = ops.add_norm(x, layer.output(attended), layer.post_attention_norm, layer.mlp_norm)
-                out = layer.down(ops.activate(layer.gate_up(h)))
-                h = ops.add_norm(x, out, layer.post_mlp_norm, layers[index + 1].input_norm)
+                out = self._after_attention(layer, x, attended, ops)
+                h = ops.add_norm(x, out, layer.post_mlp_norm, layers[index + 1].input_norm, fp8)
         return x, attended
 
     def tail(self, x: Tensor, attended: Tensor, ops: Ops) -> Tensor:
         """The rest of the last layer and the final norm, for those rows alone that are read: [R, hidden]."""
         layer = self.weights.layers[-1]
-        h = ops.add_norm(x, layer.output(attended), layer.post_attention_norm, layer.mlp_norm)
-        out = layer.down(ops.activate(layer.gate_up(h)))
-        return ops.add_norm(x, out, layer.post_mlp_norm, self.weights.final_norm)
+        out = self._after_attention(layer, x, attended, ops)
+        # The head reads it, in full precision.
+        final: Tensor = ops.add_norm(x, out, layer.post_mlp_norm, self.weights.final_norm)
+        return final
+
+    def _after_attention(self, layer: LayerWeights, x: Tensor, attended: Tensor, ops: Ops) -> Tensor:
+        """Add what attention gave to x, in place; returns what the MLP makes of it, yet to be added."""
+        out = layer.output(ops.quantise(attended) if self.fp8 else attended)
+        h = ops.add_norm(x, out, layer.post_attention_norm, layer.mlp_norm, self.fp8)
+        return layer.down(ops.activate(layer.gate_up(h), self.fp8))

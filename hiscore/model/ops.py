@@ -3,13 +3,13 @@
 All of them work on rows, one for each new token: what is in one row never reaches another.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hiscore.model.rope import Rope
-from hiscore.model.weights import LayerWeights
+from hiscore.model.weights import LayerWeights, Quantised, quantise
 
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
@@ -18,9 +18,14 @@ ACTIVATIONS = {
 
 
 class Ops(Protocol):
-    """x: the residual stream [T, hidden]; h: its norm, what a block reads. Norm weights are float32."""
+    """x: the residual stream [T, hidden]; h: its norm, what a block reads. Norm weights are float32.
 
-    def embed(self, ids: Tensor, table: Tensor, scale: float, weight: Tensor) -> tuple[Tensor, Tensor]:
+    What goes into a projection (h, and what `activate` gives) is a Tensor of x's dtype, under fp8 a Quantised.
+    """
+
+    def embed(
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
+    ) -> tuple[Tensor, Any]:
         """x = table[ids] * scale and h = norm(x), from ids int32 [T]."""
         ...
 
@@ -39,12 +44,18 @@ class Ops(Protocol):
         int32 [T], a slot of -1 for none.
         """
 
-    def add_norm(self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor) -> Tensor:
+    def add_norm(
+        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
+    ) -> Any:
         """x += update (normalised first, where there is a post_weight) in place; returns h = norm(x)."""
         ...
 
-    def activate(self, gate_up: Tensor) -> Tensor:
+    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
         """act(gate) * up, from [T, 2 F] to [T, F]."""
+        ...
+
+    def quantise(self, x: Tensor) -> Quantised:
+        """What no other step has made ready for a projection in fp8, from [T, width]."""
         ...
 
 
@@ -56,10 +67,12 @@ class TorchOps:
         self._eps = eps
         self._activation = ACTIVATIONS[activation]
 
-    def embed(self, ids: Tensor, table: Tensor, scale: float, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def embed(
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
+    ) -> tuple[Tensor, Any]:
         # transformers rounds the factor to the table's dtype.
         x = table[ids] * torch.tensor(scale, dtype=table.dtype)
-        return x, self._norm(x, weight)
+        return x, _for_projection(self._norm(x, weight), fp8)
 
     def rotate_and_keep(
         self,
@@ -82,14 +95,23 @@ class TorchOps:
         (rows,) = torch.nonzero(write_slots >= 0, as_tuple=True)
         pool[write_slots[rows]] = torch.stack((k[rows], v[rows]), dim=1)
 
-    def add_norm(self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor) -> Tensor:
+    def add_norm(
+        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
+    ) -> Any:
         x += update if post_weight is None else self._norm(update, post_weight)
-        return self._norm(x, weight)
+        return _for_projection(self._norm(x, weight), fp8)
 
-    def activate(self, gate_up: Tensor) -> Tensor:
+    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
         gate, up = gate_up.chunk(2, dim=-1)
-        return self._activation(gate) * up
+        return _for_projection(self._activation(gate) * up, fp8)
+
+    def quantise(self, x: Tensor) -> Quantised:
+        return quantise(x)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         y = x.float()
         return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self._eps) * weight).to(x.dtype)
+
+
+def _for_projection(x: Tensor, fp8: bool) -> Tensor | Quantised:
+    return quantise(x) if fp8 else x

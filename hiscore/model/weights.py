@@ -2,12 +2,16 @@
 
 Strict both ways: a tensor that is missing and one that nobody reads are errors, since a bias that is dropped in
 silence gives plausible but wrong scores.
+
+Under fp8 the layers' projections hold float8_e4m3fn, each row of a weight and of what it is multiplied with by a
+scale of its own: an outlier costs precision in its own row alone, and no row's result depends on another's.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -18,6 +22,20 @@ from hiscore.model.architecture import Architecture, UnsupportedCheckpoint
 INDEX = "model.safetensors.index.json"
 # A buffer that old checkpoints carry along; it follows from the config.
 ROPE_BUFFER = ".rotary_emb.inv_freq"
+
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0
+"""float8_e4m3fn's largest number; it has no infinity."""
+SMALLEST_PEAK = 1e-30
+"""A row is never scaled up as if its largest value were less: a row of zeros stays one."""
+MULTIPLE = 16
+"""What the product's inner and outer sizes must be multiples of."""
+
+
+class Projection(Protocol):
+    """A matrix product with what a step of `Ops` made for it: a Tensor, under fp8 a Quantised."""
+
+    def __call__(self, x: Any) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -32,24 +50,63 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Quantised:
+    """values float8_e4m3fn [rows, width] times scales float32 [rows, 1]."""
+
+    values: Tensor
+    scales: Tensor
+
+
+def quantise(x: Tensor) -> Quantised:
+    """The rows of x [rows, width], each scaled so that its largest value just fits."""
+    y = x.float()
+    peak = y.abs().amax(dim=1, keepdim=True).clamp_min(SMALLEST_PEAK)
+    # By a factor rather than a division for each value; kernels take the same two roundings.
+    return Quantised((y * (peak.reciprocal() * LARGEST)).to(FP8), peak * (1 / LARGEST))
+
+
+@dataclass(frozen=True)
+class Fp8Linear:
+    """A projection in fp8: weight [out, in], bias bfloat16 [out] or None; its result is bfloat16."""
+
+    weight: Quantised
+    bias: Tensor | None = None
+
+    def __call__(self, x: Quantised) -> Tensor:
+        if not len(x.values):
+            # The product takes no empty operand.
+            return torch.empty((0, len(self.weight.values)), dtype=torch.bfloat16, device=x.values.device)
+        out = torch._scaled_mm(
+            x.values,
+            self.weight.values.t(),
+            scale_a=x.scales,
+            scale_b=self.weight.scales.t(),
+            out_dtype=torch.bfloat16,
+            # Sums as the tensor cores keep them: rounded far less than the operands were.
+            use_fast_accum=True,
+        )
+        return out if self.bias is None else out.add_(self.bias)
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One layer; norms that a family lacks are None."""
 
     input_norm: Tensor
-    qkv: Linear
+    qkv: Projection
     q_norm: Tensor | None
     k_norm: Tensor | None
-    output: Linear
+    output: Projection
     post_attention_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Projection
+    down: Projection
     post_mlp_norm: Tensor | None
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole checkpoint on one device, in one dtype."""
+    """A whole checkpoint on one device, in one dtype but for projections in fp8."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -61,8 +118,8 @@ class Weights:
 class _Reader:
     """Hands tensors out by name, moved and converted, and knows which were never asked for."""
 
-    def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
+    def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool) -> None:
+        self._device, self._dtype, self._fp8 = device, dtype, fp8
         self._files = {
             name: handle
             for handle in _open_shards(checkpoint)
@@ -70,19 +127,29 @@ class _Reader:
         }
         self._read: set[str] = set()
 
-    def __call__(self, *names: str) -> Tensor:
-        """One tensor, or several joined along their first dimension."""
+    def __call__(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
+        """One tensor, or several joined along their first dimension, in the dtype of the rest or in another."""
         for name in names:
             if name not in self._files:
                 raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{name}'")
         self._read.update(names)
         parts = [self._files[name].get_tensor(name) for name in names]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return joined.to(device=self._device, dtype=self._dtype)
+        return joined.to(device=self._device, dtype=dtype or self._dtype)
 
-    def linear(self, *names: str, bias: bool) -> Linear:
-        weight = self(*[f"{name}.weight" for name in names])
-        return Linear(weight, self(*[f"{name}.bias" for name in names]) if bias else None)
+    def projection(self, *names: str, bias: bool) -> Projection:
+        weights = [f"{name}.weight" for name in names]
+        added = self(*[f"{name}.bias" for name in names]) if bias else None
+        if not self._fp8:
+            return Linear(self(*weights), added)
+        # From float32: rounded once.
+        weight = self(*weights, dtype=torch.float32)
+        if any(size % MULTIPLE for size in weight.shape):
+            raise UnsupportedCheckpoint(
+                f"'{weights[0]}' belongs to a projection of shape {list(weight.shape)}; dtype fp8 needs multiples "
+                f"of {MULTIPLE}"
+            )
+        return Fp8Linear(quantise(weight), added)
 
     def unread(self, derived: set[str]) -> list[str]:
         left_over = set(self._files) - self._read - derived
@@ -100,14 +167,18 @@ def _open_shards(checkpoint: Path) -> Iterator[safe_open]:
 
 
 def load_weights(
-    checkpoint: Path, architecture: Architecture, device: torch.device, dtype: torch.dtype
+    checkpoint: Path,
+    architecture: Architecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    fp8: bool = False,
 ) -> Weights:
-    """Load and fuse a checkpoint's weights.
+    """Load and fuse a checkpoint's weights; under fp8 the layers' projections are `Fp8Linear`.
 
     Raises:
         UnsupportedCheckpoint: a tensor is missing, left over, or of a shape that the config does not announce.
     """
-    read = _Reader(checkpoint, device, dtype)
+    read = _Reader(checkpoint, device, dtype, fp8)
     embedding = read("model.embed_tokens.weight")
     if embedding.shape != (architecture.vocab_size, architecture.hidden_size):
         raise UnsupportedCheckpoint(
@@ -137,14 +208,14 @@ def _load_layer(read: _Reader, prefix: str, a: Architecture) -> LayerWeights:
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     return LayerWeights(
         input_norm=norm("input_layernorm"),
-        qkv=read.linear(*[f"{attention}.{part}_proj" for part in "qkv"], bias=a.qkv_bias),
+        qkv=read.projection(*[f"{attention}.{part}_proj" for part in "qkv"], bias=a.qkv_bias),
         q_norm=norm("self_attn.q_norm") if a.qk_norm else None,
         k_norm=norm("self_attn.k_norm") if a.qk_norm else None,
-        output=read.linear(f"{attention}.o_proj", bias=a.output_bias),
+        output=read.projection(f"{attention}.o_proj", bias=a.output_bias),
         post_attention_norm=norm("post_attention_layernorm") if a.sandwich_norms else None,
         mlp_norm=norm("pre_feedforward_layernorm" if a.sandwich_norms else "post_attention_layernorm"),
-        gate_up=read.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=a.mlp_bias),
-        down=read.linear(f"{mlp}.down_proj", bias=a.mlp_bias),
+        gate_up=read.projection(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=a.mlp_bias),
+        down=read.projection(f"{mlp}.down_proj", bias=a.mlp_bias),
         post_mlp_norm=norm("post_feedforward_layernorm") if a.sandwich_norms else None,
     )
 

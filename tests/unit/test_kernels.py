@@ -17,7 +17,7 @@ from hiscore.cuda_runner import Layout, buckets
 from hiscore.kernels.ops import TritonOps
 from hiscore.kv_pages import PAGE, KVPages
 from hiscore.model.ops import TorchOps
-from hiscore.model.weights import LayerWeights, Linear
+from hiscore.model.weights import FP8, LayerWeights, Linear, Quantised, quantise
 from hiscore.packing import pack, pool_reserve
 from tests.support.dense import dense_attention
 from tests.support.strategies import Tokens, random_tokens
@@ -119,6 +119,63 @@ def test_steps_equal_plain_torch(activation: str, normed: bool) -> None:
     plain.rotate_and_keep(layer, rope, other_qkv, positions, other_pool, write)
     torch.testing.assert_close(qkv, other_qkv, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(pool, other_pool, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture
+def true_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter (3.6) drops carries and NaN when it rounds to float8; a GPU does as torch does."""
+    if DEVICE == "cuda":
+        return
+    from triton.runtime import interpreter
+
+    def convert(values: np.ndarray, source, target, rounding) -> np.ndarray:
+        assert (source.name, target.name) == ("fp32", "fp8e4nv")
+        return torch.from_numpy(values).to(FP8).view(torch.uint8).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+def assert_same_bits(found: Quantised, expected: Quantised) -> None:
+    torch.testing.assert_close(found.scales, expected.scales, atol=0, rtol=0)
+    torch.testing.assert_close(found.values.float(), expected.values.float(), atol=0, rtol=0)
+
+
+def test_rows_are_quantised_to_the_same_bits_as_in_plain_torch(true_fp8: None) -> None:
+    x = random(64, 2_112, seed=13) * torch.logspace(-12, 12, 64, device=DEVICE)[:, None]
+    # Zeros; a peak below which nothing is scaled up; and steps of 1/8, many of them right between two numbers.
+    x[0], x[1] = 0, 1e-33
+    x[2] = torch.arange(2_112, device=DEVICE) / 8 % 448
+    ops = TritonOps(4, 2, 16, 1e-6, "silu")
+    assert_same_bits(ops.quantise(x), quantise(x))
+    assert ops.quantise(x[:0]).values.shape == (0, 2_112)
+    # What is not finite stays so, and in its row.
+    x[4, 7], x[6, 2_000] = float("nan"), float("inf")
+    found = ops.quantise(x)
+    restored = found.values.float() * found.scales
+    assert restored[4, 7].isnan()
+    assert restored[6, 2_000].isnan()
+    assert restored[[0, 1, 2, 3, 5, 7]].isfinite().all()
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_steps_make_in_fp8_what_they_make_otherwise_and_quantise_it(activation: str, true_fp8: None) -> None:
+    """To the same bits: fp8 changes how a row is stored and nothing before. Plain torch's steps do the same."""
+    width, rows = 80, 5
+    weight, post, table = random(width, seed=1), random(width, seed=2), random(50, width, seed=3)
+    ids = torch.tensor([3, 49, 0, 3, 7], dtype=torch.int32, device=DEVICE)
+    update, gate_up = random(rows, width, seed=4), random(rows, 2 * width, seed=6)
+    for kind in (TritonOps, TorchOps):
+        ops = kind(3, 1, 24, 1e-6, activation)
+        (x, h), (other_x, other_h) = (ops.embed(ids, table, 6.3, weight, fp8) for fp8 in (True, False))
+        torch.testing.assert_close(x, other_x, atol=0, rtol=0)
+        assert_same_bits(h, quantise(other_h))
+        for post_weight in (None, post):
+            x, other_x = random(rows, width, seed=5), random(rows, width, seed=5)
+            h = ops.add_norm(x, update, post_weight, weight, True)
+            assert_same_bits(h, quantise(ops.add_norm(other_x, update, post_weight, weight)))
+            torch.testing.assert_close(x, other_x, atol=0, rtol=0)
+        assert_same_bits(ops.activate(gate_up, True), quantise(ops.activate(gate_up)))
+        assert ops.activate(gate_up[:0], True).values.shape == (0, width)
 
 
 class _Rope:

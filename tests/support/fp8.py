@@ -1,0 +1,57 @@
+"""What fp8 should compute, worked out in plain arithmetic: the reference for products and whole models."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hiscore.model.decoder import Decoder
+from hiscore.model.weights import LayerWeights, Linear
+from hiscore.runner import TorchRunner
+from hiscore.scorer import Scorer
+
+PROJECTIONS = ("qkv", "output", "gate_up", "down")
+
+
+def rounded(x: Tensor) -> Tensor:
+    """x [rows, width] to float8_e4m3fn's nearest, each row scaled so that its largest value is 448; in float64.
+
+    Three bits behind the leading one, down to exponent -6; below it the steps stay as they are there. The scaled
+    values are float32, as the kernels': bfloat16 values often stand right between two numbers, and the last bit
+    of the factor decides where they go.
+    """
+    peaks = x.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+    y = (x.float() * (1 / peaks * 448)).double()
+    exponents = torch.frexp(y).exponent - 1
+    steps = torch.exp2(exponents.clamp_min(-6).double() - 3)
+    return torch.round(y / steps) * steps * (peaks.double() / 448)
+
+
+class EmulatedLinear:
+    """A projection whose weight and input are rounded to fp8 and multiplied in float64."""
+
+    def __init__(self, linear: Linear) -> None:
+        self._weight = rounded(linear.weight)
+        self._bias = linear.bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = (rounded(x) @ self._weight.T).bfloat16()
+        return out if self._bias is None else out + self._bias.bfloat16()
+
+
+def emulated_scorer(checkpoint: Path, max_batch_tokens: int = 1_024) -> Scorer:
+    """A scorer on the CPU in bfloat16 whose projections are emulated from the float32 weights."""
+    scorer = Scorer(checkpoint, "cpu", "bfloat16", max_batch_tokens, query_cache_bytes=0)
+    exact = Decoder(checkpoint, torch.device("cpu"), torch.float32).weights.layers
+    assert isinstance(scorer.runner, TorchRunner)
+    decoder = scorer.runner._decoder
+    layers = zip(decoder.weights.layers, exact, strict=True)
+    decoder.weights = replace(decoder.weights, layers=tuple(_emulated(*pair) for pair in layers))
+    return scorer
+
+
+def _emulated(layer: LayerWeights, exact: LayerWeights) -> LayerWeights:
+    found: dict[str, Any] = {name: EmulatedLinear(getattr(exact, name)) for name in PROJECTIONS}
+    return replace(layer, **found)
