@@ -1,6 +1,6 @@
 """How long one forward takes on the GPU, where the time goes, and what else could compute its attention.
 
-usage: python -m perf.forward [--out DIR]        (one CUDA GPU)
+usage: python -m perf.forward [--dtype bfloat16|fp8] [--out DIR]        (one CUDA GPU)
 """
 
 import argparse
@@ -74,14 +74,16 @@ def profile(scorer: Scorer, calls: list[ScoreCall]) -> list[tuple[str, float, in
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--dtype", choices=("bfloat16", "fp8"), default="bfloat16")
     parser.add_argument("--out", type=Path, default=None)
-    out = parser.parse_args().out
+    options = parser.parse_args()
     rng = np.random.default_rng(0)
     directory = Path(tempfile.mkdtemp())
     geometry.write("qwen3-0.6b", directory, device="cuda")
     start = time.perf_counter()
-    scorer = Scorer(directory, "cuda", "bfloat16", 16_384, query_cache_bytes=0)
+    scorer = Scorer(directory, "cuda", options.dtype, 16_384, query_cache_bytes=0)
     results = {"load_s": time.perf_counter() - start, "device": torch.cuda.get_device_name()}
+    results["dtype"] = options.dtype
     shapes = {
         "1 prompt of 300": lambda: [call(rng, 300, 1, 0)],
         "1 x (120 + 10 x 180)": lambda: [call(rng)],
@@ -106,8 +108,9 @@ def main() -> None:
         print(f"{name}: {sum(row[1] for row in rows):.0f} us in kernels")
         for kernel, us, count in rows[:11]:
             print(f"{us:9.1f} us {count:4d}  {kernel}")
-    if out:
-        (out / "forward.json").write_text(json.dumps(results, indent=1))
+    if options.out:
+        name = "forward" if options.dtype == "bfloat16" else f"forward-{options.dtype}"
+        (options.out / f"{name}.json").write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
