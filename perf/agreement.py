@@ -1,0 +1,85 @@
+"""How well scores separate two classes, and how far two sets of scores agree. NumPy alone."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+def mid_ranks(values: Float64) -> Float64:
+    """Ranks from 1, equal values sharing the mean of theirs: [n] -> [n]."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    shared: Float64 = (last - (counts - 1) / 2)[place]
+    return shared
+
+
+def auc(scores: Float64, positive: Bools) -> float:
+    """The share of pairs, one of each class, whose positive one scores higher; a tie counts half."""
+    ones = int(positive.sum())
+    zeros = len(positive) - ones
+    if not ones or not zeros:
+        raise ValueError(f"AUC needs both classes, there are {ones} positive and {zeros} negative ones")
+    above = mid_ranks(scores)[positive].sum() - ones * (ones + 1) / 2
+    return float(above / (ones * zeros))
+
+
+def spearman(a: Float64, b: Float64) -> float:
+    """The correlation of the ranks; NaN where one side is constant."""
+    x, y = mid_ranks(a), mid_ranks(b)
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return float("nan")
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and where 95% of its bootstrap resamples lie."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:7.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+def auc_interval(scores: Float64, positive: Bools, resamples: int = 1_000, seed: int = 0) -> Interval:
+    """AUC with its bootstrap interval over the items."""
+    found = [auc(scores[rows], positive[rows]) for rows in _resamples(positive, resamples, seed)]
+    return Interval(auc(scores, positive), *_middle(found))
+
+
+def auc_gain_interval(
+    scores: Float64, baseline: Float64, positive: Bools, resamples: int = 1_000, seed: int = 0
+) -> Interval:
+    """AUC less the baseline's, resampled in pairs: what both share cancels."""
+    found = [
+        auc(scores[rows], positive[rows]) - auc(baseline[rows], positive[rows])
+        for rows in _resamples(positive, resamples, seed)
+    ]
+    return Interval(auc(scores, positive) - auc(baseline, positive), *_middle(found))
+
+
+def same_best(a: Float64, b: Float64, group: int) -> float:
+    """The share of whole groups of neighbours whose best item is the same on both sides; NaN without one."""
+    groups = len(a) // group
+    if not groups:
+        return float("nan")
+    best = [x[: groups * group].reshape(groups, group).argmax(axis=1) for x in (a, b)]
+    return float((best[0] == best[1]).mean())
+
+
+def _resamples(positive: Bools, count: int, seed: int) -> list[npt.NDArray[np.int64]]:
+    """Rows drawn with replacement within each class, so that both are always there."""
+    rng = np.random.default_rng(seed)
+    classes = np.flatnonzero(positive), np.flatnonzero(~positive)
+    return [np.concatenate([rng.choice(rows, len(rows)) for rows in classes]) for _ in range(count)]
+
+
+def _middle(found: list[float]) -> tuple[float, float]:
+    low, high = np.quantile(found, [0.025, 0.975])
+    return float(low), float(high)
