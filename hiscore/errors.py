@@ -1,6 +1,9 @@
 """The one exception that travels to a caller: a message that we wrote and a code that Triton knows."""
 
+import logging
 from enum import Enum
+
+log = logging.getLogger(__name__)
 
 
 class Code(Enum):
@@ -23,3 +26,11 @@ class RequestError(Exception):
         super().__init__(message)
         self.message = message
         self.code = code
+
+
+def visible(error: Exception) -> RequestError:
+    """What a caller may see of an error; what only we may see goes to the log."""
+    if isinstance(error, RequestError):
+        return error
+    log.error("a call failed", exc_info=error)
+    return RequestError("internal error, see the server's log", Code.INTERNAL)

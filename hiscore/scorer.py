@@ -184,7 +184,7 @@ class Scorer:
         return host, copy_done
 
 
-def is_device_lost(error: Exception) -> bool:
+def is_device_lost(error: Exception | None) -> bool:
     """Whether an error leaves the CUDA context of this process unusable."""
     return isinstance(error, torch.AcceleratorError)
 

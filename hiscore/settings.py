@@ -32,16 +32,23 @@ class Limits(BaseModel):
     )
 
 
-class TokenizerSettings(Limits):
+class ModelSettings(Limits):
+    """Parameters that ``tokenizer`` and ``scorer`` share."""
+
+    checkpoint: str
+    max_queue: PositiveInt = Field(default=1_024, description="waiting calls before UNAVAILABLE")
+    queue_timeout_s: PositiveInt = Field(default=600, description="longest wait; a client may ask for less")
+
+
+class TokenizerSettings(ModelSettings):
     """Parameters of the ``tokenizer`` model."""
 
-    checkpoint: str
+    max_batch_calls: PositiveInt = 64
 
 
-class ScorerSettings(Limits):
+class ScorerSettings(ModelSettings):
     """Parameters of the ``scorer`` model."""
 
-    checkpoint: str
     device: Device = "auto"
     dtype: Dtype = "auto"
     max_batch_tokens: PositiveInt = 16_384

@@ -29,14 +29,14 @@ GEOMETRIES = {
 
 
 def write(name: str, directory: Path, seed: int = 0, device: str = "cpu") -> Path:
-    """Write a seeded random checkpoint in bfloat16; weights are as wide as keeps activations of order one."""
+    """Write a seeded random checkpoint in bfloat16, as wide as the family initialises its weights (0.02)."""
     config = GEOMETRIES[name]
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
-        values = torch.randn(*shape, generator=generator, device=device) * shape[-1] ** -0.5
+        values = torch.randn(*shape, generator=generator, device=device) * 0.02
         return values.to("cpu", torch.bfloat16)
 
     def ones(width: int) -> torch.Tensor:

@@ -66,25 +66,22 @@ def model_values(
     """What fills each model's template: its own settings, and how Triton queues and batches for it."""
     limits = settings.model_dump(include=set(Limits.model_fields))
     batching = {"max_batch_calls": settings.max_batch_calls}
-    queueing = {
-        **batching,
-        "max_queue": settings.max_queue,
-        "queue_timeout_us": settings.queue_timeout_s * 1_000_000,
-    }
-    tokenizer = TokenizerSettings(checkpoint=str(checkpoint), **limits)
+    queue = {"max_queue": settings.max_queue, "queue_timeout_s": settings.queue_timeout_s}
+    tokenizer = TokenizerSettings(checkpoint=str(checkpoint), **batching, **queue, **limits)
     scorer = ScorerSettings(
         checkpoint=str(checkpoint),
         device=device,
         dtype=settings.dtype,
         max_batch_tokens=settings.max_batch_tokens,
         query_cache_bytes=settings.query_cache_bytes,
+        **queue,
         **limits,
     )
     kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
     every: dict[str, Values] = {
         "score": batching,
-        "tokenizer": queueing | tokenizer.model_dump(),
-        "scorer": queueing | scorer.model_dump() | {"instance_kind": kind},
+        "tokenizer": tokenizer.model_dump(),
+        "scorer": scorer.model_dump() | batching | {"instance_kind": kind},
     }
     return {model: every[model] for model in models}
 

@@ -1,4 +1,4 @@
-"""One `execute`: every request read, the good ones handed on together, each answered for itself.
+"""A model's calls at Triton's edge: each is read and answered for itself, on its own response sender.
 
 An exception that leaves `execute` would fail every request of the batch and send its text, paths included, to
 all of the callers. So nothing leaves: a `RequestError` answers its own request, anything else is logged with
@@ -6,6 +6,7 @@ its traceback and answered as an internal error that says nothing of the inside.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -13,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from hiscore.errors import Code, RequestError
+from hiscore.errors import RequestError, visible
+from hiscore.serving.engine import Engine, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -22,61 +24,42 @@ Outputs = dict[str, npt.NDArray[Any]]
 Answer = Outputs | RequestError
 
 
-def read_all(
-    requests: Sequence[Any], read: Callable[[Any], Job]
-) -> tuple[list[tuple[int, Job]], list[tuple[int, RequestError]]]:
-    """Read each request, by its place: the good ones as jobs, and the errors of the others."""
-    jobs, errors = [], []
-    for place, request in enumerate(requests):
-        try:
-            jobs.append((place, read(request)))
-        except Exception as error:
-            errors.append((place, as_request_error(error)))
-    return jobs, errors
+def enqueue(
+    requests: Sequence[Any], read: Callable[[Any], Job], engine: Engine[Job], timeout_s: float
+) -> None:
+    """Check the requests of an `execute` and put the good ones into the engine's queue.
 
-
-def run_batch(
-    requests: Sequence[Any], read: Callable[[Any], Job], compute: Callable[[list[Job]], list[Answer]]
-) -> list[Any]:
-    """Answer all the requests of an `execute`, in their order, as the list that it returns.
-
-    read: one request to one job, raising `RequestError` for a bad one; compute: the good jobs together, giving
-    for each its output tensors by name, or its own error.
+    read: one request to one job, raising `RequestError` for a bad one; it must copy what it keeps, since the
+    shared memory behind a tensor is gone after `execute`. timeout_s: the longest wait; a caller may ask for less.
     """
-    jobs, errors = read_all(requests, read)
-    answers: dict[int, Answer] = dict(errors)
-    if jobs:
+    now = time.monotonic()
+    for request in requests:
+        sender = request.get_response_sender()
         try:
-            computed = compute([job for _, job in jobs])
+            asked_us = request.timeout()
+            wait_s = min(timeout_s, asked_us / 1e6) if asked_us else timeout_s
+            engine.submit(Ticket(read(request), sender, now + wait_s))
         except Exception as error:
-            computed = [as_request_error(error)] * len(jobs)
-        answers |= {place: answer for (place, _), answer in zip(jobs, computed, strict=True)}
-    return [respond(answers[place]) for place in range(len(requests))]
+            send(sender, visible(error))
 
 
-def as_request_error(error: Exception) -> RequestError:
-    """The error a caller may see; what only we may see goes to the log."""
-    if isinstance(error, RequestError):
-        return error
-    log.error("a batch failed", exc_info=error)
-    return RequestError("internal error, see the server's log", Code.INTERNAL)
+def send(sender: Any, answer: Answer) -> None:
+    """Send a request's one response."""
+    try:
+        sender.send(_response(answer), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    except Exception:
+        log.exception("a response could not be sent")
 
 
-def respond(answer: Answer) -> Any:
-    """One Triton response from output tensors or an error."""
+def _response(answer: Answer) -> Any:
     if isinstance(answer, RequestError):
         code = getattr(pb_utils.TritonError, answer.code.value)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(answer.message, code))
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.items()])
 
 
-def send(sender: Any, answer: Answer) -> None:
-    """Send a request's one response through its sender."""
-    sender.send(respond(answer), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-
 def tensor(request: Any, name: str) -> npt.NDArray[Any] | None:
-    """An input as a view into shared memory (never keep it past `execute`), or None if it was not sent."""
+    """An input as a view into shared memory, or None if it was not sent."""
     found = pb_utils.get_input_tensor_by_name(request, name)
     if found is None:
         return None

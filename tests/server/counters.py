@@ -1,6 +1,7 @@
 """What the metrics endpoint counts, before and after."""
 
 import re
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -21,10 +22,21 @@ def read(server: Server) -> dict[tuple[str, str], int]:
     return counters
 
 
+def settled(server: Server) -> dict[tuple[str, str], int]:
+    """As `read`, once nothing rises any more: a batch is counted just after its callers have their answers."""
+    last = read(server)
+    while True:
+        time.sleep(0.05)
+        now = read(server)
+        if now == last:
+            return now
+        last = now
+
+
 @contextmanager
 def counted(server: Server) -> Iterator[dict[tuple[str, str], int]]:
     """Inside nothing; after the block, what each counter rose by."""
     risen: dict[tuple[str, str], int] = {}
     before = read(server)
     yield risen
-    risen.update({key: value - before.get(key, 0) for key, value in read(server).items()})
+    risen.update({key: value - before.get(key, 0) for key, value in settled(server).items()})

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture
 def narrow(start_server: StartServer, tiny_llama: Path) -> Server:
-    """A server that works on one call and lets two wait."""
-    return start_server(tiny_llama, max_batch_calls=1, max_queue=2)
+    """A server that has two calls in flight, each of them a batch, and lets two wait."""
+    return start_server(tiny_llama, max_batch_calls=1, max_batch_tokens=4_000, max_queue=2)
 
 
 def outcomes(server: Server, timeouts_us: list[int | None]) -> list[str]:
@@ -43,7 +43,9 @@ def test_a_full_queue_refuses_and_the_others_are_served(narrow: Server) -> None:
     refused = [message for message in found if message != "scored"]
     assert found.count("scored") >= 3
     assert refused
-    assert all(re.search(r"UNAVAILABLE: .*Exceeds maximum queue size", message) for message in refused)
+    assert all(
+        re.search(r"UNAVAILABLE: .*the server is full: 2 calls wait already", message) for message in refused
+    )
     # The control: as many as may wait are all served.
     assert outcomes(narrow, [None] * 2) == ["scored"] * 2
 

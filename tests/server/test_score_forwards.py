@@ -22,7 +22,7 @@ FORWARDS = "scorer", "hiscore_forwards_total"
 TOKENS = "scorer", "hiscore_batch_tokens_total"
 ITEMS = "scorer", "hiscore_items_total"
 CACHED = "scorer", "hiscore_cached_tokens_total"
-BATCHES = "scorer", "nv_inference_exec_count"
+BATCHES = "scorer", "hiscore_batches_total"
 
 
 def fresh(query: int, items: list[int]) -> Tokens:
@@ -53,13 +53,13 @@ def test_a_call_by_text_is_one_forward(lm: Server) -> None:
     query = f"Number {time.time_ns()} is"
     with counted(lm) as risen:
         answer = score_texts(lm, query, [" odd", " even", " prime"], LABELS)
-    assert risen[FORWARDS] == risen["tokenizer", "nv_inference_exec_count"] == 1
+    assert risen[FORWARDS] == risen["tokenizer", "hiscore_tokenizer_batches_total"] == 1
     assert risen[TOKENS] == computed([answer])
     assert risen["tokenizer", "hiscore_full_encodes_total"] == 0
 
 
 def test_a_batch_of_calls_is_one_forward(lm: Server) -> None:
-    """However Triton batches them: as many forwards as batches, and fewer than calls."""
+    """However they gather into batches: as many forwards as batches, and fewer than calls."""
     calls = [fresh(100, [3, 9, 1, 0, 20])] + [fresh(50, [5] * 10) for _ in range(15)]
     with counted(lm) as risen, ThreadPoolExecutor(16) as pool:
         # A long one first, behind which the others gather.

@@ -103,5 +103,5 @@ def test_calls_of_different_sizes_share_a_batch_and_a_bad_one_fails_alone(lm: Se
         assert list(pool.map(outcome, range(32))) == [place != 11 for place in range(32)]
         assert len(long.result()[1]) == 5_000
     assert risen["tokenizer", "hiscore_tokenized_calls_total"] == 32
-    assert risen["tokenizer", "nv_inference_exec_count"] < 33
+    assert risen["tokenizer", "hiscore_tokenizer_batches_total"] < 33
     assert risen["tokenizer", "hiscore_full_encodes_total"] == 0

@@ -8,7 +8,7 @@ import pytest
 from hiscore.capabilities import Capabilities
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.repository import KNOWN_MODELS, model_values, render, select, write_repository
-from hiscore.settings import ServeSettings
+from hiscore.settings import ScorerSettings, ServeSettings, TokenizerSettings
 
 EVERYTHING = Capabilities(models=("tokenizer", "scorer", "score"), left_out={})
 NO_TOKENIZER = Capabilities(models=("scorer",), left_out={"tokenizer": "no file", "score": "no tokenizer"})
@@ -46,16 +46,13 @@ def test_our_templates_take_exactly_our_settings(tmp_path: Path, device: str, ki
     assert all("max_batch_size: 7" in config for config in configs.values())
     assert f"kind: {kind}" in configs["scorer"]
     assert "kind: KIND_CPU" in configs["tokenizer"]
-    assert "default_timeout_microseconds: 3000000" in configs["tokenizer"]
+    assert all('"queue_timeout_s" value { string_value: "3" }' in configs[m] for m in ("tokenizer", "scorer"))
+    # Any would turn Triton's prefetching off.
+    assert not any("queue_policy {" in config for config in configs.values())
     assert 'string_value: "/a checkpoint"' in configs["scorer"]
     # A template that forgets a setting and a caller that forgets to pass it would agree: look at both.
-    for model in ("tokenizer", "scorer"):
-        assert set(re.findall(r'key: "(\w+)"', configs[model])) == set(values[model]) - {
-            "max_batch_calls",
-            "max_queue",
-            "queue_timeout_us",
-            "instance_kind",
-        }
+    for model, of_model in (("tokenizer", TokenizerSettings), ("scorer", ScorerSettings)):
+        assert set(re.findall(r'key: "(\w+)"', configs[model])) == set(of_model.model_fields)
 
 
 def test_everything_is_served_by_default() -> None:

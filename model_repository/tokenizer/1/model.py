@@ -8,10 +8,11 @@ import numpy as np
 from hiscore.capabilities import read_facts
 from hiscore.errors import RequestError
 from hiscore.options import parse_options
-from hiscore.serving.batch import Outputs, required_tensor, run_batch, strings, tensor
+from hiscore.serving.batch import Answer, enqueue, required_tensor, send, strings, tensor
+from hiscore.serving.engine import Engine, Finish
 from hiscore.serving.metrics import Counters
 from hiscore.settings import TokenizerSettings, from_model_config
-from hiscore.tokenization import TextCall, encode_calls, load_tokenizer
+from hiscore.tokenization import TextCall, TokenCall, encode_calls, load_tokenizer
 from hiscore.validation import one_row
 
 
@@ -19,38 +20,61 @@ class TritonPythonModel:
     """One instance serves all requests; the tokenizer itself uses the machine's cores."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.limits = from_model_config(TokenizerSettings, args["model_config"])
-        checkpoint = Path(self.limits.checkpoint)
+        self.settings = from_model_config(TokenizerSettings, args["model_config"])
+        checkpoint = Path(self.settings.checkpoint)
         self.facts = read_facts(checkpoint)
         self.tokenizer = load_tokenizer(checkpoint)
         self.counters = Counters(
             {
                 "hiscore_full_encodes_total": "Calls whose whole query was tokenised anew with each of its items",
                 "hiscore_tokenized_calls_total": "Calls turned from text into token ids",
+                "hiscore_tokenizer_batches_total": "Batches that the tokenizer formed",
             },
             labels={"model": args["model_name"], "version": args["model_version"]},
         )
+        self.encoded: list[TokenCall] = []
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        return run_batch(requests, read, self.compute)
-
-    def compute(self, calls: list[TextCall]) -> list[Outputs | RequestError]:
-        answers = encode_calls(self.tokenizer, calls, self.limits, self.facts)
-        good = [answer for answer in answers if not isinstance(answer, RequestError)]
-        self.counters.add(
-            hiscore_full_encodes_total=sum(answer.full_encode for answer in good),
-            hiscore_tokenized_calls_total=len(good),
+        self.engine: Engine[TextCall] = Engine(
+            launch=self.launch,
+            answer=lambda ticket, answer: send(ticket.reply_to, answer),
+            after=self.after,
+            cost=lambda call: 1,
+            budget=self.settings.max_batch_calls,
+            max_queue=self.settings.max_queue,
         )
-        return [
-            answer
-            if isinstance(answer, RequestError)
-            else {
-                "input_ids": answer.input_ids[None],
-                "delimiter_indices": answer.delimiter_indices[None],
-                "label_token_ids": answer.label_token_ids[None],
-            }
-            for answer in answers
-        ]
+
+    def execute(self, requests: list[Any]) -> None:
+        enqueue(requests, read, self.engine, self.settings.queue_timeout_s)
+
+    def finalize(self) -> None:
+        self.engine.close()
+
+    def launch(self, calls: list[TextCall]) -> Finish:
+        answers = encode_calls(self.tokenizer, calls, self.settings, self.facts)
+
+        def finish() -> list[Answer]:
+            self.encoded = [answer for answer in answers if isinstance(answer, TokenCall)]
+            return [outputs(answer) if isinstance(answer, TokenCall) else answer for answer in answers]
+
+        return finish
+
+    def after(self, failure: Exception | None) -> None:
+        """Count a batch, once its callers have their answers."""
+        if failure is None:
+            self.counters.add(
+                hiscore_full_encodes_total=sum(call.full_encode for call in self.encoded),
+                hiscore_tokenized_calls_total=len(self.encoded),
+                hiscore_tokenizer_batches_total=1,
+            )
+
+
+def outputs(call: TokenCall) -> Answer:
+    """The response's tensors, with Triton's leading batch dimension."""
+    return {
+        "input_ids": call.input_ids[None],
+        "delimiter_indices": call.delimiter_indices[None],
+        "label_token_ids": call.label_token_ids[None],
+    }
 
 
 def read(request: Any) -> TextCall:
@@ -64,7 +88,7 @@ def read(request: Any) -> TextCall:
         query=query[0],
         items=texts(request, "items") or [],
         labels=texts(request, "labels", required=False),
-        label_token_ids=None if ids is None else one_row("label_token_ids", ids, np.int32),
+        label_token_ids=None if ids is None else one_row("label_token_ids", ids, np.int32).copy(),
         item_first=options.item_first,
     )
 

@@ -1,0 +1,166 @@
+"""The engine's queue: batches by cost, in order, never more in flight than its depth, everyone answered once."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from hiscore.errors import Code, RequestError
+from hiscore.serving.engine import Engine, Finish, Ticket
+
+FOREVER = float("inf")
+
+
+class Device:
+    """Jobs are numbers, their own cost; the test decides when a batch is done."""
+
+    def __init__(self) -> None:
+        self.launched: list[list[int]] = []
+        self.done: list[threading.Semaphore] = []
+        self.answers: dict[int, object] = {}
+        self.after: list[Exception | None] = []
+        self.changed = threading.Condition()
+
+    def launch(self, jobs: list[int]) -> Finish:
+        if 13 in jobs:
+            raise ValueError("unlucky launch")
+        done = threading.Semaphore(0)
+        with self.changed:
+            self.launched.append(jobs)
+            self.done.append(done)
+            self.changed.notify_all()
+
+        def finish() -> Sequence[object]:
+            assert done.acquire(timeout=10)
+            if 17 in jobs:
+                raise ValueError("unlucky finish")
+            return [10 * job for job in jobs]
+
+        return finish
+
+    def answer(self, ticket: Ticket[int], answer: object) -> None:
+        assert ticket.job not in self.answers
+        with self.changed:
+            self.answers[ticket.job] = answer
+            self.changed.notify_all()
+
+    def engine(self, budget: int = 10, max_queue: int = 100, depth: int = 2) -> Engine[int]:
+        return Engine(self.launch, self.answer, self.after.append, lambda job: job, budget, max_queue, depth)
+
+    def wait(self, condition) -> bool:
+        with self.changed:
+            return self.changed.wait_for(condition, timeout=5)
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    device = Device()
+    yield device
+    for done in device.done:
+        done.release()
+
+
+def submit(engine: Engine[int], *jobs: int, deadline: float = FOREVER) -> None:
+    for job in jobs:
+        engine.submit(Ticket(job, None, deadline))
+
+
+def test_what_waits_becomes_batches_within_the_budget(device: Device) -> None:
+    engine = device.engine(depth=1)
+    submit(engine, 1)
+    assert device.wait(lambda: device.launched == [[1]])
+    submit(engine, 4, 5, 3, 25, 2)  # 4 + 5 + 3 is over 10; 25 alone is as well, and goes alone
+    for batches in ([4, 5], [3], [25], [2]):
+        device.done[-1].release()
+        assert device.wait(lambda batches=batches: device.launched[-1] == batches)
+    device.done[-1].release()
+    engine.close()
+    assert device.answers == {job: 10 * job for job in (1, 2, 3, 4, 5, 25)}
+    assert device.after == [None] * 5
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_no_more_than_its_depth_is_in_flight(device: Device, depth: int) -> None:
+    engine = device.engine(budget=1, depth=depth)
+    submit(engine, *range(1, 7))
+    for done in range(6):
+        in_flight = min(done + depth, 6)
+        assert device.wait(lambda in_flight=in_flight: len(device.launched) == in_flight)
+        time.sleep(0.02)  # one too many would be launched by now
+        assert len(device.launched) == in_flight
+        device.done[done].release()
+    engine.close()
+    assert device.launched == [[job] for job in range(1, 7)]
+
+
+def test_a_full_queue_refuses_and_forgets_nobody(device: Device) -> None:
+    engine = device.engine(budget=1, max_queue=2, depth=1)
+    submit(engine, 1)
+    assert device.wait(lambda: device.launched == [[1]])
+    submit(engine, 2, 3)
+    with pytest.raises(RequestError, match="the server is full: 2 calls wait already") as caught:
+        submit(engine, 4)
+    assert caught.value.code is Code.UNAVAILABLE
+    device.done[0].release()
+    assert device.wait(lambda: device.launched[-1] == [2])
+    submit(engine, 5)  # there is room again
+    for place in (1, 2, 3):
+        assert device.wait(lambda place=place: len(device.done) > place)
+        device.done[place].release()
+    engine.close()
+    assert sorted(device.answers) == [1, 2, 3, 5]
+
+
+def test_what_waited_too_long_is_answered_and_never_launched(device: Device) -> None:
+    engine = device.engine(budget=1, depth=1)
+    submit(engine, 1)
+    assert device.wait(lambda: device.launched == [[1]])
+    submit(engine, 2, deadline=time.monotonic() + 0.01)
+    submit(engine, 3)
+    time.sleep(0.02)
+    device.done[0].release()
+    assert device.wait(lambda: device.launched[-1] == [3])
+    device.done[1].release()
+    engine.close()
+    assert device.launched == [[1], [3]]
+    late = device.answers[2]
+    assert isinstance(late, RequestError)
+    assert late.code is Code.UNAVAILABLE
+    assert "Request timeout expired" in late.message
+
+
+@pytest.mark.parametrize(("unlucky", "where"), [(13, "launch"), (17, "finish")])
+def test_a_batch_that_fails_takes_only_its_own_calls_along(device: Device, unlucky: int, where: str) -> None:
+    engine = device.engine(budget=20, depth=1)
+    submit(engine, 1)
+    assert device.wait(lambda: device.launched == [[1]])
+    submit(engine, 2, unlucky, 19)
+    device.done[0].release()
+    assert device.wait(lambda: 1 in device.answers)
+    for place in range(1, 3):
+        if device.wait(lambda place=place: len(device.done) > place or 19 in device.answers):
+            for done in device.done:
+                done.release()
+    engine.close()
+    for job in (2, unlucky):
+        error = device.answers[job]
+        assert isinstance(error, RequestError)
+        assert error.code is Code.INTERNAL
+        assert "unlucky" not in error.message  # what happened inside stays there
+    assert (device.answers[1], device.answers[19]) == (10, 190)
+    assert [str(error) for error in device.after if error] == [f"unlucky {where}"]
+
+
+def test_close_runs_what_waits(device: Device) -> None:
+    engine = device.engine(budget=1, depth=1)
+    submit(engine, 1, 2, 3)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    for place in range(3):
+        assert device.wait(lambda place=place: len(device.done) > place)
+        assert closing.is_alive()
+        device.done[place].release()
+    closing.join(5)
+    assert not closing.is_alive()
+    assert sorted(device.answers) == [1, 2, 3]
