@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from hiscore.errors import RequestError, visible
+from hiscore.errors import Code, RequestError, visible
 from hiscore.serving.engine import Engine, Ticket
 
 log = logging.getLogger(__name__)
@@ -33,14 +33,17 @@ def enqueue(
     shared memory behind a tensor is gone after `execute`. timeout_s: the longest wait; a caller may ask for less.
     """
     now = time.monotonic()
+    tickets: list[Ticket[Job]] = []
     for request in requests:
         sender = request.get_response_sender()
         try:
             asked_us = request.timeout()
             wait_s = min(timeout_s, asked_us / 1e6) if asked_us else timeout_s
-            engine.submit(Ticket(read(request), sender, now + wait_s))
+            tickets.append(Ticket(read(request), sender, now + wait_s))
         except Exception as error:
             send(sender, visible(error))
+    for ticket in engine.submit(tickets):
+        send(ticket.reply_to, RequestError("the server is full, try again later", Code.UNAVAILABLE))
 
 
 def send(sender: Any, answer: Answer) -> None:

@@ -44,7 +44,7 @@ def test_a_full_queue_refuses_and_the_others_are_served(narrow: Server) -> None:
     assert found.count("scored") >= 3
     assert refused
     assert all(
-        re.search(r"UNAVAILABLE: .*the server is full: 2 calls wait already", message) for message in refused
+        re.search(r"UNAVAILABLE: .*the server is full, try again later", message) for message in refused
     )
     # The control: as many as may wait are all served.
     assert outcomes(narrow, [None] * 2) == ["scored"] * 2

@@ -51,6 +51,7 @@ class TritonPythonModel:
             cost=lambda job: len(job.call.tokens),
             budget=settings.max_batch_tokens,
             max_queue=settings.max_queue,
+            inline=not on_cpu,
         )
         # What is loaded stays: the collector need not walk it again and again while calls wait.
         gc.collect()

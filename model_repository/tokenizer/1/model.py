@@ -41,6 +41,7 @@ class TritonPythonModel:
             cost=lambda call: 1,
             budget=self.settings.max_batch_calls,
             max_queue=self.settings.max_queue,
+            inline=False,
         )
 
     def execute(self, requests: list[Any]) -> None:
