@@ -24,10 +24,10 @@ Outputs = dict[str, npt.NDArray[Any]]
 Answer = Outputs | RequestError
 
 
-def enqueue(
+def serve(
     requests: Sequence[Any], read: Callable[[Any], Job], engine: Engine[Job], timeout_s: float
-) -> None:
-    """Check the requests of an `execute` and put the good ones into the engine's queue.
+) -> list[Any] | None:
+    """Check the requests of an `execute` and hand the good ones to the engine; returns what `execute` returns.
 
     read: one request to one job, raising `RequestError` for a bad one; it must copy what it keeps, since the
     shared memory behind a tensor is gone after `execute`. timeout_s: the longest wait; a caller may ask for less.
@@ -35,15 +35,19 @@ def enqueue(
     now = time.monotonic()
     tickets: list[Ticket[Job]] = []
     for request in requests:
-        sender = request.get_response_sender()
         try:
-            asked_us = request.timeout()
-            wait_s = min(timeout_s, asked_us / 1e6) if asked_us else timeout_s
-            tickets.append(Ticket(read(request), sender, now + wait_s))
+            job = read(request)
         except Exception as error:
-            send(sender, visible(error))
+            send(request.get_response_sender(), visible(error))
+            continue
+        if len(requests) == 1 and (answer := engine.run_alone(job)) is not None:
+            return [_response(answer)]
+        asked_us = request.timeout()
+        wait_s = min(timeout_s, asked_us / 1e6) if asked_us else timeout_s
+        tickets.append(Ticket(job, request.get_response_sender(), now + wait_s))
     for ticket in engine.submit(tickets):
         send(ticket.reply_to, RequestError("the server is full, try again later", Code.UNAVAILABLE))
+    return None
 
 
 def send(sender: Any, answer: Answer) -> None:

@@ -8,6 +8,9 @@ While the device computes one batch, the next is launched behind it (`depth` 2).
 a device is made `inline`, by whoever finds room for it: the caller of `submit`, or the thread that has just seen
 a batch end; a change of threads would cost each call 0.3 ms. A launch that computes gets a thread of its own, so
 that calls are still accepted or refused meanwhile.
+
+A call that finds nothing else at work may be run on the spot (`run_alone`) and answered by what `execute` returns,
+which reaches the caller about 0.9 ms sooner than a response sender does.
 """
 
 import threading
@@ -16,14 +19,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hiscore.errors import Code, RequestError, visible
 
 Job = TypeVar("Job")
 
-# What a launch returns: waits for the batch and gives each job's answer, in order, or raises for all of them.
-Finish = Callable[[], Sequence[Any]]
+
+class Launched(Protocol):
+    """A batch on its way."""
+
+    def finish(self) -> Sequence[Any]:
+        """Wait for the batch; each job's answer, in order. May raise, for all of them."""
+        ...
+
+    def count(self) -> None:
+        """Called when all have been answered: what may wait until then. Must not raise."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +49,30 @@ class Ticket(Generic[Job]):
 class Engine(Generic[Job]):
     """Runs tickets in batches, first come, first served.
 
-    launch: starts a batch and returns its `Finish`; answer: sends a ticket's answer or `RequestError`; after:
-    called when a batch has been answered, with the exception that ended it, if one did; cost: of a job, in the
-    unit of `budget`, which a batch exceeds only if it is a single job. Of these only `launch` may raise.
+    launch: starts a batch, may raise; answer: sends a ticket's answer or `RequestError`; failed: called when the
+    calls of a batch that raised have been answered; cost: of a job, in the unit of `budget`, which a batch exceeds
+    only if it is a single job.
     """
 
     def __init__(
         self,
-        launch: Callable[[list[Job]], Finish],
+        launch: Callable[[list[Job]], Launched],
         answer: Callable[[Ticket[Job], Any], None],
-        after: Callable[[Exception | None], None],
+        failed: Callable[[Exception], None],
         cost: Callable[[Job], int],
         budget: int,
         max_queue: int,
         inline: bool,
         depth: int = 2,
     ) -> None:
-        self._launch, self._answer, self._after, self._cost = launch, answer, after, cost
+        self._launch, self._answer, self._failed, self._cost = launch, answer, failed, cost
         self._budget, self._max_queue, self._inline, self._depth = budget, max_queue, inline, depth
         self._waiting: deque[Ticket[Job]] = deque()
         self._in_flight = 0
         self._closing = False
         self._changed = threading.Condition()
         self._launching = threading.Lock()  # batches are launched in the order in which they were formed
-        self._launched: SimpleQueue[tuple[list[Ticket[Job]], Finish] | None] = SimpleQueue()
+        self._launched: SimpleQueue[tuple[list[Ticket[Job]], Launched] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=work, name=f"hiscore-{work.__name__[1:]}", daemon=True)
             for work in ([self._answer_all] if inline else [self._answer_all, self._launch_all])
@@ -80,6 +91,22 @@ class Engine(Generic[Job]):
         if self._inline:
             self._launch_ready()
         return list(tickets[room:])
+
+    def run_alone(self, job: Job) -> Any | None:
+        """Run a job on the calling thread if nothing else waits or is in flight; its answer, else None.
+
+        Only for an engine whose launches are inline and whose `submit` is called from the same thread.
+        """
+        with self._changed:
+            if not self._inline or self._waiting or self._in_flight or self._closing:
+                return None
+            self._in_flight = 1
+        with self._launching:
+            launched = self._try_launch([job])
+        answers, failure = _finished(launched, 1)
+        # Counting, or facing a failure, is left to the other thread: this one has an answer to deliver.
+        self._launched.put(([], _Answered(launched) if failure is None else _Raises(failure)))
+        return answers[0]
 
     def close(self) -> None:
         """Run what waits, answer it, and end the threads."""
@@ -108,11 +135,13 @@ class Engine(Generic[Job]):
         """Launch whatever there is room for."""
         with self._launching:
             while batch := self._next_batch():
-                try:
-                    finish = self._launch([ticket.job for ticket in batch])
-                except Exception as error:
-                    finish = _raising(error)
-                self._launched.put((batch, finish))
+                self._launched.put((batch, self._try_launch([ticket.job for ticket in batch])))
+
+    def _try_launch(self, jobs: list[Job]) -> Launched:
+        try:
+            return self._launch(jobs)
+        except Exception as error:
+            return _Raises(error)
 
     def _next_batch(self) -> list[Ticket[Job]]:
         """The next batch, if there is room and work; what has waited too long is answered on the way."""
@@ -137,26 +166,48 @@ class Engine(Generic[Job]):
         return batch
 
     def _answer_all(self) -> None:
-        while (launched := self._launched.get()) is not None:
-            batch, finish = launched
-            failure = None
-            try:
-                answers = finish()
-            except Exception as error:
-                failure = error
-                answers = [visible(error)] * len(batch)
+        while (entry := self._launched.get()) is not None:
+            batch, launched = entry
+            answers, failure = _finished(launched, len(batch))
             with self._changed:
                 self._in_flight -= 1
                 self._changed.notify_all()
             for ticket, answer in zip(batch, answers, strict=True):
                 self._answer(ticket, answer)
-            self._after(failure)
+            if failure is None:
+                launched.count()
+            else:
+                self._failed(failure)
             if self._inline:
                 self._launch_ready()
 
 
-def _raising(error: Exception) -> Finish:
-    def finish() -> Sequence[Any]:
-        raise error
+def _finished(launched: Launched, jobs: int) -> tuple[Sequence[Any], Exception | None]:
+    """The answers of a batch; if it raised, the error that every caller sees, and the one that it was."""
+    try:
+        return launched.finish(), None
+    except Exception as error:
+        return [visible(error)] * jobs, error
 
-    return finish
+
+class _Raises:
+    """A batch whose launch, or whose end, has raised already."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def finish(self) -> Sequence[Any]:
+        raise self._error
+
+    def count(self) -> None:
+        """Nothing was done."""
+
+
+class _Answered:
+    """A batch that has been answered, but not counted."""
+
+    def __init__(self, launched: Launched) -> None:
+        self.count = launched.count
+
+    def finish(self) -> Sequence[Any]:
+        return []

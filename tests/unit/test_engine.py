@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from hiscore.errors import Code, RequestError
-from hiscore.serving.engine import Engine, Finish, Ticket
+from hiscore.serving.engine import Engine, Ticket
 
 FOREVER = float("inf")
 
@@ -20,25 +20,20 @@ class Device:
         self.launched: list[list[int]] = []
         self.done: list[threading.Semaphore] = []
         self.answers: dict[int, object] = {}
-        self.after: list[Exception | None] = []
+        self.alone: set[int] = set()
+        self.counted: list[list[int]] = []
+        self.failures: list[Exception] = []
         self.changed = threading.Condition()
 
-    def launch(self, jobs: list[int]) -> Finish:
+    def launch(self, jobs: list[int]) -> "Batch":
         if 13 in jobs:
             raise ValueError("unlucky launch")
-        done = threading.Semaphore(0)
+        batch = Batch(self, jobs)
         with self.changed:
             self.launched.append(jobs)
-            self.done.append(done)
+            self.done.append(batch.done)
             self.changed.notify_all()
-
-        def finish() -> Sequence[object]:
-            assert done.acquire(timeout=10)
-            if 17 in jobs:
-                raise ValueError("unlucky finish")
-            return [10 * job for job in jobs]
-
-        return finish
+        return batch
 
     def answer(self, ticket: Ticket[int], answer: object) -> None:
         assert ticket.job not in self.answers
@@ -50,7 +45,7 @@ class Device:
         return Engine(
             self.launch,
             self.answer,
-            self.after.append,
+            self.failures.append,
             lambda job: job,
             budget,
             max_queue,
@@ -61,6 +56,23 @@ class Device:
     def wait(self, condition) -> bool:
         with self.changed:
             return self.changed.wait_for(condition, timeout=5)
+
+
+class Batch:
+    def __init__(self, device: Device, jobs: list[int]) -> None:
+        self.device, self.jobs = device, jobs
+        self.done = threading.Semaphore(0)
+
+    def finish(self) -> Sequence[object]:
+        assert self.done.acquire(timeout=10)
+        if 17 in self.jobs:
+            raise ValueError("unlucky finish")
+        return [10 * job for job in self.jobs]
+
+    def count(self) -> None:
+        # Everyone of the batch has an answer by now.
+        assert set(self.jobs) <= set(self.device.answers) | self.device.alone
+        self.device.counted.append(self.jobs)
 
 
 @pytest.fixture(params=[True, False], ids=["inline", "own-thread"])
@@ -87,7 +99,8 @@ def test_what_waits_becomes_batches_within_the_budget(device: Device) -> None:
     device.done[-1].release()
     engine.close()
     assert device.answers == {job: 10 * job for job in (1, 2, 3, 4, 5, 25)}
-    assert device.after == [None] * 5
+    assert device.counted == device.launched
+    assert device.failures == []
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -157,7 +170,8 @@ def test_a_batch_that_fails_takes_only_its_own_calls_along(device: Device, unluc
         assert error.code is Code.INTERNAL
         assert "unlucky" not in error.message  # what happened inside stays there
     assert (device.answers[1], device.answers[19]) == (10, 190)
-    assert [str(error) for error in device.after if error] == [f"unlucky {where}"]
+    assert [str(error) for error in device.failures] == [f"unlucky {where}"]
+    assert device.counted == [[1], [19]]
 
 
 def test_close_runs_what_waits(device: Device) -> None:
@@ -172,3 +186,38 @@ def test_close_runs_what_waits(device: Device) -> None:
     closing.join(5)
     assert not closing.is_alive()
     assert sorted(device.answers) == [1, 2, 3]
+
+
+def test_a_call_that_finds_nothing_at_work_is_run_on_the_spot() -> None:
+    device = Device(inline=True)
+    engine = device.engine(depth=1)
+    device.alone = {1, 13, 17}
+
+    def run_alone(job: int) -> object:
+        until_idle()
+        threading.Timer(0.01, lambda: device.done[-1].release()).start()
+        return engine.run_alone(job)
+
+    def until_idle() -> None:
+        while engine._in_flight:
+            time.sleep(0.001)
+
+    submit(engine, 5)
+    assert engine.run_alone(1) is None  # another is in flight
+    device.done[0].release()
+    assert device.wait(lambda: 5 in device.answers)
+    assert run_alone(1) == 10
+    for unlucky in (13, 17):
+        assert isinstance(run_alone(unlucky), RequestError)
+    engine.close()
+    assert device.answers == {5: 50}
+    assert device.counted == [[5], [1]]
+    assert len(device.failures) == 2
+
+
+def test_an_engine_with_a_thread_of_its_own_runs_nothing_on_the_spot() -> None:
+    device = Device(inline=False)
+    engine = device.engine()
+    assert engine.run_alone(1) is None
+    engine.close()
+    assert device.launched == []

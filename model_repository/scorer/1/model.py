@@ -10,9 +10,9 @@ import numpy as np
 
 from hiscore.errors import RequestError
 from hiscore.options import parse_options
-from hiscore.scorer import BatchStats, ScoreCall, Scorer, Scores, is_device_lost
-from hiscore.serving.batch import Answer, enqueue, required_tensor, send
-from hiscore.serving.engine import Engine, Finish
+from hiscore.scorer import Pending, ScoreCall, Scorer, Scores, is_device_lost
+from hiscore.serving.batch import Answer, required_tensor, send, serve
+from hiscore.serving.engine import Engine
 from hiscore.serving.metrics import Counters
 from hiscore.settings import ScorerSettings, from_model_config
 from hiscore.validation import check_call, check_labels, one_row
@@ -43,11 +43,10 @@ class TritonPythonModel:
             settings.query_cache_bytes,
         )
         self.counters = Counters(COUNTERS, {"model": args["model_name"], "version": args["model_version"]})
-        self.stats: BatchStats | None = None
         self.engine: Engine[ScoreCall] = Engine(
-            launch=self.launch,
+            launch=lambda calls: LaunchedBatch(self.scorer.submit(calls), self.counters),
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
-            after=self.after,
+            failed=end_if_device_is_lost,
             cost=lambda job: len(job.call.tokens),
             budget=settings.max_batch_tokens,
             max_queue=settings.max_queue,
@@ -57,8 +56,8 @@ class TritonPythonModel:
         gc.collect()
         gc.freeze()
 
-    def execute(self, requests: list[Any]) -> None:
-        enqueue(requests, self.read, self.engine, self.settings.queue_timeout_s)
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        return serve(requests, self.read, self.engine, self.settings.queue_timeout_s)
 
     def finalize(self) -> None:
         self.engine.close()
@@ -72,32 +71,35 @@ class TritonPythonModel:
         call = check_call(ids, indices, self.settings, self.scorer.facts)
         return ScoreCall(call, check_labels(labels, self.settings, self.scorer.facts).copy(), options)
 
-    def launch(self, calls: list[ScoreCall]) -> Finish:
-        pending = self.scorer.submit(calls)
 
-        def finish() -> list[Answer]:
-            answers, self.stats = pending.result()
-            return [answer if isinstance(answer, RequestError) else outputs(answer) for answer in answers]
+class LaunchedBatch:
+    """A batch on its way, and what it counts once its callers have their answers."""
 
-        return finish
+    def __init__(self, pending: Pending, counters: Counters) -> None:
+        self.pending, self.counters = pending, counters
 
-    def after(self, failure: Exception | None) -> None:
-        """Count a batch, once its callers have their answers."""
-        if failure is None and self.stats is not None:
-            self.counters.add(
-                hiscore_batches_total=1,
-                hiscore_forwards_total=self.stats.forwards,
-                hiscore_batch_tokens_total=self.stats.tokens,
-                hiscore_items_total=self.stats.items,
-                hiscore_cached_tokens_total=self.stats.cached_tokens,
-            )
-        elif is_device_lost(failure):
-            # Every later call on this device would fail as well: whoever watches the server starts a new one.
-            log.critical("the device is lost: this process ends")
-            os._exit(1)
+    def finish(self) -> list[Answer]:
+        answers, self.stats = self.pending.result()
+        return [answer if isinstance(answer, RequestError) else outputs(answer) for answer in answers]
+
+    def count(self) -> None:
+        self.counters.add(
+            hiscore_batches_total=1,
+            hiscore_forwards_total=self.stats.forwards,
+            hiscore_batch_tokens_total=self.stats.tokens,
+            hiscore_items_total=self.stats.items,
+            hiscore_cached_tokens_total=self.stats.cached_tokens,
+        )
 
 
 def outputs(scores: Scores) -> Answer:
     """The response's tensors, with Triton's leading batch dimension."""
     usage = np.array([[scores.prompt_tokens, scores.cached_tokens]], np.int32)
     return {"scores": scores.scores[None], "usage": usage}
+
+
+def end_if_device_is_lost(error: Exception) -> None:
+    """Every later call on a lost device would fail as well: whoever watches the server starts a new one."""
+    if is_device_lost(error):
+        log.critical("the device is lost: this process ends")
+        os._exit(1)

@@ -8,8 +8,8 @@ import numpy as np
 from hiscore.capabilities import read_facts
 from hiscore.errors import RequestError
 from hiscore.options import parse_options
-from hiscore.serving.batch import Answer, enqueue, required_tensor, send, strings, tensor
-from hiscore.serving.engine import Engine, Finish
+from hiscore.serving.batch import Answer, required_tensor, send, serve, strings, tensor
+from hiscore.serving.engine import Engine
 from hiscore.serving.metrics import Counters
 from hiscore.settings import TokenizerSettings, from_model_config
 from hiscore.tokenization import TextCall, TokenCall, encode_calls, load_tokenizer
@@ -32,41 +32,42 @@ class TritonPythonModel:
             },
             labels={"model": args["model_name"], "version": args["model_version"]},
         )
-        self.encoded: list[TokenCall] = []
-
         self.engine: Engine[TextCall] = Engine(
             launch=self.launch,
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
-            after=self.after,
+            failed=lambda error: None,
             cost=lambda call: 1,
             budget=self.settings.max_batch_calls,
             max_queue=self.settings.max_queue,
             inline=False,
         )
 
-    def execute(self, requests: list[Any]) -> None:
-        enqueue(requests, read, self.engine, self.settings.queue_timeout_s)
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        return serve(requests, read, self.engine, self.settings.queue_timeout_s)
 
     def finalize(self) -> None:
         self.engine.close()
 
-    def launch(self, calls: list[TextCall]) -> Finish:
-        answers = encode_calls(self.tokenizer, calls, self.settings, self.facts)
+    def launch(self, calls: list[TextCall]) -> "EncodedBatch":
+        return EncodedBatch(encode_calls(self.tokenizer, calls, self.settings, self.facts), self.counters)
 
-        def finish() -> list[Answer]:
-            self.encoded = [answer for answer in answers if isinstance(answer, TokenCall)]
-            return [outputs(answer) if isinstance(answer, TokenCall) else answer for answer in answers]
 
-        return finish
+class EncodedBatch:
+    """An encoded batch, and what it counts once its callers have their answers."""
 
-    def after(self, failure: Exception | None) -> None:
-        """Count a batch, once its callers have their answers."""
-        if failure is None:
-            self.counters.add(
-                hiscore_full_encodes_total=sum(call.full_encode for call in self.encoded),
-                hiscore_tokenized_calls_total=len(self.encoded),
-                hiscore_tokenizer_batches_total=1,
-            )
+    def __init__(self, answers: list[TokenCall | RequestError], counters: Counters) -> None:
+        self.answers, self.counters = answers, counters
+
+    def finish(self) -> list[Answer]:
+        return [outputs(answer) if isinstance(answer, TokenCall) else answer for answer in self.answers]
+
+    def count(self) -> None:
+        good = [answer for answer in self.answers if isinstance(answer, TokenCall)]
+        self.counters.add(
+            hiscore_full_encodes_total=sum(call.full_encode for call in good),
+            hiscore_tokenized_calls_total=len(good),
+            hiscore_tokenizer_batches_total=1,
+        )
 
 
 def outputs(call: TokenCall) -> Answer:
