@@ -1,13 +1,9 @@
 """The kernels against plain torch. Without a GPU they run in Triton's interpreter, on the CPU."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.base import AttentionShape
