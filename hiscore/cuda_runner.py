@@ -57,7 +57,7 @@ class Layout:
         rows[3] = NOT_KEPT
         rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
         rows[2, :count], rows[3, :count] = cut.segment_starts, forward.write_slots
-        buffer[4 * self.rows] = len(cut.tiles)
+        buffer[4 * self.rows : 4 * self.rows + 2] = len(cut.tiles), cut.scored
         buffer[4 * self.rows + ALIGN :] = cut.tiles.ravel()
         return buffer, cut.context_slots
 
@@ -67,7 +67,7 @@ class Layout:
 
     def views(self, buffer: Tensor, context_slots: Tensor) -> tuple[Rows, TileInputs]:
         ids, positions, starts, write = buffer[: 4 * self.rows].view(4, self.rows)
-        count, tiles = buffer[4 * self.rows :][:1], buffer[4 * self.rows + ALIGN :]
+        count, tiles = buffer[4 * self.rows :][:2], buffer[4 * self.rows + ALIGN :]
         return Rows(ids, positions, write), TileInputs(positions, starts, tiles, count, context_slots)
 
 

@@ -24,7 +24,9 @@ class Tiles:
     segment_starts: Int32
     """[T]: the first row of each row's segment."""
     tiles: Int32
-    """[tiles, FIELDS]"""
+    """[tiles, FIELDS]: first those that hold a scored row."""
+    scored: int
+    """How many tiles hold a scored row: the last layer needs no other."""
     context_slots: Int32
     """The pool slots of all contexts; contexts that are alike stand there once."""
 
@@ -50,10 +52,14 @@ def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:
         ),
         axis=1,
     )
+    # A tile holds a scored row if one lies between its first and its last.
+    ordered = np.sort(forward.scored_rows)
+    holds = np.searchsorted(ordered, tiles[:, 0]) < np.searchsorted(ordered, tiles[:, 1])
     starts, lengths_of_segments = forward.cu_seqlens[:-1], np.diff(forward.cu_seqlens)
     return Tiles(
         segment_starts=np.repeat(starts, lengths_of_segments).astype(np.int32),
-        tiles=tiles.astype(np.int32),
+        tiles=np.concatenate((tiles[holds], tiles[~holds])).astype(np.int32),
+        scored=int(holds.sum()),
         context_slots=np.concatenate([group.context_slots for group in groups]).astype(np.int32),
     )
 

@@ -40,6 +40,7 @@ class TileInputs:
     segment_starts: Tensor
     tiles: Tensor
     tile_count: Tensor
+    """How many tiles there are, and how many of the first hold a scored row: [2]."""
     context_slots: Tensor
 
 
@@ -62,8 +63,10 @@ class TritonAttention:
         shape, launch, inputs = self._shape, self._launch, self.inputs
         assert inputs is not None
         out = torch.empty((len(qkv), shape.heads * shape.head_dim), dtype=qkv.dtype, device=qkv.device)
+        # Of the last layer only scored rows are read.
+        count = inputs.tile_count[1:] if layer == len(shape.windows) - 1 else inputs.tile_count
         packed_attention[(self._programs,)](
-            qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.tiles, inputs.tile_count,
+            qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.tiles, count,
             inputs.context_slots, shape.scale, shape.soft_cap or 0.0, pool.stride(0),
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim,
             PADDED_DIM=max(16, triton.next_power_of_2(shape.head_dim)),

@@ -36,7 +36,14 @@ def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -
     environment = os.environ | free | {"MODEL": str(checkpoint)} | settings
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=stderr
+            command,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     try:
         assert process.stdout is not None

@@ -38,7 +38,7 @@ def test_attention_equals_the_dense_mask(
     calls = [random_tokens(rng, query, items, 100).call() for query, items in CALLS]
     # The last call's query is found in the pool, with a part of it that is not.
     calls.append(Tokens(calls[0].tokens[:30].tolist() + [5] * 9, [[1] * 40, [2]]).call())
-    shape = AttentionShape(heads, kv_heads, head_dim, 0.4, soft_cap, (window,))
+    shape = AttentionShape(heads, kv_heads, head_dim, 0.4, soft_cap, (window, window))
     reserve = pool_reserve(64, budget)
     pages = KVPages(reserve + 4, reserve)
     attention = TritonAttention(shape, torch.float32, multiprocessors=3)
@@ -58,6 +58,10 @@ def test_attention_equals_the_dense_mask(
         expected = dense_attention(forward, shape, window, real, pool.cpu())
         # float32 sums of at most 80 weights: 1e-5 is ten times their rounding.
         torch.testing.assert_close(out.cpu().double(), expected, atol=1e-5, rtol=0)
+        # The last layer answers for the scored rows.
+        scored = torch.from_numpy(forward.scored_rows)
+        last = attention.run(1, qkv.flatten(1).contiguous(), pool).cpu()[scored]
+        torch.testing.assert_close(last.double(), expected[scored], atol=1e-5, rtol=0)
 
 
 def test_tiles_cover_every_row_once_and_hardly_exceed_what_rows_need() -> None:
@@ -65,7 +69,10 @@ def test_tiles_cover_every_row_once_and_hardly_exceed_what_rows_need() -> None:
     (forward,) = pack(calls, 16_384, KVPages(8, 0, caching=False)).forwards
     cut = cut_into_tiles(forward, 64)
     covered = np.concatenate([np.arange(first, last) for first, last in cut.tiles[:, :2]])
-    np.testing.assert_array_equal(covered, np.arange(len(forward.input_ids)))
+    np.testing.assert_array_equal(np.sort(covered), np.arange(len(forward.input_ids)))
+    scored = set(forward.scored_rows)
+    holds = [bool(scored & set(range(first, last))) for first, last in cut.tiles[:, :2]]
+    assert holds == [True] * cut.scored + [False] * (len(holds) - cut.scored)
     assert len(cut.tiles) <= most_tiles(len(forward.input_ids), len(forward.groups), 64)
     # 1,200 items of two tokens: a tile for each would be 1,203.
     assert len(cut.tiles) == 3 * (2 + 13)

@@ -180,7 +180,11 @@ def test_a_make_that_got_a_sigint_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text(f"all:\n\t@exec {sys.executable} script.py\n")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     with subprocess.Popen(
-        ["make", "-C", str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+        ["make", "-C", str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_sigint,
     ) as make:
         assert make.stdout is not None
         lines = iter(make.stdout.readline, "")
@@ -191,6 +195,11 @@ def test_a_make_that_got_a_sigint_is_noticed(tmp_path: Path) -> None:
 
 def test_a_parent_that_is_no_make_is_not_watched() -> None:
     assert not MakeWatch().interrupted()
+
+
+def heed_sigint() -> None:
+    """Whoever runs the tests in the background has SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
