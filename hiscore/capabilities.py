@@ -14,6 +14,8 @@ from hiscore.validation import CheckpointFacts
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 # Frequencies that change with the length of the sequence would change with what shares the batch.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Every family's default is one of these.
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
@@ -48,6 +50,9 @@ def unsupported(config: dict[str, Any]) -> str | None:
         return f"architecture '{architecture}' is neither a causal LM nor a sequence classifier"
     if config.get("quantization_config"):
         return "its weights are quantised; float32, float16 and bfloat16 ones are served"
+    activation = config.get("hidden_activation" if family.startswith("gemma") else "hidden_act") or "default"
+    if activation not in ("default", *ACTIVATIONS):
+        return f"activation '{activation}' is none of {', '.join(ACTIVATIONS)}"
     if config.get("use_bidirectional_attention"):
         return "it attends in both directions"
     if family == "gemma3_text" and config.get("attn_logit_softcapping"):

@@ -48,15 +48,14 @@ class KVPages:
         hashes = list(_hashes(tokens))
         found = 0
         while found < len(hashes) and hashes[found] in self._cached and (found + 1) * PAGE <= at_most:
+            if not self._may_use(hashes[found]):
+                break
+            self._in_use.add(hashes[found])
             found += 1
         held = found
-        for value in hashes[:held]:
-            self._in_use.add(value)
-        while held < len(hashes):
+        while held < len(hashes) and self._may_use(hashes[held]):
             # A page that `at_most` keeps from being read is written again, with the same contents.
             if hashes[held] not in self._cached:
-                if not self._has_room():
-                    break
                 self._cached[hashes[held]] = self._take()
             self._in_use.add(hashes[held])
             held += 1
@@ -92,8 +91,10 @@ class KVPages:
     def cached_pages(self) -> int:
         return len(self._cached)
 
-    def _has_room(self) -> bool:
-        return len(self._free) + len(self._cached) - len(self._in_use) > self._reserve
+    def _may_use(self, value: bytes) -> bool:
+        """Whether one more page can be in use and leave the reserve to split calls."""
+        left = len(self._free) + len(self._cached) - len(self._in_use)
+        return value in self._in_use or left > self._reserve
 
     def _take(self) -> int:
         if not self._free:

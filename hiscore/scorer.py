@@ -107,9 +107,12 @@ class Scorer:
         device: str = "auto",
         dtype: str = "auto",
         max_batch_tokens: int = 16_384,
-        query_cache_bytes: int = 2**28,
+        query_cache_bytes: int = 2**30,
     ) -> None:
         self.device = torch.device(_pick_device(device))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            self.device = torch.device("cuda", torch.cuda.current_device())
         precision = _pick_dtype(dtype, self.device)
         self.dtype = DTYPES[precision]
         decoder = Decoder(checkpoint, self.device, self.dtype, fp8=precision == "fp8")
@@ -135,9 +138,10 @@ class Scorer:
     @torch.inference_mode()
     def submit(self, calls: Sequence[ScoreCall]) -> Pending:
         """Pack and launch a batch. On a CUDA device this does not wait for it."""
-        batch = pack([call.call for call in calls], self._budget, self._pages)
         try:
-            return self._launch(calls, batch)
+            # The device of a launch, a stream and an event is the thread's, and any thread may come here.
+            with torch.cuda.device(-1 if self.device.index is None else self.device.index):
+                return self._launch(calls, pack([call.call for call in calls], self._budget, self._pages))
         except Exception:
             # The cache counts on keys and values that were perhaps never written.
             self._pages.forget()

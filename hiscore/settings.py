@@ -49,7 +49,6 @@ class TokenizerSettings(ModelSettings):
 class ScorerSettings(ModelSettings):
     """Parameters of the ``scorer`` model."""
 
-    device: Device = "auto"
     dtype: Dtype = "auto"
     max_batch_tokens: PositiveInt = 16_384
     query_cache_bytes: NonNegativeInt = 2**30

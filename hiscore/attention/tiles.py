@@ -28,7 +28,7 @@ class Tiles:
     scored: int
     """How many tiles hold a scored row: the last layer needs no other."""
     context_slots: Int32
-    """The pool slots of all contexts; contexts that are alike stand there once."""
+    """The pool slots of all contexts, group by group."""
 
 
 def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:

@@ -44,6 +44,8 @@ def main() -> int:
             while server.exit_code is None:
                 if make.interrupted():
                     stop(signal.SIGINT, None)
+                if server.lost_model:
+                    raise LaunchError("the process of a model died; its last words are above. Start again")
                 time.sleep(POLL_SECONDS)
             raise LaunchError(f"tritonserver stopped by itself with exit code {server.exit_code}")
     except Stop:

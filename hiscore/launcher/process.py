@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from hiscore.launcher import die_with_parent
 from hiscore.launcher.errors import LaunchError
 
@@ -29,6 +31,7 @@ class Process:
     ) -> None:
         """Start it; its output goes to the file, or to our standard error; it keeps the lock's file open."""
         wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        self._stubs: set[int] = set()
         log = open(log_path, "ab") if log_path else None  # noqa: SIM115
         try:
             self._popen = subprocess.Popen(
@@ -52,6 +55,16 @@ class Process:
     def exit_code(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
         return self._popen.poll()
+
+    def lost_stub(self) -> bool:
+        """Whether a model's process has died under a running server, which goes on as if nothing were."""
+        try:
+            alive = {child.pid for child in psutil.Process(self.pid).children() if child.status() != "zombie"}
+        except psutil.NoSuchProcess:
+            return False
+        lost = bool(self._stubs - alive)
+        self._stubs |= alive
+        return lost
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
         """Wait for `ready`.

@@ -70,7 +70,6 @@ def model_values(
     tokenizer = TokenizerSettings(checkpoint=str(checkpoint), **batching, **queue, **limits)
     scorer = ScorerSettings(
         checkpoint=str(checkpoint),
-        device=device,
         dtype=settings.dtype,
         max_batch_tokens=settings.max_batch_tokens,
         query_cache_bytes=settings.query_cache_bytes,

@@ -88,6 +88,11 @@ class Server:
         """None while tritonserver runs."""
         return self._running.exit_code()
 
+    @property
+    def lost_model(self) -> bool:
+        """Whether a model's process has died. Calls in flight hang and new ones fail: only a restart helps."""
+        return self._running.lost_stub()
+
     def start(self) -> None:
         """Start and wait until every model is ready.
 
@@ -117,7 +122,9 @@ class Server:
     def stop(self) -> None:
         """Drain, then remove every trace; does nothing if it is not running."""
         if self._process:
-            self._process.stop(self.settings.drain_timeout_s + GRACE_SECONDS)
+            # A dead model answers nobody: waiting for its calls would only keep their callers waiting.
+            lost = self._process.lost_stub()
+            self._process.stop(0 if lost else self.settings.drain_timeout_s + GRACE_SECONDS)
         if self._workspace:
             self._workspace.remove()
         self._process = self._workspace = None

@@ -15,8 +15,9 @@ from hiscore.layout import IntArray
 
 # Logits alive at once: 256 rows of a vocabulary of 151,936 are 148 MiB.
 ROW_SLICE = 256
-# Sets of labels whose rows stay at hand; callers ask for the same few again and again.
+# Sets of labels whose rows stay at hand, and the largest of them; callers ask for the same few again and again.
 LABEL_SETS = 256
+LABELS_TO_KEEP = 64
 
 
 class Head:
@@ -54,7 +55,10 @@ class Head:
             index = torch.from_numpy(labels.astype(np.int64))
             if self._weight.is_cuda:
                 index = index.pin_memory().to(self._weight.device, non_blocking=True)
-            self._label_rows[key] = self._weight[index].float()
+            rows = self._weight[index].float()
+            if len(labels) > LABELS_TO_KEEP:
+                return rows
+            self._label_rows[key] = rows
             if len(self._label_rows) > LABEL_SETS:
                 self._label_rows.popitem(last=False)
         return self._label_rows[key]

@@ -41,7 +41,10 @@ def serve(
             send(request.get_response_sender(), visible(error))
             continue
         if len(requests) == 1 and (answer := engine.run_alone(job)) is not None:
-            return [_response(answer)]
+            try:
+                return [_response(answer)]
+            except Exception as error:
+                return [_response(visible(error))]
         asked_us = request.timeout()
         wait_s = min(timeout_s, asked_us / 1e6) if asked_us else timeout_s
         tickets.append(Ticket(job, request.get_response_sender(), now + wait_s))
@@ -51,11 +54,15 @@ def serve(
 
 
 def send(sender: Any, answer: Answer) -> None:
-    """Send a request's one response."""
+    """Send a request's one response; one that cannot be sent, for want of shared memory say, becomes an error."""
+    final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
     try:
-        sender.send(_response(answer), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    except Exception:
-        log.exception("a response could not be sent")
+        sender.send(_response(answer), flags=final)
+    except Exception as error:
+        try:
+            sender.send(_response(visible(error)), flags=final)
+        except Exception:
+            log.exception("a response could not be sent")
 
 
 def _response(answer: Answer) -> Any:

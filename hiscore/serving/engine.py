@@ -13,17 +13,24 @@ A call that finds nothing else at work may be run on the spot (`run_alone`) and 
 which reaches the caller about 0.9 ms sooner than a response sender does.
 """
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 from hiscore.errors import Code, RequestError, visible
 
+log = logging.getLogger(__name__)
+
 Job = TypeVar("Job")
+
+# After so long in the queue a caller may have gone; so many are asked before a batch is formed.
+ASK_AFTER_S = 0.1
+MOST_ASKED = 16
 
 
 class Launched(Protocol):
@@ -39,18 +46,20 @@ class Launched(Protocol):
 
 @dataclass(frozen=True)
 class Ticket(Generic[Job]):
-    """A checked call that waits; `reply_to` is the caller's business, `deadline` on the monotonic clock."""
+    """A checked call that waits; `reply_to` is the caller's business, the times are on the monotonic clock."""
 
     job: Job
     reply_to: Any
     deadline: float
+    since: float = field(default_factory=time.monotonic)
 
 
 class Engine(Generic[Job]):
     """Runs tickets in batches, first come, first served.
 
     launch: starts a batch, may raise; answer: sends a ticket's answer or `RequestError`; failed: called when the
-    calls of a batch that raised have been answered; cost: of a job, in the unit of `budget`, which a batch exceeds
+    calls of a batch that raised have been answered; abandoned: whether a ticket's caller has gone, asked of those
+    that had to wait; cost: of a job, in the unit of `budget`, which a batch exceeds
     only if it is a single job.
     """
 
@@ -59,13 +68,15 @@ class Engine(Generic[Job]):
         launch: Callable[[list[Job]], Launched],
         answer: Callable[[Ticket[Job], Any], None],
         failed: Callable[[Exception], None],
+        abandoned: Callable[[Ticket[Job]], bool],
         cost: Callable[[Job], int],
         budget: int,
         max_queue: int,
         inline: bool,
         depth: int = 2,
     ) -> None:
-        self._launch, self._answer, self._failed, self._cost = launch, answer, failed, cost
+        self._launch, self._answer, self._failed = launch, answer, failed
+        self._abandoned, self._cost = abandoned, cost
         self._budget, self._max_queue, self._inline, self._depth = budget, max_queue, inline, depth
         self._waiting: deque[Ticket[Job]] = deque()
         self._in_flight = 0
@@ -95,10 +106,12 @@ class Engine(Generic[Job]):
     def run_alone(self, job: Job) -> Any | None:
         """Run a job on the calling thread if nothing else waits or is in flight; its answer, else None.
 
-        Only for an engine whose launches are inline and whose `submit` is called from the same thread.
+        A job of more than a part of the budget is not: meanwhile no other call could even be refused. Only for an
+        engine whose launches are inline and whose `submit` is called from the same thread.
         """
         with self._changed:
-            if not self._inline or self._waiting or self._in_flight or self._closing:
+            small = self._inline and self._cost(job) <= self._budget // 4
+            if not small or self._waiting or self._in_flight or self._closing:
                 return None
             self._in_flight = 1
         with self._launching:
@@ -147,12 +160,19 @@ class Engine(Generic[Job]):
         """The next batch, if there is room and work; what has waited too long is answered on the way."""
         batch: list[Ticket[Job]] = []
         expired: list[Ticket[Job]] = []
+        gone_tickets: list[Ticket[Job]] = []
+        with self._changed:
+            # Asking costs a round trip, so it is not for calls that are launched as they come.
+            waited = [ticket for ticket in self._waiting if ticket.since + ASK_AFTER_S < time.monotonic()]
+        gone = {id(ticket) for ticket in waited[:MOST_ASKED] if self._abandoned(ticket)}
         with self._changed:
             now, total = time.monotonic(), 0
             while self._has_room_and_work():
                 ticket = self._waiting[0]
                 cost = self._cost(ticket.job)
-                if ticket.deadline < now:
+                if id(ticket) in gone:
+                    gone_tickets.append(self._waiting.popleft())
+                elif ticket.deadline < now:
                     expired.append(self._waiting.popleft())
                 elif batch and total + cost > self._budget:
                     break
@@ -163,6 +183,8 @@ class Engine(Generic[Job]):
             self._changed.notify_all()
         for ticket in expired:
             self._answer(ticket, RequestError("Request timeout expired in the queue", Code.UNAVAILABLE))
+        for ticket in gone_tickets:
+            self._answer(ticket, RequestError("the call was cancelled", Code.CANCELLED))
         return batch
 
     def _answer_all(self) -> None:
@@ -174,10 +196,10 @@ class Engine(Generic[Job]):
                 self._changed.notify_all()
             for ticket, answer in zip(batch, answers, strict=True):
                 self._answer(ticket, answer)
-            if failure is None:
-                launched.count()
-            else:
-                self._failed(failure)
+            try:
+                launched.count() if failure is None else self._failed(failure)
+            except Exception:
+                log.exception("a batch was answered but not counted")
             if self._inline:
                 self._launch_ready()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from hiscore.errors import Code, RequestError
+from hiscore.serving import engine as engine_module
 from hiscore.serving.engine import Engine, Ticket
 
 FOREVER = float("inf")
@@ -21,6 +22,7 @@ class Device:
         self.done: list[threading.Semaphore] = []
         self.answers: dict[int, object] = {}
         self.alone: set[int] = set()
+        self.gone: set[int] = set()
         self.counted: list[list[int]] = []
         self.failures: list[Exception] = []
         self.changed = threading.Condition()
@@ -46,6 +48,7 @@ class Device:
             self.launch,
             self.answer,
             self.failures.append,
+            lambda ticket: ticket.job in self.gone,
             lambda job: job,
             budget,
             max_queue,
@@ -151,6 +154,21 @@ def test_what_waited_too_long_is_answered_and_never_launched(device: Device) -> 
     assert "Request timeout expired" in late.message
 
 
+def test_whose_caller_has_gone_is_never_launched(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "ASK_AFTER_S", 0.0)
+    engine = device.engine(budget=1, depth=1)
+    submit(engine, 1)
+    assert device.wait(lambda: device.launched == [[1]])
+    submit(engine, 2, 3)
+    device.gone = {2}
+    device.done[0].release()
+    assert device.wait(lambda: device.launched[-1] == [3])
+    device.done[1].release()
+    engine.close()
+    assert device.launched == [[1], [3]]
+    assert device.answers[2].code is Code.CANCELLED
+
+
 @pytest.mark.parametrize(("unlucky", "where"), [(13, "launch"), (17, "finish")])
 def test_a_batch_that_fails_takes_only_its_own_calls_along(device: Device, unlucky: int, where: str) -> None:
     engine = device.engine(budget=20, depth=1)
@@ -190,7 +208,7 @@ def test_close_runs_what_waits(device: Device) -> None:
 
 def test_a_call_that_finds_nothing_at_work_is_run_on_the_spot() -> None:
     device = Device(inline=True)
-    engine = device.engine(depth=1)
+    engine = device.engine(budget=100, depth=1)
     device.alone = {1, 13, 17}
 
     def run_alone(job: int) -> object:
@@ -207,6 +225,8 @@ def test_a_call_that_finds_nothing_at_work_is_run_on_the_spot() -> None:
     device.done[0].release()
     assert device.wait(lambda: 5 in device.answers)
     assert run_alone(1) == 10
+    until_idle()
+    assert engine.run_alone(26) is None  # too large to keep others waiting for
     for unlucky in (13, 17):
         assert isinstance(run_alone(unlucky), RequestError)
     engine.close()

@@ -47,7 +47,9 @@ class TritonPythonModel:
             launch=lambda calls: LaunchedBatch(self.scorer.submit(calls), self.counters),
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
             failed=end_if_device_is_lost,
-            cost=lambda job: len(job.call.tokens),
+            abandoned=lambda ticket: ticket.reply_to.is_cancelled(),
+            # An empty item has no token, but is a row to read all the same.
+            cost=lambda job: len(job.call.tokens) + int((job.call.item_lengths == 0).sum()),
             budget=settings.max_batch_tokens,
             max_queue=settings.max_queue,
             inline=not on_cpu,

@@ -15,6 +15,9 @@ from hiscore.settings import TokenizerSettings, from_model_config
 from hiscore.tokenization import TextCall, TokenCall, encode_calls, load_tokenizer
 from hiscore.validation import one_row
 
+# Characters encoded in one batch: enough to use every core, few enough that a small call does not wait long.
+MAX_BATCH_CHARACTERS = 2**20
+
 
 class TritonPythonModel:
     """One instance serves all requests; the tokenizer itself uses the machine's cores."""
@@ -36,8 +39,9 @@ class TritonPythonModel:
             launch=self.launch,
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
             failed=lambda error: None,
-            cost=lambda call: 1,
-            budget=self.settings.max_batch_calls,
+            abandoned=lambda ticket: ticket.reply_to.is_cancelled(),
+            cost=text_length,
+            budget=MAX_BATCH_CHARACTERS,
             max_queue=self.settings.max_queue,
             inline=False,
         )
@@ -68,6 +72,11 @@ class EncodedBatch:
             hiscore_tokenized_calls_total=len(good),
             hiscore_tokenizer_batches_total=1,
         )
+
+
+def text_length(call: TextCall) -> int:
+    """Characters of a call's texts."""
+    return len(call.query) + sum(map(len, call.items))
 
 
 def outputs(call: TokenCall) -> Answer:
