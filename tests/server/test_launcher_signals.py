@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher.workspace import sweep
 from tests.server.busy import score
@@ -102,6 +104,26 @@ def test_a_server_that_dies_ends_the_launcher(tiny_llama: Path, tmp_path: Path) 
         os.kill(pid, signal.SIGKILL)
         assert process.wait(30) == 1
         assert "tritonserver stopped by itself with exit code -9" in (tmp_path / "log").read_text()
+        assert leftovers(name) == []
+
+
+def test_a_model_that_dies_ends_the_server_and_no_caller_waits(tiny_llama: Path, tmp_path: Path) -> None:
+    """Triton 2.51 would go on, say that it is ready, and never answer the calls that were under way."""
+    with (
+        launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer") as (process, address),
+        triton.InferenceServerClient(address) as client,
+        ThreadPoolExecutor(CALLS) as pool,
+    ):
+        name, _ = server_below(process.pid)
+        calls = [pool.submit(score, client, 800) for _ in range(CALLS)]
+        time.sleep(0.5)
+        assert not any(call.done() for call in calls), "too fast: nothing is under way"
+        children = psutil.Process(process.pid).children(recursive=True)
+        (stub,) = (child for child in children if "python_backend_stub" in child.name())
+        stub.kill()
+        assert process.wait(20) == 1
+        assert all(isinstance(call.exception(timeout=5), InferenceServerException) for call in calls)
+        assert "the process of a model died" in (tmp_path / "log").read_text()
         assert leftovers(name) == []
 
 
