@@ -111,8 +111,9 @@ class Scorer:
     ) -> None:
         self.device = torch.device(_pick_device(device))
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-            self.device = torch.device("cuda", torch.cuda.current_device())
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            torch.cuda.set_device(index)
+            self.device = torch.device("cuda", index)
         precision = _pick_dtype(dtype, self.device)
         self.dtype = DTYPES[precision]
         decoder = Decoder(checkpoint, self.device, self.dtype, fp8=precision == "fp8")

@@ -22,7 +22,8 @@ from hiscore.kv_pages import PAGE, KVPages
 from hiscore.layout import Call
 from hiscore.packing import Forward, pack
 
-SHAPE = AttentionShape(16, 8, 128, 128**-0.5, None, (None,))
+# Of two layers: in the last one of a model only scored rows are attended for.
+SHAPE = AttentionShape(16, 8, 128, 128**-0.5, None, (None, None))
 SHAPES = {
     "300": [(300, [0])],
     "120+10x180": [(120, [180] * 10)],
