@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -292,6 +293,7 @@ def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=environment,
+        preexec_fn=heed_sigint,
     ) as process:
         end = time.monotonic() + 30
         while server.running == 0:
@@ -301,3 +303,8 @@ def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
         assert process.wait(timeout=10) != 0
         assert process.stderr
         assert b"Traceback" not in process.stderr.read()
+
+
+def heed_sigint() -> None:
+    """Whoever runs the tests in the background has SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -36,6 +36,8 @@ def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -
     """Run a command that serves; gives its process and the server's gRPC address once it says it is ready."""
     free = {"HTTP_PORT": "0", "GRPC_PORT": "0", "METRICS_PORT": "0", "DEVICE": "cpu"}
     environment = os.environ | free | {"MODEL": str(checkpoint)} | settings
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+        environment.pop(name, None)  # `make test` is no part of what is tested
     with log.open("w") as stderr:
         process = subprocess.Popen(
             command,
