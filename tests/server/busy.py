@@ -6,17 +6,22 @@ import tritonclient.grpc as triton
 from hiscore.layout import lay_out
 
 
+def inputs(items: int) -> list[triton.InferInput]:
+    """A call of 390 query tokens and so many items of 50."""
+    ids, indices = lay_out(range(10, 400), [range(10, 60)] * items)
+    tensors = {"input_ids": ids, "delimiter_indices": indices, "label_token_ids": np.array([7, 9], np.int32)}
+    made = []
+    for name, values in tensors.items():
+        made.append(triton.InferInput(name, [1, len(values)], "INT32"))
+        made[-1].set_data_from_numpy(values[None])
+    return made
+
+
 def score(client: triton.InferenceServerClient, items: int, timeout_us: int | None = None) -> np.ndarray:
     """Scores of a call that keeps a tiny model busy for a while, float32 [items, 2].
 
     timeout_us: the longest wait in the server's queue.
     """
-    ids, indices = lay_out(range(10, 400), [range(10, 60)] * items)
-    tensors = {"input_ids": ids, "delimiter_indices": indices, "label_token_ids": np.array([7, 9], np.int32)}
-    inputs = []
-    for name, values in tensors.items():
-        inputs.append(triton.InferInput(name, [1, len(values)], "INT32"))
-        inputs[-1].set_data_from_numpy(values[None])
-    answer = client.infer("scorer", inputs, timeout=timeout_us).as_numpy("scores")
+    answer = client.infer("scorer", inputs(items), timeout=timeout_us).as_numpy("scores")
     assert answer is not None
     return answer[0]

@@ -37,6 +37,6 @@ def settled(server: Server) -> dict[tuple[str, str], int]:
 def counted(server: Server) -> Iterator[dict[tuple[str, str], int]]:
     """Inside nothing; after the block, what each counter rose by."""
     risen: dict[tuple[str, str], int] = {}
-    before = read(server)
+    before = settled(server)
     yield risen
     risen.update({key: value - before.get(key, 0) for key, value in settled(server).items()})

@@ -1,8 +1,10 @@
 """The queue as the launcher configures it: bounded, and a caller's own time-out counts."""
 
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
-from tests.server.busy import score
+from tests.server.busy import inputs, score
 from tests.server.conftest import StartServer
+from tests.server.counters import counted
 
 pytestmark = pytest.mark.server
 
@@ -48,6 +51,27 @@ def test_a_full_queue_refuses_and_the_others_are_served(narrow: Server) -> None:
     )
     # The control: as many as may wait are all served.
     assert outcomes(narrow, [None] * 2) == ["scored"] * 2
+
+
+@pytest.mark.parametrize(("cancel", "computed"), [(True, 1_600), (False, 1_610)], ids=["gone", "control"])
+def test_a_call_whose_caller_has_gone_is_not_computed(narrow: Server, cancel: bool, computed: int) -> None:
+    """It waits behind two others when its caller cancels it; the control is a caller that stays."""
+    answered: Queue[Exception | None] = Queue()
+    with (
+        counted(narrow) as risen,
+        triton.InferenceServerClient(narrow.grpc_url) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        before = [pool.submit(score, client, 800) for _ in range(2)]
+        time.sleep(0.3)
+        call = client.async_infer("scorer", inputs(10), lambda result, error: answered.put(error))
+        time.sleep(0.2)
+        assert not any(call.done() for call in before), "too fast: nothing has to wait"
+        if cancel:
+            call.cancel()
+        assert all(len(each.result()) == 800 for each in before)
+        assert (answered.get(timeout=30) is not None) == cancel
+    assert risen["scorer", "hiscore_items_total"] == computed
 
 
 def test_a_call_that_waited_longer_than_it_may_is_refused(narrow: Server) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,6 +150,20 @@ def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
     assert cached(second, first) == (32, 16)  # whose beginning, used last, is still there
     cache.forget()
     assert cached(second) == (0,)
+
+
+def test_hits_too_leave_the_reserve_to_split_calls() -> None:
+    cache = KVPages(6, reserve=3)
+    queries = [np.full(PAGE, i, np.int32) for i in range(6)]
+    for query in queries:
+        cache.cache_query(query, PAGE)
+        cache.end_batch()
+    assert cache.cached_pages == 6
+    hits = [cache.cache_query(query, PAGE)[1] for query in queries]
+    assert hits == [PAGE] * 3 + [0] * 3
+    assert len(cache.lend(3)) == 3
+    with pytest.raises(PoolExhausted):
+        cache.lend(1)
 
 
 def test_control_a_pool_page_reused_too_early_is_noticed() -> None:

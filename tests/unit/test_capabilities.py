@@ -1,0 +1,50 @@
+"""Which checkpoints are served, and what is said of the others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hiscore.capabilities import servable, unsupported
+
+LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
+
+
+def test_every_family_is_served() -> None:
+    assert unsupported(LLAMA) is None
+    gemma = {"model_type": "gemma2", "architectures": ["Gemma2ForSequenceClassification"]}
+    assert unsupported(gemma | {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu"}) is None
+    assert unsupported(LLAMA | {"rope_scaling": {"rope_type": "llama3"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is none of llama,"),
+        ({"architectures": ["LlamaModel"]}, "'LlamaModel' is neither a causal LM nor a sequence classifier"),
+        ({"architectures": None}, "'none' is neither"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantised"),
+        ({"hidden_act": "relu"}, "activation 'relu' is none of silu,"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic' is none of default,"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope type 'longrope'"),
+        ({"use_bidirectional_attention": True}, "both directions"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "caps attention logits"),
+    ],
+)
+def test_what_cannot_be_computed_is_named(changes: dict[str, Any], says: str) -> None:
+    reason = unsupported(LLAMA | changes)
+    assert reason is not None
+    assert says in reason
+
+
+def test_models_that_cannot_be_served_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    capabilities = servable(tmp_path)
+    assert capabilities.models == ("scorer",)
+    assert "tokenizer.json" in capabilities.left_out["tokenizer"]
+    assert capabilities.left_out["score"] == "it needs the tokenizer"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert set(servable(tmp_path).models) == {"tokenizer", "scorer", "score"}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": "mamba"}))
+    assert servable(tmp_path).models == ("tokenizer",)
