@@ -68,8 +68,8 @@ class ScoreClient:
         before the query.
 
         timeout: seconds for the whole call, all chunks and retries included. request_id: by default a new one.
-        priority: of Triton's queue, 1 the highest, 0 the server's default. on_progress: called with the number of
-        items done each time that more are.
+        priority: passed on to Triton; hiscore's own queues are first come, first served. on_progress: called with
+        the number of items done each time that more are.
 
         Raises:
             InvalidRequest, Overloaded, DeadlineExceeded, Cancelled, ServerFault, ServerUnreachable
