@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -59,8 +60,7 @@ class Engine(Generic[Job]):
 
     launch: starts a batch, may raise; answer: sends a ticket's answer or `RequestError`; failed: called when the
     calls of a batch that raised have been answered; abandoned: whether a ticket's caller has gone, asked of those
-    that had to wait; cost: of a job, in the unit of `budget`, which a batch exceeds
-    only if it is a single job.
+    that had to wait; cost: of a job, in the unit of `budget`, which a batch exceeds only if it is a single job.
     """
 
     def __init__(
@@ -157,35 +157,45 @@ class Engine(Generic[Job]):
             return _Raises(error)
 
     def _next_batch(self) -> list[Ticket[Job]]:
-        """The next batch, if there is room and work; what has waited too long is answered on the way."""
+        """The next batch, if there is room and work; who waits in vain is answered on the way."""
         batch: list[Ticket[Job]] = []
-        expired: list[Ticket[Job]] = []
-        gone_tickets: list[Ticket[Job]] = []
-        with self._changed:
-            # Asking costs a round trip, so it is not for calls that are launched as they come.
-            waited = [ticket for ticket in self._waiting if ticket.since + ASK_AFTER_S < time.monotonic()]
-        gone = {id(ticket) for ticket in waited[:MOST_ASKED] if self._abandoned(ticket)}
+        in_vain: list[tuple[Ticket[Job], RequestError]] = []
+        gone = self._gone()
         with self._changed:
             now, total = time.monotonic(), 0
             while self._has_room_and_work():
                 ticket = self._waiting[0]
                 cost = self._cost(ticket.job)
                 if id(ticket) in gone:
-                    gone_tickets.append(self._waiting.popleft())
+                    in_vain.append((ticket, RequestError("the call was cancelled", Code.CANCELLED)))
                 elif ticket.deadline < now:
-                    expired.append(self._waiting.popleft())
+                    late = RequestError("Request timeout expired in the queue", Code.UNAVAILABLE)
+                    in_vain.append((ticket, late))
                 elif batch and total + cost > self._budget:
                     break
                 else:
-                    batch.append(self._waiting.popleft())
+                    batch.append(ticket)
                     total += cost
+                self._waiting.popleft()
             self._in_flight += bool(batch)
             self._changed.notify_all()
-        for ticket in expired:
-            self._answer(ticket, RequestError("Request timeout expired in the queue", Code.UNAVAILABLE))
-        for ticket in gone_tickets:
-            self._answer(ticket, RequestError("the call was cancelled", Code.CANCELLED))
+        for ticket, reason in in_vain:
+            self._answer(ticket, reason)
         return batch
+
+    def _gone(self) -> set[int]:
+        """Which of the first that wait have callers no more, by `id`."""
+        with self._changed:
+            if not self._has_room_and_work():
+                return set()
+            # Asking is a round trip to the server: not for calls that are launched as they come.
+            since = time.monotonic() - ASK_AFTER_S
+            waited = [ticket for ticket in islice(self._waiting, MOST_ASKED) if ticket.since < since]
+        try:
+            return {id(ticket) for ticket in waited if self._abandoned(ticket)}
+        except Exception:
+            log.exception("whether callers have gone is not known: they are served")
+            return set()
 
     def _answer_all(self) -> None:
         while (entry := self._launched.get()) is not None:
