@@ -63,6 +63,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.engine.close()
+        gc.unfreeze()  # or libraries report at exit as leaked what was only set aside
 
     def read(self, request: Any) -> ScoreCall:
         options = parse_options(request.parameters())
