@@ -43,15 +43,15 @@ class ModelSettings(Limits):
 class TokenizerSettings(ModelSettings):
     """Parameters of the ``tokenizer`` model."""
 
-    max_batch_calls: PositiveInt = 64
-
 
 class ScorerSettings(ModelSettings):
     """Parameters of the ``scorer`` model."""
 
     dtype: Dtype = "auto"
-    max_batch_tokens: PositiveInt = 16_384
-    query_cache_bytes: NonNegativeInt = 2**30
+    max_batch_tokens: PositiveInt = Field(default=16_384, description="token budget of a batch and a forward")
+    query_cache_bytes: NonNegativeInt = Field(
+        default=2**30, description="keys and values of recent queries kept for calls to come; 0: none"
+    )
 
 
 class ServeSettings(BaseSettings):
@@ -69,15 +69,11 @@ class ServeSettings(BaseSettings):
     http_port: int = Field(default=8000, ge=0, le=65535)
     grpc_port: int = Field(default=8001, ge=0, le=65535)
     metrics_port: int = Field(default=8002, ge=0, le=65535)
-    max_batch_tokens: PositiveInt = Field(default=16_384, description="token budget of one forward")
-    query_cache_bytes: NonNegativeInt = Field(
-        default=2**30, description="keys and values of recent queries kept for calls to come; 0: none"
-    )
+    max_batch_tokens: PositiveInt = ScorerSettings.model_fields["max_batch_tokens"].default
+    query_cache_bytes: NonNegativeInt = ScorerSettings.model_fields["query_cache_bytes"].default
     max_batch_calls: PositiveInt = Field(default=64, description="calls that Triton hands over at once")
-    max_queue: PositiveInt = Field(default=1_024, description="waiting calls before UNAVAILABLE")
-    queue_timeout_s: PositiveInt = Field(
-        default=600, description="longest wait of a call; a client may ask for less"
-    )
+    max_queue: PositiveInt = ModelSettings.model_fields["max_queue"].default
+    queue_timeout_s: PositiveInt = ModelSettings.model_fields["queue_timeout_s"].default
     ready_timeout_s: PositiveInt = Field(default=600, description="longest wait until all models are loaded")
     drain_timeout_s: PositiveInt = Field(
         default=30, description="longest wait for running calls when stopping"

@@ -1,9 +1,28 @@
-"""What must be set before any test module imports a kernel."""
+"""What must be set before any test module imports a kernel, and small checkpoints with their truth."""
 
 import os
+from pathlib import Path
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     # Without a GPU, kernels run in Triton's interpreter; it is chosen when a kernel is defined.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory):
+    """Tiny checkpoints by (family, labels) with their truth, made when first asked for."""
+    from tests.support.tiny_models import make
+    from tests.support.truth import Truth
+
+    made: dict[tuple[str, int | None], tuple[Path, Truth]] = {}
+
+    def get(family: str, labels: int | None = None) -> tuple[Path, Truth]:
+        if (family, labels) not in made:
+            directory = make(family, tmp_path_factory.mktemp(family), labels)
+            made[family, labels] = directory, Truth(directory)
+        return made[family, labels]
+
+    return get

@@ -67,7 +67,7 @@ def model_values(
     limits = settings.model_dump(include=set(Limits.model_fields))
     batching = {"max_batch_calls": settings.max_batch_calls}
     queue = {"max_queue": settings.max_queue, "queue_timeout_s": settings.queue_timeout_s}
-    tokenizer = TokenizerSettings(checkpoint=str(checkpoint), **batching, **queue, **limits)
+    tokenizer = TokenizerSettings(checkpoint=str(checkpoint), **queue, **limits)
     scorer = ScorerSettings(
         checkpoint=str(checkpoint),
         dtype=settings.dtype,
@@ -79,7 +79,7 @@ def model_values(
     kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
     every: dict[str, Values] = {
         "score": batching,
-        "tokenizer": tokenizer.model_dump(),
+        "tokenizer": tokenizer.model_dump() | batching,
         "scorer": scorer.model_dump() | batching | {"instance_kind": kind},
     }
     return {model: every[model] for model in models}

@@ -219,7 +219,8 @@ def _finished(launched: Launched, jobs: int) -> tuple[Sequence[Any], Exception |
     try:
         return launched.finish(), None
     except Exception as error:
-        return [visible(error)] * jobs, error
+        # Without jobs the callers have been told already, and the log has been.
+        return [visible(error)] * jobs if jobs else [], error
 
 
 class _Raises:

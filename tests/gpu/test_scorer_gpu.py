@@ -1,7 +1,5 @@
 """The scorer on one CUDA GPU against transformers in float32, one item at a time."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,33 +7,13 @@ import torch
 from hiscore.cuda_runner import CudaRunner
 from hiscore.options import ScoreOptions
 from hiscore.scorer import ScoreCall, Scorer
+from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens
-from tests.support.tiny_models import FAMILIES, VOCABULARY, make
-from tests.support.truth import Truth
+from tests.support.tiny_models import FAMILIES, VOCABULARY
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
-LABELS = [5, 77, 401]
 BATCH = [(13, [1, 7, 7, 0, 20, 3]), (0, [2, 1]), (1, [0, 0, 5]), (90, [31, 64, 2]), (6, [])]
-
-
-def score(scorer: Scorer, calls: list[Tokens], options: ScoreOptions) -> list[np.ndarray]:
-    labels = [] if scorer.facts.is_classifier else LABELS
-    answers, _ = scorer.score([ScoreCall(call.call(), np.array(labels, np.int32), options) for call in calls])
-    return [answer.scores for answer in answers]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory):
-    made: dict[tuple[str, int | None], tuple[Path, Truth]] = {}
-
-    def get(family: str, labels: int | None = None) -> tuple[Path, Truth]:
-        if (family, labels) not in made:
-            directory = make(family, tmp_path_factory.mktemp(family), labels)
-            made[family, labels] = directory, Truth(directory)
-        return made[family, labels]
-
-    return get
 
 
 @pytest.mark.parametrize("labels", [None, 3], ids=["causal", "classifier"])

@@ -1,6 +1,5 @@
 """The scorer against transformers, one item at a time, for every family, in float32."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,38 +14,15 @@ from hiscore.errors import RequestError
 from hiscore.options import ScoreOptions
 from hiscore.packing import Batch, Group, pack
 from hiscore.scorer import ScoreCall, Scorer
+from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
-from tests.support.tiny_models import FAMILIES, VOCABULARY, make
-from tests.support.truth import Truth
+from tests.support.tiny_models import FAMILIES, VOCABULARY
 
 # What the contract allows between float32 implementations that add in different orders.
 TOLERANCE = 1e-4
 # Probabilities over 500 tokens are near 0.002, so an absolute bound alone would let anything pass.
 RELATIVE = 1e-3
 INVARIANCE = 2e-5
-
-LABELS = [5, 77, 401]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory):
-    """Tiny checkpoints by (family, labels), made when first asked for."""
-    made: dict[tuple[str, int | None], tuple[Path, Truth]] = {}
-
-    def get(family: str, labels: int | None = None) -> tuple[Path, Truth]:
-        if (family, labels) not in made:
-            directory = make(family, tmp_path_factory.mktemp(family), labels)
-            made[family, labels] = directory, Truth(directory)
-        return made[family, labels]
-
-    return get
-
-
-def score(scorer: Scorer, calls: Sequence[Tokens], options: ScoreOptions) -> list[np.ndarray]:
-    labels = [] if scorer.facts.is_classifier else LABELS
-    answers, _ = scorer.score([ScoreCall(call.call(), np.array(labels, np.int32), options) for call in calls])
-    assert not any(isinstance(answer, RequestError) for answer in answers)
-    return [answer.scores for answer in answers]
 
 
 def check(found: np.ndarray, truth: np.ndarray, options: ScoreOptions) -> None:
