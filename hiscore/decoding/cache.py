@@ -1,0 +1,234 @@
+"""Every tensor of decoding's key/value cache, stated once: what lies where, in which shape, in how many bytes.
+
+A token's keys and values lie in pages of `page` tokens. The host pool holds all pages of all streams. On the
+device there are a small buffer for the sparse layers (pages of its own, moved in and out), the whole of the dense
+layers (`home`), and the index that a selector reads; the latter two are addressed by the pages of the host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Index = Literal["none", "bounds", "keys", "dsa"]
+
+
+class HostMemoryRefused(Exception):
+    """The host pool cannot be had as pinned memory; the message names its size."""
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Sizes of the cache. Raises ValueError, naming the field, where they do not fit together."""
+
+    layers: int
+    heads: int
+    """Of the cache: KV heads, 1 for a latent."""
+    parts: int
+    """Of a row: 2 for key and value, 1 for a latent."""
+    width: int
+    """Of a part: the head's dimension, or a latent's with its rotary part."""
+    page: int
+    """Tokens in a page."""
+    streams: int
+    max_pages: int
+    """Pages of the longest stream."""
+    host_pages: int
+    device_pages: int
+    lru_pages: int
+    """Pages of a stream's buffer under LRU; what comes after them is the ring."""
+    ring_pages: int
+    """Pages of a stream's buffer that hold its newest tokens."""
+    top_pages: int
+    """Pages that a selector chooses for each stream and head."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers that attend to everything (or to a window), whole on the device."""
+    index: Index = "none"
+    index_width: int = 0
+    """Of an index key, where the checkpoint has an indexer of its own (`dsa`)."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "parts", "width", "page", "streams", "max_pages", "host_pages"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("device_pages", self.device_pages, 1 if self.sparse_layers else 0)
+        _at_least("ring_pages", self.ring_pages, 1)
+        _at_least("top_pages", self.top_pages, self.ring_pages + 1 if self.index == "bounds" else 1)
+        # Then what a step has selected is never among its victims.
+        _at_least("lru_pages", self.lru_pages, self.top_pages)
+        if self.index in ("keys", "dsa") and self.page != 1:
+            raise ValueError(f"page is {self.page}, but the index {self.index!r} selects single tokens")
+        if self.sparse_layers and self.index == "none":
+            raise ValueError("index is 'none', but only dense layers can do without one")
+        for name in ("host_pages", "device_pages"):
+            if getattr(self, name) * self.page > 2**31 - 1:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} of {self.page} tokens: more slots than an int32 names"
+                )
+
+    @property
+    def buffer_pages(self) -> int:
+        """Pages of a stream's buffer, unless all of it takes fewer."""
+        return self.lru_pages + self.ring_pages
+
+    @cached_property
+    def sparse_layers(self) -> tuple[int, ...]:
+        return tuple(layer for layer in range(self.layers) if layer not in self.dense_layers)
+
+    def tensors(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor of `Cache`, under its name."""
+        row = (self.parts, self.heads, self.width)
+        dense, sparse = len(self.dense_layers), len(self.sparse_layers)
+        index = {
+            "none": (0,),
+            "bounds": (sparse, self.host_pages, self.heads, 2, self.width),
+            "keys": (sparse, self.host_pages * self.page, self.heads, self.width),
+            "dsa": (sparse, self.host_pages * self.page, self.index_width),
+        }[self.index]
+        host = (self.layers, self.host_pages, self.heads, self.parts, self.page, self.width)
+        return {
+            "host": (host, dtype),
+            "home": ((dense, self.host_pages * self.page if dense else 0, *row), dtype),
+            "buffer": ((sparse, self.device_pages * self.page, *row), dtype),
+            "index": (index, dtype),
+            "host_table": ((self.streams, self.max_pages), torch.int32),
+            "device_table": ((self.streams, max(self.max_pages, self.buffer_pages)), torch.int32),
+            "direct": ((self.streams,), torch.bool),
+            "full": ((self.streams,), torch.bool),
+            "where": ((sparse, self.host_pages, self.heads), torch.int32),
+            "holds": ((sparse, self.device_pages, self.heads), torch.int32),
+            "used": ((sparse, self.device_pages, self.heads), torch.int32),
+            "hits": ((1,), torch.int64),
+            "misses": ((1,), torch.int64),
+            "mass": ((2,), torch.float64),
+        }
+
+    def bytes(self, dtype: torch.dtype) -> dict[str, int]:
+        """Bytes of each tensor of `Cache`; all but `host` lie on the device."""
+        return {name: prod(shape) * kind.itemsize for name, (shape, kind) in self.tensors(dtype).items()}
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """The rows of a step on the device: int32 [R] each, row by row another stream.
+
+    slots: the stream's slot, -1 for padding; positions: where the row's token stands, 0 for padding. A token sees
+    those up to itself.
+    """
+
+    slots: Tensor
+    positions: Tensor
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """bool [R]: which rows are no padding."""
+        return self.slots >= 0
+
+    @cached_property
+    def streams(self) -> Tensor:
+        """int64 [R]: slots that may index a table, padding's too."""
+        return self.slots.clamp(min=0).long()
+
+
+@dataclass
+class Cache:
+    """The tensors; L, Ls: layers and sparse layers, H: heads, C: parts, P: tokens in a page, D: width."""
+
+    shape: CacheShape
+    host: Tensor
+    """[L, host pages, H, C, P, D], pinned beside a CUDA device: a page of a head is one run of memory."""
+    home: Tensor
+    """[dense layers, host pages * P, C, H, D]: tokens at page * P + offset of the host's pages."""
+    buffer: Tensor
+    """[Ls, device pages * P, C, H, D]: tokens at page * P + offset of the device's pages."""
+    index: Tensor
+    """bounds: least and greatest key of each page, [Ls, host pages, H, 2, D]; keys: [Ls, host pages * P, H, D];
+    dsa: [Ls, host pages * P, index width]."""
+    host_table: Tensor
+    """int32 [streams, max pages]: a stream's page to a page of the host."""
+    device_table: Tensor
+    """int32 [streams, max pages or buffer pages]: a place in a stream's buffer to a page of the device."""
+    direct: Tensor
+    """bool [streams]: the buffer holds the whole stream, place i its page i; nothing is ever moved out."""
+    full: Tensor
+    """bool [streams]: the stream attends to everything in sparse layers too."""
+    where: Tensor
+    """int32 [Ls, host pages, H]: the page of the device that holds this one under LRU, or -1."""
+    holds: Tensor
+    """int32 [Ls, device pages, H]: the page of the host held under LRU, or -1."""
+    used: Tensor
+    """int32 [Ls, device pages, H]: 2 * position + 1 of the step that last found it, 2 * position of the step that
+    loaded it, or -1: the least is the next to go."""
+    hits: Tensor
+    """int64 [1]: pages of heads that were selected and on the device."""
+    misses: Tensor
+    """int64 [1]: those that had to be copied there."""
+    mass: Tensor
+    """float64 [2]: the selectors' estimates of the share of attention that they captured, summed; their number."""
+    sparse: dict[int, int] = field(default_factory=dict)
+    """Where a sparse layer stands in `buffer`, `index`, `where`, `holds` and `used`."""
+    dense: dict[int, int] = field(default_factory=dict)
+    """Where a dense layer stands in `home`."""
+
+    @classmethod
+    def allocate(cls, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> "Cache":
+        """Allocate everything, empty.
+
+        Raises:
+            HostMemoryRefused: on a CUDA device, the host pool cannot be pinned.
+        """
+        sizes = shape.tensors(dtype)
+        host = _host_pool(*sizes.pop("host"), pinned=device.type == "cuda")
+        tensors = {name: torch.zeros(size, dtype=kind, device=device) for name, (size, kind) in sizes.items()}
+        for name in ("where", "holds", "used"):
+            tensors[name].fill_(-1)
+        sparse = {layer: at for at, layer in enumerate(shape.sparse_layers)}
+        dense = {layer: at for at, layer in enumerate(sorted(shape.dense_layers))}
+        return cls(shape, host, **tensors, sparse=sparse, dense=dense)
+
+    def tokens(self, layer: int) -> Tensor:
+        """Where a layer's tokens lie on the device: [slots, C, H, D] of `home` or of `buffer`."""
+        return self.home[self.dense[layer]] if layer in self.dense else self.buffer[self.sparse[layer]]
+
+    def close(self) -> None:
+        """Unpin the host pool; nothing may read or write it any more."""
+        if self.buffer.device.type == "cuda":
+            torch.cuda.cudart().cudaHostUnregister(self.host.data_ptr())
+
+    def reset(self, host_pages: Tensor, device_pages: Tensor) -> None:
+        """Forget what these pages (int64 [n] each) hold under LRU: for their next owner."""
+        self.where[:, host_pages] = -1
+        self.holds[:, device_pages] = -1
+        self.used[:, device_pages] = -1
+
+    def poison(self, host_pages: Tensor, device_pages: Tensor) -> None:
+        """Overwrite freed pages (int64 [n] each) with NaN wherever they lie, so that a stale read shows."""
+        page, nan = self.shape.page, float("nan")
+        self.host[:, host_pages.to(self.host.device)] = nan
+        self.home.unflatten(1, (-1, page))[:, host_pages if len(self.dense) else host_pages[:0]] = nan
+        self.buffer.unflatten(1, (-1, page))[:, device_pages] = nan
+        if self.shape.index == "bounds":
+            self.index[:, host_pages] = nan
+        elif self.shape.index != "none":
+            self.index.unflatten(1, (-1, page))[:, host_pages] = nan
+
+
+def _host_pool(size: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
+    pool = torch.zeros(size, dtype=dtype)
+    if pinned:
+        # torch's own pinned memory comes in powers of two, up to twice what is asked for.
+        bytes_ = pool.numel() * pool.element_size()
+        error = torch.cuda.cudart().cudaHostRegister(pool.data_ptr(), bytes_, 0)
+        if int(error) != 0:
+            raise HostMemoryRefused(
+                f"{bytes_ / 2**30:.2f} GiB of pinned host memory were refused: set HOST_KV_BYTES lower"
+            )
+    return pool
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} is {value}, at least {least} is needed")
