@@ -88,14 +88,16 @@ class CacheShape:
             "keys": (sparse, self.host_pages * self.page, self.heads, self.width),
             "dsa": (sparse, self.host_pages * self.page, self.index_width),
         }[self.index]
+        # One width for both, with room for any place in a buffer, so that no look-up needs to ask.
+        table = (self.streams, max(self.max_pages, self.buffer_pages))
         host = (self.layers, self.host_pages, self.heads, self.parts, self.page, self.width)
         return {
             "host": (host, dtype),
             "home": ((dense, self.host_pages * self.page if dense else 0, *row), dtype),
             "buffer": ((sparse, self.device_pages * self.page, *row), dtype),
             "index": (index, dtype),
-            "host_table": ((self.streams, self.max_pages), torch.int32),
-            "device_table": ((self.streams, max(self.max_pages, self.buffer_pages)), torch.int32),
+            "host_table": (table, torch.int32),
+            "device_table": (table, torch.int32),
             "direct": ((self.streams,), torch.bool),
             "full": ((self.streams,), torch.bool),
             "where": ((sparse, self.host_pages, self.heads), torch.int32),
@@ -148,9 +150,9 @@ class Cache:
     """bounds: least and greatest key of each page, [Ls, host pages, H, 2, D]; keys: [Ls, host pages * P, H, D];
     dsa: [Ls, host pages * P, index width]."""
     host_table: Tensor
-    """int32 [streams, max pages]: a stream's page to a page of the host."""
+    """int32 [streams, T]: a stream's page to a page of the host."""
     device_table: Tensor
-    """int32 [streams, max pages or buffer pages]: a place in a stream's buffer to a page of the device."""
+    """int32 [streams, T]: a place in a stream's buffer to a page of the device."""
     direct: Tensor
     """bool [streams]: the buffer holds the whole stream, place i its page i; nothing is ever moved out."""
     full: Tensor

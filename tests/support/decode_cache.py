@@ -33,7 +33,7 @@ def random_contents(shape: CacheShape, seed: int, streams: int) -> Contents:
 
 
 class KnownCache:
-    """A `Cache` in float64 and what a forward and the backup would do to it.
+    """A `Cache` and what a forward and the backup would do to it.
 
     newest: of how many tokens the backup may be behind. Everything starts as poison and returns to it.
     """
@@ -44,9 +44,11 @@ class KnownCache:
         contents: Contents,
         newest: int,
         selector: Callable[[Cache], Selector] | None = None,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
-        self.shape, self.contents, self._newest = shape, contents, newest
-        self.cache = Cache.allocate(shape, torch.float64, torch.device("cpu"))
+        self.shape, self._newest = shape, newest
+        self.contents: Contents = lambda stream, layer, at: contents(stream, layer, at).to(dtype)
+        self.cache = Cache.allocate(shape, dtype, torch.device("cpu"))
         self.cache.poison(torch.arange(shape.host_pages), torch.arange(shape.device_pages))
         self.selector = selector(self.cache) if selector else None
         self.lengths: dict[int, int] = {}

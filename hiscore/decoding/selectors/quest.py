@@ -30,8 +30,9 @@ class QuestSelector:
         least, greatest = bounds[:, :, 0], bounds[:, :, 1]
         least[pages[offsets == 0]] = float("inf")
         greatest[pages[offsets == 0]] = float("-inf")
-        least.index_reduce_(0, pages, keys, "amin")
-        greatest.index_reduce_(0, pages, keys, "amax")
+        of_keys = pages[:, None, None].expand_as(keys)
+        least.scatter_reduce_(0, of_keys, keys, "amin")
+        greatest.scatter_reduce_(0, of_keys, keys, "amax")
 
     def select(self, layer: int, q: Tensor, rows: DecodeRows) -> Selection:
         cache, shape = self._cache, self._shape
