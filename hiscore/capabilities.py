@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hiscore.model.dsa import families as dsa
+from hiscore.settings import Selector
 from hiscore.validation import CheckpointFacts
 
-# transformers' model_type of the families that the decoder computes.
+MODELS = ("score", "tokenizer", "scorer", "decode")
+# What is loaded where MODELS does not say.
+DEFAULT_MODELS = MODELS[:3]
+# transformers' model_type of the families that the scorer computes; decode knows more.
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 # Frequencies that change with the length of the sequence would change with what shares the batch.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -21,28 +26,58 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The models that a checkpoint can serve, and for every other the reason why not."""
+    """The models that a checkpoint can serve, and for every other the reason why not.
+
+    selectors: those that `decode` has for it, the default first.
+    """
 
     models: tuple[str, ...]
     left_out: dict[str, str]
+    selectors: tuple[Selector, ...] = ()
 
 
 def servable(checkpoint: Path) -> Capabilities:
-    """Sort ``tokenizer``, ``scorer`` and ``score`` into what this checkpoint can serve and what not."""
+    """Sort the models into what this checkpoint can serve and what not."""
     left_out: dict[str, str] = {}
-    if not any((checkpoint / name).is_file() for name in TOKENIZER_FILES):
+    config = json.loads((checkpoint / "config.json").read_text())
+    if not has_tokenizer(checkpoint):
         left_out["tokenizer"] = "the checkpoint has no tokenizer.json"
-    if reason := unsupported(json.loads((checkpoint / "config.json").read_text())):
+    if reason := unsupported(config):
         left_out["scorer"] = reason
     if left_out:
         left_out["score"] = f"it needs the {' and the '.join(left_out)}"
-    every = ("tokenizer", "scorer", "score")
-    return Capabilities(tuple(name for name in every if name not in left_out), left_out)
+    if reason := undecodable(config):
+        left_out["decode"] = reason
+    selectors = _selectors(config.get("model_type"))
+    return Capabilities(tuple(name for name in MODELS if name not in left_out), left_out, selectors)
+
+
+def has_tokenizer(checkpoint: Path) -> bool:
+    """Whether the checkpoint comes with a tokenizer; without one, `decode` takes and gives ids alone."""
+    return any((checkpoint / name).is_file() for name in TOKENIZER_FILES)
+
+
+def undecodable(config: dict[str, Any]) -> str | None:
+    """Why ``decode`` cannot serve a checkpoint with this config.json, or None if it can."""
+    if config.get("model_type") in dsa.FAMILIES:
+        return dsa.unsupported(config)
+    if reason := unsupported(config):
+        return reason
+    if not config["architectures"][0].endswith("ForCausalLM"):
+        return f"architecture '{config['architectures'][0]}' has no head for tokens"
+    return None
+
+
+def _selectors(family: str | None) -> tuple[Selector, ...]:
+    # Only the checkpoint's own indexer reads latents: the other selectors need keys of each head.
+    return ("dsa", "dense") if family in dsa.FAMILIES else ("quest", "exact", "dense")
 
 
 def unsupported(config: dict[str, Any]) -> str | None:
-    """Why the decoder cannot compute a checkpoint with this config.json, or None if it can."""
+    """Why the scorer cannot compute a checkpoint with this config.json, or None if it can."""
     family = config.get("model_type")
+    if family in dsa.FAMILIES:
+        return f"model_type '{family}' attends to a selection of tokens: decode alone serves it"
     if family not in FAMILIES:
         return f"model_type '{family}' is none of {', '.join(FAMILIES)}"
     architecture = (config.get("architectures") or ["none"])[0]
@@ -78,3 +113,13 @@ def read_facts(checkpoint: Path) -> CheckpointFacts:
         context_length=config.max_position_embeddings,
         is_classifier=config.architectures[0].endswith("ForSequenceClassification"),
     )
+
+
+def read_eos_ids(checkpoint: Path) -> frozenset[int]:
+    """The ids that end a text: generation_config.json's, or where it names none config.json's."""
+    for name in ("generation_config.json", "config.json"):
+        path = checkpoint / name
+        ids = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
+    return frozenset()

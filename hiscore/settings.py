@@ -1,20 +1,31 @@
 """Every setting, its default and its bounds: the launcher's from the environment, a model's from its config.
 
 The launcher turns `ServeSettings` into the string parameters of each model's ``config.pbtxt``; the models read
-those back as `TokenizerSettings` and `ScorerSettings`. An unknown or missing parameter is an error.
+those back as `TokenizerSettings`, `ScorerSettings` and `DecodeSettings`. An unknown or missing parameter is an
+error.
 """
 
 import json
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "fp8"]
+Selector = Literal["dense", "exact", "quest", "dsa"]
+Backup = Literal["ring", "deferred", "blocking"]
 
 
 class Limits(BaseModel):
@@ -32,19 +43,21 @@ class Limits(BaseModel):
     )
 
 
-class ModelSettings(Limits):
-    """Parameters that ``tokenizer`` and ``scorer`` share."""
+class ModelSettings(BaseModel):
+    """Parameters of every model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     checkpoint: str
     max_queue: PositiveInt = Field(default=1_024, description="waiting calls before UNAVAILABLE")
     queue_timeout_s: PositiveInt = Field(default=600, description="longest wait; a client may ask for less")
 
 
-class TokenizerSettings(ModelSettings):
+class TokenizerSettings(Limits, ModelSettings):
     """Parameters of the ``tokenizer`` model."""
 
 
-class ScorerSettings(ModelSettings):
+class ScorerSettings(Limits, ModelSettings):
     """Parameters of the ``scorer`` model."""
 
     dtype: Dtype = "auto"
@@ -54,7 +67,55 @@ class ScorerSettings(ModelSettings):
     )
 
 
-class ServeSettings(BaseSettings):
+class CacheSettings(BaseModel):
+    """How ``decode`` keeps keys and values: all of them on the host, a few on the device."""
+
+    # Before the sizes: their checks look at it.
+    selector: str = "dense"
+    sparse_top_k: PositiveInt = Field(default=2_048, description="tokens selected in a step")
+    device_buffer_size: PositiveInt = Field(
+        default=4_096, validate_default=True, description="tokens of a stream kept on the device"
+    )
+    backup: Backup = Field(default="ring", description="when a step's keys and values go to the host")
+    backup_ring: PositiveInt = Field(
+        default=32,
+        validate_default=True,
+        description="newest tokens whose way to the host may not have ended",
+    )
+    host_kv_bytes: NonNegativeInt = Field(default=0, description="0: from the machine's memory")
+    device_kv_bytes: NonNegativeInt = Field(default=0, description="0: from the device's memory")
+    max_streams: NonNegativeInt = Field(default=0, description="streams at once; 0: from the memory")
+
+    @field_validator("device_buffer_size")
+    @classmethod
+    def _holds_what_is_selected(cls, size: int, info: ValidationInfo) -> int:
+        top_k = info.data.get("sparse_top_k", 0)
+        if info.data.get("selector") != "dense" and size < top_k:
+            raise ValueError(f"must be at least SPARSE_TOP_K, which is {top_k}")
+        return size
+
+    @field_validator("backup_ring")
+    @classmethod
+    def _is_always_selected(cls, ring: int, info: ValidationInfo) -> int:
+        top_k = info.data.get("sparse_top_k", ring)
+        if info.data.get("selector") != "dense" and info.data.get("backup") == "ring" and ring > top_k:
+            raise ValueError(
+                f"must be at most SPARSE_TOP_K, which is {top_k}: the newest are always selected"
+            )
+        return ring
+
+
+class DecodeSettings(CacheSettings, ModelSettings):
+    """Parameters of the ``decode`` model."""
+
+    dtype: Dtype = "auto"
+    selector: Selector
+    max_text_bytes: PositiveInt = Field(
+        default=Limits.model_fields["max_text_bytes"].default, description="bytes of text of one prompt"
+    )
+
+
+class ServeSettings(CacheSettings, BaseSettings):
     """What ``make serve`` reads from its environment; a port of 0 takes a free one."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, env_ignore_empty=True)
@@ -71,6 +132,9 @@ class ServeSettings(BaseSettings):
     metrics_port: int = Field(default=8002, ge=0, le=65535)
     max_batch_tokens: PositiveInt = ScorerSettings.model_fields["max_batch_tokens"].default
     query_cache_bytes: NonNegativeInt = ScorerSettings.model_fields["query_cache_bytes"].default
+    selector: Literal["auto", "dense", "exact", "quest", "dsa"] = Field(
+        default="auto", description="auto: dsa where the checkpoint has an indexer, else quest"
+    )
     max_batch_calls: PositiveInt = Field(default=64, description="calls that Triton hands over at once")
     max_queue: PositiveInt = ModelSettings.model_fields["max_queue"].default
     queue_timeout_s: PositiveInt = ModelSettings.model_fields["queue_timeout_s"].default

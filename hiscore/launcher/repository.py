@@ -4,13 +4,20 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from hiscore.capabilities import Capabilities
+from hiscore.capabilities import DEFAULT_MODELS, MODELS, Capabilities
 from hiscore.launcher.errors import LaunchError
-from hiscore.settings import Limits, ScorerSettings, ServeSettings, TokenizerSettings
+from hiscore.settings import (
+    CacheSettings,
+    DecodeSettings,
+    Limits,
+    ScorerSettings,
+    Selector,
+    ServeSettings,
+    TokenizerSettings,
+)
 
-KNOWN_MODELS = ("score", "tokenizer", "scorer")
 CONFIG = "config.pbtxt"
 
 Values = Mapping[str, object]
@@ -61,12 +68,22 @@ def write_repository(source: Path, target: Path, values: Mapping[str, Values]) -
 
 
 def model_values(
-    settings: ServeSettings, checkpoint: Path, device: Literal["cpu", "cuda"], models: tuple[str, ...]
+    settings: ServeSettings,
+    checkpoint: Path,
+    device: Literal["cpu", "cuda"],
+    models: tuple[str, ...],
+    selectors: tuple[Selector, ...],
 ) -> dict[str, Values]:
-    """What fills each model's template: its own settings, and how Triton queues and batches for it."""
+    """What fills each model's template: its own settings, and how Triton queues and batches for it.
+
+    selectors: those that the checkpoint has, the default first.
+
+    Raises:
+        LaunchError: SELECTOR is none of them, and `decode` is to be loaded.
+    """
     limits = settings.model_dump(include=set(Limits.model_fields))
     batching = {"max_batch_calls": settings.max_batch_calls}
-    queue = {"max_queue": settings.max_queue, "queue_timeout_s": settings.queue_timeout_s}
+    queue: dict[str, Any] = {"max_queue": settings.max_queue, "queue_timeout_s": settings.queue_timeout_s}
     tokenizer = TokenizerSettings(checkpoint=str(checkpoint), **queue, **limits)
     scorer = ScorerSettings(
         checkpoint=str(checkpoint),
@@ -77,26 +94,38 @@ def model_values(
         **limits,
     )
     kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
+    if "decode" in models and settings.selector not in ("auto", *selectors):
+        raise LaunchError(f"SELECTOR is '{settings.selector}': this checkpoint has {', '.join(selectors)}")
+    cache: dict[str, Any] = settings.model_dump(include=set(CacheSettings.model_fields) - {"selector"})
+    decode = DecodeSettings(
+        checkpoint=str(checkpoint),
+        dtype=settings.dtype,
+        selector=selectors[0] if settings.selector == "auto" else settings.selector,
+        max_text_bytes=settings.max_text_bytes,
+        **queue,
+        **cache,
+    )
     every: dict[str, Values] = {
         "score": batching,
         "tokenizer": tokenizer.model_dump() | batching,
         "scorer": scorer.model_dump() | batching | {"instance_kind": kind},
+        "decode": decode.model_dump() | {"instance_kind": kind},
     }
     return {model: every[model] for model in models}
 
 
 def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Which models to load of those requested (comma-separated; empty: all), and why others are left out.
+    """Which models to load of those requested (comma-separated; empty: by default), and why others are left out.
 
     Raises:
         LaunchError: an unknown name, an ensemble without its steps, or nothing is left.
     """
     names = (
-        tuple(dict.fromkeys(filter(None, (name.strip() for name in requested.split(","))))) or KNOWN_MODELS
+        tuple(dict.fromkeys(filter(None, (name.strip() for name in requested.split(","))))) or DEFAULT_MODELS
     )
-    unknown = sorted(set(names) - set(KNOWN_MODELS))
+    unknown = sorted(set(names) - set(MODELS))
     if unknown:
-        raise LaunchError(f"MODELS names '{unknown[0]}': known are {', '.join(KNOWN_MODELS)}")
+        raise LaunchError(f"MODELS names '{unknown[0]}': known are {', '.join(MODELS)}")
     missing = [name for name in ("tokenizer", "scorer") if name not in names]
     if "score" in names and missing:
         raise LaunchError(f"MODELS names score, which needs {' and '.join(missing)}: name all three")

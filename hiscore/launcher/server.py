@@ -101,7 +101,8 @@ class Server:
         """
         settings = self.settings
         directory = checkpoint.resolve(settings.model)
-        self.models, self.left_out = select(settings.models, servable(directory))
+        capabilities = servable(directory)
+        self.models, self.left_out = select(settings.models, capabilities)
         for model, reason in self.left_out.items():
             log.warning("model %s is left out: %s", model, reason)
         device, reason = choose_device(settings.device)
@@ -111,7 +112,7 @@ class Server:
         preflight.check_all(distribution, instances * settings.shm_bytes)
         self._workspace = Workspace()
         try:
-            values = model_values(settings, directory, device, self.models)
+            values = model_values(settings, directory, device, self.models, capabilities.selectors)
             write_repository(settings.model_repository, self._workspace.path / "models", values)
             distribution.link_backends(self._workspace.path / "backends")
             self._launch(distribution, self._workspace, gpu=device == "cuda")

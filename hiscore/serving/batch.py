@@ -53,16 +53,21 @@ def serve(
     return None
 
 
-def send(sender: Any, answer: Answer) -> None:
-    """Send a request's one response; one that cannot be sent, for want of shared memory say, becomes an error."""
+def send(sender: Any, answer: Answer, last: bool = True) -> bool:
+    """Send a response, of a stream perhaps one of many; returns whether it went out as it is.
+
+    One that cannot be sent, for want of shared memory say, becomes an error and the last.
+    """
     final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
     try:
-        sender.send(_response(answer), flags=final)
+        sender.send(_response(answer), flags=final if last else 0)
+        return True
     except Exception as error:
         try:
             sender.send(_response(visible(error)), flags=final)
         except Exception:
             log.exception("a response could not be sent")
+        return False
 
 
 def _response(answer: Answer) -> Any:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from hiscore.capabilities import servable, unsupported
+from hiscore.capabilities import read_eos_ids, servable, undecodable, unsupported
 
+DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}
 LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
 
 
@@ -41,10 +42,51 @@ def test_what_cannot_be_computed_is_named(changes: dict[str, Any], says: str) ->
 def test_models_that_cannot_be_served_are_left_out_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     capabilities = servable(tmp_path)
-    assert capabilities.models == ("scorer",)
+    assert capabilities.models == ("scorer", "decode")
     assert "tokenizer.json" in capabilities.left_out["tokenizer"]
     assert capabilities.left_out["score"] == "it needs the tokenizer"
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert set(servable(tmp_path).models) == {"tokenizer", "scorer", "score"}
+    assert set(servable(tmp_path).models) == {"tokenizer", "scorer", "score", "decode"}
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": "mamba"}))
     assert servable(tmp_path).models == ("tokenizer",)
+
+
+def test_a_family_with_an_indexer_is_for_decode_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    capabilities = servable(tmp_path)
+    assert capabilities.models == ("tokenizer", "decode")
+    assert "decode alone serves it" in capabilities.left_out["scorer"]
+    assert capabilities.left_out["score"] == "it needs the scorer"
+    assert capabilities.selectors == ("dsa", "dense")
+    assert "quantised" in str(undecodable(DEEPSEEK | {"quantization_config": {"quant_method": "fp8"}}))
+
+
+def test_decode_needs_a_head_for_tokens_of_a_family_it_knows(tmp_path: Path) -> None:
+    assert undecodable(LLAMA) is None
+    classifier = LLAMA | {"architectures": ["LlamaForSequenceClassification"]}
+    assert unsupported(classifier) is None
+    assert undecodable(classifier) == "architecture 'LlamaForSequenceClassification' has no head for tokens"
+    assert "model_type 'mamba'" in str(undecodable(LLAMA | {"model_type": "mamba"}))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert servable(tmp_path).selectors[0] == "quest"
+    assert "dsa" not in servable(tmp_path).selectors
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        ({"eos_token_id": [5, 6]}, {"eos_token_id": 2}, {5, 6}),
+        ({"eos_token_id": 0}, {"eos_token_id": 2}, {0}),
+        ({}, {"eos_token_id": 2}, {2}),
+        (None, {"eos_token_id": [3]}, {3}),
+        (None, {}, set()),
+    ],
+)
+def test_what_ends_a_text_is_read_where_generation_is_configured(
+    tmp_path: Path, generation: dict[str, Any] | None, config: dict[str, Any], ids: set[int]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert read_eos_ids(tmp_path) == ids

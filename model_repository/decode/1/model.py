@@ -1,0 +1,91 @@
+"""The ``decode`` model: a prompt to a stream of tokens and text. The logic is in `hiscore.decoding`."""
+
+import gc
+import logging
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hiscore.capabilities import has_tokenizer, read_eos_ids, read_facts
+from hiscore.decoding.detokenizer import TextDecoder
+from hiscore.decoding.engine import DecodeCall, DecodeEngine
+from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed, descriptions
+from hiscore.decoding.options import parse_decode_options
+from hiscore.decoding.request import PromptReader
+from hiscore.decoding.worker import make_worker
+from hiscore.errors import visible
+from hiscore.scorer import is_device_lost
+from hiscore.serving.batch import send, strings, tensor
+from hiscore.serving.metrics import Counters, Gauges
+from hiscore.serving.stream import StreamSender
+from hiscore.settings import DecodeSettings, from_model_config
+from hiscore.tokenization import load_tokenizer
+
+log = logging.getLogger("hiscore.decode.model")
+
+
+class TritonPythonModel:
+    """`execute` only checks calls and puts them into the engine's queue; two threads do the rest."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        logging.basicConfig(level=logging.INFO, format="hiscore %(levelname)s %(name)s: %(message)s")
+        settings = from_model_config(DecodeSettings, args["model_config"])
+        checkpoint = Path(settings.checkpoint)
+        on_cpu = args["model_instance_kind"] == "CPU"
+        tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
+        self.prompts = PromptReader(read_facts(checkpoint), tokenizer, settings.max_text_bytes)
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        self.counters = Counters(descriptions(COUNTERS), labels)
+        self.gauges = Gauges(descriptions(GAUGES), labels)
+        feed = MetricsFeed(self.counters.add, self.gauges.set)
+        worker = make_worker(settings, "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}")
+        self.sender = StreamSender(
+            send,
+            abandoned=lambda reply_to: reply_to.is_cancelled(),
+            cancel=lambda reply_to: self.engine.cancel(reply_to),
+            count=lambda: feed.update(self.engine.stats()),
+        )
+        self.engine = DecodeEngine(
+            worker,
+            TextDecoder(tokenizer.backend).stream if tokenizer else None,
+            read_eos_ids(checkpoint),
+            settings.max_queue,
+            emit=self.sender.put,
+            failed=end_if_device_is_lost,
+        )
+        # What is loaded stays: the collector need not walk it again and again while streams run.
+        gc.collect()
+        gc.freeze()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            reply_to = request.get_response_sender()
+            self.sender.open(reply_to)
+            try:
+                self.engine.submit(self.read(request), reply_to)
+            except Exception as error:
+                self.sender.put(reply_to, visible(error))
+
+    def finalize(self) -> None:
+        self.engine.close()
+        self.sender.close()
+        gc.unfreeze()  # or libraries report at exit as leaked what was only set aside
+
+    def read(self, request: Any) -> DecodeCall:
+        options = parse_decode_options(request.parameters())
+        ids, texts = tensor(request, "input_ids"), tensor(request, "text_input")
+        text = None if texts is None else strings(texts, "text_input")[0]
+        prompt = self.prompts.read(None if ids is None else ids.astype(np.int32), text, options)
+        asked_us = request.timeout()
+        return DecodeCall(prompt, options, time.monotonic() + asked_us / 1e6 if asked_us else math.inf)
+
+
+def end_if_device_is_lost(error: Exception) -> None:
+    """Every later step on a lost device would fail as well: whoever watches the server starts a new one."""
+    if is_device_lost(error):
+        log.critical("the device is lost: this process ends")
+        os._exit(1)
