@@ -12,11 +12,11 @@ PACKAGES = ("torch", "triton", "transformers", "tritonclient", "grpcio", "numpy"
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def facts(gpu: str | None, driver: str | None, triton: str, commit: str | None) -> dict[str, object]:
+def facts(gpu: str | None, driver: str | None, triton: str | None, commit: str | None) -> dict[str, object]:
     """Hardware, versions, commit, command and time; commit: where the checkout has no history to ask."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m perf.serving", *sys.argv[1:]]),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
         "commit": commit or _commit(),
         "gpu": gpu,
         "driver": driver,

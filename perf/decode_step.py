@@ -1,0 +1,80 @@
+"""One decode step after each prefill: what an engine built to generate does before it notices that it need not."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.layout import IntArray
+from hiscore.model.head import Head
+from hiscore.packing import NOT_KEPT, Forward, Group
+from hiscore.runner import Runner
+
+NO_ROWS = slice(0, 0)
+
+
+class StepAfter:
+    """`Runner` that runs each forward with all keys and values kept, and then one over one token for each item.
+
+    With a head, the host waits for each item's most probable token of the vocabulary and feeds it to the step.
+    Without, the step is launched right behind and reads the item's last token anew: the least that a step can
+    cost, as if sampling cost nothing and its token never came to the host. What the step gives is thrown away.
+    """
+
+    def __init__(self, runner: Runner, head: Head | None) -> None:
+        self._runner, self._head = runner, head
+        self.pool = runner.pool
+        self.stepped: Tensor | None = None
+        """Final hidden states of the last step, [R, hidden_size]."""
+
+    def run(self, forwards: Sequence[Forward]) -> Tensor:
+        """As `Runner.run`. Slots of the pool are used from 0 on, so forwards may use none themselves."""
+        return torch.cat([self._run(keeping_all(forward, self.pool.shape[1])) for forward in forwards])
+
+    def _run(self, forward: Forward) -> Tensor:
+        last = forward.input_ids[forward.scored_rows]
+        if self._head is None:
+            both = self._runner.run([forward, decode_step(forward, last)])
+            self.stepped = both[len(last) :]
+            return both[: len(last)]
+        hidden = self._runner.run([forward])
+        best = self._head._product(hidden).argmax(dim=-1).cpu().numpy().astype(np.int32)
+        self.stepped = self._runner.run([decode_step(forward, best)])
+        return hidden
+
+
+def keeping_all(forward: Forward, slots: int) -> Forward:
+    """The forward with row r's keys and values kept in slot r.
+
+    Raises:
+        ValueError: it uses the pool for itself, or the pool has too few slots.
+    """
+    rows = len(forward.input_ids)
+    if (forward.write_slots != NOT_KEPT).any() or any(len(group.context_slots) for group in forward.groups):
+        raise ValueError("the forward uses the pool: it was cut, or queries are cached")
+    if rows > slots:
+        raise ValueError(f"{rows} rows are to be kept, the pool has {slots} slots")
+    return replace(forward, write_slots=np.arange(rows))
+
+
+def decode_step(forward: Forward, tokens: IntArray) -> Forward:
+    """A forward over one more token (int32 [R]) for each item that `forward`, kept by `keeping_all`, has read."""
+    groups = []
+    firsts = np.array([group.first_row for group in forward.groups])
+    for index, row in enumerate(forward.scored_rows):
+        group = forward.groups[int(np.searchsorted(firsts, row, side="right")) - 1]
+        begin = forward.cu_seqlens[np.searchsorted(forward.cu_seqlens, row, side="right") - 1]
+        seen = np.r_[group.context_rows, begin : row + 1].astype(np.int64)
+        groups.append(Group(index, index + 1, seen, NO_ROWS))
+    rows = np.arange(len(tokens))
+    return Forward(
+        input_ids=tokens,
+        positions=forward.positions[forward.scored_rows] + np.int32(1),
+        cu_seqlens=np.arange(len(tokens) + 1, dtype=np.int32),
+        groups=tuple(groups),
+        write_slots=np.full(len(tokens), NOT_KEPT, np.int64),
+        scored_rows=rows,
+        answers=forward.answers,
+    )
