@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from hiscore.model.dsa import cache as cache_module
-from hiscore.model.dsa import indexer
-from hiscore.model.dsa.cache import Segment, StagedLatents
+from hiscore.model.dsa import indexer, mla
+from hiscore.model.dsa.cache import MAX_ELEMENTS, Segment, StagedLatents
 from hiscore.model.dsa.decoder import DsaDecoder
 from tests.support import tiny_dsa
 
@@ -63,17 +62,19 @@ def run(
     return list(logits.split([end - start for *_, start, end in parts]))
 
 
-def staged_for(decoder: DsaDecoder) -> StagedLatents:
-    staged = StagedLatents(decoder.architecture, SLOTS, CPU, decoder.dtype)
+def staged_for(decoder: DsaDecoder, max_elements: int = MAX_ELEMENTS) -> StagedLatents:
+    staged = StagedLatents(decoder.architecture, SLOTS, CPU, decoder.dtype, max_elements=max_elements)
     # What was never written must never be read.
     staged.pool.fill_(float("nan"))
     staged.index_keys.fill_(float("nan"))
     return staged
 
 
-def in_chunks(decoder: DsaDecoder, sequences: list[Tensor], chunk: int) -> list[Tensor]:
+def in_chunks(
+    decoder: DsaDecoder, sequences: list[Tensor], chunk: int, max_elements: int = MAX_ELEMENTS
+) -> list[Tensor]:
     """All sequences at once, so many tokens of each in a forward; the logits of every token."""
-    staged, slots = staged_for(decoder), slots_of(sequences)
+    staged, slots = staged_for(decoder, max_elements), slots_of(sequences)
     found: list[list[Tensor]] = [[] for _ in sequences]
     for start in range(0, max(map(len, sequences)), chunk):
         alive = [index for index, ids in enumerate(sequences) if len(ids) > start]
@@ -197,8 +198,6 @@ def test_norms_inside_attention_have_their_own_epsilon(
     checkpoint: Any, truth: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Control: the config's epsilon there is outside the bound, if not far."""
-    from hiscore.model.dsa import mla
-
     monkeypatch.setattr(mla, "LATENT_EPS", tiny_dsa.SIZES["rms_norm_eps"])
     decoder = DsaDecoder(checkpoint("glm"), CPU, torch.float64)
     expected = one_shot(truth("glm", torch.float64), prompts())
@@ -221,15 +220,14 @@ def test_a_shared_layer_uses_the_last_selection_before_it(checkpoint: Any, truth
     assert largest_error([found], [expected]) > 10 * SINGLE
 
 
-def test_temporaries_are_bounded_and_change_nothing(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporaries_are_bounded_and_change_nothing(checkpoint: Any) -> None:
     decoder = DsaDecoder(checkpoint("glm-shared"), CPU, torch.float64)
     whole = in_chunks(decoder, prompts(), 64)
-    monkeypatch.setattr(cache_module, "MAX_ELEMENTS", 2_000)
-    staged = staged_for(decoder)
+    staged = staged_for(decoder, max_elements=2_000)
     staged.plan([Segment(torch.arange(45), 45)])
     assert len(staged._pieces) > 5
     # Products over fewer rows add in another order.
-    assert largest_error(in_chunks(decoder, prompts(), 64), whole) < 1e-12
+    assert largest_error(in_chunks(decoder, prompts(), 64, max_elements=2_000), whole) < 1e-12
 
 
 def test_bfloat16_follows_float32(checkpoint: Any) -> None:

@@ -56,18 +56,18 @@ def test_what_lies_beyond_a_row_is_never_selected(rubbish: float) -> None:
     assert selected(scores, [2, 3], 4) == [[0, 1], [0, 1, 2]]
 
 
-def test_scores_are_the_weighted_sum_of_raised_products() -> None:
+def test_scores_are_the_gated_sum_of_raised_products() -> None:
     torch.manual_seed(0)
-    q, weights, keys = torch.randn(3, 4, 8), torch.randn(3, 4), torch.randn(11, 8)
+    q, gates, keys = torch.randn(3, 4, 8), torch.randn(3, 4), torch.randn(11, 8)
     expected = torch.zeros(3, 11)
     for row in range(3):
         for key in range(11):
             for head in range(4):
-                product = float(q[row, head] @ keys[key]) / 8**0.5
-                expected[row, key] += weights[row, head] * max(product, 0.0)
-    found = index_scores(IndexQuery(q, weights), keys)
+                product = float(q[row, head] @ keys[key])
+                expected[row, key] += gates[row, head] * max(product, 0.0)
+    found = index_scores(IndexQuery(q, gates), keys)
     assert found.dtype == torch.float32
-    # float32 sums of 32 terms near 1, added in another order.
+    # float32 sums of 32 terms of a few units, added in another order.
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
@@ -77,6 +77,6 @@ def test_keys_of_each_row_score_as_shared_keys_do() -> None:
     keys = torch.randn(3, 11, 8)
     found = index_scores(query, keys)
     for row in range(3):
-        alone = IndexQuery(query.q[row : row + 1], query.weights[row : row + 1])
+        alone = IndexQuery(query.q[row : row + 1], query.gates[row : row + 1])
         # As above.
         torch.testing.assert_close(found[row], index_scores(alone, keys[row])[0], atol=1e-5, rtol=0)

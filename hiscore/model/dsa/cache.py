@@ -15,8 +15,8 @@ from hiscore.model.dsa.architecture import DsaArchitecture
 from hiscore.model.dsa.indexer import IndexQuery, index_scores, select_positions
 from hiscore.model.dsa.mla import attend_latents
 
-# Elements of one temporary: 64 MiB of float32.
 MAX_ELEMENTS = 2**24
+"""Elements of one temporary, unless given: 64 MiB of float32, which suits a CPU."""
 
 
 class LatentCache(Protocol):
@@ -66,9 +66,10 @@ class StagedLatents:
         device: torch.device,
         dtype: torch.dtype,
         top_k: int | None = None,
+        max_elements: int = MAX_ELEMENTS,
     ) -> None:
         """top_k: tokens selected for a row, the checkpoint's own number unless given."""
-        self._a, self._device = a, device
+        self._a, self._device, self._max_elements = a, device, max_elements
         self._top_k = a.indexer.top_k if top_k is None else top_k
         self.pool = torch.empty((a.layers, slots, 1, 1, a.row_dim), dtype=dtype, device=device)
         """[layers, slots, 1, 1, row_dim]"""
@@ -95,7 +96,7 @@ class StagedLatents:
     def _cut(self, segment: Segment, first: int) -> None:
         a, length = self._a, len(segment.slots)
         widest = max(a.heads * length, a.indexer.heads * length, min(self._top_k, length) * a.row_dim)
-        step = max(1, MAX_ELEMENTS // widest)
+        step = max(1, self._max_elements // widest)
         for begin in range(0, segment.rows, step):
             end = min(begin + step, segment.rows)
             before = length - segment.rows
@@ -134,6 +135,6 @@ class StagedLatents:
         """Positions int32 [rows, top_k], or None where every row sees all its tokens."""
         if not piece.select:
             return None
-        query = IndexQuery(index.q[piece.rows], index.weights[piece.rows])
+        query = IndexQuery(index.q[piece.rows], index.gates[piece.rows])
         positions, _ = select_positions(index_scores(query, keys[piece.slots]), piece.lengths, self._top_k)
         return positions

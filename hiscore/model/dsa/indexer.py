@@ -1,6 +1,6 @@
 """The lightning indexer: which earlier tokens a layer attends to.
 
-A token's score is the sum over the index heads of a weight times relu(q k); scores are float32 as in transformers,
+A token's score is the sum over the index heads of a gate times relu(q k); scores are float32 as in transformers,
 without the Hadamard transform and the fp8 of DeepSeek's own kernels.
 """
 
@@ -16,10 +16,10 @@ from hiscore.model.dsa.weights import IndexerWeights
 
 @dataclass(frozen=True)
 class IndexQuery:
-    """What the new rows ask: q [T, heads, head_dim] in the model's dtype, weights float32 [T, heads]."""
+    """What new rows ask: q [T, heads, head_dim] in the keys' dtype; gates float32 [T, heads], with all scales."""
 
     q: Tensor
-    weights: Tensor
+    gates: Tensor
 
 
 def index_query(
@@ -29,8 +29,8 @@ def index_query(
     q = _rotated(
         w.query(q_low).unflatten(1, (a.heads, a.head_dim)), cos[:, None], sin[:, None], a.interleaved
     )
-    weights = torch.nn.functional.linear(h.to(w.head_weights.dtype), w.head_weights).float()
-    return IndexQuery(q, weights * a.heads**-0.5)
+    gates = torch.nn.functional.linear(h.to(w.head_weights.dtype), w.head_weights).float()
+    return IndexQuery(q, gates * (a.heads * a.head_dim) ** -0.5)
 
 
 def index_key(w: IndexerWeights, a: Indexer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -41,9 +41,8 @@ def index_key(w: IndexerWeights, a: Indexer, h: Tensor, cos: Tensor, sin: Tensor
 
 def index_scores(query: IndexQuery, keys: Tensor) -> Tensor:
     """float32 [T, N]; keys: [N, head_dim] where the rows share them, [T, N, head_dim] where each has its own."""
-    dots = query.q.float() @ keys.float().transpose(-1, -2)
-    raised = torch.relu(dots * keys.shape[-1] ** -0.5)
-    return (query.weights[:, None] @ raised).squeeze(1)
+    raised = torch.relu(query.q.float() @ keys.float().transpose(-1, -2))
+    return (query.gates[:, None] @ raised).squeeze(1)
 
 
 def select_positions(scores: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor]:
