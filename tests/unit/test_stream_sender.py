@@ -1,0 +1,236 @@
+"""The sender thread: order, joining, exactly one last response, callers that go, and calls that raise."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hiscore.decoding.engine import Output
+from hiscore.errors import RequestError
+from hiscore.serving import stream as sender_module
+from hiscore.serving.stream import StreamSender, joined
+
+PATIENCE_S = 10.0
+
+
+def eventually(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.002)
+
+
+@dataclass(eq=False)
+class Caller:
+    """What one caller was sent: (ids, text, reason) or an error, each with the flag of the last."""
+
+    responses: list[tuple[Any, bool]] = field(default_factory=list)
+    gone: bool = False
+    cancelled: int = 0
+    broken: bool = False
+
+
+class Edge:
+    """Stands where Triton is; while `gate` is shut, a send waits, as it does on a busy server."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.sending = threading.Event()
+        self.counts = 0
+        self.asked: list[Caller] = []
+        self.sender = StreamSender(self.send, self.abandoned, self.cancel, self.count)
+
+    def send(self, caller: Caller, answer: Any, last: bool) -> bool:
+        self.sending.set()
+        assert self.gate.wait(PATIENCE_S)
+        assert not any(ended for _, ended in caller.responses), "a response after the last"
+        if caller.broken:
+            caller.responses.append(("broken", True))
+            return False
+        if isinstance(answer, dict):
+            text, reason = (answer[name][0].decode() for name in ("text_output", "finish_reason"))
+            answer = (answer["output_ids"].tolist(), text, reason)
+        caller.responses.append((answer, last))
+        return True
+
+    def abandoned(self, caller: Caller) -> bool:
+        self.asked.append(caller)
+        return caller.gone
+
+    def cancel(self, caller: Caller) -> None:
+        caller.cancelled += 1
+
+    def count(self) -> None:
+        self.counts += 1
+
+    def hold(self) -> Caller:
+        """Keep the thread in the middle of another stream's send, so that what is put now gathers."""
+        other = Caller()
+        self.gate.clear()
+        self.sending.clear()
+        self.sender.open(other)
+        self.sender.put(other, Output([0], "", "stop"))
+        assert self.sending.wait(PATIENCE_S)
+        return other
+
+
+@pytest.fixture
+def edge() -> Iterator[Edge]:
+    edge = Edge()
+    yield edge
+    edge.gate.set()
+    edge.sender.close()
+
+
+def test_pieces_arrive_in_order_and_the_last_is_marked(edge: Edge) -> None:
+    caller = Caller()
+    edge.sender.open(caller)
+    for place in range(3):
+        edge.sender.put(caller, Output([place], f"{place} ", ""))
+        eventually(lambda: len(caller.responses) > place)  # noqa: B023
+    edge.sender.put(caller, Output([3], "é", "length"))
+    eventually(lambda: len(caller.responses) == 4)
+    assert caller.responses == [
+        (([0], "0 ", ""), False),
+        (([1], "1 ", ""), False),
+        (([2], "2 ", ""), False),
+        (([3], "é", "length"), True),
+    ]
+
+
+def test_what_gathers_goes_out_as_one_response_of_each_stream(edge: Edge) -> None:
+    edge.hold()
+    callers = [Caller(), Caller()]
+    for caller in callers:
+        edge.sender.open(caller)
+    for place in range(5):
+        for caller in callers:
+            edge.sender.put(caller, Output([place], str(place), "stop" if place == 4 else ""))
+    edge.gate.set()
+    eventually(lambda: callers[1].responses)
+    assert [caller.responses for caller in callers] == [[(([0, 1, 2, 3, 4], "01234", "stop"), True)]] * 2
+
+
+def test_an_error_ends_a_stream_after_what_came_before_it(edge: Edge) -> None:
+    edge.hold()
+    caller, refused = Caller(), Caller()
+    error = RequestError("no")
+    edge.sender.open(caller)
+    edge.sender.put(caller, Output([1], "a", ""))
+    edge.sender.put(caller, error)
+    edge.sender.put(caller, Output([2], "too late", "stop"))
+    edge.sender.open(refused)
+    edge.sender.put(refused, error)
+    edge.gate.set()
+    eventually(lambda: refused.responses)
+    assert caller.responses == [(([1], "a", ""), False), (error, True)]
+    assert refused.responses == [(error, True)]
+
+
+def test_nothing_follows_the_last_piece(edge: Edge) -> None:
+    edge.hold()
+    caller = Caller()
+    edge.sender.open(caller)
+    edge.sender.put(caller, Output([1], "a", "stop"))
+    edge.sender.put(caller, Output([2], "b", "length"))
+    edge.sender.put(caller, RequestError("no"))
+    edge.gate.set()
+    eventually(lambda: caller.responses)
+    edge.sender.put(caller, Output([3], "c", "stop"))
+    other = edge.hold()
+    edge.gate.set()
+    eventually(lambda: other.responses)
+    assert caller.responses == [(([1], "a", "stop"), True)]
+
+
+def test_a_caller_that_has_gone_is_cancelled_once_and_still_gets_its_last_response(edge: Edge) -> None:
+    stays, goes = Caller(), Caller()
+    edge.sender.open(stays)
+    edge.sender.open(goes)
+    eventually(lambda: {id(stays), id(goes)} <= set(map(id, edge.asked)))
+    assert goes.cancelled == 0
+    goes.gone = True
+    eventually(lambda: goes.cancelled)
+    asked = edge.asked.count(goes)
+    eventually(lambda: edge.asked.count(stays) > asked + 3)
+    assert edge.asked.count(goes) == asked
+    edge.sender.put(goes, Output([], "", "cancelled"))
+    eventually(lambda: goes.responses)
+    assert (goes.cancelled, stays.cancelled) == (1, 0)
+    assert goes.responses == [(([], "", "cancelled"), True)]
+
+
+def test_every_one_of_many_callers_is_asked(edge: Edge) -> None:
+    callers = [Caller() for _ in range(3 * sender_module.MOST_ASKED)]
+    for caller in callers:
+        edge.sender.open(caller)
+    eventually(lambda: set(map(id, callers)) <= set(map(id, edge.asked)))
+    first_round = edge.asked[: len(callers)]
+    assert len({id(caller) for caller in first_round}) == len(callers)
+
+
+def test_a_stream_that_cannot_be_sent_to_is_cancelled_and_dropped(edge: Edge) -> None:
+    caller = Caller(broken=True)
+    edge.sender.open(caller)
+    edge.sender.put(caller, Output([1], "a", ""))
+    eventually(lambda: caller.cancelled)
+    edge.sender.put(caller, Output([2], "b", ""))
+    edge.sender.put(caller, Output([], "", "cancelled"))
+    other = edge.hold()
+    edge.gate.set()
+    eventually(lambda: other.responses)
+    assert caller.responses == [("broken", True)]
+    assert caller.cancelled == 1
+
+
+def test_one_streams_trouble_does_not_end_the_thread(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caller = Caller()
+    edge.sender.open(caller)
+    monkeypatch.setattr(edge.sender, "_abandoned", lambda caller: 1 / 0)
+    eventually(lambda: "ZeroDivisionError" in caplog.text)
+    edge.sender.put(caller, Output([1], "a", "stop"))
+    eventually(lambda: caller.responses)
+
+
+def test_counting_goes_on_after_the_last_stream_and_then_rests(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "COUNT_S", 0.2)
+    time.sleep(0.3)
+    assert edge.counts == 0
+    caller = Caller()
+    edge.sender.open(caller)
+    edge.sender.put(caller, Output([1], "a", "stop"))
+    eventually(lambda: caller.responses)
+    at_end = edge.counts
+    eventually(lambda: edge.counts > at_end)
+    eventually(lambda: edge.sender._counted)
+    counts = edge.counts
+    time.sleep(0.5)
+    assert edge.counts == counts
+
+
+def test_closing_sends_what_was_put(edge: Edge) -> None:
+    edge.hold()
+    caller = Caller()
+    edge.sender.open(caller)
+    edge.sender.put(caller, Output([1], "a", ""))
+    edge.gate.set()
+    edge.sender.close()
+    assert caller.responses == [(([1], "a", ""), False)]
+
+
+def test_joined_has_the_contracts_types() -> None:
+    outputs = joined([Output([7], "ä", ""), Output([], "b", ""), Output([2**31 - 1], "", "stop")])
+    assert outputs["output_ids"].dtype == np.int32
+    assert outputs["output_ids"].tolist() == [7, 2**31 - 1]
+    assert outputs["text_output"].tolist() == ["äb".encode()]
+    assert outputs["finish_reason"].tolist() == [b"stop"]
+    assert joined([Output([], "", "cancelled")])["output_ids"].shape == (0,)
