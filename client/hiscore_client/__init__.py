@@ -1,4 +1,4 @@
-"""Client of hiscore: a query and many items in, for each item the probabilities of label tokens out."""
+"""Client of hiscore: scores items by the probabilities of label tokens, and generates text as a stream."""
 
 import logging
 
@@ -14,12 +14,14 @@ from hiscore_client.errors import (
     ServerFault,
     ServerUnreachable,
 )
+from hiscore_client.generation import Chunk
 from hiscore_client.results import ScoreResult, Usage
 from hiscore_client.retry import RetryPolicy
 
 __all__ = [
     "AsyncScoreClient",
     "Cancelled",
+    "Chunk",
     "ChunkLimits",
     "DeadlineExceeded",
     "HiscoreError",

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,10 +13,12 @@ from hiscore_client.call import Call, Options
 from hiscore_client.chunks import ChunkLimits
 from hiscore_client.core import TokenIds, channel_args, make_core
 from hiscore_client.errors import Cancelled, belonging_to
+from hiscore_client.generation import Chunk, Generation, GenerationOptions
 from hiscore_client.ready import wait_ready
 from hiscore_client.results import ScoreResult
 from hiscore_client.retry import Deadline, RetryPolicy
 from hiscore_client.steps import Ask, Pause, drive_async
+from hiscore_client.streams import AsyncStream, make_channel
 
 
 class AsyncScoreClient:
@@ -38,6 +40,7 @@ class AsyncScoreClient:
         self._core = make_core(url, limits, retry, max_in_flight, headers)
         self._credentials = credentials
         self._triton: InferenceServerClient | None = None
+        self._channel: grpc.aio.Channel | None = None
         self._closed = False
 
     async def score(
@@ -82,6 +85,30 @@ class AsyncScoreClient:
             call = self._core.ids_call(query_ids, item_ids, label_token_ids, options, timeout, request_id)
             return await self._run(call, on_progress)
 
+    def generate(
+        self,
+        prompt: str | TokenIds,
+        *,
+        max_tokens: int = 16,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        ignore_eos: bool = False,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        sparse: bool = True,
+        timeout: float | None = None,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """As `ScoreClient.generate`, for ``async for``; a task that is cancelled cancels its generation."""
+        request_id = request_id or uuid.uuid4().hex
+        options = GenerationOptions(
+            max_tokens, temperature, top_k, top_p, seed, ignore_eos, stop, stop_token_ids, sparse
+        )
+        with belonging_to(request_id):
+            return self._chunks(self._core.generation(prompt, options, timeout, request_id))
+
     async def wait_ready(self, timeout: float = 60.0, models: Sequence[str] = ("score",)) -> None:
         """As `ScoreClient.wait_ready`."""
         await drive_async(wait_ready(models, Deadline(timeout), self._core.url), self._perform)
@@ -91,6 +118,8 @@ class AsyncScoreClient:
         self._closed = True
         if self._triton is not None:
             await self._triton.close()
+        if self._channel is not None:
+            await self._channel.close()
 
     async def __aenter__(self) -> "AsyncScoreClient":
         return self
@@ -133,6 +162,28 @@ class AsyncScoreClient:
             cancel_others()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _chunks(self, generation: Generation) -> AsyncGenerator[Chunk, None]:
+        if self._closed:
+            raise Cancelled("the client is closed", generation.request_id)
+        if self._channel is None:
+            self._channel = make_channel(grpc.aio, self._core.url, self._credentials, channel_args())
+        stream = AsyncStream(self._channel)
+
+        async def perform(step: Ask | Pause) -> Any:
+            if isinstance(step, Pause) or step.method not in ("open", "read"):
+                return await self._perform(step)
+            return await self._unless_closed(getattr(stream, step.method), step.arguments)
+
+        try:
+            with belonging_to(generation.request_id):
+                chunk = await drive_async(generation.first(), perform)
+                yield chunk
+                while not chunk.finish_reason:
+                    chunk = await drive_async(generation.next(), perform)
+                    yield chunk
+        finally:
+            stream.cancel()
+
     async def _perform(self, step: Ask | Pause) -> Any:
         if self._closed:
             raise Cancelled("the client is closed")
@@ -143,8 +194,13 @@ class AsyncScoreClient:
             self._triton = InferenceServerClient(
                 self._core.url, creds=self._credentials, channel_args=channel_args()
             )
+        return await self._unless_closed(getattr(self._triton, step.method), step.arguments)
+
+    async def _unless_closed(self, method: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
+        if self._closed:
+            raise Cancelled("the client is closed")
         try:
-            return await getattr(self._triton, step.method)(**step.arguments)
+            return await method(**arguments)
         except asyncio.CancelledError:
             # Closing a channel looks like the cancellation of the tasks that wait on it.
             if self._closed:

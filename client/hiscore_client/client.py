@@ -2,9 +2,8 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from types import TracebackType
 from typing import Any
 
@@ -15,14 +14,17 @@ from hiscore_client.call import Call, Options
 from hiscore_client.chunks import ChunkLimits
 from hiscore_client.core import TokenIds, channel_args, make_core
 from hiscore_client.errors import Cancelled, belonging_to
+from hiscore_client.flight import Flight, closing_as_cancelled
+from hiscore_client.generation import Chunk, Generation, GenerationOptions
 from hiscore_client.ready import wait_ready
 from hiscore_client.results import ScoreResult
 from hiscore_client.retry import Deadline, RetryPolicy
-from hiscore_client.steps import Ask, Pause, Steps, T, drive
+from hiscore_client.steps import Ask, Pause, drive
+from hiscore_client.streams import Stream, make_channel
 
 
 class ScoreClient:
-    """Scores items by a hiscore server over gRPC. Threads may share one client.
+    """Scores items, and generates text, by a hiscore server over gRPC. Threads may share one client.
 
     url: host:port of the gRPC endpoint; by default from the variable HISCORE_URL, else localhost:8001. Nothing is
     connected before the first call. max_in_flight: requests at once of one call that is split. credentials: from
@@ -43,6 +45,7 @@ class ScoreClient:
     ) -> None:
         self._core = make_core(url, limits, retry, max_in_flight, headers)
         self._triton = InferenceServerClient(self._core.url, creds=credentials, channel_args=channel_args())
+        self._channel = make_channel(grpc, self._core.url, credentials, channel_args())
         self._closed = threading.Event()
 
     def score(
@@ -103,6 +106,43 @@ class ScoreClient:
             call = self._core.ids_call(query_ids, item_ids, label_token_ids, options, timeout, request_id)
             return self._run(call, on_progress)
 
+    def generate(
+        self,
+        prompt: str | TokenIds,
+        *,
+        max_tokens: int = 16,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        ignore_eos: bool = False,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        sparse: bool = True,
+        timeout: float | None = None,
+        request_id: str | None = None,
+    ) -> Generator[Chunk, None, None]:
+        """Continue a prompt, in text or in token ids, chunk by chunk.
+
+        temperature: 0 takes the likeliest token; else top_k (0: off) and top_p bound what is drawn from, and a
+        seed makes it repeatable. stop: strings that end the text, and are no part of it; stop_token_ids: ids that
+        do. ignore_eos: the model's own end does not. sparse: false attends to every token, whatever the server
+        selects.
+
+        timeout: seconds for the whole stream. Closing the iterator, or dropping it, cancels the generation.
+        Overload before the first chunk is tried again; what has begun is not.
+
+        Raises:
+            InvalidRequest, Overloaded, DeadlineExceeded, Cancelled, ServerFault, ServerUnreachable: the first of
+                these at once, the others where the next chunk is asked for.
+        """
+        request_id = request_id or uuid.uuid4().hex
+        options = GenerationOptions(
+            max_tokens, temperature, top_k, top_p, seed, ignore_eos, stop, stop_token_ids, sparse
+        )
+        with belonging_to(request_id):
+            return self._chunks(self._core.generation(prompt, options, timeout, request_id))
+
     def wait_ready(self, timeout: float = 60.0, models: Sequence[str] = ("score",)) -> None:
         """Wait until the server is up with these models.
 
@@ -119,6 +159,7 @@ class ScoreClient:
         """Close the connection; calls under way in other threads end with `Cancelled`."""
         self._closed.set()
         self._triton.close()
+        self._channel.close()
 
     def __enter__(self) -> "ScoreClient":
         return self
@@ -135,7 +176,7 @@ class ScoreClient:
             if on_progress:
                 on_progress(call.items)
             return call.merge(parts)
-        flight = _Flight(self._triton, self._closed)
+        flight = Flight(self._triton, self._closed)
         with ThreadPoolExecutor(min(self._core.max_in_flight, len(places))) as pool:
             futures = [pool.submit(flight.run, call.steps(place)) for place in places]
             try:
@@ -151,79 +192,31 @@ class ScoreClient:
                 raise first from first.__cause__
         return call.merge([future.result() for future in futures])
 
+    def _chunks(self, generation: Generation) -> Generator[Chunk, None, None]:
+        stream = Stream(self._channel)
+
+        def perform(step: Ask | Pause) -> Any:
+            if isinstance(step, Pause) or step.method not in ("open", "read"):
+                return self._perform(step)
+            with closing_as_cancelled(self._closed):
+                return getattr(stream, step.method)(**step.arguments)
+
+        try:
+            with belonging_to(generation.request_id):
+                chunk = drive(generation.first(), perform)
+                yield chunk
+                while not chunk.finish_reason:
+                    chunk = drive(generation.next(), perform)
+                    yield chunk
+        except Cancelled as error:
+            if self._closed.is_set():
+                raise Cancelled("the client is closed", error.request_id) from None
+            raise
+        finally:
+            stream.cancel()
+
     def _perform(self, step: Ask | Pause) -> Any:
         if isinstance(step, Pause):
             return self._closed.wait(step.seconds)
-        with _closing_as_cancelled(self._closed):
+        with closing_as_cancelled(self._closed):
             return getattr(self._triton, step.method)(**step.arguments)
-
-
-@contextmanager
-def _closing_as_cancelled(closed: threading.Event) -> Iterator[None]:
-    """gRPC answers a question on a closed channel with a ValueError; say what it means."""
-    try:
-        yield
-    except ValueError:
-        if closed.is_set():
-            raise Cancelled("the client is closed") from None
-        raise
-
-
-class _Flight:
-    """The chunks of one call under way in several threads, so that the failure of one can stop the others."""
-
-    def __init__(self, triton: InferenceServerClient, closed: threading.Event) -> None:
-        self._triton = triton
-        self._closed = closed
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._under_way: set[Any] = set()
-        self.failure: BaseException | None = None
-
-    def run(self, steps: Steps[T]) -> T:
-        """Run one chunk's steps; the first failure stops the flight before its thread can take the next chunk."""
-        if self._stopped.is_set():
-            # Before the chunk's tensors are built.
-            raise Cancelled("another part of the call has failed")
-        try:
-            return drive(steps, self._perform)
-        except BaseException as error:
-            with self._lock:
-                self.failure = self.failure or error
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """Cancel what is under way; nothing new starts."""
-        with self._lock:
-            self._stopped.set()
-            under_way = list(self._under_way)
-        for context in under_way:
-            context.cancel()
-
-    def _perform(self, step: Ask | Pause) -> Any:
-        if isinstance(step, Pause):
-            self._stopped.wait(step.seconds)
-            return None
-        if step.method != "infer":
-            with _closing_as_cancelled(self._closed):
-                return getattr(self._triton, step.method)(**step.arguments)
-        answer: Future[Any] = Future()
-
-        def settle(result: Any, error: Any) -> None:
-            if error is None:
-                answer.set_result(result)
-            else:
-                answer.set_exception(error)
-
-        with self._lock:
-            if self._stopped.is_set():
-                raise Cancelled("another part of the call has failed")
-            with _closing_as_cancelled(self._closed):
-                context = self._triton.async_infer(callback=settle, **step.arguments)
-            self._under_way.add(context)
-        try:
-            return answer.result()
-        finally:
-            with self._lock:
-                self._under_way.discard(context)

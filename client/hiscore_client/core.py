@@ -13,6 +13,7 @@ from tritonclient.grpc._client import MAX_GRPC_MESSAGE_SIZE
 from hiscore_client.call import Call, Options
 from hiscore_client.chunks import ChunkLimits, split
 from hiscore_client.errors import InvalidRequest
+from hiscore_client.generation import Generation, GenerationOptions
 from hiscore_client.retry import Deadline, RetryPolicy
 from hiscore_client.wire import as_ids, encode_text, encode_texts, ids_input, lay_out, text_input
 
@@ -116,6 +117,20 @@ class Core:
             labels=len(labels) or None,
             options=options,
             deadline=deadline,
+            request_id=request_id,
+            url=self.url,
+            retry=self.retry,
+            headers=self.headers,
+        )
+
+    def generation(
+        self, prompt: str | TokenIds, options: GenerationOptions, timeout: float | None, request_id: str
+    ) -> Generation:
+        """A call of the model ``decode``."""
+        return Generation(
+            prompt=encode_text("'prompt'", prompt) if isinstance(prompt, str) else as_ids("'prompt'", prompt),
+            parameters=options.parameters(),
+            deadline=Deadline(timeout),
             request_id=request_id,
             url=self.url,
             retry=self.retry,

@@ -25,6 +25,13 @@ TENSORS = {
         ("scores", "FP32"),
         ("usage", "INT32"),
     },
+    "decode": {
+        ("input_ids", "INT32"),
+        ("text_input", "BYTES"),
+        ("output_ids", "INT32"),
+        ("text_output", "BYTES"),
+        ("finish_reason", "BYTES"),
+    },
 }
 
 

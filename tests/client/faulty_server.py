@@ -21,10 +21,20 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 TENSORS = {
     "score": [("query", "BYTES"), ("items", "BYTES"), ("label_token_ids", "INT32"), ("labels", "BYTES")],
     "scorer": [("input_ids", "INT32"), ("delimiter_indices", "INT32"), ("label_token_ids", "INT32")],
+    "decode": [("input_ids", "INT32"), ("text_input", "BYTES")],
 }
-OUTPUTS = [("scores", "FP32"), ("usage", "INT32")]
+SCORES = [("scores", "FP32"), ("usage", "INT32")]
+STREAM = [("output_ids", "INT32"), ("text_output", "BYTES"), ("finish_reason", "BYTES")]
+OUTPUTS = {"score": SCORES, "scorer": SCORES, "decode": STREAM}
 
 Fault = Callable[[grpc.ServicerContext], None]
+
+DEFAULT_STREAM = [
+    ([11], b"The ", b""),
+    ([12, 13], "größte ".encode(), b""),
+    ([], b"", b""),
+    ([14], b"\xf0\x9f\x8d\x8e", b"stop"),
+]
 
 
 def checksum(query: bytes, item: bytes, label: bytes) -> float:
@@ -59,11 +69,36 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.running = 0
         self.most_running = 0
         self.work_seconds = 0.0
-        self.ready = {"score", "scorer"}
+        self.ready = {"score", "scorer", "decode"}
         self.ready_after = 0
         self.tensors = dict(TENSORS)
         self.change: Callable[[dict[str, np.ndarray]], None] = lambda outputs: None
+        # What a stream does between its chunks, which one by one are (token ids, text, finish reason).
+        self.stream: list[tuple[list[int], bytes, bytes] | Fault] = list(DEFAULT_STREAM)
+        self.ended_streams = 0
         self._lock = threading.Lock()
+
+    def ModelStreamInfer(self, requests: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        """As Triton does where the header triton_grpc_error is sent: an error ends the stream with its code."""
+        request = next(requests)
+        with self._lock:
+            self.requests.append(request)
+            self.metadata.append(dict(context.invocation_metadata()))
+            fault = self.faults.popleft() if self.faults else None
+            self.running += 1
+        try:
+            if fault is not None:
+                fault(context)
+            for entry in self.stream:
+                if callable(entry):
+                    entry(context)
+                elif context.is_active():
+                    yield _chunk(request, *entry)
+        finally:
+            with self._lock:
+                self.cancelled += not context.is_active()
+                self.running -= 1
+                self.ended_streams += 1
 
     def ModelInfer(self, request: Any, context: grpc.ServicerContext) -> Any:
         with self._lock:
@@ -94,7 +129,7 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         response = service_pb2.ModelMetadataResponse(name=request.name)
         for name, datatype in self.tensors[request.name]:
             response.inputs.add(name=name, datatype=datatype)
-        for name, datatype in OUTPUTS:
+        for name, datatype in OUTPUTS[request.name]:
             response.outputs.add(name=name, datatype=datatype)
         return response
 
@@ -127,6 +162,15 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             response.outputs.add(name=name, datatype=datatype, shape=value.shape)
             response.raw_output_contents.append(value.tobytes())
         return response
+
+
+def _chunk(request: Any, ids: list[int], text: bytes, reason: bytes) -> Any:
+    response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
+    for (name, datatype), shape in zip(STREAM, ([len(ids)], [1], [1]), strict=True):
+        response.outputs.add(name=name, datatype=datatype, shape=shape)
+    strings = [struct.pack("<I", len(value)) + value for value in (text, reason)]
+    response.raw_output_contents.extend([np.array(ids, "<i4").tobytes(), *strings])
+    return service_pb2.ModelStreamInferResponse(infer_response=response)
 
 
 def _read(datatype: str, shape: list[int], content: bytes) -> list[Any]:

@@ -1,0 +1,92 @@
+"""A gRPC stream with one request in it, blocking and for asyncio.
+
+tritonclient's own blocking stream never tells its user that the server has ended it, so these use the generated
+stub. Both raise `InferenceServerException`, as tritonclient does, so that the rules of `retry` hold for them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+Metadata = Sequence[tuple[str, str]]
+
+
+def make_channel(
+    module: Any,
+    url: str,
+    credentials: grpc.ChannelCredentials | None,
+    options: Sequence[tuple[str, Any]],
+) -> Any:
+    """A channel of ``grpc`` or of ``grpc.aio``; with the same options it shares tritonclient's connection."""
+    if credentials is None:
+        return module.insecure_channel(url, options=options)
+    return module.secure_channel(url, credentials, options=options)
+
+
+class Stream:
+    """Opened perhaps several times, one after the other; `cancel` may come from any thread."""
+
+    def __init__(self, channel: Any) -> None:
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self._call: Any = None
+
+    def open(self, request: Any, timeout: float | None, metadata: Metadata) -> Any:
+        """Send a request and wait for its first response. timeout: seconds for the whole stream."""
+        self.cancel()
+        self._call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout, metadata=metadata)
+        return self.read()
+
+    def read(self) -> Any:
+        """The next ``ModelInferResponse``, or None at the end of the stream."""
+        with _as_triton_raises():
+            return _checked(next(self._call, None))
+
+    def cancel(self) -> None:
+        """Give the stream up; the server is told. Does nothing if it has ended."""
+        if self._call is not None:
+            self._call.cancel()
+
+
+class AsyncStream:
+    """The twin of `Stream`."""
+
+    def __init__(self, channel: Any) -> None:
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self._call: Any = None
+
+    async def open(self, request: Any, timeout: float | None, metadata: Metadata) -> Any:
+        """As `Stream.open`."""
+        self.cancel()
+        self._call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout, metadata=metadata)
+        return await self.read()
+
+    async def read(self) -> Any:
+        """As `Stream.read`."""
+        with _as_triton_raises():
+            response = await self._call.read()
+            return _checked(None if response is grpc.aio.EOF else response)
+
+    def cancel(self) -> None:
+        """As `Stream.cancel`."""
+        if self._call is not None:
+            self._call.cancel()
+
+
+def _checked(response: Any) -> Any:
+    if response is None:
+        return None
+    if response.error_message:
+        raise InferenceServerException(msg=response.error_message)
+    return response.infer_response
+
+
+@contextmanager
+def _as_triton_raises() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise InferenceServerException(msg=error.details(), status=str(error.code())) from None

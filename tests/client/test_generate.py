@@ -1,0 +1,379 @@
+"""`generate` of both clients against a real gRPC endpoint that streams; each test runs once per twin."""
+
+import asyncio
+import json
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+
+from hiscore_client import (
+    AsyncScoreClient,
+    Cancelled,
+    Chunk,
+    DeadlineExceeded,
+    HiscoreError,
+    InvalidRequest,
+    Overloaded,
+    RetryPolicy,
+    ScoreClient,
+    ServerFault,
+    ServerUnreachable,
+)
+from tests.client.faulty_server import FaultyServer, abort, delay
+
+QUICK = RetryPolicy(attempts=3, first_pause=0.01)
+CHUNKS = [
+    Chunk("The ", [11], ""),
+    Chunk("größte ", [12, 13], ""),
+    Chunk("", [], ""),
+    Chunk("🍎", [14], "stop"),
+]
+
+
+class Twin:
+    """Generates with a fresh client, the same way for both clients; gives the chunks and what ended them."""
+
+    def __init__(self, asynchronous: bool, url: str) -> None:
+        self.asynchronous = asynchronous
+        self.url = url
+
+    def __call__(self, *args: Any, **options: Any) -> list[Chunk]:
+        chunks, error = self.until_error(*args, **options)
+        if error:
+            raise error
+        return chunks
+
+    def until_error(
+        self, *args: Any, stop_after: int | None = None, headers: Any = None, **options: Any
+    ) -> tuple[list[Chunk], HiscoreError | None]:
+        chunks: list[Chunk] = []
+        settings = {"url": self.url, "retry": QUICK, "headers": headers}
+        if not self.asynchronous:
+            with ScoreClient(**settings) as client:
+                try:
+                    for chunk in client.generate(*args, **options):
+                        chunks.append(chunk)
+                        if len(chunks) == stop_after:
+                            break
+                except HiscoreError as error:
+                    return chunks, error
+                return chunks, None
+
+        async def run() -> HiscoreError | None:
+            async with AsyncScoreClient(**settings) as client:
+                try:
+                    async for chunk in client.generate(*args, **options):
+                        chunks.append(chunk)
+                        if len(chunks) == stop_after:
+                            break
+                except HiscoreError as error:
+                    return error
+                return None
+
+        return chunks, asyncio.run(run())
+
+
+@pytest.fixture(params=["sync", "async"])
+def twin(request: pytest.FixtureRequest, url: str) -> Twin:
+    return Twin(request.param == "async", url)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+
+
+def sent(server: FaultyServer) -> dict[str, Any]:
+    (request,) = server.requests
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice"))
+        for name, value in request.parameters.items()
+    }
+
+
+def test_text_goes_out_and_chunks_come_back(twin: Twin, server: FaultyServer) -> None:
+    assert twin("größer?", request_id="mine", headers={"tenant": "a"}) == CHUNKS
+    (request,) = server.requests
+    assert (request.model_name, request.id) == ("decode", "mine")
+    (tensor,), (content,) = request.inputs, request.raw_input_contents
+    assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("text_input", "BYTES", [1])
+    text = "größer?".encode()
+    assert content == struct.pack("<I", len(text)) + text
+    # What is at its default is left to the server.
+    assert sent(server) == {}
+    assert server.metadata[0]["triton_grpc_error"] == "true"
+    assert server.metadata[0]["tenant"] == "a"
+
+
+def test_ids_go_out_as_they_are(twin: Twin, server: FaultyServer) -> None:
+    assert twin(np.array([7, 8, 9])) == CHUNKS
+    (request,) = server.requests
+    (tensor,), (content,) = request.inputs, request.raw_input_contents
+    assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("input_ids", "INT32", [3])
+    assert np.frombuffer(content, "<i4").tolist() == [7, 8, 9]
+
+
+def test_every_parameter_reaches_the_server(twin: Twin, server: FaultyServer) -> None:
+    twin(
+        [1],
+        max_tokens=5,
+        temperature=1,
+        top_k=np.int64(4),
+        top_p=0.5,
+        seed=-3,
+        ignore_eos=True,
+        stop=["\n", "ä"],
+        stop_token_ids=np.array([5, 6]),
+        sparse=False,
+        timeout=30,
+    )
+    found = sent(server)
+    assert 29e6 < found.pop("timeout") <= 30e6
+    assert json.loads(found.pop("stop")) == ["\n", "ä"]
+    assert json.loads(found.pop("stop_token_ids")) == [5, 6]
+    assert found == {
+        "max_tokens": 5,
+        "temperature": 1.0,
+        "top_k": 4,
+        "top_p": 0.5,
+        "seed": -3,
+        "ignore_eos": True,
+        "sparse": False,
+    }
+    # Triton tells 1 from 1.0: a float must go out as one.
+    assert server.requests[0].parameters["temperature"].WhichOneof("parameter_choice") == "double_param"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "says"),
+    [
+        ("a\ud800", {}, "'prompt' is not valid Unicode"),
+        ([[1]], {}, "'prompt' must be a flat list of token ids"),
+        ([2**31], {}, "'prompt' holds an id beyond 2147483647"),
+        ("a", {"max_tokens": "5"}, "'max_tokens' must be a whole number of 64 bits, not '5'"),
+        ("a", {"max_tokens": None}, "'max_tokens' must be a whole number"),
+        ("a", {"seed": 2**63}, "'seed' must be a whole number of 64 bits"),
+        ("a", {"top_k": 1.5}, "'top_k' must be a whole number"),
+        ("a", {"temperature": float("nan")}, "'temperature' must be a finite number, not nan"),
+        ("a", {"top_p": "0.5"}, "'top_p' must be a finite number"),
+        ("a", {"stop": "END"}, "'stop' must be a list of strings, not one string"),
+        ("a", {"stop": [5]}, "'stop' at place 0 must be a string, not int"),
+        ("a", {"stop_token_ids": ["a"]}, "'stop_token_ids' must be a flat list of token ids"),
+        ("a", {"timeout": 0}, "'timeout' must be finite and greater than 0 seconds"),
+    ],
+)
+def test_what_cannot_go_onto_the_wire_is_refused_at_once(
+    url: str, server: FaultyServer, prompt: Any, options: dict[str, Any], says: str
+) -> None:
+    with ScoreClient(url) as client, pytest.raises(InvalidRequest) as refused:
+        client.generate(prompt, request_id="mine", **options)
+    assert says in str(refused.value)
+    assert refused.value.request_id == "mine"
+    with pytest.raises(InvalidRequest, match=r"^'"):
+        AsyncScoreClient(url).generate(prompt, **options)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind"),
+    [
+        ("INVALID_ARGUMENT", "parameter 'top_p' must be ...", InvalidRequest),
+        ("INTERNAL", "internal error", ServerFault),
+        ("CANCELLED", "gone", Cancelled),
+        ("UNAVAILABLE", "Request timeout expired in the queue", DeadlineExceeded),
+    ],
+)
+def test_errors_are_the_same_before_and_after_the_first_chunk(
+    twin: Twin, server: FaultyServer, code: str, message: str, kind: type[HiscoreError]
+) -> None:
+    server.faults.append(abort(code, message))
+    chunks, error = twin.until_error("a", request_id="mine")
+    assert (chunks, type(error)) == ([], kind)
+    assert error is not None
+    assert message in str(error)
+    assert error.request_id == "mine"
+    server.stream[2:] = [abort(code, message)]
+    chunks, error = twin.until_error("a")
+    assert (chunks, type(error)) == (CHUNKS[:2], kind)
+    assert len(server.requests) == 2
+
+
+def test_a_full_server_is_tried_again_but_not_once_a_stream_has_begun(
+    twin: Twin, server: FaultyServer
+) -> None:
+    full = abort("UNAVAILABLE", "the queue is full: 5 calls wait")
+    server.faults.extend([full, full])
+    assert twin("a") == CHUNKS
+    assert len(server.requests) == 3
+    server.faults.extend([full] * 3)
+    with pytest.raises(Overloaded, match="the queue is full"):
+        twin("a")
+    server.requests.clear()
+    server.stream[1:] = [full]
+    chunks, error = twin.until_error("a")
+    assert (chunks, type(error)) == (CHUNKS[:1], Overloaded)
+    assert len(server.requests) == 1
+
+
+def test_an_error_without_a_code_is_the_servers_fault(
+    twin: Twin, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As servers give it that do not know the header.
+    def answer(requests: Any, context: Any) -> Any:
+        yield service_pb2.ModelStreamInferResponse(error_message="'input_ids' is empty")
+
+    monkeypatch.setattr(server, "ModelStreamInfer", answer)
+    # The service has the method since it was made: serve anew.
+    with pytest.raises(ServerFault, match="'input_ids' is empty"):
+        _with_new_service(twin, server)
+
+
+def _with_new_service(twin: Twin, server: FaultyServer) -> list[Chunk]:
+    from tests.client.faulty_server import serving
+
+    with serving(server) as url:
+        return Twin(twin.asynchronous, url)("a")
+
+
+@pytest.mark.parametrize("stop_after", [1, 2])
+def test_leaving_the_loop_cancels_the_generation(twin: Twin, server: FaultyServer, stop_after: int) -> None:
+    server.stream[2:] = [delay(30)]
+    started = time.monotonic()
+    chunks, error = twin.until_error("a", stop_after=stop_after)
+    assert (chunks, error) == (CHUNKS[:stop_after], None)
+    eventually(lambda: server.ended_streams == 1)
+    assert server.cancelled == 1
+    assert time.monotonic() - started < 10
+
+
+def test_closing_the_iterator_cancels_the_generation(url: str, server: FaultyServer) -> None:
+    server.stream[1:] = [delay(30)]
+    with ScoreClient(url) as client:
+        stream = client.generate("a")
+        assert next(stream) == CHUNKS[0]
+        stream.close()
+        eventually(lambda: server.cancelled == 1)
+        with pytest.raises(StopIteration):
+            next(stream)
+        # The client is as good as new.
+        server.stream[1:] = [([14], b"x", b"length")]
+        assert [chunk.finish_reason for chunk in client.generate("b")] == ["", "length"]
+
+    async def close() -> None:
+        async with AsyncScoreClient(url) as client:
+            stream = client.generate("a")
+            assert await anext(stream) == CHUNKS[0]
+            await stream.aclose()
+            while server.cancelled < 2:
+                await asyncio.sleep(0.005)
+
+    server.stream[1:] = [delay(30)]
+    asyncio.run(asyncio.wait_for(close(), 10))
+
+
+def test_control_a_stream_that_is_read_to_its_end_is_not_cancelled(twin: Twin, server: FaultyServer) -> None:
+    assert twin("a") == CHUNKS
+    eventually(lambda: server.ended_streams == 1)
+    assert server.cancelled == 0
+
+
+def test_closing_the_client_ends_its_streams(url: str, server: FaultyServer) -> None:
+    server.stream[1:] = [delay(30)]
+    client = ScoreClient(url)
+    stream = client.generate("a", request_id="mine")
+    next(stream)
+    threading.Timer(0.2, client.close).start()
+    started = time.monotonic()
+    with pytest.raises(Cancelled, match="the client is closed") as ended:
+        next(stream)
+    assert ended.value.request_id == "mine"
+    assert time.monotonic() - started < 10
+    with pytest.raises(Cancelled, match="the client is closed"):
+        next(client.generate("a"))
+
+    async def close() -> None:
+        client = AsyncScoreClient(url)
+        stream = client.generate("a")
+        await anext(stream)
+        asyncio.get_running_loop().call_later(0.2, lambda: tasks.append(asyncio.create_task(client.close())))
+        with pytest.raises(Cancelled, match="the client is closed"):
+            await anext(stream)
+        with pytest.raises(Cancelled, match="the client is closed"):
+            await anext(client.generate("a"))
+
+    tasks: list[Any] = []
+    asyncio.run(asyncio.wait_for(close(), 10))
+
+
+def test_cancelling_a_task_cancels_its_generation(url: str, server: FaultyServer) -> None:
+    server.stream[1:] = [delay(30)]
+
+    async def run() -> None:
+        async with AsyncScoreClient(url) as client:
+            read = asyncio.Event()
+
+            async def consume() -> None:
+                async for _ in client.generate("a"):
+                    read.set()
+
+            task = asyncio.create_task(consume())
+            await read.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while not server.cancelled:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_the_timeout_holds_for_the_whole_stream(twin: Twin, server: FaultyServer) -> None:
+    server.stream[1:] = [delay(30)]
+    started = time.monotonic()
+    chunks, error = twin.until_error("a", timeout=0.5)
+    assert (chunks, type(error)) == (CHUNKS[:1], DeadlineExceeded)
+    assert "the timeout of 0.5 s has passed" in str(error)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("stream", "says"),
+    [
+        ([([1], b"a", b"")], "the stream ended without a 'finish_reason'"),
+        ([([1], b"\xff", b"stop")], "'text_output' came back with broken characters"),
+    ],
+)
+def test_an_answer_that_breaks_the_promise_is_the_servers_fault(
+    twin: Twin, server: FaultyServer, stream: Any, says: str
+) -> None:
+    server.stream = stream
+    with pytest.raises(ServerFault, match=says):
+        twin("a")
+
+
+def test_nobody_there_is_unreachable(dead_url: str) -> None:
+    for asynchronous in (False, True):
+        with pytest.raises(ServerUnreachable):
+            Twin(asynchronous, dead_url)("a")
+
+
+def test_many_streams_of_one_client_do_not_mix(url: str, server: FaultyServer) -> None:
+    server.stream.insert(1, delay(0.2))
+    results: list[list[Chunk]] = []
+    with ScoreClient(url) as client:
+        threads = [
+            threading.Thread(target=lambda: results.append(list(client.generate("a")))) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [CHUNKS] * 8
