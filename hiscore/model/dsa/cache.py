@@ -73,10 +73,11 @@ class StagedLatents:
         self._top_k = a.indexer.top_k if top_k is None else top_k
         self.pool = torch.empty((a.layers, slots, 1, 1, a.row_dim), dtype=dtype, device=device)
         """[layers, slots, 1, 1, row_dim]"""
-        index_layers = [layer for layer in range(a.layers) if a.own_index[layer]]
-        self._index_of = {layer: index for index, layer in enumerate(index_layers)}
+        self.index_layers = tuple(layer for layer in range(a.layers) if a.own_index[layer])
+        """The layers that have index keys, in their order."""
+        self._index_of = {layer: index for index, layer in enumerate(self.index_layers)}
         self.index_keys = torch.empty(
-            (len(index_layers), slots, a.indexer.head_dim), dtype=dtype, device=device
+            (len(self.index_layers), slots, a.indexer.head_dim), dtype=dtype, device=device
         )
         """[layers with an indexer, slots, index dim]"""
         self._pieces: list[_Piece] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hiscore.attention.base import AttentionShape
 from hiscore.model.dsa import mla
 from hiscore.model.dsa.architecture import read_architecture
 from hiscore.model.dsa.cache import LatentCache
@@ -27,6 +28,12 @@ class DsaDecoder:
         self.weights = load_weights(checkpoint, self.architecture, device, dtype)
         self.device, self.dtype = device, dtype
         self._rope = Rope(config, None, self.architecture.rope_dim, device)
+
+    @property
+    def attention_shape(self) -> AttentionShape:
+        """Of attention over latents: one head of the cache for all heads."""
+        a = self.architecture
+        return AttentionShape(a.heads, 1, a.row_dim, a.attention_scale, None, (None,) * a.layers)
 
     def body(self, input_ids: Tensor, positions: Tensor, cache: LatentCache) -> tuple[Tensor, Tensor]:
         """All layers up to the last one's attention, over the forward that the cache is planned for.
