@@ -131,7 +131,9 @@ class BackupSchedule:
         if not np.array_equal(positions, self._written[slots] + 1):
             raise ValueError("a step must write the next position of each of its streams")
         self._poll()
-        self._copy_pending()
+        if self._pending:
+            self._streams.block(self._pending.forward)
+            self._copy_pending()
         cells = slots, positions % self.width
         self._await(int(self._tickets[cells].max(initial=0)))
         self._streams.launch(Lane.FORWARD, forward)
@@ -176,9 +178,9 @@ class BackupSchedule:
         return self._done + len(self._copies)
 
     def _copy_pending(self) -> None:
+        """Launch the copy of a step whose forward has ended."""
         pending, self._pending = self._pending, None
         if pending:
-            self._streams.block(pending.forward)
             self._streams.recycle(pending.forward)
             rows = pending.slots, pending.positions
             ticket = self._copy(Lane.FORWARD, pending.work, *rows, tokens=len(pending.slots))

@@ -1,0 +1,248 @@
+"""A small engine over a `BackupSchedule`: streams join, leave, are preempted and come back at random.
+
+Every token of every stream has a value of its own. What forwards may read is checked, and what the host holds of a
+drained stream. Pages and slots change hands as soon as they may, and what nobody owns is poisoned.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from hiscore.decoding.backup import BackupProtocol, BackupSchedule, Int32, ring_pages
+from hiscore.decoding.streams import Lane, Work
+from tests.support.stream_simulator import POISON, Cell, Memory
+
+SLOTS = 3
+# Staging stands in the device's memory from here on, the list of rows in the host's.
+STAGING, ROWS = 1_000, 1_000
+CELLS = 2_000
+
+
+class Host(Memory, Protocol):
+    """The memory, the lanes and the clock: a simulator's, or a device's."""
+
+    during: str
+    launch: Callable[[Lane, Work], None]
+    after: Callable[[Lane], Callable[[], None]]
+    pause: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to run. Streams are up to `longest` pages of `page` tokens long."""
+
+    protocol: BackupProtocol
+    page: int
+    width: int
+    seed: int
+    steps: int = 40
+    longest: int = 0
+
+    @property
+    def pages(self) -> int:
+        return self.longest or ring_pages(self.width, self.page) + 3
+
+
+@dataclass
+class Stream:
+    number: int
+    prompt: int
+    total: int
+    resident: bool
+    length: int = 0
+    slot: int = -1
+    first_decoded: int = 0
+    host: list[int] = field(default_factory=list)
+    device: list[int] = field(default_factory=list)
+
+    def value(self, position: int) -> int:
+        return self.number * 10_000 + position
+
+
+class Pool:
+    """Pages that are given out again as soon as possible."""
+
+    def __init__(self, pages: int) -> None:
+        self.free = list(range(pages))
+
+    def take(self, count: int) -> list[int]:
+        return [self.free.pop() for _ in range(count)]
+
+
+class Run:
+    """One run of a load; `faults` of the memory say what went wrong."""
+
+    def __init__(self, load: Load, host: Host, schedule: BackupSchedule, ring: int | None = None) -> None:
+        """ring: pages in the ring of a stream, if not the right number."""
+        self.load, self.memory, self.schedule = load, host, schedule
+        self._random = random.Random(load.seed)
+        self._ring = ring or ring_pages(schedule.width, load.page)
+        # Room for all slots and for one stream that is away; what is free is taken last in, first out.
+        self._host = Pool((SLOTS + 1) * load.pages)
+        self._device = Pool(SLOTS * load.pages)
+        self._staging = Pool(2 * load.pages)
+        self._slots = list(range(SLOTS))
+        self._streams = 0
+        self._running: list[Stream] = []
+        self._leaving: list[tuple[Stream, bool]] = []
+        self._away: list[Stream] = []
+        self.written = 0
+        self.most_lag = 0
+
+    def run(self) -> None:
+        results: list[Callable[[], None]] = []
+        while len(results) < self.load.steps:
+            self._collect()
+            self._join()
+            if not self._running:
+                self.memory.pause()
+                continue
+            self._step()
+            results.append(self.memory.after(Lane.FORWARD))
+            if len(results) > 1:
+                results[-2]()
+            self._leave(0.05, 0.05)
+        self._leave(1.0, 0.0)
+        while self._leaving:
+            self._collect()
+            self.memory.pause()
+        for result in results:
+            result()
+
+    def _join(self) -> None:
+        while self._slots and self._random.random() < 0.7:
+            if self._away and self._random.random() < 0.5:
+                self._start(self._away.pop(0))
+            elif len(self._host.free) >= self.load.pages:
+                total = self._random.randint(2, self.load.pages * self.load.page)
+                prompt = self._random.randint(1, total - 1)
+                self._streams += 1
+                stream = Stream(self._streams, prompt, total, self._random.random() < 0.25)
+                stream.host = self._host.take(-(-total // self.load.page))
+                self._start(stream)
+            else:
+                return
+
+    def _start(self, stream: Stream) -> None:
+        """Prefill or restore to staging, then admit; the staging pages are free for the next at once."""
+        back = stream.length > 0
+        stream.slot = self._slots.pop()
+        stream.device = self._device.take(
+            min(len(stream.host), len(stream.host) if stream.resident else self._ring)
+        )
+        length = stream.length = stream.length or stream.prompt
+        stream.first_decoded = length
+        staging = self._staging.take(-(-length // self.load.page))
+        positions = range(length)
+        staged = [self._cell("device", staging, p, STAGING) for p in positions]
+        stored = [self._cell("host", stream.host, p) for p in positions]
+        values = [stream.value(p) for p in positions]
+
+        def write() -> None:
+            if back:
+                self.memory.copy(list(zip(stored, staged, strict=True)))
+            else:
+                self.memory.fill(staged, values)
+
+        newest = (length - 1) // self.load.page
+        kept = [p for p in positions if stream.resident or p // self.load.page > newest - self._ring]
+
+        def seed() -> None:
+            self.memory.copy([(staged[p], self._device_cell(stream, p)) for p in kept])
+
+        def backup() -> None:
+            self.memory.copy(list(zip(staged, stored, strict=True)))
+
+        self.memory.during = "stage"
+        pages = np.array(staging, np.int32)
+        self.schedule.stage(pages, write)
+        self.memory.during = "admit"
+        self.schedule.admit(stream.slot, length, pages, seed, None if back else backup, stream.resident)
+        self.written += 0 if back else length
+        self._staging.free += staging
+        self._running.append(stream)
+
+    def _step(self) -> None:
+        rows = [(stream, stream.length) for stream in self._running]
+        self._random.shuffle(rows)
+        for stream, _ in rows:
+            stream.length += 1
+        # Under `blocking` the host keeps one list of rows, which each copy reads when it runs.
+        listed = [x for stream, p in rows for x in (stream.slot, p)]
+        cells: list[Cell] = [("host", ROWS + i) for i in range(len(listed))]
+
+        def backup() -> None:
+            if self.load.protocol == "blocking":
+                self.memory.write_now(cells, listed)
+                self.memory.check(cells, listed, "the copy's list of rows")
+            self.memory.copy([(self._device_cell(s, p), self._cell("host", s.host, p)) for s, p in rows])
+
+        self.memory.during = "step"
+        slots, positions = (_int32([s.slot for s, _ in rows]), _int32([p for _, p in rows]))
+        self.schedule.step(slots, positions, lambda: self._forward(rows), backup)
+        self.written += len(rows)
+        # A stream's first steps may still wait for its prompt's copy.
+        settled = [s.slot for s, p in rows if not s.resident and p >= s.first_decoded + 2]
+        self.most_lag = max(self.most_lag, *self.schedule.lag()[settled].tolist(), 0)
+
+    def _forward(self, rows: list[tuple[Stream, int]]) -> None:
+        """Writes the new tokens, then reads all that attention may: the buffer, and what can be swapped in."""
+        self.memory.fill([self._device_cell(s, p) for s, p in rows], [s.value(p) for s, p in rows])
+        for s, p in rows:
+            oldest = 0 if s.resident else max(0, p // self.load.page - self._ring + 1) * self.load.page
+            buffered, swappable = range(oldest, p + 1), range(oldest)
+            landed = range(s.first_decoded if s.resident else 0, max(0, p + 1 - self.schedule.width))
+            self.memory.check(
+                [self._device_cell(s, x) for x in buffered], [s.value(x) for x in buffered], "the buffer"
+            )
+            for what, positions in (("a swap-in", swappable), ("all but the newest", landed)):
+                self.memory.check(
+                    [self._cell("host", s.host, x) for x in positions], [s.value(x) for x in positions], what
+                )
+
+    def _leave(self, end: float, preempt: float) -> None:
+        for stream in list(self._running):
+            draw = self._random.random()
+            done = stream.length == stream.total
+            if done or draw < end + preempt:
+                self._running.remove(stream)
+                self._leaving.append((stream, not done and draw >= end))
+
+    def _collect(self) -> None:
+        """Streams that have drained give up their slot and their pages."""
+        self.memory.during = "drained"
+        for stream, preempted in list(self._leaving):
+            if not self.schedule.drained(stream.slot):
+                continue
+            positions = range(stream.length)
+            stored = [self._cell("host", stream.host, p) for p in positions]
+            self.memory.check_now(stored, [stream.value(p) for p in positions], "the host when drained")
+            self.schedule.release(stream.slot)
+            self._leaving.remove((stream, preempted))
+            freed: list[Cell] = [("device", c) for page in stream.device for c in self._of(page)]
+            if preempted:
+                self._away.append(stream)
+            else:
+                freed += [("host", c) for page in stream.host for c in self._of(page)]
+                self._host.free += stream.host
+            self.memory.launch(Lane.FORWARD, lambda: self.memory.fill(freed, [POISON] * len(freed)))  # noqa: B023
+            self._device.free += stream.device
+            self._slots.append(stream.slot)
+
+    def _of(self, page: int) -> range:
+        return range(page * self.load.page, (page + 1) * self.load.page)
+
+    def _cell(self, memory: str, pages: list[int], position: int, start: int = 0) -> Cell:
+        page, offset = divmod(position, self.load.page)
+        return memory, start + pages[page] * self.load.page + offset
+
+    def _device_cell(self, stream: Stream, position: int) -> Cell:
+        page, offset = divmod(position, self.load.page)
+        return "device", stream.device[page % len(stream.device)] * self.load.page + offset
+
+
+def _int32(values: list[int]) -> Int32:
+    return np.array(values, np.int32)

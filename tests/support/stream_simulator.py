@@ -1,0 +1,214 @@
+"""Streams, events and memory with a clock of their own, to see what an order of launches allows to go wrong.
+
+Each lane runs its queue in order; how long an operation takes is drawn by the test. An operation reads its sources
+when it starts and again when it ends, and its targets hold garbage in between: whatever overlaps what it must not
+overlap is seen in the values.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hiscore.decoding.streams import Event, Lane, Work
+
+Cell = tuple[str, int]
+"""A token's place: a memory ("device", "host") and an index in it."""
+
+POISON = -1
+TORN = -2  # between the start and the end of a write, or read while it changed
+
+
+class Memory(Protocol):
+    """What a load does in the lane in which it is called; each call is one operation."""
+
+    def fill(self, cells: Sequence[Cell], values: Sequence[int]) -> None: ...
+
+    def copy(self, moves: Sequence[tuple[Cell, Cell]]) -> None: ...
+
+    def check(self, cells: Sequence[Cell], values: Sequence[int], what: str) -> None:
+        """The cells must hold these values when this runs; `what` is noted if they do not."""
+        ...
+
+    def write_now(self, cells: Sequence[Cell], values: Sequence[int]) -> None:
+        """The host writes its own memory, at once."""
+        ...
+
+    def check_now(self, cells: Sequence[Cell], values: Sequence[int], what: str) -> None: ...
+
+
+@dataclass
+class Operation:
+    """Something that takes time. start and finish act on memory."""
+
+    lane: Lane
+    duration: float
+    start: Work
+    finish: Work
+    started: float = -1.0
+    ended: float = -1.0
+
+
+@dataclass
+class Record:
+    """One recording of an event."""
+
+    happened: bool = False
+
+
+@dataclass
+class Wait:
+    """A lane's wait for one recording; for none, if the event had none."""
+
+    record: Record | None
+
+
+Item = Operation | Record | Wait
+
+
+@dataclass
+class Simulator:
+    """`Streams` and `Memory`. durations: how long the next operation of a lane takes."""
+
+    durations: Callable[[Lane], float]
+    now: float = 0.0
+    faults: list[str] = field(default_factory=list)
+    trace: list[Operation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._queues: dict[Lane, deque[Item]] = {lane: deque() for lane in Lane}
+        self._running: dict[Lane, Operation] = {}
+        self._events: list[Record | None] = []
+        self._free: list[Event] = []
+        self._cells: dict[Cell, int] = {}
+        self._lane = Lane.FORWARD
+
+    @property
+    def events(self) -> int:
+        """Events ever made."""
+        return len(self._events)
+
+    # Streams
+
+    def launch(self, lane: Lane, work: Work) -> None:
+        self._lane = lane
+        work()
+        self._settle()
+
+    def event(self) -> Event:
+        if self._free:
+            return self._free.pop()
+        self._events.append(None)
+        return Event(len(self._events) - 1)
+
+    def recycle(self, event: Event) -> None:
+        assert event not in self._free
+        self._free.append(event)
+
+    def record(self, event: Event, lane: Lane) -> None:
+        record = self._events[event] = Record()
+        self._queues[lane].append(record)
+        self._settle()
+
+    def wait(self, lane: Lane, event: Event) -> None:
+        self._queues[lane].append(Wait(self._events[event]))
+        self._settle()
+
+    def happened(self, event: Event) -> bool:
+        record = self._events[event]
+        return record is None or record.happened
+
+    def block(self, event: Event) -> None:
+        record = self._events[event]
+        while record and not record.happened:
+            self._next()
+
+    # The clock
+
+    def after(self, lane: Lane) -> Callable[[], None]:
+        """What makes the host wait for all that the lane holds now; out of a mutation's reach."""
+        record = Record()
+        self._queues[lane].append(record)
+        self._settle()
+
+        def wait() -> None:
+            while not record.happened:
+                self._next()
+
+        return wait
+
+    def pause(self) -> None:
+        """Let time go on until something ends, if anything runs."""
+        if self._running:
+            self._next()
+
+    def _next(self) -> None:
+        assert self._running, "the host waits for what can never happen"
+        operation = min(self._running.values(), key=lambda x: x.started + x.duration)
+        self.now = operation.ended = operation.started + operation.duration
+        operation.finish()
+        del self._running[operation.lane]
+        self._settle()
+
+    def _settle(self) -> None:
+        """Start all that can start now."""
+        moved = True
+        while moved:
+            moved = False
+            for lane, queue in self._queues.items():
+                while queue and lane not in self._running:
+                    item = queue[0]
+                    if isinstance(item, Wait) and item.record and not item.record.happened:
+                        break
+                    queue.popleft()
+                    moved = True
+                    if isinstance(item, Record):
+                        item.happened = True
+                    elif isinstance(item, Operation):
+                        item.started = self.now
+                        item.start()
+                        self._running[lane] = item
+
+    # Memory
+
+    def fill(self, cells: Sequence[Cell], values: Sequence[int]) -> None:
+        self._enqueue(lambda: self._write(cells, TORN), lambda: self.write_now(cells, values))
+
+    def copy(self, moves: Sequence[tuple[Cell, Cell]]) -> None:
+        sources, targets = [x for x, _ in moves], [x for _, x in moves]
+        seen: list[int] = []
+
+        def start() -> None:
+            seen.extend(self._read(sources))
+            self._write(targets, TORN)
+
+        def finish() -> None:
+            again = self._read(sources)
+            self.write_now(targets, [a if a == b else TORN for a, b in zip(seen, again, strict=True)])
+
+        self._enqueue(start, finish)
+
+    def check(self, cells: Sequence[Cell], values: Sequence[int], what: str) -> None:
+        def look() -> None:
+            self.check_now(cells, values, what)
+
+        self._enqueue(look, look)
+
+    def write_now(self, cells: Sequence[Cell], values: Sequence[int]) -> None:
+        self._cells.update(zip(cells, values, strict=True))
+
+    def check_now(self, cells: Sequence[Cell], values: Sequence[int], what: str) -> None:
+        for cell, found, value in zip(cells, self._read(cells), values, strict=True):
+            if found != value:
+                self.faults.append(f"{what}: {cell} holds {found}, not {value}")
+
+    def _read(self, cells: Sequence[Cell]) -> list[int]:
+        return [self._cells.get(cell, POISON) for cell in cells]
+
+    def _write(self, cells: Sequence[Cell], value: int) -> None:
+        self._cells.update(dict.fromkeys(cells, value))
+
+    def _enqueue(self, start: Work, finish: Work) -> None:
+        operation = Operation(self._lane, self.durations(self._lane), start, finish)
+        self.trace.append(operation)
+        self._queues[self._lane].append(operation)
