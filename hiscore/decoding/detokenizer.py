@@ -9,9 +9,9 @@ with byte fallback a run of byte tokens, which decodes to signs for broken bytes
 from tokenizers import Tokenizer
 
 BROKEN = "\ufffd"
-# Tokens that a window may grow to, and that are left of it then. At most 3 bytes of a character can be waiting for
-# the rest, one in a token at least; one token more, and the window does not begin with what it waits for.
-WINDOW, KEPT = 8, 4
+# Tokens that a window may grow to, and that are left of it then: at most 3 bytes wait for the rest of their
+# character, at least one in a token.
+WINDOW, KEPT = 8, 3
 
 
 class TextDecoder:

@@ -7,9 +7,9 @@ gives does not depend on how a device adds, nor on how many rows stand beside it
 import torch
 from torch import Tensor
 
-# The likeliest token's weight: what is 2^40 times less likely is never drawn. A vocabulary may have 2^22 tokens
-# before a sum of weights could leave int64.
-UNIT = 2.0**40
+# The likeliest token's weight: what is 2^33 times less likely is never drawn. Sums over up to 2^21 tokens are
+# exact as float64 too.
+UNIT = 2.0**32
 
 
 def finite(logits: Tensor) -> Tensor:
@@ -48,19 +48,19 @@ def sample(
         weights = weights * _kept(logits, weights, top_k, top_p)
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1]
-    # A float64 holds 53 bits: the product may be rounded up to the total, where no token is.
-    drawn = torch.minimum((uniforms.double() * total).long(), total - 1)
-    ids = torch.searchsorted(cumulative, drawn[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    drawn = (uniforms.double() * total).long()[:, None]
+    # Beyond the last id only where a row is not finite: a product with less than 1 is less, when rounded too.
+    ids = torch.searchsorted(cumulative, drawn, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     return torch.where(temperature == 0, greedy(logits), ids)
 
 
 def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
     """int64 [R, V]: the softmax at a temperature, times whatever makes the largest one `UNIT`."""
     limits = torch.finfo(logits.dtype)
-    # Below the smallest normal number only the largest logits would be left, at it they already are.
+    # No 0 / 0 and no inf / inf: at the one limit only the largest logits are left, at the other all finite ones.
     divisor = temperature.to(logits.dtype).clamp(limits.tiny, limits.max)[:, None]
     shares = torch.exp((logits - logits.amax(-1, keepdim=True)) / divisor)
-    return (shares.nan_to_num() * UNIT).round().long()
+    return (shares * UNIT).round().long()
 
 
 def _kept(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -73,6 +73,6 @@ def _kept(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tens
     cumulative = ranked.cumsum(-1)
     before = (cumulative - ranked).double()
     enough = top_p.double() * cumulative[:, -1]
-    # The likeliest stays however small top_p is; at 1 nothing goes, whatever was rounded.
-    among_p = (before < enough[:, None]) | (rank == 0) | (top_p >= 1)[:, None]
+    # The likeliest stays where a top_p is so small that its float is 0.
+    among_p = (before < enough[:, None]) | (rank == 0)
     return torch.zeros_like(among_k).scatter(-1, order, among_k & among_p)

@@ -118,7 +118,7 @@ def test_control_tokens_decoded_alone_are_wrong(name: str) -> None:
     find(ids_of(name), differs)
 
 
-@pytest.mark.parametrize(("constant", "value"), [("BROKEN", "nothing ends so"), ("KEPT", 1)])
+@pytest.mark.parametrize(("constant", "value"), [("BROKEN", "nothing ends so"), ("KEPT", 2)])
 def test_control_each_rule_is_needed(constant: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sending half a character, and keeping too small a window, are found out."""
     monkeypatch.setattr(detokenizer, constant, value)
@@ -151,6 +151,16 @@ def test_half_a_character_at_the_end_is_flushed() -> None:
     ids = TOKENIZERS[DEFAULT].encode("a👩", add_special_tokens=False)
     assert len(ids) > 2
     assert pieces(DECODERS[DEFAULT], ids[:-1]) == ["a", *[""] * (len(ids) - 2), BROKEN]
+
+
+@pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])
+def test_what_has_no_text_does_not_part_a_character(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode("𝔘", add_special_tokens=False)
+    assert len(ids) > 1
+    for without_text in ([len(tokenizer) + 7] * 20, tokenizer.convert_tokens_to_ids(tiny.SPECIAL) * 20):
+        parted = [*ids[:-1], *without_text, ids[-1]]
+        assert "".join(pieces(DECODERS[name], parted)) == truth(name, parted) == "𝔘"
 
 
 @pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])

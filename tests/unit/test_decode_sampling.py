@@ -119,6 +119,17 @@ def test_of_equal_logits_the_lower_ids_stay() -> None:
     assert support(logits, top_p=0.25) == {1, 3}
     assert support(logits, top_p=0.2) == {1}
     assert greedy(logits[None]).tolist() == [1]
+    # Many, which a sort that is not stable would mix.
+    likelier = torch.arange(0, 10_000, 7)
+    many = torch.zeros(10_000).index_fill(0, likelier, 1.0)
+    assert set(drawn(many, GRID[::64], top_k=20).tolist()) == set(likelier[:20].tolist())
+    assert greedy(-many[None]).tolist() == [1]
+
+
+def test_a_share_that_is_reached_just_so_is_enough() -> None:
+    assert support(torch.zeros(4), top_p=0.5) == {0, 1}
+    assert support(torch.zeros(4), top_p=0.25) == {0}
+    assert support(torch.zeros(4), top_p=1.0) == {0, 1, 2, 3}
 
 
 def test_top_p_is_a_share_of_what_top_k_left() -> None:
@@ -178,15 +189,15 @@ def test_the_highest_temperatures_are_uniform_over_what_is_possible(temperature:
     assert support(logits, temperature=temperature) == {1, 3, 4}
 
 
-@pytest.mark.parametrize("top_p", [2.0**-149, 1e-6])
+@pytest.mark.parametrize("top_p", [0.0, 2.0**-149, 1e-6])
 def test_the_smallest_top_p_leaves_one(top_p: float) -> None:
     assert support(torch.zeros(4), top_p=top_p) == {0}
     assert support(torch.tensor([0.0, 1.0]), top_p=top_p) == {1}
 
 
 def test_the_largest_uniform_draws_the_last_token_of_a_flat_row() -> None:
-    """A sum of 2^57 and more: the product with the uniform is rounded up to it."""
-    assert drawn(torch.zeros(200_003), EDGE).tolist() == [0, 200_002]
+    for vocabulary in (3, 128, 131_072, 200_003, 2**20 + 1):
+        assert drawn(torch.zeros(vocabulary), EDGE).tolist() == [0, vocabulary - 1]
 
 
 def test_what_is_not_finite_is_named_and_still_gives_an_id() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import find, given
+from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
 
 from hiscore.decoding.options import DecodeOptions
@@ -56,6 +56,8 @@ def is_right(search: Search, stops: Sequence[str], pieces: Sequence[str]) -> boo
     return not found and early and "".join(sent) == text
 
 
+@settings(max_examples=1000)
+@example(["aabb", "ab"], ["aab"])
 @given(STOPS, PIECES)
 def test_stop_strings_against_a_plain_search(stops: list[str], pieces: list[str]) -> None:
     assert is_right(sent_by, stops, pieces)
