@@ -131,7 +131,11 @@ class Launched(Protocol):
 
 
 class Worker(Protocol):
-    """The device side. All calls may raise; then the streams concerned have failed, and no other."""
+    """The device side.
+
+    What `prefill`, `restore`, `admit`, `step` or a result raises has failed the streams that it concerned, and no
+    other. What `drained` or `release` raises ends the engine.
+    """
 
     geometry: Geometry
 

@@ -1,0 +1,75 @@
+"""What decoding has done and what it holds, for metrics."""
+
+from dataclasses import dataclass, field, replace
+
+from hiscore.decoding.scheduler import Scheduler
+from hiscore.decoding.stream import Stage
+from hiscore.decoding.worker_api import Geometry, StepResult
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counters, then gauges.
+
+    tokens: those sent. step_seconds: of steps, on the device. hits, misses: of pages, per layer, row and head;
+    swap_in_rows: tokens copied in for the misses. captured: sum of the selected attention mass, over as many
+    captured_rows. waiting: calls in the queue. prefilling: streams, those being restored among them. backup_lag,
+    host_rows, device_rows: tokens; the latter two count what is taken out of the pools.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    step_seconds: float = 0.0
+    backed_up_tokens: int = 0
+    hits: int = 0
+    misses: int = 0
+    swap_in_rows: int = 0
+    captured: float = 0.0
+    captured_rows: int = 0
+    preemptions: int = 0
+    waiting: int = 0
+    prefilling: int = 0
+    running: int = 0
+    preempted: int = 0
+    backup_lag: int = 0
+    host_rows: int = 0
+    device_rows: int = 0
+
+
+@dataclass
+class Tally:
+    """The counters of one engine: written by its thread, read by any."""
+
+    total: EngineStats = field(default_factory=EngineStats)
+
+    def add(self, result: StepResult, geometry: Geometry, tokens: int, is_step: bool) -> None:
+        """Count what a launch gave, of which so many tokens were sent."""
+        t = self.total
+        self.total = replace(
+            t,
+            steps=t.steps + is_step,
+            tokens=t.tokens + tokens,
+            step_seconds=t.step_seconds + (result.seconds if is_step else 0.0),
+            backed_up_tokens=t.backed_up_tokens + result.backed_up,
+            hits=t.hits + result.hits,
+            misses=t.misses + result.misses,
+            swap_in_rows=t.swap_in_rows + result.misses * geometry.page,
+            captured=t.captured + result.captured,
+            captured_rows=t.captured_rows + result.captured_rows,
+            backup_lag=result.backup_lag,
+        )
+
+    def snapshot(self, scheduler: Scheduler, geometry: Geometry) -> EngineStats:
+        """The counters, and what the scheduler holds now."""
+        pools, count = scheduler.pools, scheduler.count
+        return replace(
+            self.total,
+            preemptions=scheduler.preemptions,
+            waiting=count(Stage.WAITING),
+            prefilling=count(Stage.PREFILLING, Stage.STAGING),
+            running=count(Stage.RUNNING),
+            preempted=count(Stage.PREEMPTED),
+            backup_lag=self.total.backup_lag if pools.slots.used else 0,
+            host_rows=pools.host.used * geometry.page,
+            device_rows=pools.device.used * geometry.page,
+        )

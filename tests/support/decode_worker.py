@@ -1,0 +1,340 @@
+"""A worker without a model, for tests of scheduling: the next token is a hash of all tokens that its memory holds.
+
+It has the pools of a real one, in plain arrays, and a device that runs behind: what is launched is only done when
+a result is waited for or `drained` is asked. Freed memory is poisoned, so a stream that reads another's pages, or
+its own too late, gives other tokens than alone. Whatever a caller does wrong is recorded in `violations` as well.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from hiscore.decoding.stream import DecodeCall
+from hiscore.decoding.uniforms import uniform
+from hiscore.decoding.worker_api import (
+    NO_PAGES,
+    STAGING_PAGE,
+    Admission,
+    Chunk,
+    Geometry,
+    Int32,
+    Sampling,
+    StepResult,
+    StepRows,
+)
+
+VOCABULARY = 61
+EOS = 7
+POISON = -9
+
+TINY = Geometry(
+    page=4, lru_pages=3, ring_pages=2, host_pages=64, device_pages=20, staging_pages=8, max_streams=4, chunk=24,
+    context_length=120,
+)  # fmt: skip
+
+
+def next_token(tokens: Int32, temperature: float, draw: float) -> int:
+    """What follows tokens, int32 [n]."""
+    digest = hashlib.blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=8).digest()
+    drawn = int(draw * VOCABULARY) if temperature > 0 else 0
+    return (int.from_bytes(digest, "little") + drawn) % VOCABULARY
+
+
+def alone(call: DecodeCall) -> tuple[list[int], str]:
+    """The tokens and the finish reason of a call, without any scheduling."""
+    tokens, options = [int(token) for token in call.prompt], call.options
+    ends = options.stop_token_ids | (set() if options.ignore_eos else {EOS})
+    for position in range(len(tokens), len(tokens) + options.max_tokens):
+        draw = float(uniform(options.seed, position))
+        tokens.append(next_token(np.array(tokens, np.int32), options.temperature, draw))
+        if tokens[-1] in ends:
+            return tokens[len(call.prompt) :], "stop"
+    return tokens[len(call.prompt) :], "length"
+
+
+@dataclass
+class Held:
+    """What the worker knows of a slot, or of a preempted stream."""
+
+    staging: Int32
+    filled: int = 0  # tokens in staging
+    whole: bool = False  # its prompt has been prefilled, or it has been restored
+    length: int = -1  # tokens fed; -1: not admitted
+    host: Int32 = field(default_factory=lambda: NO_PAGES)
+    device: Int32 = field(default_factory=lambda: NO_PAGES)
+    unread: int = 0  # launches whose result nobody has waited for
+
+
+@dataclass
+class Task:
+    """Work of the device for some slots."""
+
+    number: int
+    slots: list[int]
+    work: Callable[[], None]
+
+
+@dataclass
+class Copy:
+    """A copy to the host, under way for some ticks."""
+
+    slot: int
+    work: Callable[[], None]
+    ticks: int
+
+
+class HashWorker:
+    """See `hiscore.decoding.worker_api.Worker`. delay: ticks that each copy to the host takes."""
+
+    def __init__(self, geometry: Geometry = TINY, delay: int = 0) -> None:
+        self.geometry = geometry
+        self.delay = delay
+        self.violations: list[str] = []
+        self.prefilled_tokens = self.restores = self.steps = 0
+        self.on_step: Callable[[StepRows], None] = lambda rows: None
+        self.fail: Callable[[str, list[int]], Exception | int | None] = lambda call, slots: None
+        self.slots: dict[int, Held] = {}
+        self.kept: dict[bytes, Held] = {}  # preempted, by their pages on the host
+        self._copies: list[Copy] = []
+        self._tasks: deque[Task] = deque()
+        self._numbers = count()
+        self._staging = np.full(geometry.staging_pages * STAGING_PAGE, POISON, np.int32)
+        self._host = np.full(geometry.host_pages * geometry.page, POISON, np.int32)
+        self._newest = np.full(geometry.max_streams, POISON, np.int32)
+        self._tails: dict[int, dict[int, int]] = {}  # of each slot: what has not landed, by position
+
+    # What the scheduler calls.
+
+    def prefill(self, chunks: Sequence[Chunk], sampling: Sampling) -> "Pending":
+        self._raise("prefill", [chunk.slot for chunk in chunks])
+        self._check(sum(len(chunk.tokens) for chunk in chunks) <= self.geometry.chunk, "too long a forward")
+        last = [chunk for chunk in chunks if chunk.last]
+        self._check(len(last) == len(sampling.uniforms), "not one row of sampling for each prompt's end")
+        for chunk in chunks:
+            if chunk.start == 0:
+                self._check(chunk.slot not in self.slots, f"slot {chunk.slot} is taken")
+                self._own_staging(chunk.slot, chunk.staging_pages)
+            held = self.slots[chunk.slot]
+            self._check(len(chunk.tokens) > 0 and chunk.start == held.filled, "not the next part of a prompt")
+            self._check(not held.whole, "prefilled again")
+            held.filled += len(chunk.tokens)
+            held.whole = chunk.last
+            self.prefilled_tokens += len(chunk.tokens)
+        return self._launch("prefill", [chunk.slot for chunk in chunks], lambda: self._fill(chunks, sampling))
+
+    def restore(self, slot: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
+        self._raise("restore", [slot])
+        self._check(slot not in self.slots, f"slot {slot} is taken")
+        kept = self.kept.pop(host_pages.tobytes(), None)
+        self._check(kept is not None and kept.length == length, "restored is not what was preempted")
+        self._own_staging(slot, staging_pages)
+        held = self.slots[slot]
+        held.filled, held.whole, held.host = length, True, host_pages
+        self.restores += 1
+
+        def work() -> None:
+            self._staging[_places(staging_pages, STAGING_PAGE)[:length]] = self._on_host(host_pages)[:length]
+
+        self._task([slot], work)
+
+    def admit(self, admission: Admission) -> None:
+        self._raise("admit", [admission.slot])
+        slot, length = admission.slot, admission.length
+        held = self.slots[slot]
+        restored = admission.first_token is not None
+        self._check(held.whole and held.length < 0 and held.filled == length, "admitted too early, or twice")
+        self._check(len(admission.host_pages) * self.geometry.page > length, "too few pages on the host")
+        self._check(np.array_equal(admission.staging_pages, held.staging), "other staging pages")
+        others = [each for other, each in self.slots.items() if other != slot] + list(self.kept.values())
+        for name in ("host", "device"):
+            pages = getattr(admission, f"{name}_pages")
+            taken = np.concatenate([NO_PAGES, *(getattr(each, name) for each in others)])
+            self._check(len(np.unique(pages)) == len(pages), f"a {name} page twice")
+            self._check(not np.isin(pages, taken).any(), f"a {name} page of another stream")
+        held.host, held.device, held.length = admission.host_pages, admission.device_pages, length
+
+        def work() -> None:
+            staged = self._staging[_places(admission.staging_pages, STAGING_PAGE)[:length]].copy()
+            if restored:
+                self._newest[slot] = admission.first_token
+            self._tails[slot] = dict(enumerate(staged.tolist()))
+            self._copy(slot, held.host, dict(self._tails[slot]))
+
+        self._task([slot], work)
+
+    def step(self, rows: StepRows) -> "Pending":
+        slots = rows.slots.tolist()
+        self.on_step(rows)
+        self._raise("step", slots)
+        self._check(0 < len(slots) == len(set(slots)), "a slot twice in a step, or none")
+        for slot, position in zip(slots, rows.positions.tolist(), strict=True):
+            held = self.slots.get(slot)
+            self._check(held is not None and held.length >= 0, f"slot {slot} was not admitted")
+            self._check(position == held.length, "not the next position")
+            self._check(position < len(held.host) * self.geometry.page, "beyond the pages on the host")
+            held.length += 1
+        self.steps += 1
+        pages = [self.slots[slot].host for slot in slots]
+        return self._launch("step", slots, lambda: self._decode(rows, pages))
+
+    def drained(self, slot: int) -> bool:
+        self._raise("drained", [slot])
+        if self._tasks:
+            self._tasks.popleft().work()
+        self._tick()
+        drained = self._is_drained(slot)
+        if drained and slot in self.slots and self.slots[slot].length >= 0:
+            self.slots[slot].staging = NO_PAGES
+        return drained
+
+    def release(self, slot: int, host_pages: Int32, device_pages: Int32) -> None:
+        self._raise("release", [slot])
+        if slot < 0:
+            self._check(
+                self.kept.pop(host_pages.tobytes(), None) is not None, "nobody was preempted from there"
+            )
+        else:
+            held = self.slots.pop(slot, None)
+            if held is not None:
+                self._check(held.unread == 0, "released with a launch that nobody has read")
+                self._check(self._is_drained(slot), "released with copies under way")
+                self._check(
+                    held.length < 0 or np.array_equal(held.device, device_pages), "not its device pages"
+                )
+                if len(host_pages) == 0:
+                    self.kept[held.host.tobytes()] = held
+                elif held.length >= 0:
+                    self._check(np.array_equal(held.host, host_pages), "not its host pages")
+        places = _places(host_pages, self.geometry.page)
+
+        def work() -> None:
+            self._host[places] = POISON
+            if slot >= 0:
+                self._newest[slot] = POISON
+                self._tails.pop(slot, None)
+
+        self._task([], work)
+
+    # What the device does, later.
+
+    def _fill(self, chunks: Sequence[Chunk], sampling: Sampling) -> list[int]:
+        for chunk in chunks:
+            places = _places(chunk.staging_pages, STAGING_PAGE)
+            self._staging[places[chunk.start : chunk.start + len(chunk.tokens)]] = chunk.tokens
+        sampled = []
+        for row, chunk in enumerate(chunk for chunk in chunks if chunk.last):
+            prompt = self._staging[
+                _places(chunk.staging_pages, STAGING_PAGE)[: chunk.start + len(chunk.tokens)]
+            ]
+            sampled.append(self._sample(chunk.slot, prompt, sampling, row))
+        return sampled
+
+    def _decode(self, rows: StepRows, pages: list[Int32]) -> list[int]:
+        sampled = []
+        for row, (slot, position) in enumerate(
+            zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)
+        ):
+            tail = self._tails[slot]
+            tail[position] = int(self._newest[slot])
+            tokens = self._on_host(pages[row])[: position + 1]
+            tokens[list(tail)] = list(tail.values())
+            sampled.append(self._sample(slot, tokens, rows.sampling, row))
+            self._copy(slot, pages[row], {position: tail[position]})
+        self._tick()
+        return sampled
+
+    def _sample(self, slot: int, tokens: Int32, sampling: Sampling, row: int) -> int:
+        token = next_token(tokens, float(sampling.temperature[row]), float(sampling.uniforms[row]))
+        self._newest[slot] = token
+        return token
+
+    def _copy(self, slot: int, pages: Int32, tokens: dict[int, int]) -> None:
+        tail = self._tails[slot]
+        positions = np.array(list(tokens), np.int64)
+
+        def work() -> None:
+            self._host[_places(pages, self.geometry.page)[positions]] = list(tokens.values())
+            for position in tokens:
+                tail.pop(position, None)
+
+        self._copies.append(Copy(slot, work, self.delay))
+        self._land()
+
+    def _tick(self) -> None:
+        for copy in self._copies:
+            copy.ticks -= 1
+        self._land()
+
+    def _land(self) -> None:
+        for copy in [copy for copy in self._copies if copy.ticks <= 0]:
+            copy.work()
+            self._copies.remove(copy)
+
+    # Bookkeeping.
+
+    def _is_drained(self, slot: int) -> bool:
+        return not any(slot in task.slots for task in self._tasks) and all(
+            copy.slot != slot for copy in self._copies
+        )
+
+    def _own_staging(self, slot: int, pages: Int32) -> None:
+        for other, held in self.slots.items():
+            self._check(not np.isin(pages, held.staging).any(), f"a staging page of slot {other}")
+        self.slots[slot] = Held(pages)
+
+    def _on_host(self, pages: Int32) -> Int32:
+        return self._host[_places(pages, self.geometry.page)]
+
+    def _task(self, slots: list[int], work: Callable[[], None]) -> int:
+        number = next(self._numbers)
+        self._tasks.append(Task(number, slots, work))
+        return number
+
+    def _launch(self, call: str, slots: list[int], work: Callable[[], list[int]]) -> "Pending":
+        held = [self.slots[slot] for slot in slots]
+        for each in held:
+            each.unread += 1
+        pending = Pending(self, call, slots, held)
+        pending.number = self._task(slots, lambda: pending.tokens.extend(work()))
+        return pending
+
+    def run_to(self, number: int) -> None:
+        while self._tasks and self._tasks[0].number <= number:
+            self._tasks.popleft().work()
+
+    def _raise(self, call: str, slots: list[int]) -> None:
+        if isinstance(error := self.fail(call, slots), Exception):
+            raise error
+
+    def _check(self, condition: object, message: str) -> None:
+        if not condition:
+            self.violations.append(message)
+            raise AssertionError(message)
+
+
+class Pending:
+    """A launch of a `HashWorker`."""
+
+    def __init__(self, worker: HashWorker, call: str, slots: list[int], held: list[Held]) -> None:
+        self.worker, self.call, self.slots, self.held = worker, call, slots, held
+        self.tokens: list[int] = []
+        self.number = -1
+
+    def result(self) -> StepResult:
+        self.worker.run_to(self.number)
+        for each in self.held:
+            each.unread -= 1
+        answer = self.worker.fail(f"{self.call} result", self.slots)
+        if isinstance(answer, Exception):
+            raise answer
+        tokens = [answer if answer is not None else token for token in self.tokens]
+        return StepResult(np.array(tokens, np.int32), hits=2, misses=1, backed_up=len(tokens))
+
+
+def _places(pages: Int32, page: int) -> Int32:
+    """The places of pages' tokens, in order."""
+    return (pages[:, None] * page + np.arange(page, dtype=np.int32)).ravel()
