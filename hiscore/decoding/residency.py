@@ -113,7 +113,6 @@ def swap_in(cache: Cache, layer: int, selection: Selection, rows: DecodeRows) ->
     row, of, rank = torch.nonzero(missing, as_tuple=True)
     cache.hits += chosen.sum() - len(row)
     cache.misses += len(row)
-    cache.mass += torch.stack((selection.mass.double().sum(), rows.valid.sum() * shape.heads))
     if len(row):
         lru = table[:, : shape.lru_pages].long().clamp(min=0)
         victims = _oldest(used[lru[:, None], head], missing.sum(-1))

@@ -7,11 +7,12 @@ from torch import Tensor
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_torch import paged_attention
 from hiscore.decoding import residency
-from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
-from hiscore.decoding.residency import forget, home_pages, swap_in
-from hiscore.decoding.selection import Selection, everything
+from hiscore.decoding.cache import CacheShape, DecodeRows
+from hiscore.decoding.residency import forget
 from hiscore.decoding.selectors.exact import ExactSelector
 from hiscore.decoding.selectors.quest import QuestSelector
+from hiscore.decoding.steps import PageLists
+from hiscore.decoding.torch_steps import TorchSteps
 from tests.support.decode_cache import KnownCache, random_contents
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 8
@@ -47,23 +48,14 @@ def queries(rows: int, step: int, dtype: torch.dtype) -> Tensor:
     return 3 * torch.randn(rows, HEADS, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def attend(
-    cache: Cache, layer: int, q: Tensor, selection: Selection, places: Tensor, rows: DecodeRows
-) -> Tensor:
-    return paged_attention(
-        q, cache.tokens(layer), cache.shape.page, selection.pages, places, rows.positions, ATTENTION.scale
-    )
-
-
 def dense_step(known: KnownCache, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
-    selection = everything(rows, KV_HEADS, known.shape.page)
-    return attend(known.cache, layer, q, selection, home_pages(known.cache, selection, rows), rows)
+    steps = TorchSteps(known.cache, ATTENTION)
+    return steps.attend(layer, q, steps.everything(rows), rows)
 
 
 def sparse_step(known: KnownCache, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
-    assert known.selector
-    selection = known.selector.select(layer, q, rows)
-    return attend(known.cache, layer, q, selection, swap_in(known.cache, layer, selection, rows), rows)
+    steps = TorchSteps(known.cache, ATTENTION)
+    return steps.attend(layer, q, steps.choose(layer, steps.scores(layer, q, rows), rows).lists, rows)
 
 
 def clear(known: KnownCache, slots: list[int]) -> None:
@@ -133,13 +125,11 @@ def test_another_order_has_other_bits() -> None:
     rows = dense.rows([1])
     dense.write(rows)
     q = queries(1, 0, torch.float32)
-    selection = everything(rows, KV_HEADS, 1)
-    order = torch.randperm(selection.pages.shape[-1], generator=torch.Generator().manual_seed(1))
-    turned = Selection(selection.pages[..., order], selection.counts, selection.mass)
-    outs = [
-        attend(dense.cache, 0, q, each, home_pages(dense.cache, each, rows), rows)
-        for each in (selection, turned)
-    ]
+    steps = TorchSteps(dense.cache, ATTENTION)
+    lists = steps.everything(rows)
+    order = torch.randperm(lists.pages.shape[-1], generator=torch.Generator().manual_seed(1))
+    turned = PageLists(lists.pages[..., order], lists.counts)
+    outs = [steps.attend(0, q, each, rows) for each in (lists, turned)]
     assert not torch.equal(*outs)
     # Rounding of sums of 62 weights in float32.
     torch.testing.assert_close(*outs, atol=1e-5, rtol=0)
@@ -165,53 +155,35 @@ def test_it_is_the_softmax_of_its_definition(
     latent: bool, window: int | None, soft_cap: float | None
 ) -> None:
     generator = torch.Generator().manual_seed(11)
-    heads, kv_heads, width, value_width, page, count = 6, 1 if latent else 2, 8, 5 if latent else 8, 4, 40
-    tokens = torch.randn(
-        count * page, 1 if latent else 2, kv_heads, width, generator=generator, dtype=torch.float64
-    )
+    heads, kv_heads, width, value_width, page = 6, 1 if latent else 2, 8, 5 if latent else 8, 4
+    tokens = torch.randn(160, 1 if latent else 2, kv_heads, width, generator=generator, dtype=torch.float64)
     q = torch.randn(3, heads, width, generator=generator, dtype=torch.float64)
     positions = torch.tensor([22, 0, 13], dtype=torch.int32)
-    pages = torch.full((3, kv_heads, 5), -1, dtype=torch.int32)
-    places = torch.zeros_like(pages)
-    chosen = [[[0, 2, 4, 5], [1, 3, 4, 5]], [[0], [0]], [[0, 3], [2, 3]]]
-    for row in range(3):
-        for head in range(kv_heads):
-            of_head = torch.tensor(chosen[row][head], dtype=torch.int32)
-            pages[row, head, : len(of_head)] = of_head
-            places[row, head, : len(of_head)] = torch.randperm(count, generator=generator)[
-                : len(of_head)
-            ].int()
-    if window == 6:
-        # From position 13 it reaches page 2, which the first head has not: the heads would see
-        # different numbers of tokens.
-        pages[2, :, 0] = 2
+    counts = torch.tensor([[4], [0], [2]], dtype=torch.int32).expand(3, kv_heads)
+    places = torch.stack([torch.randperm(40, generator=generator)[: kv_heads * 5] for _ in range(3)])
+    places = places.view(3, kv_heads, 5).int()
     out = paged_attention(
-        q, tokens, page, pages, places, positions, 0.3, soft_cap, window, value_width if latent else None
+        q, tokens, page, places, counts, positions, 0.3, soft_cap, window, value_width if latent else None
     )
     assert out.shape == (3, heads, value_width)
-    for row, position in enumerate(positions.tolist()):
+    assert not out[1].any()
+    for row, last in [(0, [0, 1, 2]), (2, [0, 1])]:
         for head in range(heads):
             kv_head = head * kv_heads // heads
-            weights, values = [], []
-            for number, place in zip(
-                pages[row, kv_head].tolist(), places[row, kv_head].tolist(), strict=True
-            ):
-                for offset in range(page):
-                    at = number * page + offset
-                    if number < 0 or at > position or (window and at <= position - window):
-                        continue
-                    token = tokens[place * page + offset, :, kv_head]
-                    logit = (q[row, head] * token[0]).sum() * 0.3
-                    weights.append(logit if soft_cap is None else soft_cap * torch.tanh(logit / soft_cap))
-                    values.append(token[-1, :value_width])
-            expected = torch.stack(weights).softmax(0) @ torch.stack(values)
-            # float64 sums of at most 20 terms.
+            listed = places[row, kv_head, : int(counts[row, 0])].tolist()
+            seen = [place * page + offset for place in listed[:-1] for offset in range(page)]
+            seen += [listed[-1] * page + offset for offset in last]
+            seen = seen if window is None else seen[-window:]
+            logits = [(q[row, head] * tokens[at, 0, kv_head]).sum() * 0.3 for at in seen]
+            if soft_cap is not None:
+                logits = [soft_cap * torch.tanh(logit / soft_cap) for logit in logits]
+            values = torch.stack([tokens[at, -1, kv_head, :value_width] for at in seen])
+            # float64 sums of at most 15 terms.
+            expected = torch.stack(logits).softmax(0) @ values
             torch.testing.assert_close(out[row, head], expected, atol=1e-14, rtol=1e-13)
 
 
-def test_heads_that_see_different_numbers_of_tokens_are_refused() -> None:
-    pages = torch.tensor([[[0, 1], [1, -1]]], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"heads of row 0 see different numbers of tokens: \[8, 4\]"):
-        paged_attention(
-            torch.ones(1, 2, 4), torch.ones(8, 2, 2, 4), 4, pages, pages.clamp(min=0), torch.tensor([7]), 1
-        )
+def test_lists_of_different_lengths_are_refused() -> None:
+    lists, counts = torch.zeros(1, 2, 2, dtype=torch.int32), torch.tensor([[2, 1]])
+    with pytest.raises(ValueError, match=r"heads of row 0 have lists of different lengths: \[2, 1\]"):
+        paged_attention(torch.ones(1, 2, 4), torch.ones(8, 2, 2, 4), 4, lists, counts, torch.tensor([7]), 1)

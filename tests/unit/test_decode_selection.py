@@ -14,6 +14,7 @@ from hiscore.attention.base import AttentionShape
 from hiscore.decoding import selection as selection_module
 from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
 from hiscore.decoding.selection import Selection, Selector, everything, top_pages
+from hiscore.decoding.selectors.dsa import DsaSelector
 from hiscore.decoding.selectors.exact import ExactSelector
 from hiscore.decoding.selectors.quest import QuestSelector
 
@@ -55,6 +56,10 @@ def streams(seed: int) -> tuple[DecodeRows, list[Tensor], Tensor]:
     positions = torch.tensor([*[length - 1 for length in LENGTHS[:4]], 0, LENGTHS[4] - 1], dtype=torch.int32)
     keys.insert(4, torch.empty(0, KV_HEADS, WIDTH, dtype=torch.float64))
     return DecodeRows(slots, positions), keys, normal(len(slots), KV_HEADS * GROUP, WIDTH)
+
+
+def choose(selector: Selector, q: Tensor, rows: DecodeRows) -> Selection:
+    return selector.select(selector.scores(1, q, rows), rows)
 
 
 def write(cache: Cache, selector: Selector, rows: DecodeRows, keys: list[Tensor], chunk: int) -> None:
@@ -155,7 +160,7 @@ def test_exact_chooses_by_its_definition(seed: int, cap: float | None) -> None:
     cache = cache_of(page=1, top=9, ring=4, index="keys")
     selector = ExactSelector(cache, attention_shape(cap))
     write(cache, selector, rows, keys, chunk=64)
-    selection = selector.select(1, q, rows)
+    selection = choose(selector, q, rows)
     assert selection.pages.shape == (6, KV_HEADS, 9)
     check(selection, rows, [exact_loop(q[row], k, 9, cap) if len(k) else [] for row, k in enumerate(keys)])
 
@@ -167,7 +172,7 @@ def test_the_loop_notices_ties_broken_the_other_way() -> None:
     write(cache, selector, rows, keys, chunk=64)
     wrong = [exact_loop(q[row], k, 9, None, tie=-1) if len(k) else [] for row, k in enumerate(keys)]
     with pytest.raises(AssertionError):
-        check(selector.select(1, q, rows), rows, wrong)
+        check(choose(selector, q, rows), rows, wrong)
 
 
 @pytest.mark.parametrize("cap", [None, 0.75])
@@ -181,7 +186,7 @@ def test_quest_chooses_by_its_definition(
     cache = cache_of(page, top, ring, "bounds")
     selector = QuestSelector(cache, attention_shape(cap))
     write(cache, selector, rows, keys, chunk)
-    selection = selector.select(1, q, rows)
+    selection = choose(selector, q, rows)
     assert selection.pages.shape == (6, KV_HEADS, top)
     expected = [quest_loop(q[row], k, top, cap, page, ring) if len(k) else [] for row, k in enumerate(keys)]
     check(selection, rows, expected)
@@ -195,7 +200,7 @@ def test_quest_bounds_are_those_of_the_page_s_present_owner() -> None:
     write(cache, selector, rows, [100 * k for k in keys], chunk=64)
     write(cache, selector, rows, keys, chunk=1)
     expected = [quest_loop(q[row], k, 5, None, 4, 2) if len(k) else [] for row, k in enumerate(keys)]
-    check(selector.select(1, q, rows), rows, expected)
+    check(choose(selector, q, rows), rows, expected)
 
 
 @pytest.mark.parametrize("kind", ["keys", "bounds"])
@@ -205,9 +210,9 @@ def test_a_full_stream_gets_everything_and_changes_no_other(kind: str) -> None:
     cache = cache_of(page, 5, 2, kind)
     selector = (ExactSelector if kind == "keys" else QuestSelector)(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)
-    before = selector.select(1, q, rows)
+    before = choose(selector, q, rows)
     cache.full[1] = True
-    after = selector.select(1, q, rows)
+    after = choose(selector, q, rows)
     pages = -(-64 // page)
     assert after.pages.shape[-1] == pages > before.pages.shape[-1]
     assert after.pages[3, :, :pages].tolist() == [list(range(pages))] * KV_HEADS
@@ -227,9 +232,9 @@ def test_a_row_s_choice_is_its_own_to_the_last_bit(kind: str) -> None:
     cache = cache_of(1 if kind == "keys" else 4, 5, 2, kind)
     selector = (ExactSelector if kind == "keys" else QuestSelector)(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)
-    together = selector.select(1, q, rows)
+    together = choose(selector, q, rows)
     for row in range(len(rows.slots)):
-        alone = selector.select(1, q[row, None], DecodeRows(rows.slots[row, None], rows.positions[row, None]))
+        alone = choose(selector, q[row, None], DecodeRows(rows.slots[row, None], rows.positions[row, None]))
         assert torch.equal(alone.pages[0], together.pages[row])
         assert torch.equal(alone.mass[0], together.mass[row])
 
@@ -244,7 +249,7 @@ def test_bfloat16_is_scored_in_float32(kind: str) -> None:
         selector = (ExactSelector if kind == "keys" else QuestSelector)(cache, attention_shape())
         # In multiples of 1/8 below 32 nothing is lost to bfloat16.
         write(cache, selector, rows, [k.to(dtype) for k in keys], chunk=64)
-        chosen.append(selector.select(1, q.to(dtype), rows))
+        chosen.append(choose(selector, q.to(dtype), rows))
     assert torch.equal(chosen[0].pages, chosen[1].pages)
     assert torch.equal(chosen[0].mass, chosen[1].mass)
 
@@ -293,10 +298,33 @@ def test_an_unstable_sort_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         test_given_scores_choose_by_a_plain_sort()
 
 
-def test_everything_is_all_pages_or_those_of_the_window() -> None:
+def test_everything_is_all_pages() -> None:
     rows = DecodeRows(torch.tensor([2, -1, 0]), torch.tensor([9, 0, 3]))
-    assert everything(rows, 1, page=4).pages[:, 0].tolist() == [[0, 1, 2], [-1, -1, -1], [0, -1, -1]]
-    assert everything(rows, 1, page=4, window=3).pages[:, 0].tolist() == [[1, 2], [-1, -1], [0, -1]]
-    # Positions 8 and 9.
-    assert everything(rows, 1, page=4, window=2).pages[:, 0].tolist() == [[2], [-1], [0]]
+    assert everything(rows, 2, page=4).pages[:, 1].tolist() == [[0, 1, 2], [-1, -1, -1], [0, -1, -1]]
     assert everything(rows, 2, page=4).counts.tolist() == [[3, 3], [0, 0], [1, 1]]
+
+
+def test_an_indexer_chooses_by_its_own_scores_alone() -> None:
+    generator = torch.Generator().manual_seed(5)
+    shape = CacheShape(
+        layers=1, heads=1, parts=1, width=6, page=1, streams=2, max_pages=40, host_pages=80, device_pages=80,
+        lru_pages=7, ring_pages=3, top_pages=7, index="dsa", index_width=WIDTH,
+    )  # fmt: skip
+    cache = Cache.allocate(shape, torch.float32, torch.device("cpu"))
+    cache.host_table.copy_(torch.randperm(80, generator=generator).view(2, 40))
+    selector = DsaSelector(cache)
+    keys = torch.randint(-2, 3, (40, WIDTH), generator=generator).float()
+    selector.write(0, keys, cache.host_table[1])
+    q = torch.randint(-2, 3, (2, 2, WIDTH), generator=generator).float()
+    gates = torch.tensor([[0.5, -0.25], [0.5, 0.25]])
+    rows = DecodeRows(torch.tensor([1, 1], dtype=torch.int32), torch.tensor([38, 4], dtype=torch.int32))
+    selection = selector.select(selector.scores(0, q, gates, rows), rows)
+    # Integers and powers of two: all is exact, the last place is a tie, and a gate below zero makes both zeros.
+    scores = [
+        sum(gate * max(0.0, float(x @ key)) for gate, x in zip([0.5, -0.25], q[0], strict=True))
+        for key in keys
+    ]
+    assert len(set(scores[:39])) < 20
+    assert selection.pages[0, 0].tolist() == best(scores[:39], set(), 7)
+    assert selection.pages[0, 0].tolist() != best(scores[:39], set(), 7, tie=-1)
+    assert selection.pages[1, 0].tolist() == [0, 1, 2, 3, 4, -1, -1]

@@ -4,16 +4,13 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.paged_torch import capped, working
+from hiscore.attention.paged_torch import working
 from hiscore.decoding.cache import Cache, DecodeRows
-from hiscore.decoding.selection import Selection, choose
+from hiscore.decoding.selection import Selection, no_scores, scored_rows, select_by_attention
 
 
 class ExactSelector:
-    """`Selector` by the mean over a group of its query heads' softmax over all tokens; pages are single tokens.
-
-    The first token and the newest are always chosen.
-    """
+    """`Selector` by attention itself; pages are single tokens. The first and the newest are always chosen."""
 
     def __init__(self, cache: Cache, shape: AttentionShape) -> None:
         self._cache, self._shape = cache, shape
@@ -22,14 +19,15 @@ class ExactSelector:
         (new,) = torch.nonzero(home_slots >= 0, as_tuple=True)
         self._cache.index[self._cache.sparse[layer]][home_slots[new].long()] = keys[new]
 
-    def select(self, layer: int, q: Tensor, rows: DecodeRows) -> Selection:
+    def scores(self, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
         cache, shape = self._cache, self._shape
-        grouped = working(q).unflatten(1, (shape.kv_heads, -1))
+        q = working(q).unflatten(1, (shape.kv_heads, -1))
         index = cache.index[cache.sparse[layer]]
-
-        def score(row: int, pages: Tensor) -> Tensor:
+        out = no_scores(cache, rows, shape.heads, q.dtype)
+        for row, pages in scored_rows(cache, rows):
             keys = working(index[pages]).permute(1, 2, 0)
-            logits = capped(grouped[row] @ keys * shape.scale, shape.soft_cap)
-            return logits.softmax(-1).mean(1)
+            out[row, :, : len(pages)] = (q[row] @ keys * shape.scale).flatten(0, 1)
+        return out
 
-        return choose(cache, rows, lambda page, newest: (page == 0) | (page == newest), score)
+    def select(self, scores: Tensor, rows: DecodeRows) -> Selection:
+        return select_by_attention(self._cache, scores, rows, 1, self._shape.soft_cap)

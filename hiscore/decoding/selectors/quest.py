@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.paged_torch import capped, working
+from hiscore.attention.paged_torch import working
 from hiscore.decoding.cache import Cache, DecodeRows
-from hiscore.decoding.selection import Selection, choose
+from hiscore.decoding.selection import Selection, no_scores, scored_rows, select_by_attention
 
 
 class QuestSelector:
-    """`Selector` by the mean over a group of its query heads' softmax over the bounds of all pages.
+    """`Selector` by the bounds of pages.
 
     The first page and the ring's are always chosen: the newest one's bounds are never those of a full page.
     """
@@ -34,16 +34,18 @@ class QuestSelector:
         least.scatter_reduce_(0, of_keys, keys, "amin")
         greatest.scatter_reduce_(0, of_keys, keys, "amax")
 
-    def select(self, layer: int, q: Tensor, rows: DecodeRows) -> Selection:
+    def scores(self, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
         cache, shape = self._cache, self._shape
-        grouped = working(q).unflatten(1, (shape.kv_heads, -1))
+        q = working(q).unflatten(1, (shape.kv_heads, -1))
         bounds = cache.index[cache.sparse[layer]]
-
-        def score(row: int, pages: Tensor) -> Tensor:
+        out = no_scores(cache, rows, shape.heads, q.dtype)
+        for row, pages in scored_rows(cache, rows):
             least, greatest = working(bounds[pages]).permute(2, 1, 3, 0)
-            above, below = grouped[row].clamp(min=0), grouped[row].clamp(max=0)
-            logits = capped((above @ greatest + below @ least) * shape.scale, shape.soft_cap)
-            return logits.softmax(-1).mean(1)
+            best = q[row].clamp(min=0) @ greatest + q[row].clamp(max=0) @ least
+            out[row, :, : len(pages)] = (best * shape.scale).flatten(0, 1)
+        return out
 
-        ring = cache.shape.ring_pages
-        return choose(cache, rows, lambda page, newest: (page == 0) | (page > newest - ring), score)
+    def select(self, scores: Tensor, rows: DecodeRows) -> Selection:
+        return select_by_attention(
+            self._cache, scores, rows, self._cache.shape.ring_pages, self._shape.soft_cap
+        )
