@@ -25,7 +25,8 @@ import torch
 from hiscore.errors import RequestError
 from hiscore.scorer import Scorer, Scores
 from perf import ablation_groups, checkpoints, idle, machine
-from perf.ablation_groups import CPU, GPU, Arm, Batch, Group, Sizes
+from perf.ablation_groups import Arm, Batch, Group
+from perf.ablation_sizes import CPU, GPU, Sizes
 from perf.calls import Float32
 from perf.interleave import ArmResult, interleave
 

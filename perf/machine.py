@@ -1,9 +1,11 @@
 """What a number was measured on."""
 
+import json
 import os
 import platform
 import subprocess
 import sys
+import urllib.request
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +28,12 @@ def facts(gpu: str | None, driver: str | None, triton: str | None, commit: str |
         "tritonserver": triton,
         "packages": {name: _version(name) for name in PACKAGES},
     }
+
+
+def triton_version(http_url: str) -> str:
+    """Of a running server."""
+    with urllib.request.urlopen(f"{http_url}/v2") as response:
+        return str(json.load(response)["version"])
 
 
 def _commit() -> str | None:

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 import traceback
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -153,7 +152,7 @@ def main() -> int:
             console.print(
                 f"checkpoint {written - begin:.1f} s, server ready {ready - written:.1f} s", highlight=False
             )
-            triton = json.load(urllib.request.urlopen(f"{server.http_url}/v2"))["version"]
+            triton = machine.triton_version(server.http_url)
             results = {
                 "machine": machine.facts(gpu.device, gpu.driver, triton, options.commit),
                 "plan": asdict(chosen),

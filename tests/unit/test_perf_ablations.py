@@ -11,7 +11,8 @@ from hiscore.layout import Call
 from hiscore.options import ScoreOptions
 from hiscore.scorer import ScoreCall, Scorer
 from perf import variants
-from perf.ablation_groups import CPU, Arm, Group, groups
+from perf.ablation_groups import Arm, Group, groups
+from perf.ablation_sizes import CPU
 from perf.ablations import check
 from perf.decode_step import StepAfter, decode_step
 from perf.idle import idle_share
@@ -46,7 +47,7 @@ def scores(pending) -> np.ndarray:
 
 @pytest.mark.parametrize("count", [6, 7, 9, 15])
 def test_the_interval_holds_the_median_as_often_as_it_says(count: int) -> None:
-    """95% of 1,000 samples less 2.9 standard deviations are 930; an interval one value narrower holds 88% at most."""
+    """95% of 1,000 less 2.9 standard deviations are 930; an interval one value narrower holds 88% at most."""
     samples = np.sort(np.random.default_rng(count).exponential(1.0, (1_000, count)), axis=1)
     held = narrower = 0
     for ordered in samples.tolist():
