@@ -28,6 +28,8 @@ Int32 = npt.NDArray[np.int32]
 
 # Contexts in the pool that one forward may name, counted in tokens.
 MAX_CONTEXT_SLOTS = 2**22
+# Of a row: token, position, begin and end of its segment, where its keys and values are kept.
+ROW_FIELDS = 5
 # Whole numbers of 16 bytes, so that every array of a layout is aligned alike and kernels compile once.
 ALIGN = 4
 
@@ -52,23 +54,25 @@ class Layout:
         """The buffer's used part, and the context's slots."""
         cut = cut_into_tiles(forward, rows_per_tile)
         count = len(forward.input_ids)
-        buffer = np.zeros(4 * self.rows + ALIGN + cut.tiles.size, np.int32)
-        rows = buffer[: 4 * self.rows].reshape(4, self.rows)
-        rows[3] = NOT_KEPT
+        of_rows = ROW_FIELDS * self.rows
+        buffer = np.zeros(of_rows + ALIGN + cut.tiles.size, np.int32)
+        rows = buffer[:of_rows].reshape(ROW_FIELDS, self.rows)
         rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
-        rows[2, :count], rows[3, :count] = cut.segment_starts, forward.write_slots
-        buffer[4 * self.rows : 4 * self.rows + 2] = len(cut.tiles), cut.scored
-        buffer[4 * self.rows + ALIGN :] = cut.tiles.ravel()
+        rows[2, :count], rows[3, :count] = cut.segment_starts, cut.segment_ends
+        rows[4, :count], rows[4, count:] = forward.write_slots, NOT_KEPT
+        buffer[of_rows : of_rows + 2] = len(cut.tiles), cut.scored
+        buffer[of_rows + ALIGN :] = cut.tiles.ravel()
         return buffer, cut.context_slots
 
     @property
     def size(self) -> int:
-        return 4 * self.rows + ALIGN + self.tiles * FIELDS
+        return ROW_FIELDS * self.rows + ALIGN + self.tiles * FIELDS
 
     def views(self, buffer: Tensor, context_slots: Tensor) -> tuple[Rows, TileInputs]:
-        ids, positions, starts, write = buffer[: 4 * self.rows].view(4, self.rows)
-        count, tiles = buffer[4 * self.rows :][:2], buffer[4 * self.rows + ALIGN :]
-        return Rows(ids, positions, write), TileInputs(positions, starts, tiles, count, context_slots)
+        rows, rest = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
+        ids, positions, starts, ends, write = rows.view(ROW_FIELDS, self.rows)
+        inputs = TileInputs(positions, starts, ends, rest[ALIGN:], rest[:2], context_slots)
+        return Rows(ids, positions, write), inputs
 
 
 class CudaRunner:
@@ -148,7 +152,7 @@ class CudaRunner:
     def _capture_one(self, layout: Layout, memory: Any) -> Any:
         # Zero tiles and no kept rows: what compiles and warms up here reads and writes nothing real.
         self._static.zero_()
-        self._static[3 * layout.rows : 4 * layout.rows] = NOT_KEPT
+        self._static[4 * layout.rows : ROW_FIELDS * layout.rows] = NOT_KEPT
         self._body(layout)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()

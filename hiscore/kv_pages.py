@@ -15,7 +15,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-PAGE = 16
+# As many tokens as the attention kernel reads at a time, or a multiple: then what is found in the pool and what is
+# new are cut into the same blocks, and a hit changes no bit of a score.
+PAGE = 32
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

@@ -23,6 +23,8 @@ class Tiles:
 
     segment_starts: Int32
     """[T]: the first row of each row's segment."""
+    segment_ends: Int32
+    """[T]: one past its last."""
     tiles: Int32
     """[tiles, FIELDS]: first those that hold a scored row."""
     scored: int
@@ -55,9 +57,11 @@ def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:
     # A tile holds a scored row if one lies between its first and its last.
     ordered = np.sort(forward.scored_rows)
     holds = np.searchsorted(ordered, tiles[:, 0]) < np.searchsorted(ordered, tiles[:, 1])
-    starts, lengths_of_segments = forward.cu_seqlens[:-1], np.diff(forward.cu_seqlens)
+    edges = forward.cu_seqlens
+    segment = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     return Tiles(
-        segment_starts=np.repeat(starts, lengths_of_segments).astype(np.int32),
+        segment_starts=edges[segment],
+        segment_ends=edges[segment + 1],
         tiles=np.concatenate((tiles[holds], tiles[~holds])).astype(np.int32),
         scored=int(holds.sum()),
         context_slots=np.concatenate([group.context_slots for group in groups]).astype(np.int32),

@@ -38,6 +38,7 @@ class TileInputs:
 
     positions: Tensor
     segment_starts: Tensor
+    segment_ends: Tensor
     tiles: Tensor
     tile_count: Tensor
     """How many tiles there are, and how many of the first hold a scored row: [2]."""
@@ -66,8 +67,8 @@ class TritonAttention:
         # Of the last layer only scored rows are read.
         count = inputs.tile_count[1:] if layer == len(shape.windows) - 1 else inputs.tile_count
         packed_attention[(self._programs,)](
-            qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.tiles, count,
-            inputs.context_slots, shape.scale, shape.soft_cap or 0.0, pool.stride(0),
+            qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.segment_ends,
+            inputs.tiles, count, inputs.context_slots, shape.scale, shape.soft_cap or 0.0, pool.stride(0),
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim,
             PADDED_DIM=max(16, triton.next_power_of_2(shape.head_dim)),
             WINDOW=shape.windows[layer] or 0, CAPPED=shape.soft_cap is not None,

@@ -19,6 +19,7 @@ def packed_attention(
     out,
     positions,
     segment_starts,
+    segment_ends,
     tiles,
     tile_count,
     context_slots,
@@ -38,7 +39,8 @@ def packed_attention(
 ):
     """qkv [T, (heads + 2 kv_heads) head_dim], pool [slots, 2, kv_heads, head_dim] -> out [T, heads head_dim].
 
-    positions, segment_starts: int32 [T]; tiles: int32 [tile_count, FIELDS]; context_slots: int32. WINDOW 0: none.
+    positions, segment_starts, segment_ends: int32 [T]; tiles: int32 [tile_count, FIELDS]; context_slots: int32.
+    WINDOW 0: none.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TILE_ROWS: tl.constexpr = M // GROUP
@@ -100,23 +102,29 @@ def packed_attention(
                 HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
             )  # fmt: skip
 
-        # The tile's own segments: from the first one's first row to the tile's last.
-        own_begin = tl.load(segment_starts + first)
-        if WINDOW:
-            own_begin = tl.maximum(own_begin, first - WINDOW + 1)
+        # The tile's own segments, one after the other, each in blocks that begin where it begins: so the sums of a
+        # row are added up in an order of its own, and no bit of them depends on what else is in the tile.
         own_end = tl.minimum(first + TILE_ROWS, last)
-        for begin in range(own_begin, own_end, N):
-            column = begin + n
-            there = column < own_end
-            at = new_kv + column.to(tl.int64) * ROW
-            # No column beyond the tile's last row passes the second comparison.
-            seen = (column[None, :] >= start[:, None]) & (column[None, :] <= row[:, None])
+        own_row = first
+        while own_row < own_end:
+            segment = tl.load(segment_starts + own_row)
+            segment_end = tl.minimum(tl.load(segment_ends + own_row), own_end)
+            own_begin = segment
             if WINDOW:
-                seen = seen & (row[:, None] - column[None, :] < WINDOW)
-            acc, top, total = _attend(
-                acc, top, total, q, at, KV_HEADS * HEAD_DIM, there, seen, scale, soft_cap,
-                HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
-            )  # fmt: skip
+                own_begin += tl.maximum(own_row - WINDOW + 1 - segment, 0) // N * N
+            for begin in range(own_begin, segment_end, N):
+                column = begin + n
+                there = column < segment_end
+                at = new_kv + column.to(tl.int64) * ROW
+                # No column beyond the segment's last row here passes the second comparison.
+                seen = (start == segment)[:, None] & (column[None, :] <= row[:, None])
+                if WINDOW:
+                    seen = seen & (row[:, None] - column[None, :] < WINDOW)
+                acc, top, total = _attend(
+                    acc, top, total, q, at, KV_HEADS * HEAD_DIM, there, seen, scale, soft_cap,
+                    HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
+                )  # fmt: skip
+            own_row = segment_end
 
         o_offsets = row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
         result = acc / total[:, None]

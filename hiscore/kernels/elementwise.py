@@ -41,17 +41,15 @@ def embed(
     ids, table, x, h, h_scales, weight, scale, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """x = table[ids] * scale; h = rms_norm(x) * weight. ids int32 [T], x and h [T, WIDTH]."""
+    """x = table[ids] * scale; h = rms_norm(x) * weight. ids int32 [T]; x float32 and h [T, WIDTH]."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     source = tl.load(ids + token).to(tl.int64) * WIDTH
     value = tl.load(table + source + column, mask=inside, other=0.0).to(tl.float32) * scale
-    value = value.to(x.dtype.element_ty)
     tl.store(x + token * WIDTH + column, value, mask=inside)
-    value = value.to(tl.float32)
     normed = _rms(value, WIDTH, eps) * tl.load(weight + column, mask=inside, other=0.0)
-    _store_row(normed.to(x.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FP8)
+    _store_row(normed.to(table.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FP8)
 
 
 @triton.jit
@@ -59,7 +57,10 @@ def add_norm(
     x, update, h, h_scales, post_weight, weight, eps,
     WIDTH: tl.constexpr, SANDWICH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """x += update (under SANDWICH: rms_norm(update) * post_weight); h = rms_norm(x) * weight. All [T, WIDTH]."""
+    """x += update (under SANDWICH: rms_norm(update) * post_weight); h = rms_norm(x) * weight.
+
+    All [T, WIDTH]; x is float32.
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -67,13 +68,11 @@ def add_norm(
     change = tl.load(update + at, mask=inside, other=0.0)
     if SANDWICH:
         post = tl.load(post_weight + column, mask=inside, other=0.0)
-        change = (_rms(change.to(tl.float32), WIDTH, eps) * post).to(x.dtype.element_ty)
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + change.to(tl.float32)
-    # The sum is rounded as it is stored: what is normalised is what the next layer adds to.
-    value = value.to(x.dtype.element_ty)
+        change = (_rms(change.to(tl.float32), WIDTH, eps) * post).to(update.dtype.element_ty)
+    value = tl.load(x + at, mask=inside, other=0.0) + change.to(tl.float32)
     tl.store(x + at, value, mask=inside)
-    normed = _rms(value.to(tl.float32), WIDTH, eps) * tl.load(weight + column, mask=inside, other=0.0)
-    _store_row(normed.to(x.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FP8)
+    normed = _rms(value, WIDTH, eps) * tl.load(weight + column, mask=inside, other=0.0)
+    _store_row(normed.to(update.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FP8)
 
 
 @triton.jit

@@ -5,6 +5,7 @@ import triton
 from torch import Tensor
 
 from hiscore.kernels import elementwise
+from hiscore.model.ops import residual_dtype
 from hiscore.model.rope import Rope
 from hiscore.model.weights import FP8, LayerWeights, Quantised
 
@@ -21,8 +22,8 @@ class TritonOps:
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
     ) -> tuple[Tensor, Tensor | Quantised]:
         width = table.shape[1]
-        x = torch.empty((len(ids), width), dtype=table.dtype, device=table.device)
-        h = torch.empty_like(x) if not fp8 else _quantised(len(ids), width, x)
+        x = torch.empty((len(ids), width), dtype=residual_dtype(table.dtype), device=table.device)
+        h = torch.empty_like(x, dtype=table.dtype) if not fp8 else _quantised(len(ids), width, x)
         rounded = torch.tensor(scale, dtype=table.dtype).item()
         elementwise.embed[(len(ids),)](
             ids, table, x, *_targets(h), weight, rounded, self._eps,
@@ -53,7 +54,7 @@ class TritonOps:
         self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
     ) -> Tensor | Quantised:
         rows, width = x.shape
-        h = torch.empty_like(x) if not fp8 else _quantised(rows, width, x)
+        h = torch.empty_like(update) if not fp8 else _quantised(rows, width, x)
         if rows:
             elementwise.add_norm[(rows,)](
                 x, update, *_targets(h), weight if post_weight is None else post_weight, weight, self._eps,

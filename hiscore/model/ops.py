@@ -17,10 +17,21 @@ ACTIVATIONS = {
 }
 
 
-class Ops(Protocol):
-    """x: the residual stream [T, hidden]; h: its norm, what a block reads. Norm weights are float32.
+def residual_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The residual stream's dtype for a model of `dtype`: float32 at least.
 
-    What goes into a projection (h, and what `activate` gives) is a Tensor of x's dtype, under fp8 a Quantised.
+    Every layer adds to it twice. Rounded to bfloat16 each time, those sums were most of what made an item's score
+    depend on how the products of its batch were cut up.
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
+class Ops(Protocol):
+    """x: the residual stream [T, hidden] in `residual_dtype`; h: its norm, what a block reads, in the model's.
+
+    Norm weights are float32.
+
+    What goes into a projection (h, and what `activate` gives) is a Tensor, under fp8 a Quantised.
     """
 
     def embed(
@@ -71,8 +82,8 @@ class TorchOps:
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
     ) -> tuple[Tensor, Any]:
         # transformers rounds the factor to the table's dtype.
-        x = table[ids] * torch.tensor(scale, dtype=table.dtype)
-        return x, _for_projection(self._norm(x, weight), fp8)
+        x = table[ids].to(residual_dtype(table.dtype)) * torch.tensor(scale, dtype=table.dtype).item()
+        return x, _for_projection(self._norm(x, weight, table.dtype), fp8)
 
     def rotate_and_keep(
         self,
@@ -86,10 +97,10 @@ class TorchOps:
         heads = qkv.unflatten(1, (-1, self._head_dim))
         q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q.copy_(self._norm(q, layer.q_norm))
-            k.copy_(self._norm(k, layer.k_norm))
+            q.copy_(self._norm(q, layer.q_norm, q.dtype))
+            k.copy_(self._norm(k, layer.k_norm, k.dtype))
         turned = heads[:, : self._heads + self._kv_heads]
-        first, second = turned.float().chunk(2, dim=-1)
+        first, second = turned.to(residual_dtype(qkv.dtype)).chunk(2, dim=-1)
         cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
         turned.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
         (rows,) = torch.nonzero(write_slots >= 0, as_tuple=True)
@@ -98,8 +109,8 @@ class TorchOps:
     def add_norm(
         self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
     ) -> Any:
-        x += update if post_weight is None else self._norm(update, post_weight)
-        return _for_projection(self._norm(x, weight), fp8)
+        x += update if post_weight is None else self._norm(update, post_weight, update.dtype)
+        return _for_projection(self._norm(x, weight, update.dtype), fp8)
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -108,9 +119,10 @@ class TorchOps:
     def quantise(self, x: Tensor) -> Quantised:
         return quantise(x)
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _norm(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         y = x.float()
-        return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self._eps) * weight).to(x.dtype)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self._eps)
+        return (y.to(residual_dtype(dtype)) * weight).to(dtype)
 
 
 def _for_projection(x: Tensor, fp8: bool) -> Tensor | Quantised:

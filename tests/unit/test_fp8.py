@@ -84,10 +84,10 @@ def test_a_decoder_in_fp8_equals_the_emulated_one(family: str, tmp_path: Path) -
     slots = scorer.runner.pool.shape[1]
     scorer.runner = TorchRunner(Decoder(checkpoint, CPU, torch.bfloat16, fp8=True), slots)
     expected = score(emulated_scorer(checkpoint), call)
-    # Seen: 2e-4. Sums in float32 and in float64 rarely round to different bfloat16s, which then go a long way.
-    assert np.abs(score(scorer, call) - expected).mean() < 1e-3
-    # The control: without fp8. Seen: 0.02 and more.
-    assert np.abs(without - expected).mean() > 1e-2
+    # Where sums in float32 and in float64 differ, a step of 1/8 may turn the other way. Seen: 0 to 0.007.
+    assert np.abs(score(scorer, call) - expected).mean() < 1e-2
+    # The control: without fp8. Seen: 0.018 and more.
+    assert np.abs(without - expected).mean() > 1.5e-2
 
 
 def test_the_scorer_refuses_fp8_on_the_cpu_and_says_which_setting(tmp_path: Path) -> None:

@@ -64,6 +64,44 @@ def test_attention_equals_the_dense_mask(
         torch.testing.assert_close(last.double(), expected[scored], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("window", [None, 40])
+def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None) -> None:
+    """An item in a call, behind other calls and with its query in the pool: the same bits as alone."""
+    heads, kv_heads, head_dim = 4, 2, 16
+    rng = np.random.default_rng(3)
+    one, other = random_tokens(rng, 75, [50, 3, 90], 100), random_tokens(rng, 21, [33], 100)
+    shape = AttentionShape(heads, kv_heads, head_dim, 0.4, None, (window, None))
+    attention = TritonAttention(shape, torch.float32, multiprocessors=3)
+    heads_of = random(100, 200, heads + 2 * kv_heads, head_dim)  # by token and position
+    kept = KVPages(16, 2)
+    pool = torch.full((16 * PAGE, 2, kv_heads, head_dim), float("nan"), device=DEVICE)
+
+    def attend(pages: KVPages, *calls: Tokens) -> torch.Tensor:
+        """What the last call's rows attend to."""
+        (forward,) = pack([call.call() for call in calls], 1_000, pages).forwards
+        rows = len(forward.input_ids)
+        layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
+        buffer, slots = layout.pack(forward, attention.rows_per_tile)
+        _, attention.inputs = layout.views(
+            torch.from_numpy(buffer).to(DEVICE),
+            torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
+        )
+        qkv = heads_of[forward.input_ids, forward.positions]
+        written = forward.write_slots >= 0
+        keys, values = qkv[written, heads:].split(kv_heads, dim=1)
+        pool[forward.write_slots[written]] = torch.stack((keys, values), dim=1)
+        return attention.run(0, qkv.flatten(1).contiguous(), pool)
+
+    together = attend(KVPages(8, 0, caching=False), other, one)[-143:]
+    attend(kept, one)
+    hit = attend(kept, other, one)
+    assert len(hit) == 21 + 33 + (75 - 2 * PAGE) + 143  # two pages were found
+    for first, last, item in ((0, 50, 0), (50, 53, 1), (53, 143, 2)):
+        alone = attend(KVPages(8, 0, caching=False), Tokens(one.query, [one.items[item]]))[75:]
+        torch.testing.assert_close(together[first:last], alone, atol=0, rtol=0)
+        torch.testing.assert_close(hit[-143:][first:last], alone, atol=0, rtol=0)
+
+
 def test_tiles_cover_every_row_once_and_hardly_exceed_what_rows_need() -> None:
     calls = [random_tokens(np.random.default_rng(2), 120, [2] * 400, 100).call() for _ in range(3)]
     (forward,) = pack(calls, 16_384, KVPages(8, 0, caching=False)).forwards

@@ -138,16 +138,17 @@ def test_cached_queries_are_what_they_stand_for(
 
 def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
     cache = KVPages(4, reserve=0)
-    first, second = Tokens([1] * 40, [[2]]).call(), Tokens([3] * 40, [[2]]).call()
-    changed = Tokens([1] * 16 + [4] * 24, [[2]]).call()
+    length = 2 * PAGE + 8
+    first, second = Tokens([1] * length, [[2]]).call(), Tokens([3] * length, [[2]]).call()
+    changed = Tokens([1] * PAGE + [4] * (PAGE + 8), [[2]]).call()
 
     def cached(*calls):
-        return pack(list(calls), 100, cache).cached_tokens
+        return pack(list(calls), 1_000, cache).cached_tokens
 
-    assert cached(first, first) == (0, 32)  # the second call of a batch already finds the first's
-    assert cached(changed) == (16,)
+    assert cached(first, first) == (0, 2 * PAGE)  # the second call of a batch already finds the first's
+    assert cached(changed) == (PAGE,)
     assert cached(second) == (0,)  # takes the pages of the oldest
-    assert cached(second, first) == (32, 16)  # whose beginning, used last, is still there
+    assert cached(second, first) == (2 * PAGE, PAGE)  # whose beginning, used last, is still there
     cache.forget()
     assert cached(second) == (0,)
 
