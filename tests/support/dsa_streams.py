@@ -1,0 +1,91 @@
+"""Prompts of a tiny checkpoint with an indexer, decoded while most of their rows are on the host."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.latents import LatentStep
+from hiscore.decoding.residency import forget, newest_slots, seed
+from hiscore.decoding.steps import Steps
+from hiscore.decoding.torch_steps import TorchSteps
+from hiscore.model.dsa.cache import Segment, StagedLatents
+from hiscore.model.dsa.decoder import DsaDecoder
+from tests.support import tiny_dsa
+
+CPU = torch.device("cpu")
+# The shortest never leaves its buffer at first, the longest is far beyond it.
+LENGTHS = (40, 17, 3)
+STEPS = 24
+CAPACITY = max(LENGTHS) + STEPS
+
+
+class Streams:
+    """Prompts prefilled whole, moved to the host, and decoded step by step through small buffers."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        prompts: list[Tensor],
+        full: int | None = None,
+        dense: frozenset[int] = frozenset(),
+    ) -> None:
+        self.decoder = DsaDecoder(checkpoint, CPU, torch.float64)
+        a = self.decoder.architecture
+        shape = CacheShape(
+            layers=a.layers, heads=1, parts=1, width=a.row_dim, page=1, streams=4, max_pages=CAPACITY,
+            host_pages=len(prompts) * CAPACITY, device_pages=len(prompts) * CAPACITY,
+            lru_pages=a.indexer.top_k + 2, ring_pages=3, top_pages=a.indexer.top_k,
+            dense_layers=dense, index="dsa", index_width=a.indexer.head_dim,
+        )  # fmt: skip
+        self.cache = Cache.allocate(shape, torch.float64, CPU)
+        self.cache.poison(torch.arange(shape.host_pages), torch.arange(shape.device_pages))
+        self.steps: Steps = TorchSteps(self.cache, self.decoder.attention_shape, a.latent_rank)
+        self.step = LatentStep(self.cache, self.steps)
+        self.lengths = [len(ids) for ids in prompts]
+        self.logits = [self._admit(slot, ids, slot == full) for slot, ids in enumerate(prompts)]
+
+    def _admit(self, slot: int, ids: Tensor, full: bool) -> Tensor:
+        """Prefill in two chunks, then to the host, the index and the seeds; the last token's logits."""
+        a, cache = self.decoder.architecture, self.cache
+        staged = StagedLatents(a, len(ids), CPU, torch.float64)
+        slots = torch.randperm(len(ids))
+        half = len(ids) // 2
+        for start, end in ((0, half), (half, len(ids))):
+            staged.plan([Segment(slots[:end], end - start, full or not cache.sparse)])
+            x, attended = self.decoder.body(ids[start:end].int(), torch.arange(start, end).int(), staged)
+        host_pages = torch.arange(CAPACITY) + slot * CAPACITY
+        count = CAPACITY if full else min(CAPACITY, cache.shape.buffer_pages)
+        device_pages = torch.arange(count) + slot * CAPACITY
+        seeds = seed(cache, slot, len(ids), host_pages, device_pages, full)
+        home = host_pages[: len(ids)].int()
+        self.steps.back_up_prompt(staged.pool, slots, host_pages)
+        self.steps.seed(staged.pool, slots[seeds.pages], seeds.places)
+        self.steps.settle(staged.pool, slots, home)
+        for layer, keys in zip(staged.index_layers, staged.index_keys, strict=True):
+            if layer in cache.sparse:
+                self.steps.write_index(layer, keys[slots], home)
+        return self.decoder.tail(x[-1:], attended[-1:])[0] @ self.decoder.weights.head.T
+
+    def decode(self, ids: Tensor, slots: list[int], cold: bool = False) -> Tensor:
+        """One step that feeds ids [R] to streams; their logits [R, vocabulary]. The backup lands at once."""
+        if cold:
+            for slot in slots:
+                forget(self.cache, slot)
+        positions = [self.lengths[slot] for slot in slots]
+        rows = DecodeRows(
+            torch.tensor([*slots, -1], dtype=torch.int32), torch.tensor([*positions, 0], dtype=torch.int32)
+        )
+        self.step.plan(rows)
+        fed = torch.cat((ids, ids[:1])).int()
+        hidden = self.decoder.tail(*self.decoder.body(fed, rows.positions, self.step))
+        self.steps.back_up(*newest_slots(self.cache, rows))
+        for slot in slots:
+            self.lengths[slot] += 1
+        return hidden[:-1] @ self.decoder.weights.head.T
+
+
+def prompts() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(tiny_dsa.VOCABULARY, (length,), generator=generator) for length in LENGTHS]
