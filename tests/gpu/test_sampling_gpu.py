@@ -1,0 +1,66 @@
+"""Sampling on a CUDA device: no host waits, the same in a graph, and whatever stands beside a row."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hiscore.decoding.sampling import greedy, sample
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+
+ROWS = 40
+
+
+def batch(vocabulary: int, device: str = "cuda") -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [
+        torch.randn(ROWS, vocabulary, generator=generator) * 4,
+        torch.tensor([0.0, 0.3, 1.0, 1.7]).repeat(ROWS)[:ROWS],
+        torch.tensor([0, 1, 50, 10**6, 3], dtype=torch.int32).repeat(ROWS)[:ROWS],
+        torch.tensor([1.0, 0.9, 0.5]).repeat(ROWS)[:ROWS],
+        torch.rand(ROWS, generator=generator, dtype=torch.float64),
+    ]
+    return [tensor.to(device) for tensor in tensors]
+
+
+@pytest.mark.parametrize("vocabulary", [7, 1000, 151_936])
+def test_a_row_does_not_depend_on_the_others(vocabulary: int) -> None:
+    tensors = batch(vocabulary)
+    together = sample(*tensors)
+    alone = [sample(*(tensor[row : row + 1] for tensor in tensors)) for row in range(ROWS)]
+    assert torch.equal(together, torch.cat(alone))
+    # Another rounding of exp could move a draw over a border; none of these lies so close to one.
+    assert torch.equal(together.cpu(), sample(*batch(vocabulary, "cpu")))
+
+
+def test_of_equal_logits_the_lower_ids_stay() -> None:
+    logits = torch.zeros(ROWS, 151_936, device="cuda")
+    logits[:, 5::7] = 1
+    assert greedy(logits).tolist() == [5] * ROWS
+    _, temperature, top_k, top_p, uniforms = batch(8)
+    ids = sample(
+        logits, torch.ones_like(temperature), torch.full_like(top_k, 20), torch.ones_like(top_p), uniforms
+    )
+    assert ids.tolist() == [5 + 7 * int(uniform * 20) for uniform in uniforms.tolist()]
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_nothing_waits_and_a_graph_gives_the_same(filtered: bool) -> None:
+    tensors = batch(49_152)
+    expected = sample(*tensors, filtered=filtered)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            tensors[1].max().item()  # the control
+        again = sample(*tensors, filtered=filtered)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = sample(*tensors, filtered=filtered)
+    tensors[4].copy_(tensors[4].flip(0))
+    graph.replay()
+    assert torch.equal(captured, sample(*tensors, filtered=filtered))
+    assert not torch.equal(captured, expected)
