@@ -69,7 +69,7 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.running = 0
         self.most_running = 0
         self.work_seconds = 0.0
-        self.ready = {"score", "scorer", "decode"}
+        self.ready = {"score", "scorer"}
         self.ready_after = 0
         self.tensors = dict(TENSORS)
         self.change: Callable[[dict[str, np.ndarray]], None] = lambda outputs: None

@@ -377,3 +377,12 @@ def test_many_streams_of_one_client_do_not_mix(url: str, server: FaultyServer) -
         for thread in threads:
             thread.join()
     assert results == [CHUNKS] * 8
+
+
+def test_a_model_that_is_not_hiscores_is_noticed(url: str, server: FaultyServer) -> None:
+    server.ready.add("decode")
+    with ScoreClient(url) as client:
+        client.wait_ready(5, ["decode"])
+        server.tensors["decode"] = server.tensors["decode"][1:]
+        with pytest.raises(ServerFault, match="no INT32 tensor 'input_ids'"):
+            client.wait_ready(5, ["decode"])

@@ -1,6 +1,7 @@
 """What people see: a table per record, and progress on long work."""
 
 import json
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
@@ -36,20 +37,30 @@ def make_table(record: Record, result: ScoreResult, labels: Sequence[str]) -> Gr
     return Group(Text(record.query, style="bold"), table, Text(usage, style="dim"))
 
 
+def harmless(text: str) -> str:
+    """A model's text without control characters, which could drive the terminal that shows it."""
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(sign) == "Cc" and sign not in "\n\t" else sign
+        for sign in text
+    )
+
+
 def quoted(label: str) -> str:
     """A label as JSON, so that the space that often begins it can be seen."""
     return json.dumps(label, ensure_ascii=False)
 
 
 @contextmanager
-def item_progress(err: Console, out: Console, total: int | None) -> Iterator[Progress]:
-    """A bar over items (total: None if not known) that shows itself on a terminal once the work takes long."""
+def progress_bar(
+    err: Console, out: Console, doing: str, unit: str, total: int | None = None
+) -> Iterator[Progress]:
+    """A bar over units (total: None if not known) that shows itself on a terminal once the work takes long."""
     progress = Progress(
         SpinnerColumn(),
-        TextColumn("scoring"),
+        TextColumn(doing),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("items"),
+        TextColumn(unit),
         TimeElapsedColumn(),
         console=err,
         transient=True,
@@ -57,7 +68,7 @@ def item_progress(err: Console, out: Console, total: int | None) -> Iterator[Pro
         # rich would otherwise write to stderr what is meant for a pipe or a file.
         redirect_stdout=out.is_terminal,
     )
-    progress.add_task("scoring", total=total)
+    progress.add_task(doing, total=total)
     timer = Timer(LONG, progress.start)
     timer.daemon = True
     timer.start()

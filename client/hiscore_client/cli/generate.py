@@ -1,0 +1,107 @@
+"""The command ``hiscore generate``."""
+
+import uuid
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from hiscore_client.cli.common import AsJson, InFlight, Timeout, Url, read_lines, write_answers
+from hiscore_client.cli.exits import exit_on_failure
+from hiscore_client.cli.records import Generated, Prompt, parse_prompt, read_records
+from hiscore_client.cli.show import harmless, progress_bar
+from hiscore_client.cli.work import answer_all
+from hiscore_client.client import ScoreClient
+from hiscore_client.core import DEFAULT_URL
+from hiscore_client.errors import InvalidRequest
+from hiscore_client.generation import Chunk
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, JSON Lines are read")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="JSON Lines; - or none: stdin")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens at most")] = 16,
+    temperature: Annotated[float, typer.Option(help="0: the likeliest token, else it is drawn")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest; 0: from all")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest that make up so much")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes what is drawn repeatable")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end")] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends it; repeatable")] = None,
+    stop_id: Annotated[list[int] | None, typer.Option(help="A token id that ends it; repeatable")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Attend to every token")] = False,
+    timeout: Timeout = None,
+    in_flight: InFlight = 8,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Continue one prompt, or JSON Lines of {"prompt": ..., "id": ...}; a prompt is a text or a list of token ids.
+
+    Writes the text to a terminal as it comes, else one line of JSON per record, in order. A record that fails
+    gives a line with "error", and the others go on; the exit code is that of the first failure.
+    """
+    if prompt is not None and file:
+        raise typer.BadParameter("give a prompt on the command line or with --file, not both")
+    options: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "ignore_eos": ignore_eos,
+        "stop": stop or [],
+        "stop_token_ids": stop_id or [],
+        "sparse": not full,
+        "timeout": timeout,
+    }
+    out, err = Console(), Console(stderr=True)
+    as_json = as_json or not out.is_terminal
+    code = 0
+    with exit_on_failure(), ScoreClient(url) as client:
+        if prompt is not None and not as_json:
+            _stream(out, client.generate(prompt, **options))
+        else:
+            records: Iterable[Prompt | InvalidRequest] = [Prompt(prompt or "")]
+            if prompt is None:
+                records = read_records(read_lines(file), parse_prompt)
+            with progress_bar(err, out, "generating", "prompts") as progress:
+
+                def generate_one(record: Prompt) -> Generated:
+                    request_id = uuid.uuid4().hex
+                    chunks = client.generate(record.prompt, request_id=request_id, **options)
+                    generated = _collect(chunks, request_id)
+                    progress.advance(progress.task_ids[0])
+                    return generated
+
+                def show(record: Prompt, generated: Generated) -> None:
+                    # Without a tokenizer there is no text.
+                    text = generated.text or " ".join(map(str, generated.token_ids))
+                    out.print(Text(str(record.prompt), style="bold"), Text(harmless(text)), sep="\n")
+
+                code = write_answers(
+                    answer_all(generate_one, records, in_flight), err, None if as_json else show
+                )
+    raise typer.Exit(code)
+
+
+def _stream(out: Console, chunks: Generator[Chunk, None, None]) -> None:
+    """Write text as it comes."""
+    try:
+        for chunk in chunks:
+            out.file.write(harmless(chunk.text))
+            out.file.flush()
+    finally:
+        chunks.close()
+        out.file.write("\n")
+
+
+def _collect(chunks: Iterable[Chunk], request_id: str) -> Generated:
+    every = list(chunks)
+    return Generated(
+        "".join(chunk.text for chunk in every),
+        [token for chunk in every for token in chunk.token_ids],
+        every[-1].finish_reason,
+        request_id,
+    )

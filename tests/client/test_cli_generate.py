@@ -1,0 +1,129 @@
+"""``hiscore generate`` in a process of its own, against a real gRPC endpoint."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from tests.client.faulty_server import FaultyServer, abort, delay
+from tests.client.test_cli import COMMAND, lines, on_terminal, run
+
+TEXT = "The größte 🍎"
+RESULT = {"text": TEXT, "token_ids": [11, 12, 13, 14], "finish_reason": "stop"}
+
+
+def without_request_id(line: dict[str, Any]) -> dict[str, Any]:
+    assert len(line.pop("request_id")) == 32
+    return line
+
+
+def test_a_prompt_gives_one_line_of_json(url: str, server: FaultyServer) -> None:
+    done = run("generate", "größer?", url=url)
+    assert done.returncode == 0, done.stderr
+    (line,) = lines(done.stdout)
+    assert without_request_id(line) == RESULT
+    assert done.stderr == b""
+    assert server.requests[0].raw_input_contents[0][4:].decode() == "größer?"
+
+
+def test_options_reach_the_server(url: str, server: FaultyServer) -> None:
+    given = "generate q -n 5 --temperature 0.5 --top-k 4 --top-p 0.5 --seed 3 --ignore-eos --stop a --stop b"
+    done = run(*given.split(), "--stop-id", "7", "--full", "--timeout", "30", url=url)
+    assert done.returncode == 0, done.stderr
+    parameters = {
+        name: getattr(value, value.WhichOneof("parameter_choice"))
+        for name, value in server.requests[0].parameters.items()
+    }
+    assert 29e6 < parameters.pop("timeout") <= 30e6
+    assert parameters == {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.5,
+        "seed": 3,
+        "ignore_eos": True,
+        "stop": '["a", "b"]',
+        "stop_token_ids": "[7]",
+        "sparse": False,
+    }
+
+
+def test_json_lines_keep_their_order_and_a_failure_its_place(url: str, server: FaultyServer) -> None:
+    # The first is by far the slowest, and still comes out first.
+    server.faults.append(delay(1))
+    records: list[Any] = [{"id": n, "prompt": f"q{n}" if n % 2 else [n, 5]} for n in range(20)]
+    records[7] = {"id": 7, "prompt": 5}
+    records[8] = {"id": 8, "prompt": [2**40]}
+    stdin = "\n".join(map(json.dumps, records)).encode()
+    done = run("generate", "--in-flight", "4", url=url, stdin=stdin)
+    assert done.returncode == 2
+    found = lines(done.stdout)
+    assert len(found) == 20
+    assert found.pop(7) == {
+        "error": {
+            "type": "InvalidRequest",
+            "message": "line 8 needs 'prompt', a string or a list of token ids",
+        }
+    }
+    assert found.pop(7)["error"]["message"].startswith("'prompt' holds an id beyond")
+    assert [line.pop("id") for line in found] == [n for n in range(20) if n not in (7, 8)]
+    assert all(without_request_id(line) == RESULT for line in found)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "exit_code"),
+    [
+        ("INVALID_ARGUMENT", "no", 2),
+        ("UNAVAILABLE", "Request timeout expired in the queue", 5),
+        ("INTERNAL", "no", 1),
+    ],
+)
+def test_the_exit_code_says_what_failed(
+    url: str, server: FaultyServer, code: str, message: str, exit_code: int
+) -> None:
+    server.stream[1:] = [abort(code, message)]
+    done = run("generate", "a", url=url)
+    assert done.returncode == exit_code
+    assert message in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
+def test_nobody_there_is_3_and_two_sources_of_prompts_are_2(dead_url: str, url: str) -> None:
+    assert run("generate", "a", url=dead_url).returncode == 3
+    assert run("generate", "a", "--file", "-", url=url).returncode == 2
+
+
+def test_a_terminal_sees_text_as_it_comes(url: str, server: FaultyServer) -> None:
+    server.stream.insert(1, delay(30))
+    master, slave = pty.openpty()
+    environment = {**os.environ, "HISCORE_URL": url, "TERM": "xterm"}
+    with subprocess.Popen(
+        [*COMMAND, "generate", "a"], stdin=slave, stdout=slave, stderr=slave, env=environment
+    ) as process:
+        os.close(slave)
+        shown, end = b"", time.monotonic() + 20
+        while b"The " not in shown and time.monotonic() < end:
+            if select.select([master], [], [], 0.1)[0]:
+                shown += os.read(master, 65536)
+        assert b"The " in shown
+        assert server.running == 1
+        # Ctrl-C ends it, at the server too.
+        os.write(master, b"\x03")
+        process.send_signal(2)
+        assert process.wait(timeout=20) != 0
+    os.close(master)
+    end = time.monotonic() + 10
+    while not server.cancelled and time.monotonic() < end:
+        time.sleep(0.01)
+    assert server.cancelled == 1
+
+
+def test_a_model_cannot_drive_the_terminal(url: str, server: FaultyServer) -> None:
+    server.stream = [([1], b"a\x1b[31mb\x07c\nd", b""), ([2], b"", b"stop")]
+    shown, _ = on_terminal("generate", "q", url=url)
+    assert shown.replace("\r\n", "\n") == "a\ufffd[31mb\ufffdc\nd\n"
