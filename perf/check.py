@@ -7,6 +7,7 @@ import numpy as np
 
 from hiscore_client import ScoreClient
 from perf.calls import Float32, Ids
+from perf.load import Sample
 from perf.measure import WrongScores
 
 
@@ -52,3 +53,15 @@ def check_scores(url: str, calls: Sequence[Ids], tolerance: float) -> Check:
     if check.control < 4 * tolerance:
         raise WrongScores(f"items differ by {check.control:.2g} only: the check could not see a mistake")
     return check
+
+
+def check_control(samples: Sequence[Sample], tolerance: float) -> None:
+    """Different calls must differ by far more than the tolerance, or a mix-up would not show.
+
+    Raises:
+        WrongScores: they do not.
+    """
+    scores = {sample.message: sample.scores for sample in samples if sample.scores is not None}
+    found = np.stack(list(scores.values()))
+    if len(found) < 2 or np.abs(found[1:] - found[:-1]).max() < 4 * tolerance:
+        raise WrongScores("the calls' scores hardly differ: the comparison could not see a mistake")

@@ -4,6 +4,7 @@ NVML's number is the share of the driver's last sample period (0.17 to 1 s) in w
 """
 
 import ctypes
+import os
 import statistics
 import threading
 import time
@@ -63,3 +64,12 @@ class GpuSampler:
         while not self._stop.wait(1 / HERTZ):
             if self._nvml.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)) == 0:
                 self._samples.append((time.perf_counter(), rates.gpu))
+
+
+def visible_gpus() -> list[str]:
+    """The visible GPUs, as CUDA_VISIBLE_DEVICES would name them."""
+    if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return named.split(",")
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]

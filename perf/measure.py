@@ -3,6 +3,7 @@
 import re
 import time
 import urllib.request
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,8 @@ from perf.calls import Float32, Shape
 from perf.gpu import GpuSampler
 from perf.load import Sample
 
-METRIC = re.compile(r'^(\w+)\{model="scorer",[^}]*\} (\S+)$', re.MULTILINE)
+METRIC = re.compile(r'^(\w+)\{([^}]*\bmodel="scorer"[^}]*)\} (\S+)$', re.MULTILINE)
+DEVICE = re.compile(r'\bdevice="([^"]*)"')
 COUNTERS = {
     "hiscore_forwards_total": "forwards",
     "hiscore_batch_tokens_total": "tokens",
@@ -110,14 +112,19 @@ class Answers:
 
 
 class Meter:
-    """Runs windows against a server and measures them."""
+    """Runs windows against a server and measures them; meters of several servers may share their answers."""
 
     def __init__(
-        self, server: Server, gpu: GpuSampler, tolerance: float, keep: Callable[[Point], None]
+        self,
+        server: Server,
+        gpu: GpuSampler,
+        tolerance: float,
+        keep: Callable[[Point], None],
+        answers: Answers | None = None,
     ) -> None:
         self._server, self._gpu = server, gpu
         self._tolerance, self._keep = tolerance, keep
-        self._answers = Answers()
+        self._answers = answers or Answers()
 
     def window(self, window: Window, run: Callable[[], list[Sample]]) -> Point:
         """Run one window.
@@ -146,10 +153,27 @@ class Meter:
 
 
 def counters(server: Server) -> dict[str, float]:
-    """The scorer's counters by our short names."""
+    """The scorer's counters by our short names, summed over its instances."""
+    found: dict[str, float] = defaultdict(float)
+    for name, _, value in METRIC.findall(_metrics(server)):
+        if name in COUNTERS:
+            found[COUNTERS[name]] += float(value)
+    return dict(found)
+
+
+def items_by_device(server: Server) -> dict[str, int]:
+    """How many items each device has scored."""
+    found: Counter[str] = Counter()
+    for name, labels, value in METRIC.findall(_metrics(server)):
+        if name == "hiscore_items_total" and (device := DEVICE.search(labels)):
+            found[device.group(1)] += int(float(value))
+    return dict(found)
+
+
+def _metrics(server: Server) -> str:
     with urllib.request.urlopen(server.metrics_url) as response:
-        found = METRIC.findall(response.read().decode())
-    return {COUNTERS[name]: float(value) for name, value in found if name in COUNTERS}
+        text: str = response.read().decode()
+    return text
 
 
 def summarise(window: Window, samples: Sequence[Sample], risen: dict[str, float], max_tokens: int) -> Point:

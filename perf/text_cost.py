@@ -32,10 +32,11 @@ from hiscore.settings import DEFAULT_MODEL, Limits, ServeSettings
 from hiscore.tokenization import TextCall, encode_calls, load_tokenizer
 from perf import checkpoints, machine
 from perf.calls import Shape
+from perf.check import check_control
 from perf.gpu import GpuSampler
 from perf.interleave import ArmResult, interleave
-from perf.load import Generator, Sample
-from perf.measure import Meter, Window, WrongScores
+from perf.load import Generator
+from perf.measure import Meter, Window
 from perf.text import as_ids_message, draw_texts, text_message
 
 TARGET = 0.10
@@ -58,14 +59,6 @@ class Sizes:
 
 GPU = Sizes(Shape(120, 10, 180), texts=600, in_flight=32, seconds=3, rounds=7, tolerance=5e-3)
 CPU = Sizes(Shape(24, 3, 8), texts=12, in_flight=4, seconds=4, rounds=3, tolerance=2e-5)
-
-
-def check_control(samples: Sequence[Sample], tolerance: float) -> None:
-    """Different calls must differ by far more than the tolerance, or a mix-up would not show."""
-    scores = {sample.message: sample.scores for sample in samples if sample.scores is not None}
-    found = np.stack(list(scores.values()))
-    if len(found) < 2 or np.abs(found[1:] - found[:-1]).max() < 4 * tolerance:
-        raise WrongScores("the calls' scores hardly differ: the comparison could not see a mistake")
 
 
 def measure(server: Server, gpu: GpuSampler, sizes: Sizes, texts: Sequence[Text]) -> dict[str, Any]:

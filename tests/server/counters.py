@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from hiscore.launcher import Server
 
-LINE = re.compile(r'^(\w+)\{model="(\w+)",[^}]*\} (\S+)$', re.MULTILINE)
+LINE = re.compile(r'^(\w+)\{(?:[^}]*,)?model="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 
 
 def read(server: Server) -> dict[tuple[str, str], int]:

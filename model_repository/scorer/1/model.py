@@ -42,7 +42,9 @@ class TritonPythonModel:
             settings.max_batch_tokens,
             settings.query_cache_bytes,
         )
-        self.counters = Counters(COUNTERS, {"model": args["model_name"], "version": args["model_version"]})
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        # Instances of several GPUs are told apart by their device.
+        self.counters = Counters(COUNTERS, labels | {"device": str(self.scorer.device)})
         self.engine: Engine[ScoreCall] = Engine(
             launch=lambda calls: LaunchedBatch(self.scorer.submit(calls), self.counters),
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
