@@ -1,0 +1,157 @@
+"""Attention of single rows over pages, split along the tokens so that one row fills the device.
+
+A split is a fixed number of tokens of the list of pages, and splits are combined in ascending order. So a row's
+bits depend on the tokens that it sees alone: not on other rows, on where pages lie, or on the size of the grid.
+Query heads that share a KV head are rows of one tile, for which keys and values are read once.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(
+    do_not_specialize=["pages_by_slot", "pages_by_row", "pages_by_head", "counts_by_row", "counts_by_head"]
+)
+def attend_splits(
+    q, pool, pages, counts, slots, positions, partial, stats,
+    scale, soft_cap, q_stride, max_splits,
+    pages_by_slot, pages_by_row, pages_by_head, counts_by_row, counts_by_head,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PARTS: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE: tl.constexpr, PADDED_VALUE: tl.constexpr,
+    PADDED_TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """q [R, heads, D], pool [slots, C, kv_heads, D] -> partial, stats: float32 [R, heads, max_splits, VALUE or 2].
+
+    A list of pages stands at pages + slot * pages_by_slot + row * pages_by_row + kv_head * pages_by_head (counts
+    alike); its last page ends at the row's position. C = 1: the first VALUE numbers of a key are its value; the
+    rest of the key is its tail. stats: the greatest logit, in powers of two, and the sum. WINDOW 0: none.
+    A grid of (R * kv_heads * blocks of M heads, splits); a row without pages (or padding) writes nothing.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    BLOCKS: tl.constexpr = (GROUP + M - 1) // M
+    LOG2E: tl.constexpr = 1.4426950408889634
+    TAIL: tl.constexpr = WIDTH - VALUE
+    row = tl.program_id(0) // (KV_HEADS * BLOCKS)
+    kv_head = tl.program_id(0) // BLOCKS % KV_HEADS
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot < 0:
+        return
+    row64 = row.to(tl.int64)
+    position = tl.load(positions + row)
+    count = tl.load(counts + row64 * counts_by_row + kv_head * counts_by_head)
+    tokens = (count - 1) * PAGE + position % PAGE + 1
+    first = 0
+    if WINDOW:
+        first = tl.maximum(tokens - WINDOW, 0)
+    begin = (first // SPLIT + tl.program_id(1)) * SPLIT
+    if begin >= tokens:
+        return
+    end = tl.minimum(begin + SPLIT, tokens)
+    pages += slot * pages_by_slot + row64 * pages_by_row + kv_head * pages_by_head
+
+    m = tl.program_id(0) % BLOCKS * M + tl.arange(0, M)
+    n = tl.arange(0, N)
+    d = tl.arange(0, PADDED_VALUE)
+    mine = (m < GROUP)[:, None]
+    in_value = (d < VALUE)[None, :]
+    heads = kv_head * GROUP + m
+    q_at = q + row64 * q_stride + heads[:, None] * WIDTH
+    query = tl.load(q_at + d[None, :], mask=mine & in_value, other=0.0)
+    if TAIL:
+        t = tl.arange(0, PADDED_TAIL)
+        in_tail = (t < TAIL)[None, :]
+        query_tail = tl.load(q_at + VALUE + t[None, :], mask=mine & in_tail, other=0.0)
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, PADDED_VALUE], tl.float32)
+    # A window may begin within a split; a split's blocks stand where they would without one.
+    start = begin
+    if WINDOW:
+        start = tl.maximum(begin, first // N * N)
+    for block in range(start, end, N):
+        column = block + n
+        there = column < end
+        seen = there
+        if WINDOW:
+            seen = there & (column >= first)
+        page = tl.load(pages + column // PAGE, mask=there, other=0).to(tl.int64)
+        at = pool + ((page * PAGE + column % PAGE) * (PARTS * KV_HEADS) + kv_head)[:, None] * WIDTH
+        mask = there[:, None]
+        if PADDED_VALUE != VALUE:
+            mask = mask & in_value
+        k = tl.load(at + d[None, :], mask=mask, other=0.0)
+        logits = tl.dot(query, tl.trans(k), input_precision=PRECISION)
+        if TAIL:
+            k_tail = tl.load(at + VALUE + t[None, :], mask=there[:, None] & in_tail, other=0.0)
+            logits += tl.dot(query_tail, tl.trans(k_tail), input_precision=PRECISION)
+        v = k
+        if PARTS == 2:
+            v = tl.load(at + KV_HEADS * WIDTH + d[None, :], mask=mask, other=0.0)
+        if CAPPED:
+            logits = (soft_cap * LOG2E) * (2 * tl.sigmoid(logits * (2 * scale / soft_cap)) - 1)
+        else:
+            logits = logits * (scale * LOG2E)
+        logits = tl.where(seen[None, :], logits, float("-inf"))
+        new_top = tl.maximum(top, tl.max(logits, axis=1))
+        # Every block holds a token that is seen, so there is a maximum to subtract.
+        shares = tl.exp2(logits - new_top[:, None])
+        keep = tl.exp2(top - new_top)
+        total = total * keep + tl.sum(shares, axis=1)
+        acc = acc * keep[:, None] + tl.dot(shares.to(v.dtype), v, input_precision=PRECISION)
+        top = new_top
+
+    to = (row64 * HEADS + heads) * max_splits + tl.program_id(1)
+    tl.store(partial + to[:, None] * VALUE + d[None, :], acc, mask=mine & in_value)
+    tl.store(stats + 2 * to, top, mask=m < GROUP)
+    tl.store(stats + 2 * to + 1, total, mask=m < GROUP)
+
+
+@triton.jit(do_not_specialize=["counts_by_row", "counts_by_head"])
+def combine_splits(
+    partial, stats, counts, slots, positions, out, max_splits, counts_by_row, counts_by_head,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, VALUE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The splits of `attend_splits` -> out [R, heads, VALUE], SPLITS of them at a time.
+
+    A grid of (R * heads, blocks of VALUE).
+    """
+    row = tl.program_id(0) // HEADS
+    kv_head = tl.program_id(0) % HEADS // (HEADS // KV_HEADS)
+    if tl.load(slots + row) < 0:
+        return
+    position = tl.load(positions + row)
+    count = tl.load(counts + row.to(tl.int64) * counts_by_row + kv_head * counts_by_head)
+    tokens = (count - 1) * PAGE + position % PAGE + 1
+    splits = tl.cdiv(tokens, SPLIT)
+    if WINDOW:
+        splits -= tl.maximum(tokens - WINDOW, 0) // SPLIT
+    if count == 0:
+        splits = 0
+    s = tl.arange(0, SPLITS)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = d < VALUE
+    at = tl.program_id(0).to(tl.int64) * max_splits
+    top = float("-inf")
+    total = 0.0
+    acc = tl.zeros([BLOCK], tl.float32)
+    for begin in range(0, splits, SPLITS):
+        split = begin + s
+        there = split < splits
+        tops = tl.load(stats + 2 * (at + split), mask=there, other=float("-inf"))
+        totals = tl.load(stats + 2 * (at + split) + 1, mask=there, other=0.0)
+        values = tl.load(
+            partial + (at + split)[:, None] * VALUE + d[None, :],
+            mask=there[:, None] & inside[None, :],
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(tops, axis=0))
+        weights = tl.exp2(tops - new_top)
+        keep = tl.exp2(top - new_top)
+        total = total * keep + tl.sum(weights * totals, axis=0)
+        acc = acc * keep + tl.sum(weights[:, None] * values, axis=0)
+        top = new_top
+    if splits > 0:
+        to = out + tl.program_id(0).to(tl.int64) * VALUE + d
+        tl.store(to, (acc / total).to(out.dtype.element_ty), mask=inside)
