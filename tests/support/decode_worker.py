@@ -32,7 +32,7 @@ EOS = 7
 POISON = -9
 
 TINY = Geometry(
-    page=4, lru_pages=3, ring_pages=2, host_pages=64, device_pages=20, staging_pages=8, max_streams=4, chunk=24,
+    page=4, lru_pages=3, ring_pages=2, host_pages=160, device_pages=20, staging_pages=8, max_streams=4, chunk=24,
     context_length=120,
 )  # fmt: skip
 
@@ -199,13 +199,16 @@ class HashWorker:
             )
         else:
             held = self.slots.pop(slot, None)
-            if held is not None:
+            if held is None:
+                self.kept.pop(host_pages.tobytes(), None)  # it could not be restored
+            else:
                 self._check(held.unread == 0, "released with a launch that nobody has read")
                 self._check(self._is_drained(slot), "released with copies under way")
                 self._check(
                     held.length < 0 or np.array_equal(held.device, device_pages), "not its device pages"
                 )
                 if len(host_pages) == 0:
+                    held.device = NO_PAGES
                     self.kept[held.host.tobytes()] = held
                 elif held.length >= 0:
                     self._check(np.array_equal(held.host, host_pages), "not its host pages")
