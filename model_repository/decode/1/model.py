@@ -38,11 +38,12 @@ class TritonPythonModel:
         on_cpu = args["model_instance_kind"] == "CPU"
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
         self.prompts = PromptReader(read_facts(checkpoint), tokenizer, settings.max_text_bytes)
-        labels = {"model": args["model_name"], "version": args["model_version"]}
+        device = "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}"
+        labels = {"model": args["model_name"], "version": args["model_version"], "device": device}
         self.counters = Counters(descriptions(COUNTERS), labels)
         self.gauges = Gauges(descriptions(GAUGES), labels)
         feed = MetricsFeed(self.counters.add, self.gauges.set)
-        worker = make_worker(settings, "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}")
+        worker = make_worker(settings, device)
         self.sender = StreamSender(
             send,
             abandoned=lambda reply_to: reply_to.is_cancelled(),

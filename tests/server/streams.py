@@ -1,0 +1,153 @@
+"""One generation over each way into the server: a gRPC stream, and /generate_stream over HTTP.
+
+None of this uses our own client, so that the wire itself is what the tests see.
+"""
+
+import http.client
+import json
+import queue
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from hiscore.launcher import Server
+from tests.server.wire import HTTP_CODES, Refused
+
+PATIENCE_S = 60
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response of a stream; last: it carries Triton's final flag (HTTP does not show that: None)."""
+
+    ids: list[int]
+    text: str
+    reason: str
+    last: bool | None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """All responses of a finished generation."""
+
+    responses: list[Response]
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for response in self.responses for token in response.ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(response.text for response in self.responses)
+
+    @property
+    def reason(self) -> str:
+        """The finish reason; only the last response has one."""
+        assert all(response.reason == "" for response in self.responses[:-1])
+        return self.responses[-1].reason
+
+
+def tensors(inputs: Mapping[str, Any]) -> list[Any]:
+    """Inputs of `decode`: ids, or one text; an array is taken as it is."""
+    made = []
+    for name, value in inputs.items():
+        text = name == "text_input"
+        array = value if isinstance(value, np.ndarray) else np.array(value, np.object_ if text else np.int32)
+        array = array.reshape(-1) if text and not isinstance(value, np.ndarray) else array
+        made.append(tritonclient.grpc.InferInput(name, list(array.shape), "BYTES" if text else "INT32"))
+        made[-1].set_data_from_numpy(array)
+    return made
+
+
+@contextmanager
+def grpc_stream(
+    server: Server, inputs: Mapping[str, Any], timeout_us: int | None = None, **parameters: Any
+) -> Iterator[Iterator[Response]]:
+    """The responses as they come; leaving the block cancels what still runs.
+
+    Raises, where the next response is asked for:
+        Refused: the server's error.
+    """
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+    client.start_stream(
+        lambda result, error: answers.put(error or result), headers={"triton_grpc_error": "true"}
+    )
+
+    def responses() -> Iterator[Response]:
+        while True:
+            answer = answers.get(timeout=PATIENCE_S)
+            if isinstance(answer, InferenceServerException):
+                raise Refused(str(answer.status()).removeprefix("StatusCode."), str(answer.message()))
+            last = answer.get_response().parameters["triton_final_response"].bool_param
+            yield Response(
+                answer.as_numpy("output_ids").tolist(),
+                answer.as_numpy("text_output")[0].decode(),
+                answer.as_numpy("finish_reason")[0].decode(),
+                last,
+            )
+            if last:
+                return
+
+    try:
+        client.async_stream_infer(
+            "decode", tensors(inputs), parameters=parameters or None, timeout=timeout_us, request_id="mine"
+        )
+        yield responses()
+    finally:
+        client.stop_stream(cancel_requests=True)
+        client.close()
+
+
+def over_grpc(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> Stream:
+    with grpc_stream(server, inputs, **parameters) as responses:
+        return Stream(list(responses))
+
+
+@contextmanager
+def http_stream(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> Iterator[Iterator[Response]]:
+    """As `grpc_stream`, from server-sent events; leaving the block closes the connection."""
+    connection = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S)
+    body = json.dumps({**inputs, **parameters})
+    try:
+        connection.request("POST", "/v2/models/decode/generate_stream", body)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise Refused(HTTP_CODES[answer.status], _error(answer.read()))
+
+        def responses() -> Iterator[Response]:
+            for line in answer:
+                if line.strip():
+                    assert line.startswith(b"data: "), line
+                    event = json.loads(line.removeprefix(b"data: "))
+                    if "error" in event:
+                        # After the status has been sent, an error is one more event, without a code.
+                        raise Refused("", event["error"])
+                    ids = event["output_ids"]
+                    yield Response(
+                        ids if isinstance(ids, list) else [ids],
+                        event["text_output"],
+                        event["finish_reason"],
+                        None,
+                    )
+
+        yield responses()
+    finally:
+        connection.close()
+
+
+def _error(body: bytes) -> str:
+    return str(json.loads(body.removeprefix(b"data: "))["error"])
+
+
+def over_http(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> Stream:
+    with http_stream(server, inputs, **parameters) as responses:
+        return Stream(list(responses))
+
+
+WAYS = {"grpc": over_grpc, "http": over_http}

@@ -1,0 +1,359 @@
+"""`decode` behind a real tritonserver: streams over gRPC and HTTP, bad input, cancellation, deadlines, metrics."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from transformers import AutoTokenizer
+
+from hiscore.launcher import Server
+from hiscore_client import AsyncScoreClient, DeadlineExceeded, InvalidRequest, RetryPolicy, ScoreClient
+from tests.server import counters
+from tests.server.conftest import StartServer
+from tests.server.streams import WAYS, Stream, grpc_stream, http_stream, over_grpc, tensors
+from tests.server.wire import Refused
+from tests.support.tiny_models import CONTEXT, VOCABULARY
+
+pytestmark = pytest.mark.server
+
+PROMPT = [11, 12, 13, 14, 15]
+LONG: dict[str, Any] = {"max_tokens": 3_000, "ignore_eos": True}
+STREAMS, QUEUE = 4, 3
+
+
+@pytest.fixture(scope="module")
+def decode(start_server: StartServer, tiny_lm: Path) -> Server:
+    """The small random causal LM, with few streams and a short queue."""
+    return start_server(tiny_lm, models="decode", max_streams=STREAMS, max_queue=QUEUE, host_kv_bytes=2**28)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_over(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test does, afterwards nothing runs, waits or holds room."""
+    yield
+    if "decode" in request.fixturenames:
+        server = request.getfixturevalue("decode")
+        eventually(lambda: not any(gauges(server).values()), lambda: gauges(server))
+
+
+def eventually(condition: Callable[[], Any], shown: Callable[[], Any] = lambda: "it did not come") -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, shown()
+        time.sleep(0.02)
+
+
+def gauges(server: Server) -> dict[str, int]:
+    return {
+        name: value
+        for (model, name), value in counters.read(server).items()
+        if model == "decode" and name.startswith("hiscore_decode_") and not name.endswith("_total")
+    }
+
+
+def present(server: Server) -> int:
+    """Calls in the house: one that waits may take the place of one that has run for long."""
+    found = gauges(server)
+    return sum(
+        found[f"hiscore_decode_{stage}"] for stage in ("waiting", "prefilling", "running", "preempted")
+    )
+
+
+def text_of(tiny_lm: Path, ids: list[int]) -> str:
+    return str(AutoTokenizer.from_pretrained(tiny_lm).decode(ids, skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_prompt_in_ids_streams_tokens_and_their_text(decode: Server, tiny_lm: Path, way: str) -> None:
+    stream = WAYS[way](decode, {"input_ids": PROMPT}, max_tokens=40, ignore_eos=True)
+    assert len(stream.ids) == 40
+    assert stream.reason == "length"
+    assert stream.text == text_of(tiny_lm, stream.ids)
+    # It is a stream: tokens come while others are still to be computed.
+    assert len(stream.responses) > 1
+    if way == "grpc":
+        assert [response.last for response in stream.responses] == [False] * (len(stream.responses) - 1) + [
+            True
+        ]
+
+
+def test_all_ways_give_the_same_and_16_tokens_by_default(decode: Server, tiny_lm: Path) -> None:
+    text = "Is this a fruit? It is"
+    ids = AutoTokenizer.from_pretrained(tiny_lm)(text)["input_ids"]
+    streams = [way(decode, {"input_ids": ids}, ignore_eos=True) for way in WAYS.values()]
+    streams += [way(decode, {"text_input": text}, ignore_eos=True) for way in WAYS.values()]
+    assert len(streams[0].ids) == 16
+    assert [(stream.ids, stream.text) for stream in streams] == [(streams[0].ids, streams[0].text)] * 4
+
+
+def test_stop_ids_and_strings_end_a_stream(decode: Server, tiny_lm: Path) -> None:
+    whole = over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, ignore_eos=True)
+    place = next(n for n in range(3, 30) if whole.ids[n] not in whole.ids[:n])
+    stream = over_grpc(
+        decode,
+        {"input_ids": PROMPT},
+        max_tokens=30,
+        stop_token_ids=json.dumps([whole.ids[place]]),
+        ignore_eos=True,
+    )
+    assert stream.ids == whole.ids[: place + 1]
+    assert stream.reason == "stop"
+    assert stream.text == text_of(tiny_lm, whole.ids[:place])
+
+    middle = len(whole.text) // 2
+    stop = whole.text[middle : middle + 3]
+    stream = over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, stop=json.dumps([stop]), ignore_eos=True)
+    assert stream.text == whole.text[: whole.text.index(stop)]
+    assert stream.reason == "stop"
+    assert stream.ids == whole.ids[: len(stream.ids)]
+
+
+def test_sampling_repeats_with_its_seed_whatever_else_runs(decode: Server) -> None:
+    drawn = {"max_tokens": 24, "temperature": 2.0, "top_k": 50, "top_p": 0.95, "ignore_eos": True}
+    alone = [over_grpc(decode, {"input_ids": PROMPT}, seed=seed, **drawn).ids for seed in (1, 2)]
+    assert alone[0] != alone[1]
+    with ThreadPoolExecutor(STREAMS) as pool:
+        together = list(
+            pool.map(
+                lambda seed: over_grpc(decode, {"input_ids": PROMPT}, seed=seed, **drawn).ids, [1, 2, 1, 2]
+            )
+        )
+    assert together == alone * 2
+
+
+def test_more_streams_than_there_is_room_for_wait_their_turn(decode: Server) -> None:
+    prompts = [
+        np.random.default_rng(n).integers(3, VOCABULARY, 5 + 9 * n).tolist() for n in range(STREAMS + QUEUE)
+    ]
+    alone = [
+        over_grpc(decode, {"input_ids": prompt}, max_tokens=20, ignore_eos=True).ids for prompt in prompts
+    ]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(
+            pool.map(
+                lambda prompt: over_grpc(decode, {"input_ids": prompt}, max_tokens=20, ignore_eos=True).ids,
+                prompts,
+            )
+        )
+    assert together == alone
+
+
+INVALID = "INVALID_ARGUMENT"
+# Inputs, parameters, and what the message must say.
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "neither input": ({}, {}, r"exactly one of 'input_ids' and 'text_input' is needed"),
+    "both inputs": ({"input_ids": [1], "text_input": "a"}, {}, r"both were sent"),
+    "no ids": ({"input_ids": []}, {}, r"'input_ids' is empty"),
+    "an id beyond the vocabulary": (
+        {"input_ids": [5, VOCABULARY]},
+        {},
+        rf"'input_ids' holds {VOCABULARY}: .* 0 to {VOCABULARY - 1}",
+    ),
+    "a negative id": ({"input_ids": [-1]}, {}, r"'input_ids' holds -1"),
+    "no text": ({"text_input": ""}, {}, r"'text_input' is empty"),
+    "a prompt beyond the context": (
+        {"input_ids": [5] * CONTEXT},
+        {"max_tokens": 1},
+        rf"{CONTEXT} tokens .*max_tokens.* holds {CONTEXT}",
+    ),
+    "tokens beyond the context": (
+        {"input_ids": PROMPT},
+        {"max_tokens": CONTEXT},
+        rf"max_tokens.* {CONTEXT + 5} tokens: the model's context holds {CONTEXT}",
+    ),
+    "no tokens": ({"input_ids": PROMPT}, {"max_tokens": 0}, r"'max_tokens' must be at least 1, not 0"),
+    "tokens as text": (
+        {"input_ids": PROMPT},
+        {"max_tokens": "5"},
+        r"'max_tokens' must be an integer, not '5'",
+    ),
+    "a negative temperature": (
+        {"input_ids": PROMPT},
+        {"temperature": -0.5},
+        r"'temperature' must be at least 0, not -0\.5",
+    ),
+    "no top_p": (
+        {"input_ids": PROMPT},
+        {"top_p": 0.0},
+        r"'top_p' must be greater than 0 and at most 1, not 0\.0",
+    ),
+    "a top_p beyond one": ({"input_ids": PROMPT}, {"top_p": 1.5}, r"'top_p' must be .* at most 1, not 1\.5"),
+    "a negative top_k": ({"input_ids": PROMPT}, {"top_k": -1}, r"'top_k' must be at least 0, not -1"),
+    "a flag as number": (
+        {"input_ids": PROMPT},
+        {"ignore_eos": 1},
+        r"'ignore_eos' must be true or false, not 1",
+    ),
+    "stop without a list": (
+        {"input_ids": PROMPT},
+        {"stop": "END"},
+        r"'stop' must be a string that holds a JSON list",
+    ),
+    "an empty stop": ({"input_ids": PROMPT}, {"stop": '[""]'}, r"'stop' holds ''"),
+    "stop ids without ids": (
+        {"input_ids": PROMPT},
+        {"stop_token_ids": '["a"]'},
+        r"'stop_token_ids' holds 'a'",
+    ),
+    "an unknown parameter": (
+        {"input_ids": PROMPT},
+        {"max_token": 5},
+        r"unknown parameter 'max_token': known are",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_an_error_that_names_it(decode: Server, way: str, case: str) -> None:
+    inputs, parameters, says = BAD[case]
+    if way == "http" and inputs in ({}, {"input_ids": []}):
+        pytest.skip("Triton itself refuses a body without inputs, and cannot type an empty list")
+    with pytest.raises(Refused) as refused:
+        WAYS[way](decode, inputs, **parameters)
+    assert re.search(says, refused.value.message), refused.value.message
+    assert refused.value.code in ((INVALID,) if way == "grpc" else ("", INVALID))
+    assert "Traceback" not in refused.value.message
+    assert "/" not in refused.value.message
+
+
+def test_text_that_is_not_utf8_is_refused(decode: Server) -> None:
+    with pytest.raises(Refused, match="'text_input' is not valid UTF-8"):
+        over_grpc(decode, {"text_input": np.array([b"a\xff"], np.object_)})
+
+
+def test_control_after_every_refusal_the_server_serves(decode: Server) -> None:
+    for inputs, parameters, _ in BAD.values():
+        with pytest.raises(Refused):
+            over_grpc(decode, inputs, **parameters)
+    assert over_grpc(decode, {"input_ids": PROMPT}, ignore_eos=True).reason == "length"
+
+
+def test_a_call_that_is_no_stream_is_refused_by_triton(decode: Server) -> None:
+    client = tritonclient.grpc.InferenceServerClient(decode.grpc_url)
+    with pytest.raises(tritonclient.grpc.InferenceServerException, match="decoupled"):
+        client.infer("decode", tensors({"input_ids": PROMPT}))
+    client.close()
+
+
+@pytest.mark.parametrize("way", [grpc_stream, http_stream])
+def test_a_caller_that_goes_frees_what_its_stream_held(decode: Server, way: Any) -> None:
+    with way(decode, {"input_ids": PROMPT}, **LONG) as responses:
+        next(responses)
+        eventually(lambda: gauges(decode)["hiscore_decode_running"] == 1)
+    before = counters.settled(decode)["decode", "hiscore_decode_tokens_total"]
+    eventually(lambda: not any(gauges(decode).values()))
+    # Far from its end.
+    after = counters.settled(decode)["decode", "hiscore_decode_tokens_total"]
+    assert after - before < 1_000
+
+
+def test_a_caller_that_goes_while_it_waits_is_forgotten(decode: Server) -> None:
+    with ExitStack() as running:
+        streams = [
+            running.enter_context(grpc_stream(decode, {"input_ids": PROMPT}, **LONG)) for _ in range(STREAMS)
+        ]
+        assert all(next(stream).ids for stream in streams)
+        with grpc_stream(decode, {"input_ids": PROMPT}, **LONG):
+            eventually(lambda: present(decode) == STREAMS + 1)
+        eventually(lambda: present(decode) == STREAMS)
+        # Those that ran go on.
+        assert all(next(stream).ids for stream in streams)
+
+
+def test_a_deadline_ends_a_stream_with_an_error(decode: Server) -> None:
+    with (
+        grpc_stream(decode, {"input_ids": PROMPT}, timeout_us=400_000, **LONG) as responses,
+        pytest.raises(Refused, match=r"Request timeout expired after \d+ of at most 3000 tokens") as refused,
+    ):
+        for _ in responses:
+            pass
+    assert refused.value.code == "UNAVAILABLE"
+
+
+def test_a_full_queue_is_unavailable(decode: Server) -> None:
+    many = STREAMS + QUEUE + 4
+
+    def call(_: int) -> Stream | Refused:
+        try:
+            return over_grpc(decode, {"input_ids": PROMPT}, max_tokens=300, ignore_eos=True)
+        except Refused as error:
+            return error
+
+    with ThreadPoolExecutor(many) as pool:
+        outcomes = list(pool.map(call, range(many)))
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
+    served = [outcome for outcome in outcomes if isinstance(outcome, Stream)]
+    assert 1 <= len(refused) <= 4
+    assert {error.code for error in refused} == {"UNAVAILABLE"}
+    assert all("the queue is full" in error.message for error in refused)
+    assert all(len(stream.ids) == 300 for stream in served)
+
+
+def test_metrics_add_up(decode: Server) -> None:
+    with counters.counted(decode) as risen:
+        streams = [
+            over_grpc(decode, {"input_ids": PROMPT}, max_tokens=n, ignore_eos=True) for n in (1, 7, 20)
+        ]
+        # They are counted about once a second.
+        time.sleep(2.5)
+    assert sum(len(stream.ids) for stream in streams) == 28
+    assert risen["decode", "hiscore_decode_tokens_total"] == 28
+    # The first token of a stream is the prefill's; a step for a stream that has just ended may be one more.
+    assert 25 <= risen["decode", "hiscore_decode_steps_total"] <= 28
+    # A stream's last token is never fed, so it has nothing to back up.
+    assert risen["decode", "hiscore_decode_backed_up_tokens_total"] >= 25
+
+
+def test_the_client_streams_and_leaving_its_loop_cancels(decode: Server, tiny_lm: Path) -> None:
+    expected = over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, ignore_eos=True)
+    with ScoreClient(decode.grpc_url, retry=RetryPolicy(attempts=1)) as client:
+        client.wait_ready(10, ["decode"])
+        chunks = list(client.generate(PROMPT, max_tokens=30, ignore_eos=True))
+        assert [token for chunk in chunks for token in chunk.token_ids] == expected.ids
+        assert "".join(chunk.text for chunk in chunks) == expected.text
+        assert [chunk.finish_reason for chunk in chunks[-2:]] == ["", "length"]
+        for _ in client.generate(PROMPT, **LONG):
+            break
+        eventually(lambda: not any(gauges(decode).values()))
+        with pytest.raises(InvalidRequest, match="'top_p' must be"):
+            next(client.generate(PROMPT, top_p=2.0))
+        with pytest.raises(DeadlineExceeded):
+            list(client.generate(PROMPT, timeout=0.5, **LONG))
+        eventually(lambda: not any(gauges(decode).values()))
+
+    async def run() -> list[int]:
+        async with AsyncScoreClient(decode.grpc_url) as client:
+            async for _ in client.generate(PROMPT, **LONG):
+                break
+            streams = [collect(client) for _ in range(STREAMS)]
+            return [token for ids in await asyncio.gather(*streams) for token in ids]
+
+    async def collect(client: AsyncScoreClient) -> list[int]:
+        chunks = client.generate("Is this a fruit?", max_tokens=12, ignore_eos=True)
+        return [token async for chunk in chunks for token in chunk.token_ids]
+
+    assert (
+        asyncio.run(run())
+        == over_grpc(decode, {"text_input": "Is this a fruit?"}, max_tokens=12, ignore_eos=True).ids * STREAMS
+    )
+
+
+def test_without_a_tokenizer_there_are_ids_alone(start_server: StartServer, tiny_llama: Path) -> None:
+    server = start_server(tiny_llama, models="decode", host_kv_bytes=2**28)
+    stream = over_grpc(server, {"input_ids": PROMPT}, ignore_eos=True)
+    assert len(stream.ids) == 16
+    assert stream.text == ""
+    with pytest.raises(Refused, match="'text_input' needs a tokenizer"):
+        over_grpc(server, {"text_input": "a"})
+    with pytest.raises(Refused, match="'stop' needs text"):
+        over_grpc(server, {"input_ids": PROMPT}, stop='["a"]')
