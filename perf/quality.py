@@ -202,6 +202,8 @@ def main() -> None:
         return
     if not options.reviews:
         parser.error("--reviews is missing: --prepare makes one")
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
     sample = reviews.read(options.reviews)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.choose:
