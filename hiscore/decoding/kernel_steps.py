@@ -10,12 +10,11 @@ import triton
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
+from hiscore.attention.paged_triton import paged_attention
 from hiscore.decoding.cache import Cache, DecodeRows
 from hiscore.decoding.steps import PageLists
-from hiscore.kernels import cache_copy, paged_attention, residency, select
+from hiscore.kernels import cache_copy, residency, select
 
-# Tokens of a split of attention. Another number gives other bits.
-SPLIT = 256
 # Programs that copy for one row and head: so many that few rows keep the bus busy as well.
 COPIERS = 16
 # Numbers that one program moves at once.
@@ -54,7 +53,7 @@ class KernelSteps:
     ) -> None:
         sizes = cache.shape
         self._cache, self._shape, self._full = cache, shape, full
-        self._value_width = value_width or sizes.width
+        self._value_width = value_width
         self._max_pages = triton.cdiv(max_length, sizes.page)
         self._padded = max(16, triton.next_power_of_2(sizes.width))
         # Triton's default for float32 would be TF32, with 10 bits of mantissa.
@@ -165,40 +164,13 @@ class KernelSteps:
 
         A row without pages, and padding, is left as it comes from memory.
         """
-        shape, sizes, tokens = self._shape, self._cache.shape, self._cache.tokens(layer)
+        shape, page = self._shape, self._cache.shape.page
         _check_heads(q)
-        window = shape.windows[layer] or 0
-        most = min(lists.pages.shape[-1], self._max_pages) * sizes.page
-        splits = triton.cdiv(most, SPLIT)
-        if window:
-            splits = min(splits, triton.cdiv(window, SPLIT) + 1)
-        value, count = self._value_width, len(q)
-        partial = torch.empty((count, shape.heads, splits, value), dtype=torch.float32, device=q.device)
-        stats = torch.empty((count, shape.heads, splits, 2), dtype=torch.float32, device=q.device)
-        out = torch.empty((count, shape.heads, value), dtype=q.dtype, device=q.device)
-        pages, counts = lists.pages, lists.counts
-        by_slot, by_row, by_head = (pages.stride(0), 0, 0) if lists.by_slot else (0, *pages.stride()[:2])
-        counts_by = (counts.stride(0), counts.stride(1) if counts.shape[1] > 1 else 0)
-        group = shape.heads // shape.kv_heads
-        launch = choose_launch(group, value, q.dtype)
-        tail = sizes.width - value
-        paged_attention.attend_splits[(count * shape.kv_heads * triton.cdiv(group, launch.m), splits)](
-            q, tokens, pages, counts, rows.slots, rows.positions, partial, stats,
-            shape.scale, shape.soft_cap or 0.0, q.stride(0), splits, by_slot, by_row, by_head, *counts_by,
-            HEADS=shape.heads, KV_HEADS=shape.kv_heads, PARTS=sizes.parts,
-            WIDTH=sizes.width, VALUE=value, PADDED_VALUE=max(16, triton.next_power_of_2(value)),
-            PADDED_TAIL=max(16, triton.next_power_of_2(tail)) if tail else 0, PAGE=sizes.page,
-            WINDOW=window, CAPPED=shape.soft_cap is not None,
-            M=launch.m, N=launch.n, SPLIT=SPLIT, PRECISION=self._precision,
-            num_warps=launch.warps, num_stages=launch.stages,
+        most = min(lists.pages.shape[-1], self._max_pages) * page
+        return paged_attention(
+            q, self._cache.tokens(layer), page, lists.pages, lists.counts, rows.slots, rows.positions, most,
+            shape.scale, shape.soft_cap, shape.windows[layer], self._value_width, lists.by_slot,
         )  # fmt: skip
-        block = min(128, triton.next_power_of_2(value))
-        paged_attention.combine_splits[(count * shape.heads, triton.cdiv(value, block))](
-            partial, stats, counts, rows.slots, rows.positions, out, splits, *counts_by,
-            HEADS=shape.heads, KV_HEADS=shape.kv_heads, VALUE=value, PAGE=sizes.page, WINDOW=window,
-            SPLIT=SPLIT, SPLITS=32, BLOCK=block,
-        )  # fmt: skip
-        return out
 
     # Beside the steps.
 
@@ -262,26 +234,6 @@ class KernelSteps:
                 source, target, from_slots, to_slots, layers, source.stride(0), target.stride(0),
                 FROM_ROW=source[0, 0].numel(), TO_ROW=row, BLOCK=triton.next_power_of_2(row),
             )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A launch of attention: M query heads and N tokens at a time."""
-
-    m: int
-    n: int
-    warps: int
-    stages: int
-
-
-def choose_launch(group: int, value_width: int, dtype: torch.dtype) -> Launch:
-    """Block sizes by what fits a multiprocessor's registers and shared memory."""
-    if value_width > 256:
-        return Launch(32, 32, 8, 2) if dtype != torch.float32 else Launch(16, 16, 8, 1)
-    m = min(64, max(16, triton.next_power_of_2(group)))
-    if dtype == torch.float32:
-        return Launch(m, 16, 4, 2)
-    return Launch(m, 64, 4, 3) if value_width <= 128 else Launch(m, 32, 4, 2)
 
 
 def _check_heads(x: Tensor) -> None:

@@ -17,7 +17,7 @@ _COUNT_MASK = tl.constexpr((1 << 21) - 1)
 @triton.jit
 def float_key(value):
     """float32 -> uint32 of the same order, below ALWAYS; both zeros are equal, NaN is beside infinity."""
-    bits = (value + 0.0).to(tl.int32, bitcast=True)
+    bits = value.to(tl.int32, bitcast=True)
     bits = tl.where(bits == -2147483648, 0, bits)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.minimum(bits.to(tl.uint32, bitcast=True) ^ 0x80000000, ALWAYS - 1)

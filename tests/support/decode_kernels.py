@@ -1,0 +1,65 @@
+"""What the tests of a decode step's kernels share: where they run, caches there, and equality to the bit."""
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hiscore.attention.base import AttentionShape
+from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+SHAPE = CacheShape(
+    layers=3, heads=2, parts=2, width=4, page=4, streams=6, max_pages=24, host_pages=80, device_pages=48,
+    lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index="bounds",
+)  # fmt: skip
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def attention_shape(cache: CacheShape, group: int, **changed: object) -> AttentionShape:
+    shape = AttentionShape(
+        cache.heads * group, cache.heads, cache.width, 0.4, None, tuple([None] * cache.layers)
+    )
+    return replace(shape, **changed)  # type: ignore[arg-type]
+
+
+def on_device(cache: Cache) -> Cache:
+    """A copy of a cache for the kernels."""
+    moved = copy.deepcopy(cache)
+    for name, value in vars(moved).items():
+        if isinstance(value, Tensor):
+            pinned = name == "host" and DEVICE == "cuda"
+            setattr(moved, name, value.pin_memory() if pinned else value.to(DEVICE))
+    return moved
+
+
+def rows_of(slots: list[int], positions: list[int]) -> DecodeRows:
+    return DecodeRows(*(torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (slots, positions)))
+
+
+def moved(rows: DecodeRows, device: str = DEVICE) -> DecodeRows:
+    return DecodeRows(rows.slots.to(device), rows.positions.to(device))
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    """The same bits; poison too."""
+    if DEVICE == "cuda":
+        # The host's pool is written by kernels, and reading it waits for nothing.
+        torch.cuda.synchronize()
+    found, expected = found.cpu().contiguous(), expected.cpu().contiguous()
+    if found.is_floating_point():
+        found, expected = found.view(torch.uint8), expected.view(torch.uint8)
+    assert torch.equal(found, expected)
+
+
+def in_float64(cache: Cache) -> Cache:
+    plain = copy.deepcopy(cache)
+    for name, value in vars(plain).items():
+        if isinstance(value, Tensor):
+            setattr(plain, name, value.cpu().double() if value.is_floating_point() else value.cpu())
+    return plain
