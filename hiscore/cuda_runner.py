@@ -68,11 +68,12 @@ class Layout:
     def size(self) -> int:
         return ROW_FIELDS * self.rows + ALIGN + self.tiles * FIELDS
 
-    def views(self, buffer: Tensor, context_slots: Tensor) -> tuple[Rows, TileInputs]:
+    def views(self, buffer: Tensor, context_slots: Tensor) -> tuple[Tensor, Tensor, Tensor, TileInputs]:
+        """Token ids, positions, write slots, and attention's inputs."""
         rows, rest = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
         ids, positions, starts, ends, write = rows.view(ROW_FIELDS, self.rows)
         inputs = TileInputs(positions, starts, ends, rest[ALIGN:], rest[:2], context_slots)
-        return Rows(ids, positions, write), inputs
+        return ids, positions, write, inputs
 
 
 class CudaRunner:
@@ -128,7 +129,8 @@ class CudaRunner:
         return self._decoder.tail(x[scored], attended[scored], self._ops)
 
     def _body(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        rows, self._attention.inputs = layout.views(self._static, self._slots)
+        ids, positions, write, self._attention.inputs = layout.views(self._static, self._slots)
+        rows = Rows(ids, positions, [write] * self._decoder.architecture.layers)
         return self._decoder.body(rows, self._ops, self._attention, self.pool)
 
     @torch.inference_mode()

@@ -49,7 +49,7 @@ class TorchRunner:
         rows = Rows(
             torch.from_numpy(forward.input_ids),
             torch.from_numpy(forward.positions),
-            torch.from_numpy(forward.write_slots.astype(np.int32)),
+            [torch.from_numpy(forward.write_slots.astype(np.int32))] * self._decoder.architecture.layers,
         )
         x, attended = self._decoder.body(rows, self._ops, self._attention, self.pool)
         scored = torch.from_numpy(forward.scored_rows)

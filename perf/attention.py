@@ -65,7 +65,7 @@ def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, to
     layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
     buffer, slots = layout.pack(forward, attention.rows_per_tile)
     device_slots = torch.from_numpy(np.append(slots, 0).astype(np.int32)).cuda()
-    _, attention.inputs = layout.views(torch.from_numpy(buffer).cuda(), device_slots)
+    *_, attention.inputs = layout.views(torch.from_numpy(buffer).cuda(), device_slots)
     pool = torch.zeros(PAGE, 2, 8, 128, dtype=torch.bfloat16, device="cuda")
     out = attention.run(0, qkv, pool)
     return microseconds(lambda: attention.run(0, qkv, pool)), out

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
+from hiscore.attention.paged_torch import working
 from hiscore.packing import Forward
 
 # Long enough for efficient products, short enough that a causal triangle's empty half costs little.
@@ -72,11 +73,11 @@ class TorchAttention:
         for work in self._work:
             out[work.rows] = self._attend(
                 shape.windows[layer],
-                q[work.rows].float(),
-                torch.cat((pool[work.context_slots, 0], k[work.context_rows])).float(),
-                torch.cat((pool[work.context_slots, 1], v[work.context_rows])).float(),
-                k[work.rows].float(),
-                v[work.rows].float(),
+                working(q[work.rows]),
+                working(torch.cat((pool[work.context_slots, 0], k[work.context_rows]))),
+                working(torch.cat((pool[work.context_slots, 1], v[work.context_rows]))),
+                working(k[work.rows]),
+                working(v[work.rows]),
             ).to(q.dtype)
         return out.flatten(1)
 

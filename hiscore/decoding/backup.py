@@ -145,6 +145,10 @@ class BackupSchedule:
         ticket = self._copy(Lane.BACKUP, backup, slots.copy(), positions.copy(), tokens=len(slots))
         self._tickets[cells] = self._newest[slots] = ticket
 
+    def forward(self, work: Work) -> None:
+        """Work at the end of the forward lane that no copy reads or writes."""
+        self._streams.launch(Lane.FORWARD, work)
+
     def drained(self, slot: int) -> bool:
         """Whether all copies of a slot's tokens have landed. Never waits.
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from hiscore.decoding.cache import Cache, DecodeRows
 from hiscore.decoding.selection import Selection
+from hiscore.decoding.uploads import upload
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """What an admitted stream's buffer must be filled with: int64 [n] each.
+    """What an admitted stream's buffer must be filled with: int64 [n] each, on the CPU.
 
     pages: the stream's own pages; places: the pages of the device that take them, in all sparse layers and heads.
     """
@@ -30,24 +31,26 @@ def seed(
 ) -> Seeds:
     """Set an admitted stream's tables; the caller then copies what is returned.
 
-    length: tokens that it has; host_pages, device_pages: int64, for its whole life. With as many of the latter as
-    of the former the buffer holds the whole stream.
+    length: tokens that it has; host_pages, device_pages: int64 on the CPU, for its whole life. With as many of the
+    latter as of the former the buffer holds the whole stream; without sparse layers there are none.
 
     Raises:
         ValueError: the number of device pages fits neither.
     """
     shape = cache.shape
-    direct = len(device_pages) == len(host_pages)
+    direct = len(device_pages) == len(host_pages) or not shape.sparse_layers
     if not direct and (full or len(device_pages) != shape.lru_pages + shape.ring_pages):
         raise ValueError(
             f"device_pages has {len(device_pages)} pages for a stream of {len(host_pages)}: needed are as many, "
             f"or lru_pages {shape.lru_pages} and ring_pages {shape.ring_pages} for one that is not full"
         )
-    cache.host_table[slot, : len(host_pages)] = host_pages.int()
-    cache.device_table[slot, : len(device_pages)] = device_pages.int()
-    cache.direct[slot], cache.full[slot] = direct, full
-    cache.reset(host_pages, device_pages)
-    written = -(-length // shape.page)
+    device = cache.host_table.device
+    cache.host_table[slot, : len(host_pages)] = upload(host_pages.int(), device)
+    cache.device_table[slot, : len(device_pages)] = upload(device_pages.int(), device)
+    cache.direct[slot].fill_(direct)
+    cache.full[slot].fill_(full)
+    cache.reset(upload(host_pages, device), upload(device_pages, device))
+    written = -(-length // shape.page) if shape.sparse_layers else 0
     if direct:
         return Seeds(torch.arange(written), device_pages[:written])
     # The next token may begin a page: then that page takes the oldest place of the ring.
@@ -56,14 +59,15 @@ def seed(
     sink = min(1, ring_start)
     before = torch.arange(max(sink, ring_start - shape.lru_pages + 1), ring_start)
     kept = torch.cat((torch.arange(sink), before))
-    places, held = device_pages[: len(kept)], host_pages[kept]
+    under_lru = device_pages[: len(kept)]
+    places, held = upload(under_lru, device), upload(host_pages[kept], device)
     cache.where[:, held] = places.int()[:, None]
     cache.holds[:, places] = held.int()[:, None]
     # As if the step before the first had loaded them.
     cache.used[:, places] = 2 * (length - 1)
     return Seeds(
         torch.cat((kept, ring)),
-        torch.cat((places, device_pages[shape.lru_pages + ring % shape.ring_pages])),
+        torch.cat((under_lru, device_pages[shape.lru_pages + ring % shape.ring_pages])),
     )
 
 

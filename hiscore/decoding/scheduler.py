@@ -160,7 +160,8 @@ class Scheduler:
         start, end = stream.prefilled, stream.prefilled + tokens
         last = tokens == stream.unfilled
         plan.prefilling.append(stream)
-        plan.chunks.append(Chunk(stream.slot, stream.call.prompt[start:end], start, stream.staging, last))
+        tokens_of, full = stream.call.prompt[start:end], not stream.call.options.sparse
+        plan.chunks.append(Chunk(stream.slot, tokens_of, start, stream.staging, last, full))
         stream.prefilled = end
         stream.in_flight += 1
         if last:

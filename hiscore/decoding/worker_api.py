@@ -65,7 +65,8 @@ class Chunk:
     """A part of a prompt to prefill.
 
     slot: the stream's. tokens: int32 [n]. start: position of the first. staging_pages: int32, those of the whole
-    prompt in the order of positions. last: the prompt ends here, its last row is sampled.
+    prompt in the order of positions. last: the prompt ends here, its last row is sampled. full: it attends to
+    everything, which matters where a checkpoint selects in its prefill too.
     """
 
     slot: int
@@ -73,6 +74,7 @@ class Chunk:
     start: int
     staging_pages: Int32
     last: bool
+    full: bool = False
 
 
 @dataclass(frozen=True)

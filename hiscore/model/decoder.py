@@ -4,6 +4,7 @@ No decode step and no sampling. Keys and values live in their layer only, but fo
 of a query that a later forward sees again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +20,11 @@ from hiscore.model.weights import LayerWeights, Weights, load_weights
 
 @dataclass(frozen=True)
 class Rows:
-    """A forward's rows on the device: int32 [T] each."""
+    """A forward's rows on the device: int32 [T] each; write_slots for each layer, -1 for what is not kept."""
 
     input_ids: Tensor
     positions: Tensor
-    write_slots: Tensor
+    write_slots: Sequence[Tensor]
 
 
 class Decoder:
@@ -58,9 +59,12 @@ class Decoder:
         shape = (a.layers, slots, 2, a.kv_heads, a.head_dim)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def body(self, rows: Rows, ops: Ops, attention: Attention, pool: Tensor) -> tuple[Tensor, Tensor]:
+    def body(
+        self, rows: Rows, ops: Ops, attention: Attention, pool: Tensor | Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """All layers up to the last one's attention, over the forward that attention is planned for.
 
+        pool: for each layer [slots, 2, kv_heads, head_dim], which may differ in their slots.
         Returns the residual stream [T, hidden] and what the last layer attended to [T, heads head_dim].
         """
         a, layers, fp8 = self.architecture, self.weights.layers, self.fp8
@@ -69,7 +73,7 @@ class Decoder:
         for index, layer in enumerate(layers):
             qkv = layer.qkv(h)
             rope = self._ropes[a.rope_kinds[index]]
-            ops.rotate_and_keep(layer, rope, qkv, rows.positions, pool[index], rows.write_slots)
+            ops.rotate_and_keep(layer, rope, qkv, rows.positions, pool[index], rows.write_slots[index])
             attended = attention.run(index, qkv, pool[index])
             if index < a.layers - 1:
                 out = self._after_attention(layer, x, attended, ops)

@@ -33,6 +33,10 @@ class Head:
         weight = self._weight.float() if labels is None else self._rows_of(labels)
         return self._capped(hidden.float() @ weight.T)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of all rows of the head: hidden [R, H] -> float32 [R, rows], float64 for float64."""
+        return self._capped(self._product(hidden))
+
     def log_normaliser(self, hidden: Tensor) -> Tensor:
         """log(sum(exp(logits))) over the whole vocabulary, in float32: hidden [R, H] -> [R]."""
         parts = [self._capped(self._product(rows)).logsumexp(dim=-1) for rows in hidden.split(ROW_SLICE)]
@@ -40,7 +44,7 @@ class Head:
 
     def _product(self, hidden: Tensor) -> Tensor:
         """hidden @ weight^T, added up and kept in float32 whatever the operands are."""
-        if hidden.dtype == torch.float32:
+        if hidden.dtype in (torch.float32, torch.float64):
             return hidden @ self._weight.T
         if hidden.is_cuda:
             return torch.mm(hidden, self._weight.T, out_dtype=torch.float32)

@@ -46,7 +46,7 @@ def test_attention_equals_the_dense_mask(
         rows = len(forward.input_ids) + 5  # with padding, whose keys and values are never to be read
         layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
         buffer, slots = layout.pack(forward, attention.rows_per_tile)
-        _, attention.inputs = layout.views(
+        *_, attention.inputs = layout.views(
             torch.from_numpy(buffer).to(DEVICE),
             torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
         )
@@ -82,7 +82,7 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None) 
         rows = len(forward.input_ids)
         layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
         buffer, slots = layout.pack(forward, attention.rows_per_tile)
-        _, attention.inputs = layout.views(
+        *_, attention.inputs = layout.views(
             torch.from_numpy(buffer).to(DEVICE),
             torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
         )

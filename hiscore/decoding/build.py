@@ -1,0 +1,138 @@
+"""From settings and a checkpoint to a worker on a device."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from hiscore.attention.base import AttentionShape
+from hiscore.decoding.backup import BackupSchedule
+from hiscore.decoding.cache import Cache, CacheShape
+from hiscore.decoding.grouped import GroupedModel
+from hiscore.decoding.latent import LatentModel
+from hiscore.decoding.model import DecodeModel
+from hiscore.decoding.sizing import Memory, ModelShape, plan_cache
+from hiscore.decoding.step_runner import EagerRunner, StepRunner
+from hiscore.decoding.streams import ImmediateStreams, Streams
+from hiscore.decoding.torch_steps import TorchSteps
+from hiscore.decoding.worker import CacheWorker
+from hiscore.decoding.worker_api import Geometry
+from hiscore.model.decoder import Decoder
+from hiscore.model.dsa.decoder import DsaDecoder
+from hiscore.model.dsa.families import FAMILIES as LATENT_FAMILIES
+from hiscore.settings import CacheSettings, DecodeSettings
+
+log = logging.getLogger(__name__)
+
+# Tokens of a forward that prefills: what a running stream may have to wait for between two of its tokens.
+CHUNK = {"cpu": 256, "cuda": 2_048}
+# Streams at once, unless MAX_STREAMS says.
+STREAMS = {"cpu": 32, "cuda": 64}
+# Shares of the host's free memory and of the device's whole memory that the pools take, unless settings say. The
+# scorer's weights and pools stand on the same device.
+HOST_SHARE, DEVICE_SHARE = 0.25, 0.25
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def make_worker(settings: DecodeSettings, device: str) -> CacheWorker:
+    """Load the checkpoint and allocate the pools.
+
+    Raises:
+        ValueError: a setting does not fit the device or the checkpoint; the message names it.
+    """
+    where = torch.device(device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if where.type == "cuda" else "float32"
+    if dtype not in DTYPES:
+        raise ValueError(f"DTYPE={dtype} is the scorer's alone: decode computes in {' and '.join(DTYPES)}")
+    memory = Memory(
+        settings.host_kv_bytes or int(HOST_SHARE * _free_host_bytes()),
+        settings.device_kv_bytes or int(_device_bytes(where)),
+        settings.max_streams or STREAMS[where.type],
+    )
+    return build_worker(Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], CHUNK[where.type])
+
+
+@torch.inference_mode()
+def build_worker(
+    checkpoint: Path,
+    settings: CacheSettings,
+    memory: Memory,
+    device: torch.device,
+    dtype: torch.dtype,
+    chunk: int,
+    poison: bool = False,
+) -> CacheWorker:
+    """The same from parts; `settings.selector` is one that the checkpoint has."""
+    family = json.loads((checkpoint / "config.json").read_text())["model_type"]
+    if family in LATENT_FAMILIES:
+        latent = DsaDecoder(checkpoint, device, dtype)
+        shape, geometry = plan_cache(settings, _latent_shape(latent), memory, dtype, chunk)
+        cache = _allocate(shape, geometry, dtype, device)
+        model: DecodeModel = LatentModel(latent, cache, geometry.staging_pages * 16)
+        attention, value_width = latent.attention_shape, latent.architecture.latent_rank
+    else:
+        grouped = Decoder(checkpoint, device, dtype)
+        shape, geometry = plan_cache(settings, _grouped_shape(grouped), memory, dtype, chunk)
+        cache = _allocate(shape, geometry, dtype, device)
+        model = GroupedModel(grouped, cache, geometry.staging_pages * 16, chunk)
+        attention, value_width = grouped.attention_shape, None
+    streams, runner = _runner(model, attention, value_width, geometry)
+    schedule = BackupSchedule(
+        streams, settings.backup, settings.backup_ring, geometry.max_streams, geometry.staging_pages
+    )
+    return CacheWorker(model, runner, schedule, geometry, poison)
+
+
+def _runner(
+    model: DecodeModel, attention: AttentionShape, value_width: int | None, geometry: Geometry
+) -> tuple[Streams, StepRunner]:
+    if model.staging.device.type != "cuda":
+        steps = TorchSteps(model.cache, attention, value_width)
+        return ImmediateStreams(), EagerRunner(model, steps, geometry.max_streams)
+    from hiscore.decoding.cuda_streams import CudaStreams
+    from hiscore.decoding.step_graphs import GraphRunner
+
+    streams = CudaStreams(model.staging.device)
+    return streams, GraphRunner(model, attention, value_width, geometry, streams)
+
+
+def _allocate(shape: CacheShape, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Cache:
+    sizes = shape.bytes(dtype)
+    log.info(
+        "%d streams; the host holds %d tokens in %d MiB, the device's buffers %d tokens in %d MiB, beside them "
+        "%d MiB of dense layers and %d MiB of index",
+        shape.streams, shape.host_pages * shape.page, sizes["host"] >> 20,
+        shape.device_pages * shape.page, sizes["buffer"] >> 20, sizes["home"] >> 20, sizes["index"] >> 20,
+    )  # fmt: skip
+    return Cache.allocate(shape, dtype, device)
+
+
+def _grouped_shape(decoder: Decoder) -> ModelShape:
+    a = decoder.architecture
+    return ModelShape(a.kv_heads, 2, a.head_dim, a.windows, a.context_length)
+
+
+def _latent_shape(decoder: DsaDecoder) -> ModelShape:
+    a = decoder.architecture
+    windows = (None,) * a.layers
+    return ModelShape(1, 1, a.row_dim, windows, a.context_length, a.indexer.head_dim, a.indexer.top_k)
+
+
+def _free_host_bytes() -> int:
+    """What the kernel thinks can be had without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _device_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return DEVICE_SHARE * torch.cuda.get_device_properties(device).total_memory
+    return HOST_SHARE * _free_host_bytes()

@@ -1,0 +1,107 @@
+"""How large the cache is: settings, a checkpoint's shape and the memory at hand to pages of each pool."""
+
+import logging
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+
+from hiscore.decoding.backup import ring_pages
+from hiscore.decoding.cache import CacheShape, Index
+from hiscore.decoding.worker_api import STAGING_PAGE, Geometry
+from hiscore.settings import CacheSettings
+
+log = logging.getLogger(__name__)
+
+# Tokens of a page that is chosen as a whole. Larger pages make a smaller index and longer copies; smaller ones fit
+# what is looked for more closely.
+QUEST_PAGE = 32
+# Quest's bounds say little of the first layers, which attend widely.
+QUEST_DENSE_LAYERS = 2
+INDEX: dict[str, Index] = {"dense": "none", "exact": "keys", "quest": "bounds", "dsa": "dsa"}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a checkpoint's cache rows are like; see `CacheShape`. windows: of each layer, None for none."""
+
+    heads: int
+    parts: int
+    width: int
+    windows: tuple[int | None, ...]
+    context_length: int
+    index_width: int = 0
+    top_k: int | None = None
+    """What the checkpoint's own indexer selects."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes for the pools of the host and of the device, and streams that are to run at once."""
+
+    host: int
+    device: int
+    streams: int
+
+
+def plan_cache(
+    settings: CacheSettings, model: ModelShape, memory: Memory, dtype: torch.dtype, chunk: int
+) -> tuple[CacheShape, Geometry]:
+    """Divide the memory.
+
+    Raises:
+        ValueError: a pool cannot hold one stream of a page; the message names the setting and what it needs.
+    """
+    selector = settings.selector
+    page = QUEST_PAGE if selector in ("quest", "dense") else 1
+    width = settings.backup_ring if settings.backup == "ring" else 1
+    max_pages = -(-model.context_length // page)
+    ring = ring_pages(width, page)
+    top_k = settings.sparse_top_k if model.top_k is None else min(settings.sparse_top_k, model.top_k)
+    top = max(min(top_k // page, max_pages), ring + 1)
+    lru = max(settings.device_buffer_size // page - ring, top)
+    of_one_page = CacheShape(
+        layers=len(model.windows), heads=model.heads, parts=model.parts, width=model.width,
+        page=page, streams=memory.streams, max_pages=max_pages, host_pages=1, device_pages=1,
+        lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=_dense_layers(selector, model),
+        index=INDEX[selector], index_width=model.index_width,
+    )  # fmt: skip
+    one = of_one_page.bytes(dtype)
+    staging = -(-model.context_length // STAGING_PAGE) * STAGING_PAGE
+    slot_bytes = len(model.windows) * prod((model.parts, model.heads, model.width)) * dtype.itemsize
+    room = memory.device - staging * slot_bytes
+    beside_host = one["home"] + one["index"] + one["where"]
+    host_pages = min(memory.host // one["host"], memory.streams * max_pages)
+    # Where pages of the device have to be had as well, they get at least half.
+    share = room if selector == "dense" else room // 2
+    if beside_host and host_pages > share // beside_host:
+        host_pages = max(share // beside_host, 0)
+        log.info("DEVICE_KV_BYTES holds %d of the host's pages only, so no more are used", host_pages)
+    per_device_page = one["buffer"] + one["holds"] + one["used"]
+    device_pages = 0
+    if selector != "dense":
+        room -= host_pages * beside_host
+        device_pages = min(room // per_device_page, memory.streams * max_pages)
+    _check("HOST_KV_BYTES", memory.host, one["host"], host_pages >= 1)
+    least = staging * slot_bytes + beside_host + per_device_page * min(max_pages, lru + ring)
+    enough = host_pages >= 1 and (selector == "dense" or device_pages >= min(max_pages, lru + ring))
+    _check("DEVICE_KV_BYTES", memory.device, least, enough)
+    shape = replace(of_one_page, host_pages=host_pages, device_pages=device_pages)
+    geometry = Geometry(
+        page=page, lru_pages=lru, ring_pages=ring, host_pages=host_pages, device_pages=device_pages,
+        staging_pages=staging // STAGING_PAGE, max_streams=memory.streams, chunk=chunk,
+        context_length=model.context_length, dense=not shape.sparse_layers,
+    )  # fmt: skip
+    return shape, geometry
+
+
+def _dense_layers(selector: str, model: ModelShape) -> frozenset[int]:
+    first = {"dense": len(model.windows), "quest": QUEST_DENSE_LAYERS}.get(selector, 0)
+    return frozenset(
+        layer for layer, window in enumerate(model.windows) if layer < first or window is not None
+    )
+
+
+def _check(name: str, given: int, needed: int, enough: bool) -> None:
+    if not enough:
+        raise ValueError(f"{name} is {given} bytes, at least {needed} are needed for one stream")
