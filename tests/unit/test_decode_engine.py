@@ -276,33 +276,48 @@ def test_a_stream_is_cancelled_within_two_steps() -> None:
     engine.cancel(name)  # and is known no more
 
 
-def test_a_full_queue_refuses_and_what_runs_is_not_in_it() -> None:
+class Gate:
+    """Holds the engine's thread up when a step feeds a position, until the test lets it go."""
+
+    def __init__(self, position: int, rows: int) -> None:
+        self.position, self.rows = position, rows
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def on_step(self, rows: StepRows) -> None:
+        if len(rows.slots) == self.rows and rows.positions.max() == self.position:
+            self.reached.set()
+            assert self.open.wait(20)
+
+    def wait(self) -> None:
+        assert self.reached.wait(20)
+
+
+# What runs is not in the queue; and who waits for pages is, though there are slots for more.
+@pytest.mark.parametrize(("runs", "sparse"), [(4, True), (2, False)])
+def test_a_full_queue_refuses(runs: int, sparse: bool) -> None:
     worker, callers = HashWorker(), Callers()
-    full, go = threading.Event(), threading.Event()
-
-    def block_when_full(rows: StepRows) -> None:
-        if len(rows.slots) == 4 and rows.positions.max() > 20:
-            full.set()
-            assert go.wait(20)
-
-    worker.on_step = block_when_full
+    gates = [Gate(position, runs) for position in (20, 25)]
+    worker.on_step = lambda rows: [gate.on_step(rows) for gate in gates] and None
+    wanted = {Caller(name): long_call(name, max_tokens=32, sparse=sparse) for name in range(runs + 5)}
+    names = list(wanted)
     with running(worker, callers, max_queue=3, quantum=0) as engine:
-        for name in range(4):
-            engine.submit(long_call(name), Caller(name))
-        assert full.wait(20)
-        waiting = [Caller(name) for name in range(4, 7)]
-        for name in waiting:
-            engine.submit(long_call(name.name), name)
+        for name in names[:runs]:
+            engine.submit(wanted[name], name)
+        gates[0].wait()
+        for name in names[runs : runs + 3]:
+            engine.submit(wanted[name], name)
+        gates[0].open.set()
+        gates[1].wait()
         with pytest.raises(RequestError, match="the queue is full: 3 calls wait") as refused:
-            engine.submit(long_call(7), Caller(7))
+            engine.submit(wanted[names[-2]], names[-2])
         assert refused.value.code is Code.UNAVAILABLE
-        engine.cancel(waiting[0])
-        go.set()
-        callers.wait(lambda: len(callers.ends) == 7)
-        engine.submit(long_call(8), late := Caller(8))  # there is room again
-    assert callers.ends[waiting[0]] == "cancelled"
-    for name in (*waiting[1:], late):
-        assert_as_alone(callers, name, long_call(name.name))
+        gates[1].open.set()
+        engine.cancel(names[runs])
+        callers.wait(lambda: len(callers.ends) == runs + 3)
+        engine.submit(wanted[names[-1]], names[-1])  # there is room again
+    assert callers.ends.pop(names[runs]) == "cancelled"
+    for name in callers.ends:
+        assert_as_alone(callers, name, wanted[name])
 
 
 def test_what_never_fits_is_refused_at_once() -> None:
@@ -419,18 +434,33 @@ def test_text_ends_before_a_stop_string_and_what_is_held_back_comes_with_the_end
     assert (callers.ends[held], callers.texts[held]) == ("length", letters)
 
 
-def test_an_idle_engine_does_nothing() -> None:
+def test_an_engine_with_nothing_to_launch_does_next_to_nothing() -> None:
     worker, callers = HashWorker(), Callers()
+    landed = threading.Event()
+    drained = worker.drained
+    worker.drained = lambda slot: drained(slot) and landed.is_set()  # type: ignore[method-assign]
+    asked: list[int] = []
     with running(worker, callers) as engine:
+        plan = engine._scheduler.plan
+        engine._scheduler.plan = lambda drained: asked.append(1) or plan(drained)  # type: ignore[method-assign]
         engine.submit(long_call(1), Caller(0))
+        time.sleep(0.1)
+        assert 5 <= len(asked) <= 250  # it asks whether copies have landed twice in a millisecond
+        landed.set()
         callers.wait(lambda: bool(callers.ends))
         while not engine._scheduler.idle:
             time.sleep(0.001)
-        asked: list[int] = []
-        plan = engine._scheduler.plan
-        engine._scheduler.plan = lambda drained: asked.append(1) or plan(drained)  # type: ignore[method-assign]
+        asked.clear()
         time.sleep(0.05)
         assert len(asked) <= 1  # it may have been on its way to sleep
+
+
+def test_a_deadline_is_its_own_stream_s() -> None:
+    callers, name, wanted = Callers(), Caller(0), long_call(1, deadline=time.monotonic() + 100)
+    with running(HashWorker(), callers) as engine:
+        engine._deadlines.append((0.0, id(name)))  # as of one that had the same place in memory
+        engine.submit(wanted, name)
+    assert_as_alone(callers, name, wanted)
 
 
 # Controls: what these tests must not let pass.

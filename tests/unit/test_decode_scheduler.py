@@ -69,6 +69,7 @@ def test_a_stream_s_life() -> None:
     assert plan.filled == plan.admitted == [each]
     admission = each.admission()
     assert (admission.length, admission.first_token, admission.full) == (30, None, False)
+    assert stream(sparse=False).admission().full
     drive.undrained = {each.slot}
     assert drive.go(3).rows is None  # until its prompt's backup has landed
     assert each.stage is Stage.STAGING
@@ -274,8 +275,8 @@ def test_nobody_is_preempted_in_vain() -> None:
 
 
 def test_streams_take_turns_and_each_runs_a_quantum_at_least() -> None:
-    drive = Drive(quantum=6)
-    streams = [stream(max_tokens=60) for _ in range(8)]
+    drive = Drive(replace(TINY, host_pages=1000), quantum=20)
+    streams = [stream(max_tokens=100) for _ in range(16)]
     drive.add(*streams)
     shortest = 10**9
     while not drive.scheduler.idle:
@@ -284,9 +285,9 @@ def test_streams_take_turns_and_each_runs_a_quantum_at_least() -> None:
         for each, steps in ran.items():
             if each.stage is Stage.LEAVING and not each.all_sampled:
                 shortest = min(shortest, steps + 1)
-    assert drive.scheduler.preemptions > 8
-    assert shortest >= 6
-    assert all(each.received == 60 for each in streams)
+    assert drive.scheduler.preemptions > 16
+    assert shortest >= 20
+    assert all(each.received == 100 for each in streams)
 
 
 def test_one_is_restored_in_an_iteration() -> None:
@@ -302,19 +303,20 @@ def test_one_is_restored_in_an_iteration() -> None:
 
 
 def test_preempted_streams_come_back_past_those_that_wait_for_their_pages_on_the_host() -> None:
-    """Or nobody could go on: a full queue waits for pages that only they can free."""
-    drive = Drive(replace(TINY, host_pages=90), quantum=4)
-    running = fill(drive, max_tokens=60)  # 17 pages of the host each
-    drive.add(*(stream(max_tokens=60) for _ in range(3)))
-    drive.until(running[0], Stage.PREEMPTED)
+    """Or nobody could go on: the front of the queue waits for pages that only they can free."""
+    drive = Drive(replace(TINY, host_pages=90, max_streams=1), quantum=4)
+    streams = [stream(max_tokens=60) for _ in range(5)]  # 17 pages of the host each
     late = [stream(prompt=20, max_tokens=90) for _ in range(3 * LOOK_AHEAD)]  # 28 pages each
-    drive.add(*late)
+    drive.add(*streams, *late)
     for each in late:
         each.overtaken = MOST_OVERTAKEN
-    for each in (*running, *late):
-        drive.until(each, Stage.GONE, most=20_000)
-    while not drive.scheduler.idle:
+    while drive.scheduler.preemptions < 4:
         drive.go()
+    assert drive.scheduler.count(Stage.PREEMPTED) == 4
+    assert min(each.turn for each in streams[:4]) > max(each.turn for each in late)
+    assert 5 <= drive.scheduler.pools.host.free < 28
+    for each in (*streams, *late):
+        drive.until(each, Stage.GONE, most=20_000)
     assert drive.scheduler.pools.host.used == 0
 
 
