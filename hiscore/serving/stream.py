@@ -40,9 +40,13 @@ class Piece(Protocol):
     def finish_reason(self) -> str: ...
 
 
-@dataclass
-class _Stream:
-    """A caller, and what is to be sent to it. gone: it has cancelled, and need not be asked again."""
+@dataclass(eq=False)
+class Caller:
+    """Stands for a caller outside of the sender's thread. All its fields are that thread's alone.
+
+    reply_to: None after the last response. Triton waits with unloading a model for every reference to a response
+    sender, however long ago that one has sent its last. gone: the caller has cancelled and is not asked again.
+    """
 
     reply_to: Any
     pieces: list[Piece] = field(default_factory=list)
@@ -54,33 +58,36 @@ class StreamSender:
     """Sends pieces in the order in which they were put, and ends each stream with exactly one last response.
 
     send: one response, ``(reply_to, outputs or error, last)``; returns whether the stream still stands. abandoned:
-    whether a caller has gone. cancel: called when one has; a last piece is expected all the same. count: called
-    about once a second while there are streams, and once after. All four are called by the thread of this object.
+    whether who listens at a ``reply_to`` has gone. cancel: called with a `Caller` who has; a last piece is
+    expected all the same. count: called about once a second while there are streams, and once after. All four are
+    called by the thread of this object.
     """
 
     def __init__(
         self,
         send: Callable[[Any, Outputs | RequestError, bool], bool],
         abandoned: Callable[[Any], bool],
-        cancel: Callable[[Any], None],
+        cancel: Callable[[Caller], None],
         count: Callable[[], None],
     ) -> None:
         self._send, self._abandoned, self._cancel, self._count = send, abandoned, cancel, count
-        self._queue: SimpleQueue[tuple[Any, Piece | RequestError | None] | None] = SimpleQueue()
-        self._streams: dict[int, _Stream] = {}
+        self._queue: SimpleQueue[tuple[Caller, Piece | RequestError | None] | None] = SimpleQueue()
+        self._live: dict[Caller, None] = {}  # in the order in which they were asked last
         self._closing = False
         self._last_event = 0.0
         self._counted = True
         self._thread = threading.Thread(target=self._run, name="hiscore-sender", daemon=True)
         self._thread.start()
 
-    def open(self, reply_to: Any) -> None:
+    def open(self, reply_to: Any) -> Caller:
         """A stream begins; from now on its caller is watched."""
-        self._queue.put((reply_to, None))
+        caller = Caller(reply_to)
+        self._queue.put((caller, None))
+        return caller
 
-    def put(self, reply_to: Any, piece: Piece | RequestError) -> None:
+    def put(self, caller: Caller, piece: Piece | RequestError) -> None:
         """The next of an open stream; an error is its last, and what comes after the last is dropped."""
-        self._queue.put((reply_to, piece))
+        self._queue.put((caller, piece))
 
     def close(self) -> None:
         """Send what was put, and end the thread."""
@@ -91,20 +98,19 @@ class StreamSender:
         ask_at = count_at = 0.0
         while not self._closing:
             self._take()
-            for key in [key for key, stream in self._streams.items() if stream.pieces or stream.error]:
-                self._deliver(key)
+            self._deliver_all()
             if (now := time.monotonic()) >= ask_at:
                 self._ask()
                 ask_at = time.monotonic() + ASK_S
             if (now >= count_at and not self._counted) or self._closing:
                 self._try(self._count)
                 # What the last stream held is given back a little after its end.
-                self._counted = not self._streams and now >= self._last_event + COUNT_S
+                self._counted = not self._live and now >= self._last_event + COUNT_S
                 count_at = now + COUNT_S
 
     def _take(self) -> None:
         """Wait for something to do, then take all that is there."""
-        idle = not self._streams and self._counted
+        idle = not self._live and self._counted
         try:
             entry = self._queue.get(timeout=None if idle else ASK_S)
             self._last_event, self._counted = time.monotonic(), False
@@ -114,44 +120,48 @@ class StreamSender:
         except Empty:
             return
 
-    def _sort(self, entry: tuple[Any, Piece | RequestError | None] | None) -> None:
+    def _sort(self, entry: tuple[Caller, Piece | RequestError | None] | None) -> None:
         if entry is None:
             self._closing = True
             return
-        reply_to, piece = entry
+        caller, piece = entry
+        ended = caller.error or (caller.pieces and caller.pieces[-1].finish_reason)
         if piece is None:
-            self._streams[id(reply_to)] = _Stream(reply_to)
-        elif stream := self._streams.get(id(reply_to)):
-            if stream.error or (stream.pieces and stream.pieces[-1].finish_reason):
-                return
-            if isinstance(piece, RequestError):
-                stream.error = piece
-            else:
-                stream.pieces.append(piece)
+            self._live[caller] = None
+        elif ended or caller not in self._live:
+            return
+        elif isinstance(piece, RequestError):
+            caller.error = piece
+        else:
+            caller.pieces.append(piece)
 
-    def _deliver(self, key: int) -> None:
-        """Send what has gathered for a stream: at most one response with outputs, and perhaps an error."""
-        stream = self._streams[key]
-        pieces, stream.pieces = stream.pieces, []
+    def _deliver_all(self) -> None:
+        for caller in [caller for caller in self._live if caller.pieces or caller.error]:
+            self._deliver(caller)
+
+    def _deliver(self, caller: Caller) -> None:
+        """Send what has gathered for a caller: at most one response with outputs, and perhaps an error."""
+        pieces, caller.pieces = caller.pieces, []
         stands, ended = True, False
         if pieces:
             ended = bool(pieces[-1].finish_reason)
-            stands = self._try(self._send, stream.reply_to, joined(pieces), ended)
-        if stream.error and stands:
+            stands = self._try(self._send, caller.reply_to, joined(pieces), ended)
+        if caller.error and stands:
             ended = True
-            self._try(self._send, stream.reply_to, stream.error, True)
+            self._try(self._send, caller.reply_to, caller.error, True)
         if ended or not stands:
-            del self._streams[key]
-        if not (ended or stands or stream.gone):
-            self._try(self._cancel, stream.reply_to)
+            del self._live[caller]
+            caller.reply_to = None
+        if not (ended or stands or caller.gone):
+            self._try(self._cancel, caller)
 
     def _ask(self) -> None:
         """Ask those that have not been asked for longest."""
-        for key in [key for key, stream in self._streams.items() if not stream.gone][:MOST_ASKED]:
-            stream = self._streams[key] = self._streams.pop(key)
-            stream.gone = self._try(self._abandoned, stream.reply_to)
-            if stream.gone:
-                self._try(self._cancel, stream.reply_to)
+        for caller in [caller for caller in self._live if not caller.gone][:MOST_ASKED]:
+            self._live[caller] = self._live.pop(caller)
+            caller.gone = self._try(self._abandoned, caller.reply_to)
+            if caller.gone:
+                self._try(self._cancel, caller)
 
     def _try(self, call: Callable[..., Any], *arguments: Any) -> bool:
         """What a call gives; False if it raises. One stream's trouble must not end the thread that serves all."""

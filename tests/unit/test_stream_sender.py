@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hiscore.decoding.engine import Output
 from hiscore.errors import RequestError
 from hiscore.serving import stream as sender_module
-from hiscore.serving.stream import StreamSender, joined
+from hiscore.serving.stream import Caller, StreamSender, joined
 
 PATIENCE_S = 10.0
 
@@ -25,7 +26,7 @@ def eventually(condition: Callable[[], Any]) -> None:
 
 
 @dataclass(eq=False)
-class Caller:
+class Listener:
     """What one caller was sent: (ids, text, reason) or an error, each with the flag of the last."""
 
     responses: list[tuple[Any, bool]] = field(default_factory=list)
@@ -42,10 +43,11 @@ class Edge:
         self.gate.set()
         self.sending = threading.Event()
         self.counts = 0
-        self.asked: list[Caller] = []
+        self.asked: list[Listener] = []
+        self.callers: dict[Listener, Caller] = {}
         self.sender = StreamSender(self.send, self.abandoned, self.cancel, self.count)
 
-    def send(self, caller: Caller, answer: Any, last: bool) -> bool:
+    def send(self, caller: Listener, answer: Any, last: bool) -> bool:
         self.sending.set()
         assert self.gate.wait(PATIENCE_S)
         assert not any(ended for _, ended in caller.responses), "a response after the last"
@@ -58,23 +60,30 @@ class Edge:
         caller.responses.append((answer, last))
         return True
 
-    def abandoned(self, caller: Caller) -> bool:
+    def abandoned(self, caller: Listener) -> bool:
         self.asked.append(caller)
         return caller.gone
 
     def cancel(self, caller: Caller) -> None:
-        caller.cancelled += 1
+        (listener,) = (each for each, its in self.callers.items() if its is caller)
+        listener.cancelled += 1
+
+    def open(self, listener: Listener) -> None:
+        self.callers[listener] = self.sender.open(listener)
+
+    def put(self, listener: Listener, piece: Output | RequestError) -> None:
+        self.sender.put(self.callers[listener], piece)
 
     def count(self) -> None:
         self.counts += 1
 
-    def hold(self) -> Caller:
+    def hold(self) -> Listener:
         """Keep the thread in the middle of another stream's send, so that what is put now gathers."""
-        other = Caller()
+        other = Listener()
         self.gate.clear()
         self.sending.clear()
-        self.sender.open(other)
-        self.sender.put(other, Output([0], "", "stop"))
+        self.open(other)
+        self.put(other, Output([0], "", "stop"))
         assert self.sending.wait(PATIENCE_S)
         return other
 
@@ -88,12 +97,12 @@ def edge() -> Iterator[Edge]:
 
 
 def test_pieces_arrive_in_order_and_the_last_is_marked(edge: Edge) -> None:
-    caller = Caller()
-    edge.sender.open(caller)
+    caller = Listener()
+    edge.open(caller)
     for place in range(3):
-        edge.sender.put(caller, Output([place], f"{place} ", ""))
+        edge.put(caller, Output([place], f"{place} ", ""))
         eventually(lambda: len(caller.responses) > place)  # noqa: B023
-    edge.sender.put(caller, Output([3], "é", "length"))
+    edge.put(caller, Output([3], "é", "length"))
     eventually(lambda: len(caller.responses) == 4)
     assert caller.responses == [
         (([0], "0 ", ""), False),
@@ -105,12 +114,12 @@ def test_pieces_arrive_in_order_and_the_last_is_marked(edge: Edge) -> None:
 
 def test_what_gathers_goes_out_as_one_response_of_each_stream(edge: Edge) -> None:
     edge.hold()
-    callers = [Caller(), Caller()]
+    callers = [Listener(), Listener()]
     for caller in callers:
-        edge.sender.open(caller)
+        edge.open(caller)
     for place in range(5):
         for caller in callers:
-            edge.sender.put(caller, Output([place], str(place), "stop" if place == 4 else ""))
+            edge.put(caller, Output([place], str(place), "stop" if place == 4 else ""))
     edge.gate.set()
     eventually(lambda: callers[1].responses)
     assert [caller.responses for caller in callers] == [[(([0, 1, 2, 3, 4], "01234", "stop"), True)]] * 2
@@ -118,14 +127,14 @@ def test_what_gathers_goes_out_as_one_response_of_each_stream(edge: Edge) -> Non
 
 def test_an_error_ends_a_stream_after_what_came_before_it(edge: Edge) -> None:
     edge.hold()
-    caller, refused = Caller(), Caller()
+    caller, refused = Listener(), Listener()
     error = RequestError("no")
-    edge.sender.open(caller)
-    edge.sender.put(caller, Output([1], "a", ""))
-    edge.sender.put(caller, error)
-    edge.sender.put(caller, Output([2], "too late", "stop"))
-    edge.sender.open(refused)
-    edge.sender.put(refused, error)
+    edge.open(caller)
+    edge.put(caller, Output([1], "a", ""))
+    edge.put(caller, error)
+    edge.put(caller, Output([2], "too late", "stop"))
+    edge.open(refused)
+    edge.put(refused, error)
     edge.gate.set()
     eventually(lambda: refused.responses)
     assert caller.responses == [(([1], "a", ""), False), (error, True)]
@@ -134,14 +143,14 @@ def test_an_error_ends_a_stream_after_what_came_before_it(edge: Edge) -> None:
 
 def test_nothing_follows_the_last_piece(edge: Edge) -> None:
     edge.hold()
-    caller = Caller()
-    edge.sender.open(caller)
-    edge.sender.put(caller, Output([1], "a", "stop"))
-    edge.sender.put(caller, Output([2], "b", "length"))
-    edge.sender.put(caller, RequestError("no"))
+    caller = Listener()
+    edge.open(caller)
+    edge.put(caller, Output([1], "a", "stop"))
+    edge.put(caller, Output([2], "b", "length"))
+    edge.put(caller, RequestError("no"))
     edge.gate.set()
     eventually(lambda: caller.responses)
-    edge.sender.put(caller, Output([3], "c", "stop"))
+    edge.put(caller, Output([3], "c", "stop"))
     other = edge.hold()
     edge.gate.set()
     eventually(lambda: other.responses)
@@ -149,9 +158,9 @@ def test_nothing_follows_the_last_piece(edge: Edge) -> None:
 
 
 def test_a_caller_that_has_gone_is_cancelled_once_and_still_gets_its_last_response(edge: Edge) -> None:
-    stays, goes = Caller(), Caller()
-    edge.sender.open(stays)
-    edge.sender.open(goes)
+    stays, goes = Listener(), Listener()
+    edge.open(stays)
+    edge.open(goes)
     eventually(lambda: {id(stays), id(goes)} <= set(map(id, edge.asked)))
     assert goes.cancelled == 0
     goes.gone = True
@@ -159,28 +168,28 @@ def test_a_caller_that_has_gone_is_cancelled_once_and_still_gets_its_last_respon
     asked = edge.asked.count(goes)
     eventually(lambda: edge.asked.count(stays) > asked + 3)
     assert edge.asked.count(goes) == asked
-    edge.sender.put(goes, Output([], "", "cancelled"))
+    edge.put(goes, Output([], "", "cancelled"))
     eventually(lambda: goes.responses)
     assert (goes.cancelled, stays.cancelled) == (1, 0)
     assert goes.responses == [(([], "", "cancelled"), True)]
 
 
 def test_every_one_of_many_callers_is_asked(edge: Edge) -> None:
-    callers = [Caller() for _ in range(3 * sender_module.MOST_ASKED)]
+    callers = [Listener() for _ in range(3 * sender_module.MOST_ASKED)]
     for caller in callers:
-        edge.sender.open(caller)
+        edge.open(caller)
     eventually(lambda: set(map(id, callers)) <= set(map(id, edge.asked)))
     first_round = edge.asked[: len(callers)]
     assert len({id(caller) for caller in first_round}) == len(callers)
 
 
 def test_a_stream_that_cannot_be_sent_to_is_cancelled_and_dropped(edge: Edge) -> None:
-    caller = Caller(broken=True)
-    edge.sender.open(caller)
-    edge.sender.put(caller, Output([1], "a", ""))
+    caller = Listener(broken=True)
+    edge.open(caller)
+    edge.put(caller, Output([1], "a", ""))
     eventually(lambda: caller.cancelled)
-    edge.sender.put(caller, Output([2], "b", ""))
-    edge.sender.put(caller, Output([], "", "cancelled"))
+    edge.put(caller, Output([2], "b", ""))
+    edge.put(caller, Output([], "", "cancelled"))
     other = edge.hold()
     edge.gate.set()
     eventually(lambda: other.responses)
@@ -191,11 +200,11 @@ def test_a_stream_that_cannot_be_sent_to_is_cancelled_and_dropped(edge: Edge) ->
 def test_one_streams_trouble_does_not_end_the_thread(
     edge: Edge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caller = Caller()
-    edge.sender.open(caller)
+    caller = Listener()
+    edge.open(caller)
     monkeypatch.setattr(edge.sender, "_abandoned", lambda caller: 1 / 0)
     eventually(lambda: "ZeroDivisionError" in caplog.text)
-    edge.sender.put(caller, Output([1], "a", "stop"))
+    edge.put(caller, Output([1], "a", "stop"))
     eventually(lambda: caller.responses)
 
 
@@ -205,9 +214,9 @@ def test_counting_goes_on_after_the_last_stream_and_then_rests(
     monkeypatch.setattr(sender_module, "COUNT_S", 0.2)
     time.sleep(0.3)
     assert edge.counts == 0
-    caller = Caller()
-    edge.sender.open(caller)
-    edge.sender.put(caller, Output([1], "a", "stop"))
+    caller = Listener()
+    edge.open(caller)
+    edge.put(caller, Output([1], "a", "stop"))
     eventually(lambda: caller.responses)
     at_end = edge.counts
     eventually(lambda: edge.counts > at_end)
@@ -219,12 +228,30 @@ def test_counting_goes_on_after_the_last_stream_and_then_rests(
 
 def test_closing_sends_what_was_put(edge: Edge) -> None:
     edge.hold()
-    caller = Caller()
-    edge.sender.open(caller)
-    edge.sender.put(caller, Output([1], "a", ""))
+    caller = Listener()
+    edge.open(caller)
+    edge.put(caller, Output([1], "a", ""))
     edge.gate.set()
     edge.sender.close()
     assert caller.responses == [(([1], "a", ""), False)]
+
+
+def test_who_has_been_sent_the_last_is_let_go_whoever_still_knows_the_caller() -> None:
+    sender = StreamSender(
+        send=lambda listener, answer, last: not listener.broken,
+        abandoned=lambda listener: False,
+        cancel=lambda caller: None,
+        count=lambda: None,
+    )
+    listeners = [Listener(), Listener(broken=True), Listener()]
+    held = [weakref.ref(listener) for listener in listeners]
+    callers = [sender.open(listeners.pop(0)) for _ in held]
+    for caller, reason in zip(callers, ("stop", "", ""), strict=True):
+        sender.put(caller, Output([1], "a", reason))
+    eventually(lambda: [reference() is None for reference in held] == [True, True, False])
+    sender.put(callers[2], RequestError("no"))
+    eventually(lambda: held[2]() is None)
+    sender.close()
 
 
 def test_joined_has_the_contracts_types() -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from hiscore.capabilities import has_tokenizer, read_eos_ids, read_facts
+from hiscore.decoding.build import make_worker
 from hiscore.decoding.detokenizer import TextDecoder
 from hiscore.decoding.engine import DecodeCall, DecodeEngine
 from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed, descriptions
 from hiscore.decoding.options import parse_decode_options
 from hiscore.decoding.request import PromptReader
-from hiscore.decoding.worker import make_worker
 from hiscore.errors import visible
 from hiscore.scorer import is_device_lost
 from hiscore.serving.batch import send, strings, tensor
@@ -47,7 +47,7 @@ class TritonPythonModel:
         self.sender = StreamSender(
             send,
             abandoned=lambda reply_to: reply_to.is_cancelled(),
-            cancel=lambda reply_to: self.engine.cancel(reply_to),
+            cancel=lambda caller: self.engine.cancel(caller),
             count=lambda: feed.update(self.engine.stats()),
         )
         self.engine = DecodeEngine(
@@ -64,12 +64,11 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            reply_to = request.get_response_sender()
-            self.sender.open(reply_to)
+            caller = self.sender.open(request.get_response_sender())
             try:
-                self.engine.submit(self.read(request), reply_to)
+                self.engine.submit(self.read(request), caller)
             except Exception as error:
-                self.sender.put(reply_to, visible(error))
+                self.sender.put(caller, visible(error))
 
     def finalize(self) -> None:
         self.engine.close()
