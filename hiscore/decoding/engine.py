@@ -19,9 +19,11 @@ from hiscore.decoding.reservation import check_fits
 from hiscore.decoding.scheduler import Plan, Scheduler
 from hiscore.decoding.stats import EngineStats, Tally
 from hiscore.decoding.stops import Detokenizer, StreamEnd
-from hiscore.decoding.stream import DecodeCall, Stage, Stream
+from hiscore.decoding.stream import DecodeCall, Output, Stage, Stream
 from hiscore.decoding.worker_api import NOT_FINITE, Launched, Worker
 from hiscore.errors import Code, RequestError, visible
+
+__all__ = ["DecodeCall", "DecodeEngine", "EngineStats", "Output"]
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +31,6 @@ QUANTUM = 256
 
 # Nothing wakes this thread when a backup lands. It asks so often, and only if it has nothing else to do.
 ASK_AGAIN_S = 0.0005
-
-
-@dataclass(frozen=True)
-class Output:
-    """What is new of a stream. finish_reason: '' until the last, then stop, length or cancelled."""
-
-    token_ids: list[int]
-    text: str
-    finish_reason: str
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,15 @@ class DecodeCall:
     deadline: float
 
 
+@dataclass(frozen=True)
+class Output:
+    """What is new of a stream. finish_reason: '' until the last, then stop, length or cancelled."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+
+
 @dataclass(eq=False)
 class Stream:
     """A call, what it holds, and how far it has come.

@@ -170,7 +170,7 @@ class Worker(Protocol):
     def release(self, slot: int, host_pages: Int32, device_pages: Int32) -> None:
         """These pages belong to nobody from now on; the slot is free.
 
-        Called when all of its launches have been read and it is `drained`; it may have ended before it was admitted.
+        Called when all of its launches have been read and it is `drained`; perhaps it was never admitted.
         slot: -1 for a stream that was preempted before and holds none. host_pages is empty for a stream that is
         being preempted: it keeps them.
         """
