@@ -177,10 +177,11 @@ class AsyncScoreClient:
         try:
             with belonging_to(generation.request_id):
                 chunk = await drive_async(generation.first(), perform)
-                yield chunk
                 while not chunk.finish_reason:
-                    chunk = await drive_async(generation.next(), perform)
                     yield chunk
+                    chunk = await drive_async(generation.next(), perform)
+                await stream.finish()
+                yield chunk
         finally:
             stream.cancel()
 

@@ -204,10 +204,11 @@ class ScoreClient:
         try:
             with belonging_to(generation.request_id):
                 chunk = drive(generation.first(), perform)
-                yield chunk
                 while not chunk.finish_reason:
-                    chunk = drive(generation.next(), perform)
                     yield chunk
+                    chunk = drive(generation.next(), perform)
+                stream.finish()
+                yield chunk
         except Cancelled as error:
             if self._closed.is_set():
                 raise Cancelled("the client is closed", error.request_id) from None

@@ -5,7 +5,7 @@ stub. Both raise `InferenceServerException`, as tritonclient does, so that the r
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -45,6 +45,15 @@ class Stream:
         with _as_triton_raises():
             return _checked(next(self._call, None))
 
+    def finish(self) -> None:
+        """After the last response, wait for the end, which follows at once.
+
+        A stream that is cancelled just as it ends is held by Triton 2.51 for ever, and delays its stopping.
+        """
+        with suppress(InferenceServerException):
+            while self.read() is not None:
+                pass
+
     def cancel(self) -> None:
         """Give the stream up; the server is told. Does nothing if it has ended."""
         if self._call is not None:
@@ -69,6 +78,12 @@ class AsyncStream:
         with _as_triton_raises():
             response = await self._call.read()
             return _checked(None if response is grpc.aio.EOF else response)
+
+    async def finish(self) -> None:
+        """As `Stream.finish`."""
+        with suppress(InferenceServerException):
+            while await self.read() is not None:
+                pass
 
     def cancel(self) -> None:
         """As `Stream.cancel`."""

@@ -386,3 +386,14 @@ def test_a_model_that_is_not_hiscores_is_noticed(url: str, server: FaultyServer)
         server.tensors["decode"] = server.tensors["decode"][1:]
         with pytest.raises(ServerFault, match="no INT32 tensor 'input_ids'"):
             client.wait_ready(5, ["decode"])
+
+
+def test_a_stream_left_at_its_last_chunk_has_ended_and_is_not_cancelled(
+    twin: Twin, server: FaultyServer
+) -> None:
+    # The end of the stream comes a little after the last chunk.
+    server.stream.append(delay(0.3))
+    chunks, error = twin.until_error("a", stop_after=len(CHUNKS))
+    assert (chunks, error) == (CHUNKS, None)
+    eventually(lambda: server.ended_streams == 1)
+    assert server.cancelled == 0

@@ -74,25 +74,26 @@ def grpc_stream(
         Refused: the server's error.
     """
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ended = False
     client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
     client.start_stream(
         lambda result, error: answers.put(error or result), headers={"triton_grpc_error": "true"}
     )
 
     def responses() -> Iterator[Response]:
-        while True:
+        nonlocal ended
+        while not ended:
             answer = answers.get(timeout=PATIENCE_S)
             if isinstance(answer, InferenceServerException):
+                ended = True
                 raise Refused(str(answer.status()).removeprefix("StatusCode."), str(answer.message()))
-            last = answer.get_response().parameters["triton_final_response"].bool_param
+            last = ended = answer.get_response().parameters["triton_final_response"].bool_param
             yield Response(
                 answer.as_numpy("output_ids").tolist(),
                 answer.as_numpy("text_output")[0].decode(),
                 answer.as_numpy("finish_reason")[0].decode(),
                 last,
             )
-            if last:
-                return
 
     try:
         client.async_stream_infer(
@@ -100,7 +101,8 @@ def grpc_stream(
         )
         yield responses()
     finally:
-        client.stop_stream(cancel_requests=True)
+        # A stream that is cancelled just as it ends is held by Triton 2.51 for ever, and delays its stopping.
+        client.stop_stream(cancel_requests=not ended)
         client.close()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,11 @@ import tritonclient.grpc
 from transformers import AutoTokenizer
 
 from hiscore.launcher import Server
+from hiscore.settings import ServeSettings
 from hiscore_client import AsyncScoreClient, DeadlineExceeded, InvalidRequest, RetryPolicy, ScoreClient
 from tests.server import counters
 from tests.server.conftest import StartServer
+from tests.server.leftovers import leftovers
 from tests.server.streams import WAYS, Stream, grpc_stream, http_stream, over_grpc, tensors
 from tests.server.wire import Refused
 from tests.support.tiny_models import CONTEXT, VOCABULARY
@@ -346,6 +349,32 @@ def test_the_client_streams_and_leaving_its_loop_cancels(decode: Server, tiny_lm
         asyncio.run(run())
         == over_grpc(decode, {"text_input": "Is this a fruit?"}, max_tokens=12, ignore_eos=True).ids * STREAMS
     )
+
+
+def test_stopping_lets_streams_finish_and_does_not_wait_for_more(tiny_llama: Path, tmp_path: Path) -> None:
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    settings = ServeSettings(
+        model=str(tiny_llama), models="decode", device="cpu", host_kv_bytes=2**28, drain_timeout_s=60, **ports
+    )
+    server = Server(settings, tmp_path / "log")
+    with ExitStack() as stack:
+        stack.enter_context(server)
+        name = server.name
+        client = stack.enter_context(ScoreClient(server.grpc_url))
+        # Many that end at about the same time: cancelling one just then would keep the server for a minute.
+        short = [client.generate(PROMPT, max_tokens=20, ignore_eos=True) for _ in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(list, short))
+        stream = client.generate(PROMPT, max_tokens=1_000, ignore_eos=True)
+        received = len(next(stream).token_ids)
+        started = time.monotonic()
+        stop = threading.Thread(target=server.stop)
+        stop.start()
+        received += sum(len(chunk.token_ids) for chunk in stream)
+        assert received == 1_000
+        stop.join(timeout=40)
+        assert time.monotonic() - started < 40
+    assert leftovers(name) == []
 
 
 def test_without_a_tokenizer_there_are_ids_alone(start_server: StartServer, tiny_llama: Path) -> None:
