@@ -1,4 +1,4 @@
-"""``make demo``: a real model behind a real tritonserver scores real items, on this machine.
+"""``make demo``: a real model behind a real tritonserver scores real items and writes a text, on this machine.
 
 The server is stopped at the end, whatever happens; the exit code is 0 if all went well.
 """
@@ -29,6 +29,9 @@ REVIEWS = (
     "It was boring and far too long.",
 )
 CAPITALS = "Geography facts: the capital of "
+QUESTION = "What is the capital of France? Answer in one sentence."
+# The default model's way to mark who speaks.
+CHAT = ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
 COUNTRIES = {"France": " Paris", "Italy": " Rome", "Germany": " Berlin", "Japan": " Tokyo"}
 
 
@@ -48,6 +51,8 @@ def main() -> int:
             with ScoreClient(server.grpc_url) as client:
                 show_sentiment(console, client)
                 show_capitals(console, client)
+                if "decode" in server.models:
+                    show_generation(console, client)
             console.print("Stopping the server ...")
     except (CheckpointError, LaunchError, HiscoreError, ValidationError) as error:
         print(f"error: the demo failed: {error}", file=sys.stderr)
@@ -112,6 +117,23 @@ def show_capitals(console: Console, client: ScoreClient) -> None:
         "Without apply_softmax a score is the probability over the whole vocabulary:\n"
         f"what a row lacks to 1 went to other tokens. {result.scores.size} scores, one call: "
         f"{seconds * 1000:.0f} ms.\n"
+    )
+
+
+def show_generation(console: Console, client: ScoreClient) -> None:
+    """Answer a question, token by token as they come."""
+    console.print("A generation, streamed:", style="italic")
+    console.print(QUESTION, markup=False)
+    started = time.perf_counter()
+    first, tokens, reason = 0.0, 0, ""
+    for chunk in client.generate(f"{CHAT[0]}{QUESTION}{CHAT[1]}", max_tokens=48):
+        first = first or time.perf_counter() - started
+        tokens, reason = tokens + len(chunk.token_ids), chunk.finish_reason
+        console.print(chunk.text, end="", markup=False, soft_wrap=True)
+    seconds = time.perf_counter() - started
+    console.print(
+        f"\n{tokens} tokens in {seconds:.1f} s, the first after {first * 1000:.0f} ms; "
+        f"finish reason '{reason}'.\n"
     )
 
 
