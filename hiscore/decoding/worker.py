@@ -135,6 +135,7 @@ class CacheWorker:
         self._steps.settle(staging, from_slots, home)
         self._model.index_prompt(self._steps, from_slots, upload(a.host_pages, device), home)
 
+    @torch.inference_mode()  # a pending copy may be launched from here
     def drained(self, slot: int) -> bool:
         return self._schedule.drained(slot)
 
