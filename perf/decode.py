@@ -1,146 +1,158 @@
 """Decoding in one process: time per token by backup, by selector and by batch, and what the copies cost.
 
-usage: python -m perf.decode --out DIR [--geometry qwen3-0.6b] [--prompt 8192] [--tokens 300] [--streams 5]
+usage: python -m perf.decode --out DIR [--geometry qwen3-0.6b] [--groups backup,swap,selectors] [--rounds 5]
+           [--prompt 8192] [--tokens 300] [--streams 5]
+
+Weights are random, of a real model's geometry. The arms of a group stand side by side in memory and take turns: a
+round runs every arm once, with the same prompts. What is printed is the median over rounds, and the ratio to the
+group's first arm, within a round. Without a GPU a tiny model takes the place: a rehearsal, whose numbers mean
+nothing.
 """
 
 import argparse
+import gc
 import json
-import math
 import statistics
+import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
 
-from hiscore.decoding.build import CHUNK, build_worker
-from hiscore.decoding.engine import DecodeEngine, Output
-from hiscore.decoding.kernel_steps import KernelSteps
-from hiscore.decoding.options import parse_decode_options
-from hiscore.decoding.sizing import Memory
-from hiscore.decoding.stream import DecodeCall
-from hiscore.errors import RequestError
-from hiscore.settings import CacheSettings
 from perf import geometry
+from perf.decode_groups import groups
+from perf.decode_load import Arm, Bench, Load, Run, Unavailable, shared_weights
+from perf.geometries import GEOMETRIES, LATENT
+from perf.interleave import spread
+from perf.machine import facts
 
-
-@dataclass
-class Arrivals:
-    """When each stream's tokens came."""
-
-    times: dict[int, list[float]] = field(default_factory=dict)
-    ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    errors: list[str] = field(default_factory=list)
-
-    def emit(self, key: int, output: Output | RequestError) -> None:
-        if isinstance(output, RequestError):
-            self.errors.append(output.message)
-            self.ended.release()
-            return
-        self.times.setdefault(key, []).extend([time.perf_counter()] * len(output.token_ids))
-        if output.finish_reason:
-            self.ended.release()
+COLUMNS = ("tpot_ms", "itl_p99_ms", "step_ms", "hit_rate", "swap_in_mib", "captured")
 
 
 @dataclass(frozen=True)
-class Load:
-    """streams at once, each with a prompt of so many tokens and so many to generate."""
+class Options:
+    """The command line."""
 
-    streams: int
-    prompt: int
-    tokens: int
-    repeats: int = 1
+    out: Path
+    geometry: str
+    groups: tuple[str, ...]
+    rounds: int
+    load: Load
 
 
-def run(checkpoint: Path, settings: CacheSettings, memory: Memory, load: Load) -> dict[str, Any]:
-    """One arm: latencies in milliseconds."""
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    begun = time.perf_counter()
-    worker = build_worker(checkpoint, settings, memory, device, dtype, CHUNK[device.type])
-    built = time.perf_counter() - begun
-    arrivals = Arrivals()
-    engine = DecodeEngine(worker, None, frozenset(), 10_000, arrivals.emit, died=lambda error: None)
-    rng = np.random.default_rng(0)
-    vocabulary = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
-    options = parse_decode_options(json.dumps({"max_tokens": load.tokens, "ignore_eos": True}))
-    begun = time.perf_counter()
-    for key in range(load.streams * load.repeats):
-        prompt = rng.integers(0, vocabulary, load.prompt).astype(np.int32)
-        engine.submit(DecodeCall(prompt, options, math.inf), key)
-    for _ in range(load.streams * load.repeats):
-        arrivals.ended.acquire()
-    seconds = time.perf_counter() - begun
-    stats = engine.stats()
-    engine.close()
-    if arrivals.errors:
-        raise RuntimeError(arrivals.errors[0])
-    # Between tokens of one stream, once all of the first ones run.
-    first = max(arrivals.times[key][0] for key in range(load.streams))
-    gaps = np.concatenate([np.diff([at for at in times if at >= first]) for times in arrivals.times.values()])
-    memory_of = worker._cache.shape.bytes(dtype)
-    worker._cache.close()
-    return {
-        "tpot_ms": 1e3 * float(gaps.mean()),
-        "itl_p50_ms": 1e3 * statistics.median(gaps.tolist()),
-        "itl_p99_ms": 1e3 * float(np.quantile(gaps, 0.99)),
-        "ttft_ms": 1e3 * statistics.median(times[0] - begun for times in arrivals.times.values()),
-        "tokens_per_s": load.streams * load.repeats * load.tokens / seconds,
-        "step_ms_on_device": 1e3 * stats.step_seconds / max(stats.steps, 1),
-        "hit_rate": stats.hits / max(stats.hits + stats.misses, 1),
-        "captured": stats.captured / max(stats.captured_rows, 1),
-        "load_s": built,
-        "memory": memory_of,
-        "geometry": vars(worker.geometry),
+def compare(checkpoint: Path, arms: Sequence[Arm], load: Load, rounds: int) -> dict[str, Any]:
+    """Run arms in turn; an arm that this machine cannot measure is left out with a line."""
+    benches: dict[str, Bench] = {}
+    try:
+        for arm in arms:
+            try:
+                benches[arm.name] = Bench(checkpoint, arm, load)
+            except Unavailable as reason:
+                print(f"  {arm.name}: {reason}", flush=True)
+        runs: dict[str, list[Run]] = {name: [] for name in benches}
+        for bench in benches.values():
+            bench.run(tokens=min(load.tokens, 20))
+        for index in range(rounds):
+            for name in list(benches)[:: 1 if index % 2 == 0 else -1]:
+                runs[name].append(benches[name].run(seed=index))
+        held = {name: bench.device_bytes for name, bench in benches.items()}
+        loads = {name: bench.load_s for name, bench in benches.items()}
+    finally:
+        for bench in benches.values():
+            bench.close()
+    return summarise(runs, held, loads)
+
+
+def summarise(
+    runs: dict[str, list[Run]], held: dict[str, dict[str, int]], loads: dict[str, float]
+) -> dict[str, Any]:
+    """Medians over rounds, and ratios of the time per token to the first arm's."""
+    found: dict[str, Any] = {}
+    first = next(iter(runs.values()))
+    for name, of_arm in runs.items():
+        rows = [asdict(run) for run in of_arm]
+        ratios = [run.tpot_ms / base.tpot_ms for base, run in zip(first, of_arm, strict=True)]
+        found[name] = {
+            **{key: statistics.median(row[key] for row in rows) for key in rows[0]},
+            "ratio": asdict(spread(ratios)),
+            "rounds_tpot_ms": [run.tpot_ms for run in of_arm],
+            "device_bytes": held[name],
+            "load_s": loads[name],
+        }
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    print(f"  {'':28s}" + "".join(f"{column:>12s}" for column in COLUMNS) + "   ratio")
+    for name, row in found.items():
+        ratio = "{median:.4f} [{low:.4f}, {high:.4f}]".format(**row["ratio"])
+        print(
+            f"  {name:28s}" + "".join(f"{row[column]:12.4g}" for column in COLUMNS) + f"   {ratio}",
+            flush=True,
+        )
+
+
+def main(options: Options) -> int:
+    family = "latent" if GEOMETRIES[options.geometry]["model_type"] in LATENT else "grouped"
+    chosen = {
+        name: arms
+        for name, arms in groups(family, options.load).items()
+        if any(part in name for part in options.groups)
     }
+    if not chosen:
+        print(f"no group is called {' or '.join(options.groups)}", file=sys.stderr)
+        return 2
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    results: dict[str, Any] = {
+        "machine": facts(gpu, None, None, None),
+        "geometry": options.geometry,
+        "load": asdict(options.load),
+        "rounds": options.rounds,
+        "groups": {},
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    with tempfile.TemporaryDirectory() as directory, shared_weights():
+        checkpoint = geometry.write_config(options.geometry, Path(directory), options.load.context)
+        for name, arms in chosen.items():
+            print(f"{options.geometry}, {name}:", flush=True)
+            begun = time.perf_counter()
+            try:
+                found = compare(checkpoint, arms, options.load, options.rounds)
+                show(found)
+                results["groups"][name] = found
+            except Exception as error:  # one group's failure must not cost the others' results
+                failed = 1
+                results["groups"][name] = {"error": f"{type(error).__name__}: {error}"}
+                print(f"  failed: {type(error).__name__}: {error}", flush=True)
+            print(f"  {time.perf_counter() - begun:.1f} s", flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+            (options.out / f"decode-{options.geometry}.json").write_text(json.dumps(results, indent=1))
+    return failed
 
 
-@contextmanager
-def left_out(*names: str) -> Any:
-    """Copies that are not made: a floor, whose outputs mean nothing."""
-    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(mock.patch.object(KernelSteps, name, nothing))
-        yield
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
+def parse() -> Options:
+    """The command line; without a GPU all sizes are a rehearsal's."""
+    rehearsal = not torch.cuda.is_available()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--geometry", default="qwen3-0.6b")
-    parser.add_argument("--prompt", type=int, default=8_192)
-    parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument("--streams", type=int, default=5)
-    parser.add_argument("--arms", default="dense,blocking,deferred,no backup,quest,quest no swap")
-    options = parser.parse_args()
-    checkpoint = Path(tempfile.mkdtemp())
-    geometry.write(options.geometry, checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
-    memory = Memory(host=24 * 2**30, device=24 * 2**30, streams=options.streams)
-    load = Load(options.streams, options.prompt, options.tokens)
-    results: dict[str, Any] = {"load": vars(load), "geometry": options.geometry}
-    if torch.cuda.is_available():
-        results["device"] = torch.cuda.get_device_name()
-    for arm in options.arms.split(","):
-        selector = "quest" if arm.startswith("quest") else "dense"
-        backup = arm if arm in ("blocking", "deferred") else "ring"
-        skipped = {"no backup": ["back_up"], "quest no swap": ["_copy"]}.get(arm, [])
-        with left_out(*skipped):
-            found = run(checkpoint, CacheSettings(selector=selector, backup=backup), memory, load)
-        results[arm] = found
-        shown = {key: round(value, 3) for key, value in found.items() if isinstance(value, float)}
-        print(f"{arm:14s} {shown}", flush=True)
-        torch.cuda.empty_cache()
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "decode.json").write_text(json.dumps(results, indent=1))
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="tiny" if rehearsal else "qwen3-0.6b")
+    parser.add_argument("--groups", default="backup,swap-in,selectors", help="parts of the groups' names")
+    parser.add_argument("--rounds", type=int, default=2 if rehearsal else 5)
+    parser.add_argument("--prompt", type=int, default=300 if rehearsal else 8_192)
+    parser.add_argument("--tokens", type=int, default=20 if rehearsal else 300)
+    parser.add_argument("--streams", type=int, default=3 if rehearsal else 5)
+    given = parser.parse_args()
+    load = Load(given.streams, given.prompt, given.tokens)
+    return Options(given.out, given.geometry, tuple(given.groups.split(",")), given.rounds, load)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(parse()))

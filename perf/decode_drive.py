@@ -1,0 +1,115 @@
+"""Streams driven through a worker without an engine: all start together and step together."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.decoding.worker import CacheWorker
+from hiscore.decoding.worker_api import (
+    STAGING_PAGE,
+    Admission,
+    Chunk,
+    Int32,
+    Launched,
+    Sampling,
+    StepResult,
+    StepRows,
+)
+
+
+class Driver:
+    """prompts: int32 [n] each; room: tokens that may follow each prompt.
+
+    Pages are given out in order, so the worker's pools must hold all streams at once, and one staged prompt.
+    """
+
+    def __init__(self, worker: CacheWorker, prompts: Sequence[Int32], room: int, full: bool = False) -> None:
+        self._worker, self._geometry = worker, worker.geometry
+        self.logits: Tensor
+        """Of the newest forward: float32 [R, vocabulary], R = 1 at the end of a prompt."""
+        self._watch()
+        self._host = self._device = 0
+        self.firsts = [self._begin(slot, prompt, room, full) for slot, prompt in enumerate(prompts)]
+        """Logits after each prompt, float32 [vocabulary]."""
+        self.slots = np.arange(len(prompts), dtype=np.int32)
+        self.lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+        """Tokens whose keys and values are in the cache."""
+
+    @classmethod
+    def of_random(cls, worker: CacheWorker, checkpoint: Path, lengths: Sequence[int]) -> "Driver":
+        """Streams with random prompts of these lengths, each with room up to the context's end."""
+        vocabulary = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
+        rng = np.random.default_rng(0)
+        prompts = [rng.integers(0, vocabulary, length).astype(np.int32) for length in lengths]
+        return cls(worker, prompts, worker.geometry.context_length - max(lengths))
+
+    def steps(self, count: int) -> float:
+        """Launch so many steps, each fed with the sample of the one before, and wait for the last: ms a step."""
+        begun = time.perf_counter()
+        launched = [self._launch() for _ in range(count)]
+        for each in launched:
+            each.result()
+        return 1e3 * (time.perf_counter() - begun) / count
+
+    def feed(self, tokens: Int32) -> Tensor:
+        """One step over these tokens (int32 [R]) instead of the samples: logits float32 [R, vocabulary]."""
+        with torch.inference_mode():
+            fed = self._worker._runner.fed
+            fed[: len(tokens)] = torch.from_numpy(tokens).to(fed.device)
+        self.result: StepResult = self._launch().result()
+        return self.logits
+
+    def release(self) -> None:
+        """Give all slots back; another driver may begin."""
+        for slot in self.slots.tolist():
+            while not self._worker.drained(slot):
+                time.sleep(0.001)
+            self._worker.release(slot, np.empty(0, np.int32), np.empty(0, np.int32))
+
+    def _launch(self) -> Launched:
+        rows = StepRows(self.slots, self.lengths.copy(), greedy(len(self.slots)))
+        self.lengths += 1
+        return self._worker.step(rows)
+
+    def _begin(self, slot: int, prompt: Int32, room: int, full: bool) -> Tensor:
+        worker, g = self._worker, self._geometry
+        staging = np.arange(-(-len(prompt) // STAGING_PAGE), dtype=np.int32)
+        for start in range(0, len(prompt), g.chunk):
+            part = prompt[start : start + g.chunk]
+            last = start + len(part) == len(prompt)
+            chunk = Chunk(slot, part, start, staging, last, full)
+            worker.prefill([chunk], greedy(int(last))).result()
+        pages = -(-(len(prompt) + room) // g.page)
+        host = np.arange(self._host, self._host + pages, dtype=np.int32)
+        owned = 0 if g.dense else pages if full else min(pages, g.lru_pages + g.ring_pages)
+        places = np.arange(self._device, self._device + owned, dtype=np.int32)
+        self._host, self._device = self._host + pages, self._device + owned
+        if self._host > g.host_pages or self._device > g.device_pages:
+            raise ValueError(f"{slot + 1} streams do not fit into the worker's pools")
+        worker.admit(Admission(slot, len(prompt), host, places, staging, full, None))
+        while not worker.drained(slot):
+            time.sleep(0.001)
+        return self.logits[0]
+
+    def _watch(self) -> None:
+        """Keep every forward's logits on their way to the sampler."""
+        worker = self._worker
+        sample = type(worker)._sample
+
+        def keep(logits: Tensor, slots: Int32, sampling: Sampling) -> Tensor:
+            self.logits = logits.clone()
+            return sample(worker, logits, slots, sampling)
+
+        setattr(worker, "_sample", keep)  # noqa: B010
+
+
+def greedy(rows: int) -> Sampling:
+    """Sampling of so many rows: the most probable token."""
+    return Sampling(
+        np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows, np.float32), np.zeros(rows)
+    )
