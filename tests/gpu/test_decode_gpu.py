@@ -1,0 +1,302 @@
+"""Decode on one CUDA GPU: what it computes, from where its rows come, and that nothing waits."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hiscore.decoding.streams import Lane
+from hiscore.decoding.worker import CacheWorker
+from hiscore.decoding.worker_api import Sampling
+from tests.support.decode_truth import DecodeTruth, near_best
+from tests.support.decoding import Driver, build, checkpoint, device_rows, greedy, host_rows, prompt, serving
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+
+# Family, tokens selected, tokens in the buffer: so few that most of a stream's rows come from the host.
+SPARSE = {
+    "dense": ("qwen3", 16, 24),
+    "quest": ("qwen3", 160, 192),
+    "exact": ("llama", 16, 24),
+    "dsa": ("glm-shared", 16, 24),
+}
+# Everything is selected up to 256 tokens, and a stream that may become longer still swaps pages in.
+WHOLE = {**SPARSE, "quest": ("qwen3", 256, 256), "exact": ("llama", 256, 256)}
+DTYPES = [torch.float32, torch.bfloat16]
+# Two float32 implementations that add in different orders; what the contract calls a near tie.
+NEAR = 1e-4
+# Launches held up by about 3 ms: a lane falls far behind the host, and the other lane behind it or not at all.
+CYCLES = 5_000_000
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    """What a worker has allocated may be written to."""
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., CacheWorker]:
+    """Workers, each built once: every test gives all back that it takes."""
+
+    @cache
+    def path(family: str) -> Any:
+        return checkpoint(family, tmp_path_factory.mktemp("checkpoint"))
+
+    @cache
+    def get(selector: str, family: str, top_k: int, buffer: int, **settings: Any) -> CacheWorker:
+        settings = {"device": "cuda", **settings}
+        return build(path(family), selector, top_k, buffer, **settings)
+
+    get.path = path  # type: ignore[attr-defined]
+    return get
+
+
+def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def run(
+    worker: CacheWorker, length: int = 350, steps: int = 12, cold: bool = False
+) -> tuple[list[Tensor], int]:
+    """A long stream and a short one, which joins later and leaves earlier: all logits, and the misses."""
+    driver = Driver(worker)
+    first, logits = driver.admit(prompt(length), 500 - length)
+    found = [logits]
+    for _ in range(3):
+        found.append(driver.step([first], cold=cold))
+    second, logits = driver.admit(prompt(9, seed=1), 12)
+    found.append(logits)
+    for _ in range(steps):
+        found.append(driver.step([second, first], cold=cold))
+    driver.leave(second)
+    found.append(driver.step([first], cold=cold))
+    driver.leave(first)
+    torch.cuda.synchronize()
+    assert all(logits.isfinite().all() for logits in found)
+    return found, driver.misses
+
+
+PROMPTS = [prompt(150), prompt(1, seed=1), prompt(37, seed=2), prompt(230, seed=3)]
+
+
+def generate(worker: CacheWorker, max_tokens: int = 24) -> list[list[int]]:
+    """What an engine makes of the prompts, all at once."""
+    with serving(worker) as client:
+        outcomes = [client.submit(tokens, max_tokens) for tokens in PROMPTS]
+        client.wait(outcomes)
+    assert [outcome.end for outcome in outcomes] == ["length"] * len(PROMPTS)
+    return [outcome.tokens for outcome in outcomes]
+
+
+@pytest.mark.parametrize(("selector", "of"), [*WHOLE.items(), ("dense", ("gemma2", 16, 24))])
+def test_greedy_tokens_are_transformers(
+    workers: Any, selector: str, of: tuple[str, int, int], tmp_path: Any
+) -> None:
+    tokens, truth = generate(workers(selector, *of)), DecodeTruth(workers.path(of[0]), torch.float32)
+    for given, found in zip(PROMPTS, tokens, strict=True):
+        expected = truth.follow(given, found[:-1])
+        assert near_best(expected, found).max() < NEAR
+        # Control: the tokens after these are no near ties.
+        assert near_best(expected, [(token + 1) % expected.shape[1] for token in found]).max() > 100 * NEAR
+
+
+@pytest.mark.parametrize("selector", ["quest", "exact", "dsa"])
+def test_what_is_selected_is_what_the_cpu_selects(workers: Any, selector: str) -> None:
+    """Far beyond what a step selects: a greedy stream, and plain torch that is fed the same tokens."""
+    of = SPARSE[selector]
+    on_cpu = Driver(workers(selector, *of, device="cpu"))
+    given, tokens = PROMPTS[3], generate(workers(selector, *of))[3]
+    slot, logits = on_cpu.admit(given, 24)
+    expected = [logits]
+    for token in tokens[:-1]:
+        expected.append(on_cpu.step([slot], fed=[token])[0])
+    on_cpu.leave(slot)
+    assert near_best(torch.stack(expected), tokens).max() < NEAR
+    if selector == "dsa":
+        return
+    # Control: what attends to everything says something else.
+    dense = DecodeTruth(workers.path(of[0]), torch.float32).follow(given, tokens[:-1])
+    assert (dense - torch.stack(expected)).abs().max() > 100 * NEAR
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("selector", SPARSE)
+def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype: torch.dtype) -> None:
+    from hiscore.decoding.step_graphs import GraphRunner
+
+    worker = workers(selector, *SPARSE[selector], dtype=dtype)
+    runner = worker._runner
+    captured, _ = run(worker)
+    eager = GraphRunner(
+        runner._model, runner._attention, runner._value_width, worker.geometry, worker._schedule._streams,
+        graphs=False,
+    )  # fmt: skip
+    worker._runner = eager
+    try:
+        launched, _ = run(worker)
+    finally:
+        worker._runner = runner
+    assert runner._captured
+    assert not eager._captured
+    assert same(captured, launched)
+    assert not same(captured[1:], captured[:-1])  # each step says something of its own
+
+
+# Quest always selects the pages of the ring, so the rings must be of one size.
+@pytest.mark.parametrize(("selector", "ring"), [("quest", 1), ("dsa", 4)])
+def test_the_protocol_of_the_backup_changes_no_token(workers: Any, selector: str, ring: int) -> None:
+    tokens = {
+        protocol: generate(workers(selector, *SPARSE[selector], backup=protocol, ring=ring), 40)
+        for protocol in ("ring", "deferred", "blocking")
+    }
+    assert tokens["ring"] == tokens["deferred"] == tokens["blocking"]
+    assert len({tuple(each) for each in tokens["ring"]}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_from_the_host_is_dense_to_the_bit(workers: Any, dtype: torch.dtype) -> None:
+    dense, none = run(workers("dense", *WHOLE["dense"], dtype=dtype), length=200)
+    worker = workers("quest", *WHOLE["quest"], dtype=dtype)
+    sparse, misses = run(worker, length=200, cold=True)
+    assert none == 0
+    assert misses > 100
+    assert same(dense, sparse)
+
+    # Control: one number of the host's that comes in by a swap counts.
+    driver = Driver(worker)
+    slot, _ = driver.admit(prompt(200), 300)
+    driver.drain(slot)
+    torch.cuda.synchronize()
+    page = int(driver.streams[slot].host[2])
+    worker._cache.host[-1, page, 0, 1, 3, 0] += 8
+    assert not torch.equal(driver.step([slot], cold=True), dense[1])
+    driver.leave(slot)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("selector", ["quest", "exact", "dsa"])
+def test_where_rows_come_from_changes_no_bit(workers: Any, selector: str, dtype: torch.dtype) -> None:
+    worker = workers(selector, *SPARSE[selector], dtype=dtype)
+    warm, some = run(worker)
+    cold, more = run(worker, cold=True)
+    assert more > some > 0
+    assert same(warm, cold)
+
+
+def differing(worker: CacheWorker, driver: Driver) -> int:
+    """Tokens of layers and heads whose rows on the device, where there are any, are not the host's."""
+    shape, wrong = worker._cache.shape, 0
+    for stream in driver.streams.values():
+        whole = host_rows(worker, stream, torch.arange(stream.length))
+        assert whole.isfinite().all()
+        for layer in range(shape.layers):
+            for head in range(shape.heads):
+                positions, rows = device_rows(worker, stream, layer, head)
+                assert stream.length - 1 in positions
+                assert 0 in positions or layer not in worker._cache.dense
+                wrong += int((whole[layer, positions, :, head] != rows).any(-1).any(-1).sum())
+    return wrong
+
+
+@pytest.mark.parametrize("backup", ["ring", "deferred", "blocking"])
+@pytest.mark.parametrize("selector", ["quest", "dsa", "dense"])
+def test_the_host_has_what_the_device_has(workers: Any, selector: str, backup: str) -> None:
+    worker = workers(selector, *SPARSE[selector], backup=backup)
+    driver = Driver(worker)
+    slots = [
+        driver.admit(prompt(length, seed=length), most)[0] for length, most in ((200, 300), (9, 60), (1, 40))
+    ]
+    for _ in range(30):
+        driver.step(slots)
+    for slot in slots:
+        driver.drain(slot)
+    torch.cuda.synchronize()
+    assert differing(worker, driver) == 0
+    newest = driver.streams[slots[0]]
+    worker._cache.host[1, int(newest.host[(newest.length - 1) // worker.geometry.page])] += 1  # the control
+    assert differing(worker, driver) > 0
+    for slot in slots:
+        driver.leave(slot)
+
+
+def sampled(rows: int) -> Sampling:
+    each = np.arange(rows)
+    return Sampling(
+        (each % 2 * 0.8).astype(np.float32),
+        (each * 5).astype(np.int32),
+        np.full(rows, 0.9, np.float32),
+        each / 7,
+    )
+
+
+@pytest.mark.parametrize("backup", ["ring", "deferred"])
+@pytest.mark.parametrize("selector", SPARSE)
+def test_nothing_waits_in_a_steady_step(workers: Any, selector: str, backup: str) -> None:
+    worker = workers(selector, *SPARSE[selector], backup=backup)
+    driver = Driver(worker)
+    slots = [driver.admit(prompt(length, seed=length), 300)[0] for length in (100, 30, 5)]
+    kinds = cycle((greedy, sampled))
+    for _ in range(4):
+        driver.sampling = next(kinds)
+        driver.step(slots)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            worker._runner.fed.max().item()  # the control
+        launched = []
+        for _ in range(10):
+            driver.sampling = next(kinds)
+            launched.append(driver.launch(slots))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(driver.read(each).isfinite().all() for each in launched)
+    for slot in slots:
+        driver.leave(slot)
+
+
+def ahead(worker: CacheWorker, steps: int = 16) -> list[Tensor]:
+    """Steps launched without reading any: their logits, and what the host has of the stream in the end."""
+    torch.cuda.synchronize()
+    driver = Driver(worker)
+    slot, _ = driver.admit(prompt(60), 100)
+    launched = [driver.launch([slot]) for _ in range(steps)]
+    found = [driver.read(each) for each in launched]
+    driver.drain(slot)
+    torch.cuda.synchronize()
+    stream = driver.streams[slot]
+    found.append(host_rows(worker, stream, torch.arange(stream.length)))
+    driver.leave(slot)
+    return found
+
+
+@pytest.mark.parametrize("slow", list(Lane))
+@pytest.mark.parametrize("backup", ["ring", "deferred"])
+def test_a_slow_lane_changes_nothing(
+    workers: Any, backup: str, slow: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = workers("exact", *SPARSE["exact"], backup=backup)
+    expected = ahead(worker)
+    assert expected[-1].isfinite().all()
+    streams = worker._schedule._streams
+    launch, wait = streams.launch, streams.wait
+
+    def launch_slowly(lane: Lane, work: Callable[[], None]) -> None:
+        def held_up() -> None:
+            torch.cuda._sleep(CYCLES)
+            work()
+
+        launch(lane, held_up if lane is slow else work)
+
+    monkeypatch.setattr(streams, "launch", launch_slowly)
+    assert same(ahead(worker), expected)
+    # Control: the other lane waits for nothing.
+    monkeypatch.setattr(streams, "wait", lambda lane, event: wait(lane, event) if lane is slow else None)
+    assert not same(ahead(worker), expected)

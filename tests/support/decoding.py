@@ -1,0 +1,342 @@
+"""Decode in one process over tiny random checkpoints: workers, streams driven by hand, engines that serve them."""
+
+import json
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.decoding.build import build_worker
+from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
+from hiscore.decoding.options import DecodeOptions
+from hiscore.decoding.reservation import Pools, needs_of
+from hiscore.decoding.residency import forget
+from hiscore.decoding.sizing import Memory
+from hiscore.decoding.stats import EngineStats
+from hiscore.decoding.stops import Detokenizer, StreamEnd
+from hiscore.decoding.stream import Stream
+from hiscore.decoding.streams import Event, ImmediateStreams, Lane, Work
+from hiscore.decoding.worker import CacheWorker
+from hiscore.decoding.worker_api import Chunk, Launched, Sampling, StepResult, StepRows
+from hiscore.errors import RequestError
+from hiscore.settings import CacheSettings
+from tests.support import tiny_dsa, tiny_models
+
+CONTEXT = 512
+# More than any pool of these sizes can take: the context and the number of streams bound the pools.
+BYTES = 2**31
+
+
+def checkpoint(name: str, directory: Path, **changes: Any) -> Path:
+    """A tiny checkpoint of a family of either sort, with a context short enough for small pools.
+
+    changes: to its config.json, the weights stay as they are.
+    """
+    kind = tiny_dsa if name in tiny_dsa.FAMILIES else tiny_models
+    path = kind.make(name, directory / name) / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "max_position_embeddings": CONTEXT, **changes}))
+    return path.parent
+
+
+def build(
+    path: Path,
+    selector: str,
+    top_k: int = 16,
+    buffer: int = 24,
+    *,
+    backup: str = "ring",
+    ring: int = 4,
+    streams: int = 4,
+    chunk: int = 24,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    poison: bool = True,
+) -> CacheWorker:
+    """A worker whose memory holds nothing but NaN: to begin with, and wherever something was released."""
+    settings = CacheSettings(
+        selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup=backup, backup_ring=ring
+    )  # type: ignore[arg-type]
+    memory = Memory(BYTES, BYTES, streams)
+    worker = build_worker(path, settings, memory, torch.device(device), dtype, chunk, poison)
+    if poison:
+        with torch.inference_mode():
+            shape = worker._cache.shape
+            everywhere = (
+                torch.arange(pages, device=device) for pages in (shape.host_pages, shape.device_pages)
+            )
+            worker._cache.poison(*everywhere)
+            worker._model.staging.fill_(math.nan)
+    return worker
+
+
+def prompt(length: int, seed: int = 0, vocabulary: int = tiny_dsa.VOCABULARY) -> np.ndarray:
+    """int32 [length]"""
+    return np.random.default_rng(seed).integers(3, vocabulary, length).astype(np.int32)
+
+
+def greedy(rows: int) -> Sampling:
+    return Sampling(
+        np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows, np.float32), np.zeros(rows)
+    )
+
+
+class Driver:
+    """Streams of a worker that a test drives by hand, one call after another, each read at once."""
+
+    def __init__(self, worker: CacheWorker) -> None:
+        self.worker = worker
+        self.pools = Pools(worker.geometry)
+        self.streams: dict[int, Stream] = {}
+        self.results: list[StepResult] = []
+        self.sampling: Callable[[int], Sampling] = greedy
+        self._logits: list[Tensor] = []
+
+        def keep_and_sample(logits: Tensor, slots: np.ndarray, sampling: Sampling) -> Tensor:
+            self._logits.append(logits.clone())
+            return CacheWorker._sample(worker, logits, slots, sampling)
+
+        worker._sample = keep_and_sample  # type: ignore[method-assign]
+
+    def admit(self, tokens: np.ndarray, max_tokens: int, sparse: bool = True) -> tuple[int, Tensor]:
+        """Prefill a prompt and let it decode: its slot, and the logits [vocabulary] after its last token."""
+        worker, geometry = self.worker, self.worker.geometry
+        options = DecodeOptions(max_tokens=max_tokens, sparse=sparse)
+        stream = Stream(DecodeCall(tokens, options, math.inf), None, StreamEnd(options, frozenset()))
+        self.pools.take(stream, needs_of(stream.call, len(tokens), geometry))
+        for start in range(0, len(tokens), geometry.chunk):
+            part = tokens[start : start + geometry.chunk]
+            last = start + len(part) == len(tokens)
+            chunk = Chunk(stream.slot, part, start, stream.staging, last, not sparse)
+            self._read(worker.prefill([chunk], greedy(int(last))))
+            logits = self._logits.pop()
+        stream.prefilled, stream.sampled = len(tokens), 1
+        worker.admit(stream.admission())
+        self.streams[stream.slot] = stream
+        return stream.slot, logits[0]
+
+    def step(self, slots: Sequence[int], fed: Sequence[int] | None = None, cold: bool = False) -> Tensor:
+        """One step of these streams: logits [R, vocabulary]. fed: instead of what was sampled; cold: `forget`."""
+        return self.read(self.launch(slots, fed, cold))
+
+    @torch.inference_mode()
+    def launch(self, slots: Sequence[int], fed: Sequence[int] | None = None, cold: bool = False) -> Launched:
+        """Launch a step without waiting for anything, unless something is to be fed or forgotten."""
+        on_cuda = self.worker._device.type == "cuda"
+        if on_cuda and (cold or fed is not None):
+            torch.cuda.synchronize()
+        for slot in slots if cold else ():
+            forget(self.worker._cache, slot)
+        if fed is not None:
+            at = torch.tensor(list(slots), device=self.worker._device)
+            self.worker._runner.fed[at] = torch.tensor(list(fed), dtype=torch.int32, device=at.device)
+        if on_cuda and (cold or fed is not None):
+            torch.cuda.synchronize()
+        for stream in self.streams.values():
+            if len(stream.staging) and self.worker.drained(stream.slot):
+                self.pools.end_staging(stream)
+        positions = np.array([self.streams[slot].length for slot in slots], np.int32)
+        launched = self.worker.step(StepRows(np.array(slots, np.int32), positions, self.sampling(len(slots))))
+        for slot in slots:
+            self.streams[slot].sampled += 1
+        return launched
+
+    def read(self, launched: Launched) -> Tensor:
+        """Wait for a step: the logits of the oldest that was not read, [R, vocabulary]."""
+        self._read(launched)
+        return self._logits.pop(0)
+
+    def leave(self, slot: int, preempt: bool = False) -> Stream:
+        """End a stream, or take all but its pages on the host from it."""
+        self.drain(slot)
+        stream = self.streams.pop(slot)
+        stream.newest, stream.received = int(self.worker._runner.fed[slot]), stream.sampled
+        released = self.pools.give_back(stream, keep_host=preempt)
+        self.worker.release(released.slot, released.host, released.device)
+        return stream
+
+    def resume(self, stream: Stream) -> int:
+        """Bring a preempted stream back, by way of staging; its slot, perhaps another one."""
+        needs = needs_of(stream.call, stream.length, self.worker.geometry)
+        host = stream.host
+        self.pools.take(stream, needs)
+        self.pools.host.give_back(stream.host)
+        stream.host = host
+        self.worker.restore(stream.slot, stream.length, stream.host, stream.staging)
+        self.worker.admit(stream.admission())
+        self.streams[stream.slot] = stream
+        return stream.slot
+
+    def drain(self, slot: int) -> None:
+        """Wait until all that a stream has written is on the host."""
+        for _ in range(10**6):
+            if self.worker.drained(slot):
+                return
+        raise AssertionError(f"slot {slot} does not drain")
+
+    def _read(self, launched: Launched) -> None:
+        self.results.append(launched.result())
+
+    @property
+    def misses(self) -> int:
+        return sum(result.misses for result in self.results)
+
+
+def host_rows(worker: CacheWorker, stream: Stream, positions: Tensor) -> Tensor:
+    """What the host holds of a stream: [L, n, C, H, D] for int64 [n] positions."""
+    page = worker.geometry.page
+    pages = torch.from_numpy(stream.host.astype(np.int64))[positions // page]
+    return worker._cache.host[:, pages, :, :, positions % page].permute(1, 0, 3, 2, 4)
+
+
+def device_rows(worker: CacheWorker, stream: Stream, layer: int, head: int) -> tuple[Tensor, Tensor]:
+    """What the device has of a stream in a layer and head: int64 [n] positions, and their rows [n, C, D]."""
+    cache, shape, page = worker._cache, worker._cache.shape, worker._cache.shape.page
+    host = torch.from_numpy(stream.host.astype(np.int64))
+    pages = torch.arange(-(-stream.length // page))
+    if layer in cache.dense:
+        places = host[pages]
+    else:
+        table = cache.device_table[stream.slot].cpu().long()
+        in_ring = pages > (stream.length - 1) // page - shape.ring_pages
+        under_lru = cache.where[cache.sparse[layer], :, head].cpu().long()[host[pages]]
+        places = torch.where(in_ring, table[shape.lru_pages + pages % shape.ring_pages], under_lru)
+        if bool(cache.direct[stream.slot]):
+            places = table[pages]
+    pages, places = pages[places >= 0], places[places >= 0]
+    positions = (pages[:, None] * page + torch.arange(page)).flatten()
+    slots = (places[:, None] * page + torch.arange(page)).flatten()[positions < stream.length]
+    return positions[positions < stream.length], cache.tokens(layer)[:, :, head].cpu()[slots]
+
+
+class LateBackups(ImmediateStreams):
+    """The CPU's lanes with copies to the host that run as late as they may: when a forward waits for them.
+
+    patience: so often an event may be asked for before its copy runs, so that a stream can be drained in the end.
+    deaf: a control, forwards wait for nothing.
+    """
+
+    def __init__(self, patience: int, deaf: bool = False) -> None:
+        self._patience, self._deaf = patience, deaf
+        self._numbers, self._asked = count(), 0
+        self._queue: deque[Work | int] = deque()
+        self._under_way: set[int] = set()
+
+    def launch(self, lane: Lane, work: Work) -> None:
+        if lane is Lane.FORWARD:
+            work()
+        else:
+            self._queue.append(work)
+
+    def event(self) -> Event:
+        return Event(next(self._numbers))
+
+    def record(self, event: Event, lane: Lane) -> None:
+        if lane is Lane.BACKUP:
+            self._queue.append(event)
+            self._under_way.add(event)
+
+    def wait(self, lane: Lane, event: Event) -> None:
+        if lane is Lane.FORWARD and not self._deaf:
+            self._run_to(event)
+
+    def happened(self, event: Event) -> bool:
+        self._asked += event in self._under_way
+        if self._asked >= self._patience:
+            self._asked = 0
+            self._run_to(event)
+        return event not in self._under_way
+
+    def block(self, event: Event) -> None:
+        self._run_to(event)
+
+    @torch.inference_mode()
+    def _run_to(self, event: int) -> None:
+        while event in self._under_way:
+            entry = self._queue.popleft()
+            if isinstance(entry, int):
+                self._under_way.discard(entry)
+            else:
+                entry()
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What came of a call so far; end: its finish reason or its error."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    end: str | RequestError | None = None
+
+
+class Client:
+    """Submits calls to an engine and keeps what comes back; `hook` is called on the engine's thread after each."""
+
+    def __init__(self) -> None:
+        self.engine: DecodeEngine
+        self.failures: list[Exception] = []
+        self.hook: Callable[[Outcome], None] = lambda outcome: None
+        self._changed = threading.Condition()
+
+    def submit(
+        self, tokens: np.ndarray, max_tokens: int, deadline: float = math.inf, **options: Any
+    ) -> Outcome:
+        outcome = Outcome()
+        options = {"ignore_eos": True, **options}
+        call = DecodeCall(tokens, DecodeOptions(max_tokens=max_tokens, **options), deadline)
+        self.engine.submit(call, outcome)
+        return outcome
+
+    def emit(self, outcome: Outcome, output: Output | RequestError) -> None:
+        with self._changed:
+            assert outcome.end is None, "an answer after the last"
+            if isinstance(output, RequestError):
+                outcome.end = output
+            else:
+                outcome.tokens += output.token_ids
+                outcome.text += output.text
+                outcome.end = output.finish_reason or None
+            self._changed.notify_all()
+        self.hook(outcome)
+
+    def wait(self, outcomes: Sequence[Outcome], timeout: float = 120) -> None:
+        with self._changed:
+            ended = self._changed.wait_for(lambda: all(each.end is not None for each in outcomes), timeout)
+        assert ended, "a stream does not end"
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+
+@contextmanager
+def serving(
+    worker: CacheWorker,
+    quantum: int = 0,
+    eos: frozenset[int] = frozenset(),
+    detokenizer: Callable[[], Detokenizer] | None = None,
+) -> Iterator[Client]:
+    """An engine over a worker; at its end everything that was taken must have come back."""
+    client = Client()
+    client.engine = DecodeEngine(
+        worker, detokenizer, eos, 10_000, client.emit, failed=client.failures.append, quantum=quantum
+    )
+    try:
+        yield client
+    finally:
+        client.engine.close()
+    pools, stats = client.engine._scheduler.pools, client.stats
+    assert [pool.used for pool in (pools.slots, pools.host, pools.device, pools.staging)] == [0, 0, 0, 0]
+    assert client.engine._scheduler.idle
+    assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
+    assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)
+    assert (worker._schedule.lag() == 0).all()
