@@ -1,0 +1,102 @@
+"""Tokens a second of many long streams under one budget of device memory: dense, where most wait, and a selector.
+
+usage: python -m perf.decode_oversubscribed --out DIR [--geometry qwen3-0.6b] [--fit 3] [--times 5]
+           [--prompt 32000] [--tokens 768]
+
+The budget (DEVICE_KV_BYTES: staging, dense layers, buffers, index, tables; all but weights and graphs) holds `fit`
+whole streams densely; `fit` x `times` streams come at once. Two rates are stated: of the whole load, prefill
+included, and of the steps alone.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hiscore.decoding.sizing import Memory
+from hiscore.decoding.worker_api import STAGING_PAGE
+from hiscore.settings import CacheSettings
+from perf import geometry
+from perf.decode_bytes import model_shape, request_bytes, slot_bytes
+from perf.decode_load import PLENTY, Arm, Bench, Load, dtype, shared_weights
+from perf.geometries import GEOMETRIES, LATENT
+from perf.machine import facts
+
+TARGET = 2.5
+
+
+def budget(config: dict[str, Any], load: Load, fit: int) -> int:
+    """Bytes that staging and so many dense streams of the load take."""
+    model = model_shape(config, load.context)
+    staging = -(-load.context // STAGING_PAGE) * STAGING_PAGE * slot_bytes(model, dtype())
+    one = request_bytes(model, CacheSettings(selector="dense"), load.context, dtype())
+    return staging + fit * sum(one.values())
+
+
+def main() -> int:
+    rehearsal = not torch.cuda.is_available()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="tiny" if rehearsal else "qwen3-0.6b")
+    parser.add_argument("--fit", type=int, default=2 if rehearsal else 3)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--prompt", type=int, default=992 if rehearsal else 32_000)
+    parser.add_argument("--tokens", type=int, default=32 if rehearsal else 768)
+    parser.add_argument("--top-k", type=int, default=64 if rehearsal else 2_048)
+    options = parser.parse_args()
+    config = GEOMETRIES[options.geometry]
+    load = Load(options.fit * options.times, options.prompt, options.tokens)
+    memory = Memory(PLENTY, budget(config, load, options.fit), load.streams)
+    own = "dsa" if config["model_type"] in LATENT else "quest"
+    sparse = {"selector": own, "sparse_top_k": options.top_k, "device_buffer_size": 2 * options.top_k}
+    results: dict[str, Any] = {
+        "machine": facts(None if rehearsal else torch.cuda.get_device_name(), None, None, None),
+        "geometry": options.geometry,
+        "load": asdict(load),
+        "device_kv_bytes": memory.device,
+        "arms": {},
+    }
+    print(
+        f"{options.geometry}: {load.streams} streams of {load.prompt} + {load.tokens} tokens, "
+        f"DEVICE_KV_BYTES={memory.device} ({memory.device / 2**30:.2f} GiB) hold {options.fit} densely",
+        flush=True,
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory, shared_weights():
+        checkpoint = geometry.write_config(options.geometry, Path(directory), load.context)
+        for arm in (Arm("dense", {"selector": "dense"}), Arm(own, sparse)):
+            bench = Bench(checkpoint, arm, load, memory)
+            try:
+                run, held = bench.run(), bench.device_bytes
+            finally:
+                bench.close()
+            results["arms"][arm.name] = asdict(run) | {"device_bytes": held, "load_s": bench.load_s}
+            print(
+                f"  {arm.name:6s} {run.tokens_per_s:8.1f} tokens/s, steps alone {run.decode_tokens_per_s:8.1f}; "
+                f"{run.rows_per_step:.1f} rows a step of {run.step_ms:.2f} ms, hit rate {run.hit_rate:.4f}, "
+                f"{run.preemptions} preemptions, {run.seconds:.1f} s; "
+                f"{sum(held.values()) / 2**30:.2f} GiB on the device",
+                flush=True,
+            )
+            del bench
+            gc.collect()
+            torch.cuda.empty_cache()
+            (options.out / "decode-oversubscribed.json").write_text(json.dumps(results, indent=1))
+    dense, other = results["arms"]["dense"], results["arms"][own]
+    results["ratio"] = other["tokens_per_s"] / dense["tokens_per_s"]
+    results["ratio_of_steps"] = other["decode_tokens_per_s"] / dense["decode_tokens_per_s"]
+    print(f"  {results['ratio']:.2f} x, steps alone {results['ratio_of_steps']:.2f} x (target {TARGET})")
+    (options.out / "decode-oversubscribed.json").write_text(json.dumps(results, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
