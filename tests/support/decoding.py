@@ -112,6 +112,7 @@ class Driver:
         worker, geometry = self.worker, self.worker.geometry
         options = DecodeOptions(max_tokens=max_tokens, sparse=sparse)
         stream = Stream(DecodeCall(tokens, options, math.inf), None, StreamEnd(options, frozenset()))
+        self._end_staging()
         self.pools.take(stream, needs_of(stream.call, len(tokens), geometry))
         for start in range(0, len(tokens), geometry.chunk):
             part = tokens[start : start + geometry.chunk]
@@ -125,7 +126,10 @@ class Driver:
         return stream.slot, logits[0]
 
     def step(self, slots: Sequence[int], fed: Sequence[int] | None = None, cold: bool = False) -> Tensor:
-        """One step of these streams: logits [R, vocabulary]. fed: instead of what was sampled; cold: `forget`."""
+        """One step of these streams: logits [R, vocabulary]. fed: instead of what was sampled.
+
+        cold: without anything on the device but the ring.
+        """
         return self.read(self.launch(slots, fed, cold))
 
     @torch.inference_mode()
@@ -135,15 +139,13 @@ class Driver:
         if on_cuda and (cold or fed is not None):
             torch.cuda.synchronize()
         for slot in slots if cold else ():
-            forget(self.worker._cache, slot)
+            self._forget(slot)
         if fed is not None:
             at = torch.tensor(list(slots), device=self.worker._device)
             self.worker._runner.fed[at] = torch.tensor(list(fed), dtype=torch.int32, device=at.device)
         if on_cuda and (cold or fed is not None):
             torch.cuda.synchronize()
-        for stream in self.streams.values():
-            if len(stream.staging) and self.worker.drained(stream.slot):
-                self.pools.end_staging(stream)
+        self._end_staging()
         positions = np.array([self.streams[slot].length for slot in slots], np.int32)
         launched = self.worker.step(StepRows(np.array(slots, np.int32), positions, self.sampling(len(slots))))
         for slot in slots:
@@ -182,6 +184,19 @@ class Driver:
             if self.worker.drained(slot):
                 return
         raise AssertionError(f"slot {slot} does not drain")
+
+    def _end_staging(self) -> None:
+        for stream in self.streams.values():
+            if len(stream.staging) and self.worker.drained(stream.slot):
+                self.pools.end_staging(stream)
+
+    def _forget(self, slot: int) -> None:
+        """Nothing but the ring is resident, and nothing of what was is left."""
+        cache, shape = self.worker._cache, self.worker._cache.shape
+        forget(cache, slot)
+        if not cache.direct[slot]:
+            places = cache.device_table[slot, : shape.lru_pages].long()
+            cache.buffer.unflatten(1, (-1, shape.page))[:, places] = math.nan
 
     def _read(self, launched: Launched) -> None:
         self.results.append(launched.result())

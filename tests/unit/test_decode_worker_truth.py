@@ -1,4 +1,4 @@
-"""Whole workers against transformers' cached decode: the logits of every step, of streams that share their steps."""
+"""Whole workers against transformers' cached decode: the logits of every step of streams beside each other."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
