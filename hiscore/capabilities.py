@@ -14,7 +14,7 @@ from hiscore.validation import CheckpointFacts
 
 MODELS = ("score", "tokenizer", "scorer", "decode")
 # What is loaded where MODELS does not say.
-DEFAULT_MODELS = MODELS[:3]
+DEFAULT_MODELS = MODELS
 # transformers' model_type of the families that the scorer computes; decode knows more.
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 # Frequencies that change with the length of the sequence would change with what shares the batch.

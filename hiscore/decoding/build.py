@@ -98,8 +98,8 @@ def _runner(
     from hiscore.decoding.cuda_streams import CudaStreams
     from hiscore.decoding.step_graphs import GraphRunner
 
-    streams = CudaStreams(model.staging.device)
-    return streams, GraphRunner(model, attention, value_width, geometry, streams)
+    cuda = CudaStreams(model.staging.device)
+    return cuda, GraphRunner(model, attention, value_width, geometry, cuda)
 
 
 def _allocate(shape: CacheShape, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Cache:

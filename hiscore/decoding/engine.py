@@ -158,8 +158,9 @@ class DecodeEngine:
                 return False
         for stream in arrived:
             self._live[id(stream.reply_to)] = stream
-            if stream.call.deadline < math.inf:
-                heapq.heappush(self._deadlines, (stream.call.deadline, id(stream.reply_to)))
+            for at in (stream.call.deadline, stream.call.start_by):
+                if at < math.inf:
+                    heapq.heappush(self._deadlines, (at, id(stream.reply_to)))
             self._scheduler.add(stream)
         for reply_to in cancelled:
             if (ending := self._live.get(id(reply_to))) is not None:
@@ -170,13 +171,13 @@ class DecodeEngine:
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
             stream = self._live.get(heapq.heappop(self._deadlines)[1])
+            if stream is None:
+                continue
             # Another stream may have the id of one that is gone.
-            if stream and stream.call.deadline <= now:
-                at = (
-                    "in the queue"
-                    if stream.stage is Stage.WAITING
-                    else f"after {stream.received} of at most {stream.call.options.max_tokens} tokens"
-                )
+            waits, call = stream.stage is Stage.WAITING, stream.call
+            if call.deadline <= now or (waits and call.start_by <= now):
+                after = f"after {stream.received} of at most {call.options.max_tokens} tokens"
+                at = "in the queue" if waits else after
                 self._end(stream, RequestError(f"Request timeout expired {at}", Code.UNAVAILABLE))
 
     def _make_room(self) -> None:

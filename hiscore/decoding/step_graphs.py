@@ -18,6 +18,7 @@ from hiscore.decoding.cache import DecodeRows
 from hiscore.decoding.cuda_streams import CudaStreams
 from hiscore.decoding.kernel_steps import KernelSteps
 from hiscore.decoding.model import DecodeModel
+from hiscore.decoding.steps import Steps
 from hiscore.decoding.streams import Lane
 from hiscore.decoding.uploads import upload
 from hiscore.decoding.worker_api import Geometry, Int32
@@ -66,7 +67,7 @@ class GraphRunner:
     ) -> None:
         self._model, self._attention, self._value_width = model, attention, value_width
         self._device = model.staging.device
-        self.steps = self._steps(geometry.context_length, full=False)
+        self.steps: Steps = self._steps(geometry.context_length, full=False)
         self.fed = torch.zeros(geometry.max_streams, dtype=torch.int32, device=self._device)
         self._rows = up_to(ROWS, geometry.max_streams, 16)
         self._reaches = up_to(REACHES, geometry.context_length, 2**30)

@@ -1,5 +1,6 @@
 """A request on its way through decoding."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -30,11 +31,16 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class DecodeCall:
-    """A checked call. prompt: int32 [n], at least one token; deadline: on the monotonic clock, in seconds."""
+    """A checked call. prompt: int32 [n], at least one token.
+
+    deadline: when it must have ended; start_by: when it must have left the queue. On the monotonic
+    clock, in seconds.
+    """
 
     prompt: Int32
     options: DecodeOptions
     deadline: float
+    start_by: float = math.inf
 
 
 @dataclass(frozen=True)

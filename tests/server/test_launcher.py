@@ -33,7 +33,7 @@ def test_five_starts_and_stops_leave_nothing(tiny_llama: Path, tmp_path: Path) -
     for _ in range(5):
         with Server(settings(tiny_llama), tmp_path / "server.log") as server:
             name = server.name
-            assert server.models == ("scorer",)
+            assert server.models == ("scorer", "decode")
             # The control: what the check below does not find is there now.
             assert server.pid in processes(name)
             assert any(entry.startswith("/dev/shm/") for entry in leftovers(name))
@@ -46,7 +46,7 @@ def test_models_that_cannot_be_served_are_left_out(
     tiny_llama: Path, start_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start_server(tiny_llama, queue_timeout_s=599)
-    assert server.models == ("scorer",)
+    assert server.models == ("scorer", "decode")
     assert set(server.left_out) == {"tokenizer", "score"}
     assert "tokenizer.json" in server.left_out["tokenizer"]
 

@@ -463,6 +463,28 @@ def test_a_deadline_is_its_own_stream_s() -> None:
     assert_as_alone(callers, name, wanted)
 
 
+def test_a_call_that_waits_too_long_expires_and_one_that_runs_does_not() -> None:
+    """`start_by` counts in the queue alone: four run past theirs, the fifth finds no slot before its own."""
+    worker, callers = HashWorker(), Callers()
+    gate = Gate(20, 4)
+    worker.on_step = gate.on_step
+    soon = time.monotonic() + 0.2
+    calls = [replace(long_call(i, max_tokens=32), start_by=soon) for i in range(5)]
+    names = [Caller(i) for i in range(5)]
+    with running(worker, callers, quantum=0) as engine:
+        for name, wanted in zip(names[:4], calls[:4], strict=True):
+            engine.submit(wanted, name)
+        gate.wait()
+        engine.submit(calls[4], names[4])
+        time.sleep(max(0.0, soon - time.monotonic()))
+        gate.open.set()
+    end = callers.ends[names[4]]
+    assert isinstance(end, RequestError)
+    assert end.message == "Request timeout expired in the queue"
+    for name, wanted in zip(names[:4], calls[:4], strict=True):
+        assert_as_alone(callers, name, wanted)
+
+
 # Controls: what these tests must not let pass.
 
 

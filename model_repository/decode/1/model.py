@@ -57,7 +57,9 @@ class TritonPythonModel:
             settings.max_queue,
             emit=self.sender.put,
             failed=end_if_device_is_lost,
+            died=self.end,
         )
+        self.queue_timeout_s = settings.queue_timeout_s
         # What is loaded stays: the collector need not walk it again and again while streams run.
         gc.collect()
         gc.freeze()
@@ -81,7 +83,18 @@ class TritonPythonModel:
         text = None if texts is None else strings(texts, "text_input")[0]
         prompt = self.prompts.read(None if ids is None else ids.astype(np.int32), text, options)
         asked_us = request.timeout()
-        return DecodeCall(prompt, options, time.monotonic() + asked_us / 1e6 if asked_us else math.inf)
+        now = time.monotonic()
+        return DecodeCall(
+            prompt,
+            options,
+            deadline=now + asked_us / 1e6 if asked_us else math.inf,
+            start_by=now + self.queue_timeout_s,
+        )
+
+    def end(self, error: Exception) -> None:
+        """Without the engine's thread no call is ever answered: whoever watches the server starts a new one."""
+        self.sender.close()
+        os._exit(1)
 
 
 def end_if_device_is_lost(error: Exception) -> None:
