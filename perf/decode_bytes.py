@@ -3,8 +3,8 @@
 usage: python -m perf.decode_bytes [--length 32768] [--out DIR]
 
 Counted is all that grows with requests: dense layers, buffers, index, residency tables. Staging is counted apart:
-it is one for all requests. "Dense" is keys and values (or latents) alone; where a checkpoint's own indexer selects,
-its keys are needed however much is resident, and the second ratio counts them on both sides.
+it is one for all requests. "Dense" is keys and values (or latents) alone; where a checkpoint's own indexer
+selects, its keys are needed however much is resident, and the second ratio counts them on both sides.
 """
 
 import argparse

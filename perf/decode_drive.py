@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +23,38 @@ from hiscore.decoding.worker_api import (
 )
 
 
+@dataclass(frozen=True)
+class Staged:
+    """A prefilled prompt: its rows of the staging pool [L, n, C, H, D], and float32 [vocabulary] logits."""
+
+    rows: Tensor
+    logits: Tensor
+
+
 class Driver:
     """prompts: int32 [n] each; room: tokens that may follow each prompt.
 
+    staged: the prompts as another driver over the same weights has prefilled them, for grouped-query models.
     Pages are given out in order, so the worker's pools must hold all streams at once, and one staged prompt.
     """
 
-    def __init__(self, worker: CacheWorker, prompts: Sequence[Int32], room: int, full: bool = False) -> None:
+    def __init__(
+        self,
+        worker: CacheWorker,
+        prompts: Sequence[Int32],
+        room: int,
+        full: bool = False,
+        staged: Sequence[Staged] | None = None,
+    ) -> None:
         self._worker, self._geometry = worker, worker.geometry
         self.logits: Tensor
         """Of the newest forward: float32 [R, vocabulary], R = 1 at the end of a prompt."""
         self._watch()
         self._host = self._device = 0
-        self.firsts = [self._begin(slot, prompt, room, full) for slot, prompt in enumerate(prompts)]
-        """Logits after each prompt, float32 [vocabulary]."""
+        self.staged = [
+            self._begin(slot, prompt, room, full, staged[slot] if staged else None)
+            for slot, prompt in enumerate(prompts)
+        ]
         self.slots = np.arange(len(prompts), dtype=np.int32)
         self.lengths = np.array([len(prompt) for prompt in prompts], np.int32)
         """Tokens whose keys and values are in the cache."""
@@ -76,14 +95,14 @@ class Driver:
         self.lengths += 1
         return self._worker.step(rows)
 
-    def _begin(self, slot: int, prompt: Int32, room: int, full: bool) -> Tensor:
+    def _begin(self, slot: int, prompt: Int32, room: int, full: bool, staged: Staged | None) -> Staged:
         worker, g = self._worker, self._geometry
         staging = np.arange(-(-len(prompt) // STAGING_PAGE), dtype=np.int32)
-        for start in range(0, len(prompt), g.chunk):
-            part = prompt[start : start + g.chunk]
-            last = start + len(part) == len(prompt)
-            chunk = Chunk(slot, part, start, staging, last, full)
-            worker.prefill([chunk], greedy(int(last))).result()
+        if staged is None:
+            staged = self._prefill(slot, prompt, staging, full)
+        else:
+            with torch.inference_mode():
+                worker._model.staging[:, : len(prompt)] = staged.rows
         pages = -(-(len(prompt) + room) // g.page)
         host = np.arange(self._host, self._host + pages, dtype=np.int32)
         owned = 0 if g.dense else pages if full else min(pages, g.lru_pages + g.ring_pages)
@@ -94,7 +113,15 @@ class Driver:
         worker.admit(Admission(slot, len(prompt), host, places, staging, full, None))
         while not worker.drained(slot):
             time.sleep(0.001)
-        return self.logits[0]
+        return staged
+
+    def _prefill(self, slot: int, prompt: Int32, staging: Int32, full: bool) -> Staged:
+        for start in range(0, len(prompt), self._geometry.chunk):
+            part = prompt[start : start + self._geometry.chunk]
+            last = start + len(part) == len(prompt)
+            chunk = Chunk(slot, part, start, staging, last, full)
+            self._worker.prefill([chunk], greedy(int(last))).result()
+        return Staged(self._worker._model.staging[:, : len(prompt)].clone(), self.logits[0])
 
     def _watch(self) -> None:
         """Keep every forward's logits on their way to the sampler."""
