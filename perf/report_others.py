@@ -1,0 +1,155 @@
+"""The report's other sections: peers, the machine, decoding, quality, where the numbers come from."""
+
+from perf import charts
+from perf.charts import Bar, Placed, Roof
+from perf.report_parts import Raw, Section, Table, interval, number, share
+
+
+def peers(raw: Raw) -> Section | None:
+    """Other ways to get the same scores, from perf.peers."""
+    found = raw.results.get("peers.json")
+    if found is None:
+        return None
+    rows, shown = [], []
+    for load, compared in found["groups"].items():
+        for name, arm in compared["arms"].items():
+            base = name == next(iter(compared["arms"]))
+            value, ratio = arm["value"], arm["ratio"]
+            rows.append(
+                (load, name, number(value["median"]), interval(ratio), f"{arm['largest_difference']:.1g}")
+            )
+            shown.append(Bar(f"{load}: {name}", ratio["median"], ratio["low"], ratio["high"], base))
+    said = [found["what"], *(f"Not run: {line}" for line in found["skipped"])]
+    head = ("load", "by", "ms a call", "ratio", "largest difference of a score")
+    figure = charts.bars(shown, "time per call, to ours")
+    return Section("Peers", said, [Table(head, rows)], {"peers": figure})
+
+
+def roofline(raw: Raw) -> Section | None:
+    """Ceilings and the forwards under them, from perf.roofline."""
+    found = raw.results.get("roofline.json")
+    if found is None:
+        return None
+    best = max(found["matmul"], key=lambda row: row["flops"])
+    copy = max(found["copy"], key=lambda row: row["bytes_per_s"])
+    roof = Roof(f"{found['dtype']}: measured ceilings", best["flops"], copy["bytes_per_s"])
+    points = [
+        Placed(p["name"], p["flop"] / p["weight_bytes"], p["flop"] / p["seconds"]) for p in found["forwards"]
+    ]
+    rows = [
+        (
+            p["name"],
+            number(1e3 * p["seconds"]),
+            number(p["flop"] / 1e12),
+            share(p["flop"] / p["seconds"] / best["flops"]),
+        )
+        for p in found["forwards"]
+    ]
+    ceilings = [
+        *((f"product {row['shape']}", f"{number(row['flops'] / 1e12)} TFLOP/s") for row in found["matmul"]),
+        *(
+            (f"{row['what']}, {row['mib']} MiB", f"{number(row['bytes_per_s'] / 1e9)} GB/s")
+            for row in found["copy"]
+        ),
+    ]
+    said = [
+        "The ceilings are what this machine reached in the same run, not what its maker promises. A forward's "
+        "FLOP are those of its products with weights and of attention; its bytes are the weights, read once, so "
+        "its place on the horizontal axis is an upper bound."
+    ]
+    tables = [
+        Table(("forward", "ms", "TFLOP", "of the ceiling"), rows),
+        Table(("ceiling", "best"), ceilings),
+    ]
+    return Section("Roofline", said, tables, {"roofline": charts.roofline([roof], points)})
+
+
+def decode(raw: Raw) -> Section | None:
+    """Time per token by arm, from perf.decode."""
+    files = raw.named("decode")
+    rows, shown, said = [], [], []
+    for found in files.values():
+        load = found["load"]
+        said.append(
+            f"{found['geometry']}: {load['streams']} streams, {load['prompt']} tokens in, {load['tokens']} out."
+        )
+        for group, arms in found["groups"].items():
+            if "error" in arms:
+                said.append(f"FAILED: {found['geometry']}, {group}: {arms['error']}")
+                continue
+            for name, arm in arms.items():
+                ratio = arm["ratio"]
+                rows.append(
+                    (
+                        found["geometry"], group, name, number(arm["tpot_ms"]), number(arm["itl_p99_ms"]),
+                        number(arm["ttft_ms"]), share(arm["hit_rate"]), interval(ratio),
+                    )
+                )  # fmt: skip
+                base = name == next(iter(arms))
+                shown.append(Bar(f"{group}: {name}", ratio["median"], ratio["low"], ratio["high"], base))
+    if not rows:
+        return None
+    said.append("Arms without backup or without swap-in are floors: their tokens mean nothing.")
+    head = ("geometry", "group", "arm", "ms a token", "p99 between tokens", "first token ms", "hits", "ratio")
+    figure = charts.bars(shown, "time per token, to the first arm of the group")
+    return Section("Decoding", said, [Table(head, rows)], {"decode": figure})
+
+
+def quality(raw: Raw) -> Section | None:
+    """AUC on labelled reviews, from perf.quality."""
+    found = raw.results.get("quality.json")
+    if found is None:
+        return None
+    rows = [
+        (
+            row["dtype"], interval(row["auc"], "value"), interval(row["auc_gain"], "value"),
+            f"{row['largest_difference']:.2g}", f"{row['spearman']:.4f}", f"{row['between_batches']:.2g}",
+        )
+        for row in found["rows"]
+    ]  # fmt: skip
+    head = (
+        "precision", "AUC [95%]", "gain over the first [95%]", "largest difference", "Spearman",
+        "alone against batched",
+    )  # fmt: skip
+    said = [f"{found['reviews']} labelled film reviews, ten to a call, prompt “{found['prompt']}”."]
+    return Section("Quality", said, [Table(head, rows)])
+
+
+def cpu_cost(raw: Raw) -> Section | None:
+    """What host work costs, from perf.cpu_cost."""
+    found = raw.results.get("cpu_cost.json")
+    if found is None:
+        return None
+    rows = [
+        (name, f"{number(value)} {unit}") for name, value, unit in (row.values() for row in found["rows"])
+    ]
+    figures = {}
+    if memory := found.get("memory"):
+        calls = [sample["calls"] for sample in memory]
+        figures["memory"] = charts.curves(
+            {
+                "resident, all processes": (calls, [sample["rss_mib"] for sample in memory]),
+                "/dev/shm": (calls, [sample["shm_mib"] for sample in memory]),
+            },
+            "calls answered",
+            "MiB",
+            log=False,
+        )
+    return Section("What the host pays", found["said"], [Table(("what", ""), rows)], figures)
+
+
+def provenance(raw: Raw) -> Section:
+    """What each file was measured on, by which command."""
+    rows = []
+    for name, found in raw.results.items():
+        facts = found.get("machine", {})
+        versions = ", ".join(f"{key} {value}" for key, value in facts.get("packages", {}).items() if value)
+        device = facts.get("gpu") or found.get("device") or facts.get("cpu", "")
+        rows.append(
+            (
+                name, str(facts.get("time", "")), str(device), str(facts.get("cores", "")),
+                str(facts.get("commit") or ""), str(facts.get("command", "")), versions,
+            )
+        )  # fmt: skip
+    head = ("file", "time", "device", "cores", "commit", "command", "versions")
+    return Section("Where the numbers come from", (), [Table(head, rows)])

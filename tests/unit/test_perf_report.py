@@ -1,0 +1,147 @@
+"""The report: made of the raw results alone, complete in itself, and another one for other numbers."""
+
+import copy
+import json
+import re
+import shutil
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf import report_html, stages
+from perf.report_html import SECTIONS, read, render, sections
+from perf.report_parts import Raw
+
+RECORDED = Path(__file__).parents[2] / "perf/results/h200"
+INTERVAL = {"median": 1.25, "low": 1.125, "high": 1.375}
+ARMS = {"arms": {"ours": {"value": INTERVAL, "ratio": INTERVAL, "largest_difference": 0.0}}}
+
+
+def shown(raw: Raw) -> str:
+    """The report's text without its figures."""
+    return re.sub(r'src="data:image/png;base64,[^"]+"', "", unescape(render("A title", sections(raw))))
+
+
+def changed(raw: Raw, file: str, change: Any) -> Raw:
+    results = copy.deepcopy(dict(raw.results))
+    change(results[file])
+    return Raw(results, raw.analyzer_log)
+
+
+def test_it_is_one_small_file_that_asks_for_nothing(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED, tmp_path / "run")
+    file = report_html.write(tmp_path / "run")
+    html = file.read_text()
+    assert len(html) < 2_000_000
+    sources = re.findall(r'(?:src|href)="([^"]*)"', html)
+    assert len(sources) >= 8
+    assert all(source.startswith(("data:image/png;base64,", "#")) for source in sources)
+    assert not re.search(r"<script|<link|@import|url\(", html)
+    figures = {path.name for path in (tmp_path / "run/plots").iterdir()}
+    assert {"open-loop.png", "closed-loop.png", "ablations.png", "time-of-a-call.png"} <= figures
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "run/plots").iterdir())
+    assert sources.count("#s0") == 1
+    assert html.count("data:image/png") == len(figures)
+
+
+def test_its_numbers_are_the_raw_ones_and_change_with_them() -> None:
+    raw = read(RECORDED)
+    before = shown(raw)
+    point = next(p for p in raw.results["serving.json"]["points"] if p["name"] == "Poisson 70/s")
+    assert f"<td>{point['p99']:.3g}</td>" in before
+
+    def slower(serving: Any) -> None:
+        next(p for p in serving["points"] if p["name"] == "Poisson 70/s")["p99"] = 98_765.0
+
+    after = changed(raw, "serving.json", slower)
+    assert "<td>98,765</td>" in shown(after)
+    assert "<td>98,765</td>" not in before
+    figures = [
+        {name: data for s in sections(r) for name, data in s.figures.items()} for r in (raw, raw, after)
+    ]
+    assert figures[0] == figures[1]
+    assert {name for name in figures[0] if figures[0][name] != figures[2][name]} == {"open-loop"}
+
+
+def test_a_failed_step_stands_in_the_report() -> None:
+    raw = read(RECORDED)
+    assert "FAILED" not in shown(raw)
+    failed = changed(raw, "serving.json", lambda serving: serving["failures"].append("text: <b>wrong</b>"))
+    html = render("A title", sections(failed))
+    assert "<p class=failed>FAILED: text: &lt;b&gt;wrong&lt;/b&gt;</p>" in html
+
+
+def test_every_section_has_something_to_say_of_its_own_file() -> None:
+    """One made-up result of every kind: a section that reads a name nobody writes would be left out."""
+    decoded = {"ratio": INTERVAL, "tpot_ms": 1.0, "itl_p99_ms": 2.0, "ttft_ms": 3.0, "hit_rate": 0.5}
+    recorded = read(RECORDED)
+    raw = Raw(
+        {
+            **recorded.results,
+            "peers.json": {"what": "w", "groups": {"one call": ARMS}, "skipped": ["vllm: not here"]},
+            "roofline.json": {
+                "dtype": "bfloat16",
+                "matmul": [{"shape": "8 x 8 x 8", "flops": 7e12}],
+                "copy": [{"what": "read", "mib": 64, "bytes_per_s": 3e9}],
+                "forwards": [{"name": "one call", "seconds": 0.5, "flop": 1e12, "weight_bytes": 10**9}],
+            },
+            "decode-tiny.json": {
+                "geometry": "tiny",
+                "load": {"streams": 3, "prompt": 4, "tokens": 5},
+                "groups": {"backup": {"ring": decoded}, "broken": {"error": "RuntimeError: no"}},
+            },
+            "quality.json": {
+                "reviews": 20,
+                "prompt": "shots",
+                "rows": [
+                    {
+                        "dtype": "float32",
+                        "auc": {"value": 0.9, "low": 0.8, "high": 1.0},
+                        "auc_gain": {"value": 0.0, "low": 0.0, "high": 0.0},
+                        "largest_difference": 0.0,
+                        "spearman": 1.0,
+                        "between_batches": 0.0,
+                    }
+                ],
+            },
+            "cpu_cost.json": {
+                "said": ["s"],
+                "rows": [{"what": "tokenizer", "value": 12_345.0, "unit": "tokens/s"}],
+                "memory": [{"calls": n, "rss_mib": 100.0, "shm_mib": 2.0} for n in (0, 10)],
+            },
+        },
+        recorded.analyzer_log,
+    )
+    assert [
+        section.title for section in sections(raw) if not (section.tables and section.tables[0].rows)
+    ] == []
+    assert len(sections(raw)) == len(SECTIONS)
+    html = shown(raw)
+    for said in (
+        "vllm: not here",
+        "12,345 tokens/s",
+        "7 TFLOP/s",
+        "29%",
+        "backup",
+        "RuntimeError: no",
+        "0.900 [0.800",
+    ):
+        assert said in html, said
+
+
+def test_stages_add_up_to_what_the_client_waited() -> None:
+    forward = json.loads((RECORDED / "forward.json").read_text())
+    found = stages.read((RECORDED / "perf-analyzer.txt").read_text(), forward)
+    assert found.keys() == {"one prompt", "one call"}
+    assert sum(found["one call"].values()) == pytest.approx(5.983)
+    assert found["one call"]["forward, GPU"] == forward["1 x (120 + 10 x 180)"]["gpu_ms"]
+    assert min(value for parts in found.values() for value in parts.values()) > 0
+    alone = stages.read((RECORDED / "perf-analyzer.txt").read_text(), {})
+    assert alone["one call"]["execute"] == pytest.approx(5.281)
+
+
+def test_nothing_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="holds no result"):
+        report_html.write(tmp_path)
