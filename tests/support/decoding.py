@@ -187,7 +187,8 @@ class Driver:
 
     def _end_staging(self) -> None:
         for stream in self.streams.values():
-            if len(stream.staging) and self.worker.drained(stream.slot):
+            self.worker.drained(stream.slot)  # which looks at what has landed
+            if len(stream.staging) and self.worker._schedule._landed[stream.slot] >= stream.prefilled - 1:
                 self.pools.end_staging(stream)
 
     def _forget(self, slot: int) -> None:
