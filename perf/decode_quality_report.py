@@ -5,12 +5,12 @@ from statistics import mean
 from typing import Any
 
 HOW = """\
-Prompts are prefilled densely, with every selector; all that is judged was predicted by decode steps. The budget is
-what a step attends to, sink and newest pages included; buffers hold twice as much, so what is missing comes back
-from the host. `agreement`: share of judged tokens whose most probable prediction is dense's. `KL`: divergence of the
-predictions from dense's, in nats. A pass key counts as found if each of its digits is the most probable one, those
-before it given. Read each line against the first: what dense does not find, in a model so small, says nothing about
-a selector.""".splitlines()
+Prompts are prefilled densely, with every selector; all that is judged was predicted by decode steps. The
+budget is what a step attends to, sink and newest pages included; buffers hold twice as much, so what is
+missing comes back from the host. `agreement`: share of judged tokens whose most probable prediction is
+dense's. `KL`: divergence of the predictions from dense's, in nats. A pass key counts as found if each of
+its digits is the most probable one, those before it given. Read each line against the first: what dense
+does not find, in a model so small, says nothing about a selector.""".splitlines()
 
 
 def markdown(report: dict[str, Any]) -> str:
