@@ -70,7 +70,8 @@ class Shard:
 
 def draw(name: str, shape: tuple[int, ...], seed: int, device: str) -> torch.Tensor:
     """One tensor of a checkpoint, bfloat16, by its name and the seed."""
-    generator = torch.Generator(device).manual_seed(seed << 32 | zlib.crc32(name.encode()))
+    # On the CPU 32 bits of a seed count.
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     values = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
     return values.mul_(0.1).add_(1) if name.endswith("norm.weight") else values.mul_(0.02)
 
