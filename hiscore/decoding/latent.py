@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hiscore.decoding.cache import Cache, DecodeRows
@@ -43,8 +44,10 @@ class LatentModel:
         x, attended = self._decoder.body(
             upload(ids, self._device), upload(np.concatenate(positions), self._device), self._staged
         )
-        ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
-        last = upload(ends[[chunk.last for chunk in chunks]] - 1, self._device)
+        ends = np.cumsum([len(chunk.tokens) for chunk in chunks])[[chunk.last for chunk in chunks]]
+        if not len(ends):
+            return x.new_empty((0, self._decoder.architecture.vocab_size), dtype=torch.float32)
+        last = upload(ends - 1, self._device)
         return self._head.logits(self._decoder.tail(x[last], attended[last]))
 
     def _segment(self, chunk: Chunk, dense: bool) -> Segment:
