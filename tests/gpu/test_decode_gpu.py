@@ -13,8 +13,19 @@ from torch import Tensor
 from hiscore.decoding.streams import Lane
 from hiscore.decoding.worker import CacheWorker
 from hiscore.decoding.worker_api import Sampling
+from hiscore.errors import RequestError
 from tests.support.decode_truth import DecodeTruth, near_best
-from tests.support.decoding import Driver, build, checkpoint, device_rows, greedy, host_rows, prompt, serving
+from tests.support.decoding import (
+    Driver,
+    build,
+    checkpoint,
+    device_rows,
+    greedy,
+    host_rows,
+    prompt,
+    serving,
+    spoil,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
@@ -146,7 +157,7 @@ def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype
     assert runner._captured
     assert not eager._captured
     assert same(captured, launched)
-    assert not same(captured[1:], captured[:-1])  # each step says something of its own
+    assert not torch.equal(captured[1], captured[2])  # each step says something of its own
 
 
 # Quest always selects the pages of the ring, so the rings must be of one size.
@@ -260,6 +271,31 @@ def test_nothing_waits_in_a_steady_step(workers: Any, selector: str, backup: str
     assert all(driver.read(each).isfinite().all() for each in launched)
     for slot in slots:
         driver.leave(slot)
+
+
+@pytest.mark.parametrize("selector", ["exact", "dsa"])
+def test_a_row_that_is_not_finite_fails_its_stream_alone(workers: Any, selector: str) -> None:
+    """A token's embedding is not a number, and a stream comes upon it while it decodes."""
+    family = {"exact": "llama-biased", "dsa": "glm-shared"}[selector]  # whose heads are no embeddings
+    worker = workers(selector, family, 16, 24, chunk=32)  # its own: nothing else may use it after this
+    expected = generate(worker)
+    seen = [{*given.tolist(), *tokens} for given, tokens in zip(PROMPTS, expected, strict=True)]
+    victim, token = next(
+        (stream, token)
+        for stream, tokens in enumerate(expected)
+        for token in tokens[1:-2]
+        if sum(token in each for each in seen) == 1 and token not in PROMPTS[stream]
+    )
+    torch.cuda.synchronize()
+    spoil(worker, token)
+    torch.cuda.synchronize()
+    with serving(worker) as client:
+        outcomes = [client.submit(tokens, 24) for tokens in PROMPTS]
+        client.wait(outcomes)
+    failed = outcomes.pop(victim)
+    assert isinstance(failed.end, RequestError)
+    assert failed.tokens == expected[victim][: expected[victim].index(token) + 1]
+    assert [outcome.tokens for outcome in outcomes] == [*expected[:victim], *expected[victim + 1 :]]
 
 
 def ahead(worker: CacheWorker, steps: int = 16) -> list[Tensor]:

@@ -76,7 +76,17 @@ def build(
             )
             worker._cache.poison(*everywhere)
             worker._model.staging.fill_(math.nan)
+            if device != "cpu":
+                torch.cuda.synchronize()  # the worker's streams wait for no other
     return worker
+
+
+@torch.inference_mode()
+def spoil(worker: CacheWorker, token: int) -> None:
+    """From now on the token's embedding is not a number; for a checkpoint whose head is no view of it."""
+    weights = worker._model._decoder.weights
+    assert weights.embedding.data_ptr() != weights.head.data_ptr()
+    weights.embedding[token] = math.nan
 
 
 def prompt(length: int, seed: int = 0, vocabulary: int = tiny_dsa.VOCABULARY) -> np.ndarray:
