@@ -93,7 +93,7 @@ def main() -> int:
                 )
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "decode-bytes.json").write_text(json.dumps(found, indent=1))
+        (options.out / "decode_bytes.json").write_text(json.dumps(found, indent=1))
     return 0
 
 

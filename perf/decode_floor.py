@@ -115,7 +115,7 @@ def main() -> int:
                 found = measure(checkpoint, name, prompt, options.tokens, options.bandwidth)
                 show(name, prompt, found)
                 results[f"{name}, prompt {prompt}"] = found
-                (options.out / "decode-floor.json").write_text(json.dumps(results, indent=1))
+                (options.out / "decode_floor.json").write_text(json.dumps(results, indent=1))
         gc.collect()
         torch.cuda.empty_cache()
     return 0

@@ -26,7 +26,7 @@ def groups(family: str, load: Load) -> dict[str, list[Arm]]:
             Arm("deferred", dense | {"backup": "deferred"}),
             Arm("no backup", dense, "backup"),
         ],
-        "sparse backup": [
+        "sparse protocols": [
             Arm(f"{own}, ring", _sized(own, sizes[0])),
             Arm(f"{own}, blocking", _sized(own, sizes[0]) | {"backup": "blocking"}),
             Arm(f"{own}, deferred", _sized(own, sizes[0]) | {"backup": "deferred"}),

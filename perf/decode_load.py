@@ -107,7 +107,7 @@ def build_worker(checkpoint: Path, arm: Arm, memory: Memory) -> CacheWorker:
             from hiscore.decoding.kernel_steps import KernelSteps
 
             # While the graphs are captured.
-            stack.enter_context(mock.patch.object(KernelSteps, "_copy", return_value=None))
+            stack.enter_context(mock.patch.object(KernelSteps, "_copy", _nothing))
         worker = build.build_worker(
             checkpoint,
             CacheSettings(**arm.settings),
@@ -117,8 +117,12 @@ def build_worker(checkpoint: Path, arm: Arm, memory: Memory) -> CacheWorker:
             build.CHUNK[device().type],
         )
     if arm.left_out == "backup":
-        setattr(worker._steps, "back_up", lambda *_: None)  # noqa: B010
+        setattr(worker._steps, "back_up", _nothing)  # noqa: B010
     return worker
+
+
+def _nothing(*_: Any) -> None:
+    """In place of a copy."""
 
 
 class Unavailable(Exception):

@@ -89,12 +89,12 @@ def main() -> int:
             del bench
             gc.collect()
             torch.cuda.empty_cache()
-            (options.out / "decode-oversubscribed.json").write_text(json.dumps(results, indent=1))
+            (options.out / "decode_oversubscribed.json").write_text(json.dumps(results, indent=1))
     dense, other = results["arms"]["dense"], results["arms"][own]
     results["ratio"] = other["tokens_per_s"] / dense["tokens_per_s"]
     results["ratio_of_steps"] = other["decode_tokens_per_s"] / dense["decode_tokens_per_s"]
     print(f"  {results['ratio']:.2f} x, steps alone {results['ratio_of_steps']:.2f} x (target {TARGET})")
-    (options.out / "decode-oversubscribed.json").write_text(json.dumps(results, indent=1))
+    (options.out / "decode_oversubscribed.json").write_text(json.dumps(results, indent=1))
     return 0
 
 
