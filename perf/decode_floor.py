@@ -1,6 +1,7 @@
 """One stream over dense keys and values against the time that memory alone would take, and where the rest goes.
 
 usage: python -m perf.decode_floor --out DIR [--geometries qwen3-0.6b,qwen3-8b] [--prompts 1024,8192]
+           [--selector quest --streams 5]
 
 The floor reads every weight and every key and value once, at the bandwidth that the device reaches (--bandwidth).
 Steps are timed twice: launched one by one ahead of the device by the engine, and back to back by a bare loop; the
@@ -22,6 +23,7 @@ from hiscore.decoding.sizing import Memory
 from perf import geometry
 from perf.decode_drive import Driver
 from perf.decode_load import PLENTY, Arm, Bench, Load, build_worker, device, shared_weights
+from perf.geometries import GEOMETRIES, LATENT
 from perf.machine import facts
 
 BANDWIDTH = 4.3e12
@@ -49,28 +51,28 @@ def profile(driver: Driver, steps: int) -> list[tuple[str, float, float]]:
     return sorted((row for row in found if row[1]), key=lambda row: -row[1])
 
 
-def measure(checkpoint: Path, name: str, prompt: int, tokens: int, bandwidth: float) -> dict[str, Any]:
-    """Time per token at batch 1, and its parts."""
-    load, arm = Load(1, prompt, tokens), Arm("dense", {"selector": "dense"})
+def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float) -> dict[str, Any]:
+    """Time per token, and its parts; a floor for what is dense."""
     bench = Bench(checkpoint, arm, load)
     try:
-        bench.run(tokens=min(20, tokens))
+        bench.run(tokens=min(20, load.tokens))
         runs = [bench.run(seed=seed) for seed in range(3)]
     finally:
         bench.close()
     middle = sorted(runs, key=lambda run: run.tpot_ms)[1]
-    floor = floor_ms(geometry.config_of(name), prompt + tokens / 2, bandwidth)
     found: dict[str, Any] = {
-        "floor_ms": floor,
-        "over_floor": middle.tpot_ms / floor,
-        "target": TARGETS.get(name),
+        "target": TARGETS.get(name) if load.streams == 1 else None,
+        "engine": asdict(middle),
     }
-    found |= {"engine": asdict(middle)}
-    worker = build_worker(checkpoint, arm, Memory(PLENTY, PLENTY, 1))
+    if arm.settings["selector"] == "dense":
+        cached = load.streams * (load.prompt + load.tokens / 2)
+        found["floor_ms"] = floor_ms(geometry.config_of(name), cached, bandwidth)
+        found["over_floor"] = middle.tpot_ms / found["floor_ms"]
+    worker = build_worker(checkpoint, arm, Memory(PLENTY, PLENTY, load.streams))
     try:
-        driver = Driver.of_random(worker, checkpoint, [prompt])
+        driver = Driver.of_random(worker, checkpoint, [load.prompt] * load.streams)
         driver.steps(5)
-        found["bare_step_ms"] = driver.steps(tokens - 5 - PROFILED if tokens > 60 else 5)
+        found["bare_step_ms"] = driver.steps(load.tokens - 5 - PROFILED if load.tokens > 60 else 5)
         if device().type == "cuda":
             found["kernels"] = profile(driver, PROFILED)
             found["kernels_ms"] = sum(row[1] for row in found["kernels"]) / 1e3
@@ -79,10 +81,12 @@ def measure(checkpoint: Path, name: str, prompt: int, tokens: int, bandwidth: fl
     return found
 
 
-def show(name: str, prompt: int, found: dict[str, Any]) -> None:
+def show(title: str, found: dict[str, Any]) -> None:
+    floor = ""
+    if "floor_ms" in found:
+        floor = f"floor {found['floor_ms']:.3f}: {found['over_floor']:.2f} x (target {found['target']}); "
     print(
-        f"{name}, prompt {prompt}: {found['engine']['tpot_ms']:.3f} ms a token, floor {found['floor_ms']:.3f}: "
-        f"{found['over_floor']:.2f} x (target {found['target']}); bare loop {found['bare_step_ms']:.3f} ms, "
+        f"{title}: {found['engine']['tpot_ms']:.3f} ms a token, {floor}bare loop {found['bare_step_ms']:.3f} ms, "
         f"of these in kernels {found.get('kernels_ms', float('nan')):.3f}",
         flush=True,
     )
@@ -99,10 +103,19 @@ def main() -> int:
     parser.add_argument("--geometries", default="tiny" if rehearsal else "qwen3-0.6b,qwen3-8b")
     parser.add_argument("--prompts", default="100" if rehearsal else "1024,8192")
     parser.add_argument("--tokens", type=int, default=20 if rehearsal else 200)
+    parser.add_argument("--selector", default="dense", choices=("dense", "quest", "exact"))
+    parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--bandwidth", type=float, default=BANDWIDTH, help="bytes a second")
     options = parser.parse_args()
     if rehearsal:
         print("without a GPU: a rehearsal, kernels are not profiled")
+    if any(GEOMETRIES[name]["model_type"] in LATENT for name in options.geometries.split(",")):
+        parser.error("a floor is known for keys and values, not for latents")
+    top_k = 64 if rehearsal else 2_048
+    sizes = {"sparse_top_k": top_k, "device_buffer_size": 2 * top_k}
+    arm = Arm(
+        options.selector, {"selector": options.selector} | (sizes if options.selector != "dense" else {})
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     gpu = None if rehearsal else torch.cuda.get_device_name()
     results: dict[str, Any] = {"machine": facts(gpu, None, None, None), "bandwidth": options.bandwidth}
@@ -112,10 +125,12 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as directory, shared_weights():
             checkpoint = geometry.write_config(name, Path(directory), context)
             for prompt in prompts:
-                found = measure(checkpoint, name, prompt, options.tokens, options.bandwidth)
-                show(name, prompt, found)
-                results[f"{name}, prompt {prompt}"] = found
-                (options.out / "decode_floor.json").write_text(json.dumps(results, indent=1))
+                load = Load(options.streams, prompt, options.tokens)
+                found = measure(checkpoint, name, arm, load, options.bandwidth)
+                title = f"{name}, {arm.name}, {load.streams} of {prompt} tokens"
+                show(title, found)
+                results[title] = found
+                (options.out / f"decode_floor-{arm.name}.json").write_text(json.dumps(results, indent=1))
         gc.collect()
         torch.cuda.empty_cache()
     return 0
