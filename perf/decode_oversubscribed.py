@@ -51,12 +51,17 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=992 if rehearsal else 32_000)
     parser.add_argument("--tokens", type=int, default=32 if rehearsal else 768)
     parser.add_argument("--top-k", type=int, default=64 if rehearsal else 2_048)
+    parser.add_argument("--buffer", type=int, default=0, help="tokens of a stream's buffer; 0: twice top-k")
     options = parser.parse_args()
     config = GEOMETRIES[options.geometry]
     load = Load(options.fit * options.times, options.prompt, options.tokens)
     memory = Memory(PLENTY, budget(config, load, options.fit), load.streams)
     own = "dsa" if config["model_type"] in LATENT else "quest"
-    sparse = {"selector": own, "sparse_top_k": options.top_k, "device_buffer_size": 2 * options.top_k}
+    sparse = {
+        "selector": own,
+        "sparse_top_k": options.top_k,
+        "device_buffer_size": options.buffer or 2 * options.top_k,
+    }
     results: dict[str, Any] = {
         "machine": facts(None if rehearsal else torch.cuda.get_device_name(), None, None, None),
         "geometry": options.geometry,

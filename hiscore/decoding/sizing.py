@@ -71,20 +71,21 @@ def plan_cache(
     slot_bytes = len(model.windows) * prod((model.parts, model.heads, model.width)) * dtype.itemsize
     room = memory.device - staging * slot_bytes
     beside_host = one["home"] + one["index"] + one["where"]
-    host_pages = min(memory.host // one["host"], memory.streams * max_pages)
-    # Where pages of the device have to be had as well, they get at least half.
-    share = room if selector == "dense" else room // 2
-    if beside_host and host_pages > share // beside_host:
-        host_pages = max(share // beside_host, 0)
-        log.info("DEVICE_KV_BYTES holds %d of the host's pages only, so no more are used", host_pages)
     per_device_page = one["buffer"] + one["holds"] + one["used"]
-    device_pages = 0
-    if selector != "dense":
-        room -= host_pages * beside_host
-        device_pages = min(room // per_device_page, memory.streams * max_pages)
+    buffer_pages = 0 if selector == "dense" else min(max_pages, lru + ring)
+    # As many of the host's pages as there is room on the device for what belongs to them, if streams are long.
+    long_stream = max_pages * beside_host + buffer_pages * per_device_page
+    most = room * max_pages // long_stream if long_stream else memory.streams * max_pages
+    host_pages = max(0, min(memory.host // one["host"], memory.streams * max_pages, most))
+    if host_pages == most:
+        log.info(
+            "DEVICE_KV_BYTES has room for what belongs to %d of the host's pages, so no more are used", most
+        )
+    room -= host_pages * beside_host
+    device_pages = min(room // per_device_page, memory.streams * max_pages) if buffer_pages else 0
     _check("HOST_KV_BYTES", memory.host, one["host"], host_pages >= 1)
-    least = staging * slot_bytes + beside_host + per_device_page * min(max_pages, lru + ring)
-    enough = host_pages >= 1 and (selector == "dense" or device_pages >= min(max_pages, lru + ring))
+    least = staging * slot_bytes + long_stream
+    enough = host_pages >= 1 and device_pages >= buffer_pages
     _check("DEVICE_KV_BYTES", memory.device, least, enough)
     shape = replace(of_one_page, host_pages=host_pages, device_pages=device_pages)
     geometry = Geometry(
