@@ -22,7 +22,7 @@ import torch
 from hiscore.decoding.sizing import Memory
 from perf import geometry
 from perf.decode_drive import Driver
-from perf.decode_load import PLENTY, Arm, Bench, Load, build_worker, device, shared_weights
+from perf.decode_load import PLENTY, Arm, Bench, Load, build_worker, close, device, shared_weights
 from perf.geometries import GEOMETRIES, LATENT
 from perf.machine import facts
 
@@ -77,7 +77,7 @@ def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float)
             found["kernels"] = profile(driver, PROFILED)
             found["kernels_ms"] = sum(row[1] for row in found["kernels"]) / 1e3
     finally:
-        worker._cache.close()
+        close(worker)
     return found
 
 

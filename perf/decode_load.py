@@ -121,6 +121,13 @@ def build_worker(checkpoint: Path, arm: Arm, memory: Memory) -> CacheWorker:
     return worker
 
 
+def close(worker: CacheWorker) -> None:
+    """Give its pinned memory back, when nothing on the device reads or writes it any more."""
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+    worker._cache.close()
+
+
 def _nothing(*_: Any) -> None:
     """In place of a copy."""
 
@@ -215,7 +222,7 @@ class Bench:
 
     def close(self) -> None:
         self._engine.close()
-        self.worker._cache.close()
+        close(self.worker)
 
 
 def between(times: list[list[float]]) -> "np.ndarray[Any, np.dtype[np.float64]]":

@@ -34,7 +34,7 @@ from hiscore.model.decoder import Decoder
 from hiscore.settings import DEFAULT_MODEL
 from perf import decode_tasks
 from perf.decode_drive import Driver, Staged
-from perf.decode_load import PLENTY, Arm, build_worker, device
+from perf.decode_load import PLENTY, Arm, build_worker, close, device
 from perf.decode_quality_report import markdown
 from perf.decode_tasks import Task
 from perf.machine import facts
@@ -139,16 +139,15 @@ def rows_of(tasks: Sequence[Task], judged: Sequence[Judged], dense: Sequence[Jud
     return rows
 
 
-def measure(path: Path, groups: dict[str, list[Task]], chosen: Sequence[Variant]) -> list[dict[str, Any]]:
+def measure(path: Path, groups: dict[str, list[Task]], chosen: Sequence[Variant]) -> Iterator[dict[str, Any]]:
     """All variants over all groups of tasks; the first variant prefills, and is the reference."""
     staged: dict[str, list[Staged]] = {}
     dense: dict[str, list[Judged]] = {}
-    results = []
+    streams = max(map(len, groups.values()))
     for variant in chosen:
         row: dict[str, Any] = asdict(variant) | {"name": variant.name, "groups": {}}
         begun = time.perf_counter()
         with variant.built():
-            streams = max(map(len, groups.values()))
             worker = build_worker(path, variant.arm, Memory(PLENTY, PLENTY, streams))
         try:
             for group, tasks in groups.items():
@@ -166,13 +165,12 @@ def measure(path: Path, groups: dict[str, list[Task]], chosen: Sequence[Variant]
                     "hit_rate": hits / (hits + misses) if misses or hits else None,
                 }
         finally:
-            worker._cache.close()
+            close(worker)
         del worker, driver
         gc.collect()
         row["seconds"] = time.perf_counter() - begun
-        results.append(row)
         print(f"{variant.name}: {summary(row)} ({row['seconds']:.0f} s)", flush=True)
-    return results
+        yield row
 
 
 def summary(row: dict[str, Any]) -> str:
@@ -216,22 +214,23 @@ def main() -> int:
         "pass keys": decode_tasks.needles(topics["specialnames"], encode, lengths),
     }
     chosen = [variant for variant in variants() if options.only in variant.name or variant.selector == DENSE]
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(build, "Decoder", cache(Decoder)))
-        results = measure(path, groups, chosen)
     gpu = torch.cuda.get_device_name() if device().type == "cuda" else None
-    report = {
+    report: dict[str, Any] = {
         "machine": facts(gpu, None, None, None),
         "model": path.name,
         "prompt": options.prompt,
         "tokens": options.tokens,
         "lengths": lengths,
-        "seconds": time.perf_counter() - begun,
-        "variants": results,
+        "variants": [],
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "decode_quality.json").write_text(json.dumps(report, indent=1))
-    (options.out / "decode_quality.md").write_text(markdown(report))
+    with mock.patch.object(build, "Decoder", cache(Decoder)):
+        for row in measure(path, groups, chosen):
+            # A run that is cut short leaves what it has.
+            report["variants"].append(row)
+            report["seconds"] = time.perf_counter() - begun
+            (options.out / "decode_quality.json").write_text(json.dumps(report, indent=1))
+            (options.out / "decode_quality.md").write_text(markdown(report))
     return 0
 
 

@@ -195,7 +195,7 @@ def test_with_everything_selected_quality_is_that_of_dense(tiny) -> None:
     tasks = [Task(f"t{at}", rng.integers(0, 512, 200).astype(np.int32),
                   rng.integers(0, 512, 12).astype(np.int32), 11) for at in range(2)]  # fmt: skip
     chosen = [Variant("dense"), Variant("quest", 512, 16, 1), Variant("exact", 64)]
-    dense, everything, little = measure(tiny, {"texts": tasks, "pass keys": tasks}, chosen)
+    dense, everything, little = list(measure(tiny, {"texts": tasks, "pass keys": tasks}, chosen))
     for row, agrees in ((everything, True), (little, False)):
         for task in row["groups"]["texts"]["tasks"]:
             # Float32 sums in another order.
