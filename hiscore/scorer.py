@@ -30,11 +30,15 @@ FP8_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True)
 class ScoreCall:
-    """A checked call in token space with its labels (int32 [labels], none for a classifier) and options."""
+    """A checked call in token space with its labels (int32 [labels], none for a classifier) and options.
+
+    is_canary: it only asks whether the scorer lives.
+    """
 
     call: Call
     labels: IntArray
     options: ScoreOptions
+    is_canary: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,14 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+# The request id of the launcher's own calls: they are no work, and the scorer does not count them.
+CANARY_ID = "hiscore-canary"
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "fp8"]
 Selector = Literal["dense", "exact", "quest", "dsa"]
 Backup = Literal["ring", "deferred", "blocking"]
+OnFault = Literal["restart", "exit"]
 
 
 class Limits(BaseModel):
@@ -130,6 +133,9 @@ class ServeSettings(CacheSettings, BaseSettings):
     http_port: int = Field(default=8000, ge=0, le=65535)
     grpc_port: int = Field(default=8001, ge=0, le=65535)
     metrics_port: int = Field(default=8002, ge=0, le=65535)
+    health_port: int | None = Field(
+        default=None, ge=0, le=65535, description="the launcher's own health; none: not served"
+    )
     max_batch_tokens: PositiveInt = ScorerSettings.model_fields["max_batch_tokens"].default
     query_cache_bytes: NonNegativeInt = ScorerSettings.model_fields["query_cache_bytes"].default
     selector: Literal["auto", "dense", "exact", "quest", "dsa"] = Field(
@@ -142,6 +148,16 @@ class ServeSettings(CacheSettings, BaseSettings):
     drain_timeout_s: PositiveInt = Field(
         default=30, description="longest wait for running calls when stopping"
     )
+    watchdog: OnFault = Field(default="restart", description="what follows when a model dies or hangs")
+    max_restarts: PositiveInt = Field(default=5, description="restarts within a window before giving up")
+    restart_window_s: PositiveInt = Field(default=600, description="the window for them")
+    canary_seconds: NonNegativeInt = Field(
+        default=30, description="seconds without work after which a model is asked for an answer; 0: never"
+    )
+    canary_timeout_s: PositiveInt = Field(
+        default=60, description="longest wait for it, more than the longest batch takes"
+    )
+    canary_misses: PositiveInt = Field(default=3, description="canaries in a row without an answer: a fault")
     shm_bytes: PositiveInt = Field(
         default=64 * 2**20, description="shared memory per model instance, to begin with"
     )

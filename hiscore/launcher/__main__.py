@@ -3,18 +3,17 @@
 import logging
 import signal
 import sys
-import time
 from types import FrameType
 
 from pydantic import ValidationError
 
 from hiscore.checkpoint import CheckpointError
 from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.health import HealthServer
 from hiscore.launcher.make import MakeWatch
 from hiscore.launcher.server import Server
+from hiscore.launcher.watchdog import Watchdog
 from hiscore.settings import ServeSettings
-
-POLL_SECONDS = 0.2
 
 
 class Stop(BaseException):
@@ -28,6 +27,21 @@ def stop(signum: int, frame: FrameType | None) -> None:
     raise Stop
 
 
+def stop_with(make: MakeWatch) -> None:
+    """Stop as after a signal if make has got one that did not reach us."""
+    if make.interrupted():
+        stop(signal.SIGINT, None)
+
+
+def start_health(server: Server, watchdog: Watchdog) -> str:
+    """Serve the launcher's health if it is asked for; what to say of it."""
+    settings = server.settings
+    if settings.health_port is None:
+        return ""
+    health = HealthServer(settings.bind_address, settings.health_port, watchdog)
+    return f", health http://{server.reachable}:{health.port}/readyz"
+
+
 def main() -> int:
     """Serve; the exit code is 0 after a signal, 2 for a bad setting, 1 for any other failure."""
     logging.basicConfig(level=logging.INFO, format="hiscore: %(message)s", stream=sys.stderr)
@@ -36,18 +50,14 @@ def main() -> int:
         signal.signal(each, stop)
     try:
         with Server(ServeSettings()) as server:
+            watchdog = Watchdog(server, idle=lambda: stop_with(make))
+            health = start_health(server, watchdog)
             print(
                 f"hiscore is ready: models {', '.join(server.models)}; gRPC {server.grpc_url}, "
-                f"HTTP {server.http_url}, metrics {server.metrics_url}",
+                f"HTTP {server.http_url}, metrics {server.metrics_url}{health}",
                 flush=True,
             )
-            while server.exit_code is None:
-                if make.interrupted():
-                    stop(signal.SIGINT, None)
-                if server.lost_model:
-                    raise LaunchError("the process of a model died; its last words are above. Start again")
-                time.sleep(POLL_SECONDS)
-            raise LaunchError(f"tritonserver stopped by itself with exit code {server.exit_code}")
+            watchdog.watch()
     except Stop:
         return 0
     except ValidationError as error:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -58,6 +59,8 @@ class Process:
 
     def lost_stub(self) -> bool:
         """Whether a model's process has died under a running server, which goes on as if nothing were."""
+        if self.exit_code() is not None:
+            return False
         try:
             alive = {child.pid for child in psutil.Process(self.pid).children() if child.status() != "zombie"}
         except psutil.NoSuchProcess:
@@ -90,13 +93,30 @@ class Process:
             except subprocess.TimeoutExpired:
                 self._popen.kill()
         self._popen.wait()
-        deadline = time.monotonic() + STUB_SECONDS
-        while self._group_lives() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        if self._group_lives():
+        if not self._group_goes():
+            self.kill()
+
+    def kill(self) -> None:
+        """End it and its stubs at once, whatever state they are in; whoever waits for them gets an error."""
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        self._popen.wait()
+        self._group_goes()
+
+    def _group_goes(self) -> bool:
+        """Wait until no process of the group is left; whether that came in time."""
+        deadline = time.monotonic() + STUB_SECONDS
+        while self._group_lives():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
 
     def _group_lives(self) -> bool:
+        # As a container's first process we inherit the stubs of a dead server, and nobody else reaps them.
+        with suppress(ChildProcessError):
+            while os.waitpid(-self.pid, os.WNOHANG)[0]:
+                pass
         try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:

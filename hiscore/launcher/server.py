@@ -9,7 +9,7 @@ from hiscore.capabilities import servable
 from hiscore.launcher import preflight
 from hiscore.launcher.command import tritonserver_flags
 from hiscore.launcher.devices import choose_device
-from hiscore.launcher.distribution import Distribution, find_distribution
+from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.failure import why
 from hiscore.launcher.ports import Ports
@@ -29,10 +29,11 @@ class Server:
 
     log_path: where the server's output goes; None is this process's standard error.
 
-    Inside, `ports`, `models` and `left_out` (model -> reason) hold what became of the settings. Start it from
-    a thread that lives as long as the server: the kernel stops the server when that thread ends.
+    Inside, `checkpoint`, `ports`, `models` and `left_out` (model -> reason) hold what became of the settings.
+    Start it from a thread that lives as long as the server: the kernel stops the server when that thread ends.
     """
 
+    checkpoint: Path
     ports: Ports
     models: tuple[str, ...]
     left_out: dict[str, str]
@@ -55,7 +56,7 @@ class Server:
     @property
     def http_address(self) -> str:
         """``host:port``, as tritonclient.http wants it."""
-        return f"{self._reachable}:{self.ports.http}"
+        return f"{self.reachable}:{self.ports.http}"
 
     @property
     def http_url(self) -> str:
@@ -65,12 +66,12 @@ class Server:
     @property
     def grpc_url(self) -> str:
         """``host:port``, as `ScoreClient` and tritonclient.grpc want it."""
-        return f"{self._reachable}:{self.ports.grpc}"
+        return f"{self.reachable}:{self.ports.grpc}"
 
     @property
     def metrics_url(self) -> str:
         """Where Prometheus reads."""
-        return f"http://{self._reachable}:{self.ports.metrics}/metrics"
+        return f"http://{self.reachable}:{self.ports.metrics}/metrics"
 
     @property
     def pid(self) -> int:
@@ -80,8 +81,7 @@ class Server:
     @property
     def name(self) -> str:
         """The server's id: its working directory and its shared memory begin with it."""
-        assert self._workspace is not None, "the server has not been started"
-        return self._workspace.name
+        return self._own_workspace.name
 
     @property
     def exit_code(self) -> int | None:
@@ -107,7 +107,9 @@ class Server:
             log.warning("model %s is left out: %s", model, reason)
         device, reason = choose_device(settings.device)
         log.info("serving %s from %s on %s (%s)", ", ".join(self.models), directory, device, reason)
-        distribution = find_distribution()
+        self._gpu = device == "cuda"
+        self.checkpoint = directory
+        self._distribution = distribution = find_distribution()
         instances = len([model for model in self.models if model != "score"])
         preflight.check_all(distribution, instances * settings.shm_bytes)
         self._workspace = Workspace()
@@ -115,7 +117,8 @@ class Server:
             values = model_values(settings, directory, device, self.models, capabilities.selectors)
             write_repository(settings.model_repository, self._workspace.path / "models", values)
             distribution.link_backends(self._workspace.path / "backends")
-            self._launch(distribution, self._workspace, gpu=device == "cuda")
+            asked = Ports(settings.http_port, settings.grpc_port, settings.metrics_port)
+            self._launch(asked)
         except BaseException:
             self.stop()
             raise
@@ -124,15 +127,28 @@ class Server:
         """Drain, then remove every trace; does nothing if it is not running."""
         if self._process:
             # A dead model answers nobody: waiting for its calls would only keep their callers waiting.
-            lost = self._process.lost_stub()
-            self._process.stop(0 if lost else self.settings.drain_timeout_s + GRACE_SECONDS)
+            if self._process.lost_stub():
+                self._process.kill()
+            self._process.stop(self.settings.drain_timeout_s + GRACE_SECONDS)
         if self._workspace:
             self._workspace.remove()
         self._process = self._workspace = None
 
-    def _launch(self, distribution: Distribution, workspace: Workspace, gpu: bool) -> None:
-        settings = self.settings
-        asked = Ports(settings.http_port, settings.grpc_port, settings.metrics_port)
+    def kill(self) -> None:
+        """End the server's processes without a drain: who waits for an answer gets an error now."""
+        self._running.kill()
+        self._own_workspace.remove_shared_memory()
+
+    def restart(self) -> None:
+        """Start a server that was killed again, on the same ports and from the same repository; wait until ready.
+
+        Raises:
+            LaunchError: as for `start`; no process is left then, and it may be tried again.
+        """
+        self._launch(self.ports)
+
+    def _launch(self, asked: Ports) -> None:
+        settings, workspace = self.settings, self._own_workspace
         while True:
             self.ports = asked.choose(settings.bind_address)
             flags = tritonserver_flags(
@@ -141,12 +157,12 @@ class Server:
                 server_id=workspace.name,
                 address=settings.bind_address,
                 ports=self.ports,
-                gpu=gpu,
+                gpu=self._gpu,
                 shm_bytes=settings.shm_bytes,
                 drain_s=settings.drain_timeout_s,
             )
-            command = [str(distribution.tritonserver), *flags]
-            process = Process(command, distribution.environment(), self.log_path, workspace.lock)
+            command = [str(self._distribution.tritonserver), *flags]
+            process = Process(command, self._distribution.environment(), self.log_path, workspace.lock)
             self._process = process
             try:
                 process.wait_until(self._is_ready, settings.ready_timeout_s)
@@ -159,11 +175,17 @@ class Server:
                 raise LaunchError(f"{error}{why(self.log_path)}") from None
 
     def _is_ready(self) -> bool:
-        return is_ready(self._reachable, self.ports.http, self.ports.metrics, self.name)
+        return is_ready(self.reachable, self.ports.http, self.ports.metrics, self.name)
 
     @property
-    def _reachable(self) -> str:
+    def reachable(self) -> str:
+        """The address at which this machine reaches the server."""
         return "127.0.0.1" if self.settings.bind_address == "0.0.0.0" else self.settings.bind_address
+
+    @property
+    def _own_workspace(self) -> Workspace:
+        assert self._workspace is not None, "the server has not been started"
+        return self._workspace
 
     @property
     def _running(self) -> Process:

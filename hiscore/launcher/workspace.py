@@ -39,6 +39,10 @@ class Workspace:
         """Unique on this machine; the server's id, and the prefix of its shared memory regions."""
         return self.path.name
 
+    def remove_shared_memory(self) -> None:
+        """Remove the regions of a server that has gone, but not the directory."""
+        _remove_shared_memory(self.name)
+
     def remove(self) -> None:
         """Remove the directory and the regions."""
         _remove(self.path)
@@ -68,7 +72,11 @@ def sweep() -> None:
             os.close(lock)
 
 
-def _remove(path: Path) -> None:
-    for region in shared_memory(path.name):
+def _remove_shared_memory(name: str) -> None:
+    for region in shared_memory(name):
         region.unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    _remove_shared_memory(path.name)
     shutil.rmtree(path, ignore_errors=True)

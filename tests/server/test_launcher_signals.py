@@ -54,6 +54,7 @@ def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -
         line = process.stdout.readline()
         found = re.search(r"gRPC (\S+),", line)
         assert found, f"not ready: {line!r}\n{log.read_text()}"
+        process.ready_line = line  # type: ignore[attr-defined]
         yield process, found.group(1)
     finally:
         # After a failed test only: children of a process that has ended are not its children any more.
@@ -101,7 +102,7 @@ def test_a_killed_launcher_takes_its_server_along(tiny_llama: Path, tmp_path: Pa
 
 
 def test_a_server_that_dies_ends_the_launcher(tiny_llama: Path, tmp_path: Path) -> None:
-    with launched(LAUNCHER, tiny_llama, tmp_path / "log") as (process, _):
+    with launched(LAUNCHER, tiny_llama, tmp_path / "log", WATCHDOG="exit") as (process, _):
         name, pid = server_below(process.pid)
         os.kill(pid, signal.SIGKILL)
         assert process.wait(30) == 1
@@ -112,7 +113,10 @@ def test_a_server_that_dies_ends_the_launcher(tiny_llama: Path, tmp_path: Path) 
 def test_a_model_that_dies_ends_the_server_and_no_caller_waits(tiny_llama: Path, tmp_path: Path) -> None:
     """Triton 2.51 would go on, say that it is ready, and never answer the calls that were under way."""
     with (
-        launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer") as (process, address),
+        launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer", WATCHDOG="exit") as (
+            process,
+            address,
+        ),
         triton.InferenceServerClient(address) as client,
         ThreadPoolExecutor(CALLS) as pool,
     ):

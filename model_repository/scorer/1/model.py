@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hiscore.scorer import Pending, ScoreCall, Scorer, Scores, is_device_lost
 from hiscore.serving.batch import Answer, required_tensor, send, serve
 from hiscore.serving.engine import Engine
 from hiscore.serving.metrics import Counters
-from hiscore.settings import ScorerSettings, from_model_config
+from hiscore.settings import CANARY_ID, ScorerSettings, from_model_config
 from hiscore.validation import check_call, check_labels, one_row
 
 log = logging.getLogger("hiscore.scorer.model")
@@ -46,7 +47,7 @@ class TritonPythonModel:
         # Instances of several GPUs are told apart by their device.
         self.counters = Counters(COUNTERS, labels | {"device": str(self.scorer.device)})
         self.engine: Engine[ScoreCall] = Engine(
-            launch=lambda calls: LaunchedBatch(self.scorer.submit(calls), self.counters),
+            launch=lambda calls: LaunchedBatch(calls, self.scorer.submit(calls), self.counters),
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
             failed=end_if_device_is_lost,
             abandoned=lambda ticket: ticket.reply_to.is_cancelled(),
@@ -74,13 +75,15 @@ class TritonPythonModel:
             for name in ("input_ids", "delimiter_indices", "label_token_ids")
         )
         call = check_call(ids, indices, self.settings, self.scorer.facts)
-        return ScoreCall(call, check_labels(labels, self.settings, self.scorer.facts).copy(), options)
+        labels = check_labels(labels, self.settings, self.scorer.facts).copy()
+        return ScoreCall(call, labels, options, is_canary=request.request_id() == CANARY_ID)
 
 
 class LaunchedBatch:
     """A batch on its way, and what it counts once its callers have their answers."""
 
-    def __init__(self, pending: Pending, counters: Counters) -> None:
+    def __init__(self, calls: Sequence[ScoreCall], pending: Pending, counters: Counters) -> None:
+        self.is_canary = all(call.is_canary for call in calls)
         self.pending, self.counters = pending, counters
 
     def finish(self) -> list[Answer]:
@@ -88,6 +91,8 @@ class LaunchedBatch:
         return [answer if isinstance(answer, RequestError) else outputs(answer) for answer in answers]
 
     def count(self) -> None:
+        if self.is_canary:
+            return
         self.counters.add(
             hiscore_batches_total=1,
             hiscore_forwards_total=self.stats.forwards,

@@ -1,0 +1,70 @@
+"""The launcher's own HTTP: whether it lives, and whether calls should come here. For probes and for Prometheus.
+
+Triton's `/v2/health/ready` says yes whatever has become of a model. These answers come from what the watchdog has
+seen. Nothing else can be asked here, and nothing can be changed.
+"""
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.watchdog import Watchdog
+
+METRICS = """\
+# HELP hiscore_restarts_total Restarts of tritonserver by the launcher
+# TYPE hiscore_restarts_total counter
+hiscore_restarts_total {restarts}
+# HELP hiscore_healthy Whether every model has answered lately
+# TYPE hiscore_healthy gauge
+hiscore_healthy {healthy}
+"""
+
+
+class HealthServer:
+    """``GET /livez``, ``/readyz`` and ``/metrics``, each 200 or 503, until `close`.
+
+    port: 0 takes a free one; `port` is the one that was taken.
+
+    Raises:
+        LaunchError: the port is in use.
+    """
+
+    def __init__(self, address: str, port: int, watchdog: Watchdog) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10  # a client that says nothing must not keep a thread
+
+            def do_GET(self) -> None:
+                status, text = answer(self.path, watchdog)
+                body = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Probes come every few seconds: nothing to log."""
+
+        try:
+            self._http = ThreadingHTTPServer((address, port), Handler)
+        except OSError as error:
+            raise LaunchError(f"HEALTH_PORT {port} cannot be used on {address}: {error.strerror}") from None
+        self.port = int(self._http.server_address[1])
+        threading.Thread(target=self._http.serve_forever, name="hiscore-health", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._http.shutdown()
+        self._http.server_close()
+
+
+def answer(path: str, watchdog: Watchdog) -> tuple[int, str]:
+    """Status and text for a path."""
+    unready = watchdog.unready
+    if path == "/livez":
+        return (200, "ok\n") if watchdog.alive else (503, "the watchdog does not run\n")
+    if path == "/readyz":
+        return (503, f"{unready}\n") if unready else (200, "ok\n")
+    if path == "/metrics":
+        return 200, METRICS.format(restarts=watchdog.restarts, healthy=int(not unready))
+    return 404, "not found\n"

@@ -1,0 +1,191 @@
+"""Faults under load, through the launcher: seen, restored, and no caller is left waiting."""
+
+import os
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from hiscore_client import ScoreClient
+from tests.server.busy import score
+from tests.server.leftovers import leftovers, server_below
+from tests.server.test_launcher_signals import LAUNCHER, launched
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+MODELS = ("tokenizer", "scorer", "decode")
+# The issue of a fault: a dead process is seen within 5 seconds.
+SEEN_WITHIN_S = 5
+CALLS = 4
+
+
+@dataclass
+class Watched:
+    """A server under its launcher, and what the launcher says of it."""
+
+    process: Any
+    address: str
+    health: str
+    log: Path
+
+    def stub(self, model: str) -> psutil.Process:
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            if "python_backend_stub" in child.name() and f"/{model}/" in " ".join(child.cmdline()):
+                return child
+        raise AssertionError(f"{model} has no process")
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"{self.health}{path}", timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def wait(self, condition: Callable[[], bool], seconds: float) -> float:
+        """Wait for a condition; the seconds that it took."""
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < seconds, self.log.read_text()[-4_000:]
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def restarts(self) -> int:
+        found = re.search(r"^hiscore_restarts_total (\d+)$", self.get("/metrics")[1], re.MULTILINE)
+        assert found
+        return int(found.group(1))
+
+
+@contextmanager
+def watched(checkpoint: Path, log: Path, **settings: str) -> Iterator[Watched]:
+    with launched(LAUNCHER, checkpoint, log, HEALTH_PORT="0", **settings) as (process, address):
+        found = re.search(r"health (http://\S+)/readyz", process.ready_line)
+        assert found
+        yield Watched(process, address, found.group(1), log)
+        assert process.poll() is None
+        name, _ = server_below(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert leftovers(name) == []
+
+
+def generate(address: str) -> int:
+    with ScoreClient(address) as client:
+        return len(list(client.generate("A fruit is", max_tokens=1_500, ignore_eos=True, timeout=60)))
+
+
+def loaded(pool: ThreadPoolExecutor, client: triton.InferenceServerClient, address: str) -> list[Future[Any]]:
+    """Long calls to the scorer and long generations, all under way."""
+    calls: list[Future[Any]] = [pool.submit(score, client, 800) for _ in range(CALLS)]
+    calls += [pool.submit(generate, address) for _ in range(2)]
+    time.sleep(0.5)
+    assert not any(call.done() for call in calls), "too fast: nothing is under way"
+    return calls
+
+
+def works(address: str) -> bool:
+    """Whether all of the chain answers rightly in form: text to scores, and text to text."""
+    with ScoreClient(address) as client:
+        result = client.score("Is it a fruit? ", ["apple", "stone"], label_token_ids=[7, 9], timeout=20)
+        text = list(client.generate("A fruit is", max_tokens=2, timeout=20))
+    return result.scores.shape == (2, 2) and text[-1].finish_reason in ("length", "stop")
+
+
+def test_a_killed_model_is_restored_and_every_call_under_way_gets_an_error(
+    tiny_lm: Path, tmp_path: Path
+) -> None:
+    """Each model in turn, in one life of the launcher."""
+    with watched(tiny_lm, tmp_path / "log") as server:
+        assert server.get("/readyz") == (200, "ok\n")
+        assert works(server.address)
+        for times, model in enumerate(MODELS, start=1):
+            with triton.InferenceServerClient(server.address) as client, ThreadPoolExecutor(8) as pool:
+                calls = loaded(pool, client, server.address)
+                old = server.stub(model)
+                old.kill()
+                seen = server.wait(lambda: server.get("/readyz")[0] == 503, SEEN_WITHIN_S)
+                assert seen < SEEN_WITHIN_S
+                errors = [call.exception(timeout=10) for call in calls]
+                assert all(error is not None for error in errors), errors
+                assert server.get("/livez")[0] == 200
+            server.wait(lambda: server.get("/readyz")[0] == 200, 60)
+            assert server.restarts() == times
+            assert not old.is_running()
+            assert works(server.address)
+
+
+def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path) -> None:
+    """Its process is there, Triton says that it is ready, and nothing comes back."""
+    canary = {"CANARY_SECONDS": "1", "CANARY_TIMEOUT_S": "2", "CANARY_MISSES": "2"}
+    with watched(tiny_lm, tmp_path / "log", **canary) as server:
+        time.sleep(8)  # longer than a fault would take: canaries alone are no fault
+        assert server.restarts() == 0
+        assert "canary" not in server.log.read_text(), "a canary was missed"
+        for times, model in enumerate(MODELS, start=1):
+            with triton.InferenceServerClient(server.address) as client, ThreadPoolExecutor(8) as pool:
+                stub = server.stub(model)
+                stub.send_signal(signal.SIGSTOP)
+                calls = [pool.submit(score, client, 1)] if model == "scorer" else []
+                server.wait(lambda: server.get("/readyz")[0] == 503, 20)
+                server.wait(lambda times=times: server.restarts() == times, 30)
+                assert all(isinstance(call.exception(10), InferenceServerException) for call in calls)
+            server.wait(lambda: server.get("/readyz")[0] == 200, 60)
+            assert not stub.is_running()
+            assert works(server.address)
+        text = server.log.read_text()
+        assert all(f"no answer from {model}" in text for model in MODELS)
+
+
+def test_a_busy_model_is_not_taken_for_a_hanging_one(tiny_llama: Path, tmp_path: Path) -> None:
+    """Canaries would have to wait far longer than they may, behind calls that come one after the other."""
+    canary = {"CANARY_SECONDS": "1", "CANARY_TIMEOUT_S": "1", "CANARY_MISSES": "2", "MODELS": "scorer"}
+    with (
+        watched(tiny_llama, tmp_path / "log", MAX_BATCH_TOKENS="4000", **canary) as server,
+        triton.InferenceServerClient(server.address) as client,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        began = time.monotonic()
+        while time.monotonic() - began < 12:
+            assert all(len(scores) == 300 for scores in pool.map(score, [client] * 16, [300] * 16))
+        assert server.restarts() == 0
+
+
+def test_it_gives_up_after_so_many_restarts(tiny_llama: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with launched(LAUNCHER, tiny_llama, log, MODELS="scorer", MAX_RESTARTS="1", HEALTH_PORT="0") as (
+        process,
+        _,
+    ):
+        name, pid = server_below(process.pid)
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while "ready again" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()[-4_000:]
+            time.sleep(0.1)
+        again, pid = server_below(process.pid)
+        assert again == name
+        os.kill(pid, signal.SIGKILL)
+        assert process.wait(30) == 1
+        assert "Given up after 1 restarts in 600 seconds" in log.read_text()
+        assert leftovers(name) == []
+
+
+def test_a_signal_during_a_restart_stops_everything(tiny_llama: Path, tmp_path: Path) -> None:
+    with launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer") as (process, _):
+        name, pid = server_below(process.pid)
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(1.6)  # the pause of a second is over, the new server is starting
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert leftovers(name) == []
