@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-gpu lint format clean
+.PHONY: help install demo serve test test-gpu bench bench-gpu lint format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -17,7 +17,7 @@ $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (about a minute) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
-		--editable '.[server,dev]' --editable './client[cli]'
+		--editable '.[server,dev,perf]' --editable './client[cli]'
 	@touch $@
 
 demo: $(INSTALLED) ## Score real items by a real model behind a real tritonserver
@@ -32,6 +32,13 @@ test: lint ## Lint, then run every test that needs no GPU
 
 test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
 	@$(BIN)/python -m pytest tests/gpu tests/unit/test_kernels.py
+
+# More options as make variables: make bench BENCH='--only serving,peers --out DIR'
+bench: $(INSTALLED) ## Measure what a CPU can show, and write a report (10 minutes)
+	@$(BIN)/python -m perf.bench $(BENCH)
+
+bench-gpu: $(INSTALLED) ## Measure everything on a CUDA GPU, and write a report (half an hour)
+	@$(BIN)/python -m perf.bench --full $(BENCH)
 
 lint: $(INSTALLED) ## ruff and mypy
 	@$(BIN)/ruff format --check .

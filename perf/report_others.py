@@ -151,5 +151,11 @@ def provenance(raw: Raw) -> Section:
                 str(facts.get("commit") or ""), str(facts.get("command", "")), versions,
             )
         )  # fmt: skip
+    steps = raw.results.get("bench.json", {}).get("steps", [])
+    said = [
+        f"FAILED: {step['name']} ({step['command']}), exit code {step['code']}"
+        for step in steps
+        if step["code"]
+    ]
     head = ("file", "time", "device", "cores", "commit", "command", "versions")
-    return Section("Where the numbers come from", (), [Table(head, rows)])
+    return Section("Where the numbers come from", said, [Table(head, rows)])
