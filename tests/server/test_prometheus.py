@@ -1,0 +1,165 @@
+"""A real Prometheus with our config reads a real server, and every query of ours has an answer."""
+
+import json
+import math
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hiscore.launcher import Server
+from hiscore_client import ScoreClient
+from tests.server.conftest import StartServer
+from tests.support.deployment import (
+    DOCKER,
+    GPU_METRIC,
+    METRIC,
+    dashboard_queries,
+    metrics_of,
+    required,
+    rules,
+    scaling_queries,
+)
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+SERVICE = "server:8002"
+# Rates need two scrapes, five seconds apart, and calls between them.
+LONGEST_WAIT_S = 60
+EVERYTHING = "score,tokenizer,scorer,decode"
+
+
+@pytest.fixture(scope="module")
+def whole(start_server: StartServer, tiny_lm: Path) -> Server:
+    """A server with every model, decode attending to a part only, so that all of its metrics move."""
+    return start_server(
+        tiny_lm,
+        models=EVERYTHING,
+        query_cache_bytes=2**24,
+        selector="quest",
+        sparse_top_k=64,
+        device_buffer_size=128,
+        max_streams=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def prometheus(whole: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Prometheus that reads the server."""
+    program = required("prometheus", "Debian and Ubuntu have a package of that name")
+    directory = tmp_path_factory.mktemp("prometheus")
+    config = (DOCKER / "prometheus/prometheus.yml").read_text()
+    assert config.count(SERVICE) == 1
+    target = whole.metrics_url.split("/")[2]
+    (directory / "prometheus.yml").write_text(config.replace(SERVICE, target))
+    shutil.copy(DOCKER / "prometheus/rules.yml", directory)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [
+        program,
+        f"--config.file={directory}/prometheus.yml",
+        f"--storage.tsdb.path={directory}/data",
+        f"--web.listen-address={address}",
+    ]
+    with (directory / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            wait_until_ready(address, process, directory / "log")
+            yield address
+        finally:
+            process.terminate()
+
+
+def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"http://{address}/-/ready", timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail(f"Prometheus does not come up: {log.read_text()}")
+
+
+def ask(address: str, query: str) -> list[float]:
+    """The values that a query gives now; an error of Prometheus fails the test."""
+    url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    with urllib.request.urlopen(url, timeout=10) as response:
+        answer = json.load(response)
+    assert answer["status"] == "success", answer
+    assert answer["data"]["resultType"] == "vector", query
+    return [float(series["value"][1]) for series in answer["data"]["result"]]
+
+
+def exported(server: Server) -> set[str]:
+    """The names of the metrics that a server has."""
+    with urllib.request.urlopen(server.metrics_url) as response:
+        lines = response.read().decode().splitlines()
+    return {line.split()[2] for line in lines if line.startswith("# TYPE")} | {"up"}
+
+
+def work(server: Server) -> None:
+    """A little of everything that moves a metric; the same query twice, so that its cache is used."""
+    with ScoreClient(server.grpc_url) as client:
+        for _ in range(2):
+            client.score("a query that is longer than a page " * 8, ["one", "two"], label_token_ids=[1, 2])
+        assert len([*client.generate("once upon a time " * 20, max_tokens=8, ignore_eos=True)]) > 0
+
+
+def test_every_query_answers(prometheus: str, whole: Server) -> None:
+    waiting = {
+        where: query
+        for where, query in (*dashboard_queries(), *scaling_queries())
+        if not GPU_METRIC.search(query)
+    }
+    assert len(waiting) > 20
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while waiting and time.monotonic() < deadline:
+        work(whole)
+        time.sleep(0.5)
+        waiting = {
+            where: query
+            for where, query in waiting.items()
+            if not any(math.isfinite(value) for value in ask(prometheus, query))
+        }
+    assert waiting == {}
+
+
+def test_no_alert_cries_over_a_server_that_works(prometheus: str) -> None:
+    assert {name: ask(prometheus, expression) for name, expression in rules()} == {
+        name: [] for name, _ in rules()
+    }
+
+
+def test_control_an_alert_cries(prometheus: str) -> None:
+    down = dict(rules())["HiscoreDown"]
+    assert ask(prometheus, down.replace("== 0", "== 1")) != []
+
+
+def test_control_an_unknown_metric_answers_nothing(prometheus: str) -> None:
+    assert ask(prometheus, "rate(hiscore_no_such_total[30s])") == []
+
+
+@pytest.mark.parametrize("source", [dashboard_queries, rules, scaling_queries])
+def test_every_metric_is_exported(source: object, whole: Server) -> None:
+    assert callable(source)
+    named = {metric for _, query in source() for metric in metrics_of(query)}
+    gpu = {metric for metric in named if GPU_METRIC.fullmatch(metric)}
+    assert named
+    assert named - gpu <= exported(whole)
+
+
+def test_every_counter_of_ours_is_on_a_dashboard(whole: Server) -> None:
+    shown = {metric for _, query in dashboard_queries() for metric in metrics_of(query)}
+    ours = {metric for metric in exported(whole) if metric.startswith("hiscore_")}
+    assert ours <= shown
+
+
+def test_control_a_metric_that_no_server_has_is_noticed(whole: Server) -> None:
+    assert METRIC.findall("sum(rate(hiscore_item_total[1m])) / up")[0] not in exported(whole)

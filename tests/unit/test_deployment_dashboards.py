@@ -1,0 +1,61 @@
+"""The dashboards as files; that their queries answer is tested with a running server."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hiscore.decoding.metrics import COUNTERS, GAUGES
+from tests.support.deployment import DASHBOARDS, DOCKER, METRIC, dashboard_queries, documents, metrics_of
+
+
+def load(path: Path) -> dict[str, Any]:
+    board: dict[str, Any] = json.loads(path.read_text())
+    return board
+
+
+def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
+    """Whether two places of Grafana's grid share a cell."""
+    return all(
+        one[start] < other[start] + other[size] and other[start] < one[start] + one[size]
+        for start, size in (("x", "w"), ("y", "h"))
+    )
+
+
+def test_there_are_dashboards_with_names_of_their_own() -> None:
+    boards = [load(path) for path in DASHBOARDS]
+    assert len(boards) == 3
+    for key in ("uid", "title"):
+        assert len({board[key] for board in boards}) == len(boards)
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_have_room_and_a_source(path: Path) -> None:
+    board = load(path)
+    panels = board["panels"]
+    source = documents(DOCKER / "grafana/provisioning/datasources/prometheus.yaml")[0]["datasources"][0][
+        "uid"
+    ]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = [panel["gridPos"] for panel in panels]
+    assert [pair for pair in combinations(places, 2) if overlap(*pair)] == []
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    for panel in (*panels, *board["templating"]["list"]):
+        assert panel["datasource"]["uid"] == source
+    for target in (target for panel in panels for target in panel["targets"]):
+        assert target["datasource"]["uid"] == source
+        # Or the choice of servers would not apply.
+        assert target["expr"].count('instance=~"$instance"') == len(METRIC.findall(target["expr"]))
+
+
+def test_control_panels_that_overlap_are_noticed() -> None:
+    place = {"x": 0, "y": 0, "w": 12, "h": 8}
+    assert overlap(place, {**place, "x": 11})
+    assert not overlap(place, {**place, "x": 12})
+
+
+def test_every_metric_of_decode_is_shown() -> None:
+    shown = {metric for _, query in dashboard_queries() for metric in metrics_of(query)}
+    assert set(COUNTERS) | set(GAUGES) <= shown
