@@ -70,6 +70,10 @@ def run(step: Step, out: Path, progress: Progress) -> Done:
             raise
     seconds = time.perf_counter() - begin
     progress.update(task, completed=step.seconds, line="done" if code == 0 else f"[red]FAILED ({code})")
+    if not progress.console.is_terminal:
+        progress.console.print(
+            f"{step.name}: {'done' if code == 0 else 'FAILED'}, {seconds:.0f} s", highlight=False
+        )
     return Done(step.name, " ".join(["python", *command[1:]]), code, seconds)
 
 

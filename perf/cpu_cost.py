@@ -3,9 +3,9 @@
 usage: python -m perf.cpu_cost --out DIR [--checkpoint DIR] [--calls N]
 
 Text is that of the project's own documents, tokenized by the checkpoint's tokenizer (default: the demo's model),
-again and again: the library's cache of words is warm. The server whose memory is watched serves Qwen3-0.6B's geometry
-on a CUDA device and a tiny model on a CPU, with small calls: what is looked for is growth. Exits with 1 if memory
-grows.
+again and again: the library's cache of words is warm. The server whose memory is watched serves Qwen3-0.6B's
+geometry on a CUDA device and a tiny model on a CPU, with small calls: what is looked for is growth. Exits with 1
+if memory grows.
 """
 
 import argparse
@@ -212,7 +212,7 @@ def main() -> int:
     grown = growth(memory)
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
     said = [
-        f"{TARGET:,} tokens a second on {TARGET_CORES} cores are wanted of the tokenizer: {TARGET // TARGET_CORES:,} "
+        f"The tokenizer is to make {TARGET:,} tokens a second on {TARGET_CORES} cores: {TARGET // TARGET_CORES:,} "
         f"a core, if all scale; it has {per_core:,.0f} on one of these.",
         *(f"FAILED: {line}" for line in grown),
     ]

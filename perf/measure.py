@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hiscore.launcher import Server
+from perf import guards
 from perf.calls import Float32, Shape
 from perf.gpu import GpuSampler
 from perf.load import Sample
@@ -46,6 +47,8 @@ class Window:
     """Length of a closed loop, whose rate is taken between ramp and end."""
     fresh: bool = True
     """Whether no call may find its query in the cache."""
+    least: int = guards.LEAST
+    """Calls that must be answered for its numbers to mean something."""
 
 
 @dataclass
@@ -132,6 +135,7 @@ class Meter:
         Raises:
             WrongScores: an answer differs from an earlier one beyond the tolerance, or, where calls should be
                 fresh, one was served from the cache: then the window measured something else.
+            guards.UnsoundLoad: too few calls were answered, or an open loop was none.
         """
         before, begin = counters(self._server), time.perf_counter()
         samples = run()
@@ -149,6 +153,9 @@ class Meter:
             raise WrongScores(
                 f"'{point.name}': {point.cached_calls} calls were served from the cache, meant to be fresh"
             )
+        guards.check_count(window.name, samples, window.least)
+        if window.offered:
+            guards.check_open_loop(window.name, samples, window.offered)
         return point
 
 

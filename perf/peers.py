@@ -3,8 +3,9 @@
 usage: python -m perf.peers --out DIR [--checkpoint DIR] [--rounds N] [--only 'hiscore;vLLM']
 
 On a CUDA device the model has Qwen3-0.6B's geometry and random weights, in bfloat16; without one it is the
-checkpoint (default: the demo's model) in float32. Ids are fresh in every round, so that a prefix cache finds nothing
-but the query inside a call. Scores are compared before any time is taken; exits with 1 if a peer's differ from ours.
+checkpoint (default: the demo's model) in float32. Ids are fresh in every round, so that a prefix cache
+finds nothing but the query inside a call. Scores are compared before any time is taken; exits with 1 if a peer's
+differ from ours.
 """
 
 import argparse

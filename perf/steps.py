@@ -13,6 +13,7 @@ from hiscore_client import ScoreClient
 from perf.analyzer import Analyzer
 from perf.calls import Ids, Shape, draw
 from perf.check import Check, check_scores
+from perf.guards import LEAST_FOR_P99
 from perf.load import Generator, Sample, poisson
 from perf.measure import Meter, Point, Window, WrongScores
 from perf.plan import Plan
@@ -56,21 +57,22 @@ class Steps:
             "Python client": partial(by_client, self.url),
         }
         for tool, run in runs.items():
-            window = Window("alone", f"{title}, {tool}", shape, pool=f"{title}, {tool}")
+            window = Window("alone", f"{title}, {tool}", shape, pool=f"{title}, {tool}", least=LEAST_FOR_P99)
             points.append(self.meter.window(window, partial(run, self.calls(shape, count))))
         return points
 
     def open_loop(self, rate: float) -> Point:
         """Poisson arrivals, by our generator."""
         arrivals = poisson(self.rng, rate, self.plan.open_s)
-        window = Window("open", f"Poisson {rate:g}/s", self.plan.request, pool="request", offered=rate)
+        name = f"Poisson {rate:g}/s"
+        window = Window("open", name, self.plan.request, pool="request", offered=rate, least=LEAST_FOR_P99)
         return self.meter.window(window, lambda: self.generator.open_loop(arrivals))
 
     def analyzer_open_loop(self, rate: float) -> Point:
         """Poisson arrivals, by perf_analyzer."""
         arrivals, calls = poisson(self.rng, rate, self.plan.open_s), self.calls(self.plan.request)
         name = f"Poisson {rate:g}/s, perf_analyzer"
-        window = Window("open", name, self.plan.request, pool=name, offered=rate)
+        window = Window("open", name, self.plan.request, pool=name, offered=rate, least=LEAST_FOR_P99)
         return self.meter.window(window, lambda: self.analyzer.open_loop(calls, arrivals))
 
     def closed_loop(self, concurrency: int) -> Point:
