@@ -12,8 +12,8 @@ LEAST_FOR_P99 = 100
 LEAST = 20
 # A Poisson process counts so many standard deviations too few or too many once in two million times.
 SIGMAS = 5.0
-# A generator that sends this late, at the 99th percentile, has not offered the load that it was asked for. Latencies
-# hold its lateness, so what is allowed is a share of what a call takes, or a few time slices of a busy machine.
+# A generator that sends this late, at the 99th percentile, has not offered the load that it was asked for.
+# Latencies hold its lateness, so a share of what a call takes is allowed, or a few time slices of a busy machine.
 LATE_SHARE, LATE_MS = 0.5, 10.0
 
 

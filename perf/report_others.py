@@ -116,15 +116,20 @@ def quality(raw: Raw) -> Section | None:
 
 
 def cpu_cost(raw: Raw) -> Section | None:
-    """What host work costs, from perf.cpu_cost."""
-    found = raw.results.get("cpu_cost.json")
-    if found is None:
-        return None
-    rows = [
-        (name, f"{number(value)} {unit}") for name, value, unit in (row.values() for row in found["rows"])
-    ]
+    """What host work costs, from perf.cpu_cost, and what the tokenizer took of all cores in perf.text_cost."""
+    found, text = raw.results.get("cpu_cost.json"), raw.results.get("text_cost.json")
+    rows = []
+    if text:
+        cost, cores = text["tokenizer"], text["machine"]["cores"]
+        for size in (1, 8):
+            rate = 1e3 * cost["tokens"] / cost[f"wall_ms_in_batches_of_{size}"]
+            rows.append((f"tokenizer on {cores} cores, {size} calls a batch", f"{number(rate)} tokens/s"))
+            rate = 1e3 * cost["tokens"] / cost[f"cpu_ms_in_batches_of_{size}"]
+            rows.append(("the same for each second of CPU time", f"{number(rate)} tokens/s"))
     figures = {}
-    if memory := found.get("memory"):
+    if found:
+        rows += [(row["what"], f"{number(row['value'])} {row['unit']}") for row in found["rows"]]
+        memory = found["memory"]
         calls = [sample["calls"] for sample in memory]
         figures["memory"] = charts.curves(
             {
@@ -135,7 +140,9 @@ def cpu_cost(raw: Raw) -> Section | None:
             "MiB",
             log=False,
         )
-    return Section("What the host pays", found["said"], [Table(("what", ""), rows)], figures)
+    if not rows:
+        return None
+    return Section("What the host pays", found["said"] if found else (), [Table(("what", ""), rows)], figures)
 
 
 def provenance(raw: Raw) -> Section:

@@ -1,0 +1,116 @@
+"""Peers, ceilings and the host's costs: what is compared is compared, and what is counted is right."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from hiscore.model.architecture import read_architecture
+from perf import cpu_cost, peers, roofline
+from perf.calls import Ids, Shape, draw
+from perf.measure import WrongScores
+from perf.peer_arms import Ours, Sglang, Transformers, Unavailable, Vllm
+from tests.support import tiny_models
+
+SHAPE = Shape(12, 3, 7)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("peers")
+    tiny_models.make("qwen3", directory)
+    return directory
+
+
+def calls(count: int = 2, shape: Shape = SHAPE) -> list[Ids]:
+    return draw(np.random.default_rng(0), shape, count, 500, (9, 7))
+
+
+def test_transformers_gives_our_scores(checkpoint: Path) -> None:
+    ours, theirs = (arm(checkpoint, "cpu").scores(calls()) for arm in (Ours, Transformers))
+    assert ours.shape == (2 * SHAPE.items, 2)
+    assert peers.compare({"ours": ours, "theirs": theirs}, 2e-5)["theirs"] < 2e-5
+    with pytest.raises(WrongScores, match="a score of theirs differs"):
+        peers.compare({"ours": ours, "theirs": np.roll(theirs, 1, axis=0)}, 2e-5)
+    with pytest.raises(WrongScores, match="a score of theirs differs"):
+        peers.compare({"ours": ours, "theirs": np.full_like(theirs, np.nan)}, 2e-5)
+    with pytest.raises(WrongScores, match="gives"):
+        peers.compare({"ours": ours, "theirs": theirs[:3]}, 2e-5)
+    with pytest.raises(WrongScores, match="could not see"):
+        peers.compare({"ours": np.full_like(ours, 0.5), "theirs": theirs}, 2e-5)
+
+
+def test_peers_that_cannot_run_are_named(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    started, skipped = peers.start(["hiscore", "vLLM", "SGLang"], checkpoint, "cpu")
+    assert list(started) == ["hiscore"]
+    assert skipped == [f"{name}: {name} is compared on a CUDA device only" for name in ("vLLM", "SGLang")]
+    assert "left out: vLLM" in capsys.readouterr().out
+    for peer, package in ((Vllm, "vllm"), (Sglang, "sglang")):
+        with pytest.raises(Unavailable, match=f"the package {package} is not installed"):
+            peer(checkpoint, "cuda")
+
+
+def test_every_arm_gets_a_rounds_calls_and_no_round_repeats_them() -> None:
+    draws = peers.Draws(peers.CPU, 500, 2)
+    rounds = {name: [draws.following(name) for _ in range(3)] for name in ("a", "b")}
+    assert rounds["a"] == rounds["b"]
+    queries = [tuple(call.query) for of in [draws.batches(0), *rounds["a"]] for batch in of for call in batch]
+    assert len(set(queries)) == len(queries) == 4 * 2 * peers.CPU.windows
+
+
+def test_flop_are_those_that_torch_counts(checkpoint: Path) -> None:
+    """Of one prompt through transformers' model, but for what that one computes in vain."""
+    of, _ = read_architecture(checkpoint)
+    n = 20
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, n, dtype=torch.long), logits_to_keep=1)
+    counted = counter.get_total_flops()
+    q = of.heads * of.head_dim
+    # It multiplies all pairs, masked or not, all rows of the last layer, and all of the vocabulary.
+    masked = of.layers * 4 * q * (n * n - n * (n + 1) // 2)
+    last = (n - 1) * 2 * of.hidden_size * (2 * q + 3 * of.intermediate_size)
+    last += 4 * q * (n * (n + 1) // 2 - n)
+    head = 2 * of.hidden_size * (of.vocab_size - 2)
+    # Rotary angles are a product as well: one for each position and frequency.
+    angles = 2 * n * (of.head_dim // 2)
+    assert counted - masked - last - head - angles == roofline.flop(of, Shape(0, 1, n), 1, 2)
+
+
+def test_flop_of_a_call_are_those_of_its_tokens_once() -> None:
+    of: Any = type("Of", (), {"heads": 2, "kv_heads": 1, "head_dim": 4, "layers": 1, "hidden_size": 8})
+    of.intermediate_size = 16
+    # One layer: keys and values of all 2 + 3 x 1 tokens, the rest for three items, which see three tokens each.
+    rest = 2 * 8 * (2 * 8 + 3 * 16)
+    expected = 5 * 2 * 8 * 2 * 4 + 3 * rest + 4 * 8 * 3 * 3 + 2 * 3 * 8 * 2
+    assert roofline.flop(of, Shape(2, 3, 1), 1, 2) == expected
+    assert roofline.flop(of, Shape(2, 3, 1), 4, 2) == 4 * expected
+
+
+def memory(rss: list[float], shm: list[float]) -> list[dict[str, float]]:
+    rows = zip(rss, shm, strict=True)
+    return [{"calls": 100.0 * (i + 1), "rss_mib": a, "shm_mib": b} for i, (a, b) in enumerate(rows)]
+
+
+def test_growth_is_seen_in_the_second_half() -> None:
+    flat = [500.0] * 12
+    warm = [300.0, 400.0, 450.0, 480.0, 495.0, 499.0, *[500.0, 504.0] * 3]
+    leak = [500 + 10.0 * i for i in range(12)]
+    assert cpu_cost.growth(memory(warm, flat)) == []
+    assert [line.split(" grew")[0] for line in cpu_cost.growth(memory(leak, flat))] == ["resident memory"]
+    assert [line.split(" grew")[0] for line in cpu_cost.growth(memory(flat, leak))] == ["/dev/shm"]
+
+
+def test_texts_are_the_documents_words() -> None:
+    found = cpu_cost.texts()
+    assert len(found) >= 5
+    query, items = found[0]
+    assert len(query.split(" ")) == cpu_cost.QUERY_WORDS
+    assert len(items) == cpu_cost.ITEMS
+    assert len({item for _, items in found for item in items}) == cpu_cost.ITEMS * len(found)
