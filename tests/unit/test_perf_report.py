@@ -142,6 +142,22 @@ def test_stages_add_up_to_what_the_client_waited() -> None:
     assert alone["one call"]["execute"] == pytest.approx(5.281)
 
 
-def test_nothing_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("directory", sorted(file.parent for file in RECORDED.parent.glob("*/report.html")))
+def test_a_recorded_report_says_what_its_results_say(directory: Path) -> None:
+    written = re.sub(
+        r'src="data:image/png;base64,[^"]+"', "", unescape((directory / "report.html").read_text())
+    )
+    found = sections(read(directory))
+    now = re.sub(r'src="data:image/png;base64,[^"]+"', "", unescape(render("", found)))
+    body = "</h1>"
+    assert written.split(body)[1] == now.split(body)[1], (
+        f"python -m perf.report_html {directory} writes it anew"
+    )
+    assert {f"{name}.png" for s in found for name in s.figures} == {
+        p.name for p in (directory / "plots").iterdir()
+    }
+
+
+def test_nothing_is_no_report(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no result"):
         report_html.write(tmp_path)
