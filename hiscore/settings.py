@@ -130,6 +130,16 @@ class ServeSettings(CacheSettings, BaseSettings):
     device: Device = "auto"
     dtype: Dtype = "auto"
     bind_address: str = Field(default="127.0.0.1", description="address to listen on")
+    allow_known_cves: bool = Field(
+        default=False, description="listen beyond loopback with a Triton that has known vulnerabilities"
+    )
+    tls_cert: Path | None = Field(
+        default=None, description="PEM file: TLS for gRPC; HTTP then keeps to loopback"
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file: the certificate's key")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file: only callers with a certificate of this CA"
+    )
     http_port: int = Field(default=8000, ge=0, le=65535)
     grpc_port: int = Field(default=8001, ge=0, le=65535)
     metrics_port: int = Field(default=8002, ge=0, le=65535)

@@ -83,19 +83,19 @@ class Canaries:
     """Asks every model in a thread of its own, every `interval_s` seconds that it has counted nothing.
 
     A model that has not answered well `misses` times in a row, within `timeout_s` seconds each, is silent.
+    The addresses are ``host:port``.
     """
 
     def __init__(
         self,
-        address: str,
-        http_port: int,
-        metrics_port: int,
+        http_address: str,
+        metrics_address: str,
         probes: Mapping[str, Probe],
         interval_s: float,
         timeout_s: float,
         misses: int,
     ) -> None:
-        self._address, self._http_port, self._metrics_port = address, http_port, metrics_port
+        self._http_address, self._metrics_address = http_address, metrics_address
         self._interval_s, self._timeout_s, self._most = interval_s, timeout_s, misses
         self._missed = dict.fromkeys(probes, 0)
         self._closed = threading.Event()
@@ -133,7 +133,7 @@ class Canaries:
 
     def _answers(self, model: str, probe: Probe) -> bool:
         try:
-            status, text = self._request(self._http_port, "POST", probe.path, json.dumps(probe.body))
+            status, text = self._request(self._http_address, "POST", probe.path, json.dumps(probe.body))
         except (OSError, http.client.HTTPException) as error:
             status, text = 0, repr(error)
         if status == 200 and probe.answer in text and '"error"' not in text:
@@ -145,15 +145,15 @@ class Canaries:
     def _counted(self, model: str, probe: Probe) -> float | None:
         """The sum of the model's counters over all its devices, or None if they cannot be read."""
         try:
-            status, text = self._request(self._metrics_port, "GET", "/metrics", None)
+            status, text = self._request(self._metrics_address, "GET", "/metrics", None)
         except (OSError, http.client.HTTPException):
             return None
         names = "|".join(probe.counters)
         line = re.compile(rf'^(?:{names})\{{(?:[^}}]*,)?model="{model}"[^}}]*\}} (\S+)$', re.MULTILINE)
         return sum(map(float, line.findall(text))) if status == 200 else None
 
-    def _request(self, port: int, method: str, path: str, body: str | None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(self._address, port, timeout=self._timeout_s)
+    def _request(self, address: str, method: str, path: str, body: str | None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(address, timeout=self._timeout_s)
         try:
             connection.request(
                 method, path, body, {"Content-Type": "application/json", "Connection": "close"}

@@ -20,13 +20,14 @@ class Distribution:
     """A tritonserver with a Python backend whose stub embeds the running Python's version.
 
     python_backend: the directory with the backend's library and its ``triton_python_backend_utils.py``;
-    libraries: directories for the dynamic loader.
+    libraries: directories for the dynamic loader; is_wheel: it comes from the nvidia-pytriton wheel.
     """
 
     tritonserver: Path
     python_backend: Path
     stub: Path
     libraries: tuple[str, ...]
+    is_wheel: bool = False
 
     def environment(self) -> dict[str, str]:
         """The environment for the server and its stubs.
@@ -109,6 +110,7 @@ def _wheel() -> Distribution:
         python_backend=root / "backends" / "python",
         stub=root / "python_backend_stubs" / PYTHON / STUB,
         libraries=(str(package.parent / "nvidia_pytriton.libs"), _interpreter_libraries()),
+        is_wheel=True,
     )
 
 

@@ -124,19 +124,22 @@ class Process:
         return True
 
 
-def is_ready(address: str, http_port: int, metrics_port: int, server_id: str) -> bool:
-    """Whether the server with this id answers there, with every model loaded and its metrics up."""
+def is_ready(http_address: str, metrics_address: str, server_id: str) -> bool:
+    """Whether the server with this id answers there, with every model loaded and its metrics up.
+
+    The addresses are ``host:port``.
+    """
     try:
-        name = json.loads(_get(address, http_port, "/v2")).get("name")
-        _get(address, http_port, "/v2/health/ready")
-        _get(address, metrics_port, "/metrics")
+        name = json.loads(_get(http_address, "/v2")).get("name")
+        _get(http_address, "/v2/health/ready")
+        _get(metrics_address, "/metrics")
     except (OSError, http.client.HTTPException, ValueError):
         return False
     return bool(name == server_id)
 
 
-def _get(address: str, port: int, path: str) -> bytes:
-    connection = http.client.HTTPConnection(address, port, timeout=5)
+def _get(address: str, path: str) -> bytes:
+    connection = http.client.HTTPConnection(address, timeout=5)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

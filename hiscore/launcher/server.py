@@ -7,10 +7,11 @@ from types import TracebackType
 from hiscore import checkpoint
 from hiscore.capabilities import servable
 from hiscore.launcher import preflight
-from hiscore.launcher.command import tritonserver_flags
+from hiscore.launcher.command import tls_flags, tritonserver_flags
 from hiscore.launcher.devices import choose_device
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.exposure import check_exposure
 from hiscore.launcher.failure import why
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
@@ -56,7 +57,7 @@ class Server:
     @property
     def http_address(self) -> str:
         """``host:port``, as tritonclient.http wants it."""
-        return f"{self.reachable}:{self.ports.http}"
+        return f"{_reachable(self._http_host)}:{self.ports.http}"
 
     @property
     def http_url(self) -> str:
@@ -71,7 +72,12 @@ class Server:
     @property
     def metrics_url(self) -> str:
         """Where Prometheus reads."""
-        return f"http://{self.reachable}:{self.ports.metrics}/metrics"
+        return f"http://{self.metrics_address}/metrics"
+
+    @property
+    def metrics_address(self) -> str:
+        """``host:port`` of the metrics."""
+        return f"{self.reachable}:{self.ports.metrics}"
 
     @property
     def pid(self) -> int:
@@ -110,6 +116,7 @@ class Server:
         self._gpu = device == "cuda"
         self.checkpoint = directory
         self._distribution = distribution = find_distribution()
+        check_exposure(settings, distribution)
         instances = len([model for model in self.models if model != "score"])
         preflight.check_all(distribution, instances * settings.shm_bytes)
         self._workspace = Workspace()
@@ -156,6 +163,8 @@ class Server:
                 backends=workspace.path / "backends",
                 server_id=workspace.name,
                 address=settings.bind_address,
+                http_address=self._http_host,
+                tls=tls_flags(settings.tls_cert, settings.tls_key, settings.tls_client_ca),
                 ports=self.ports,
                 gpu=self._gpu,
                 shm_bytes=settings.shm_bytes,
@@ -175,12 +184,17 @@ class Server:
                 raise LaunchError(f"{error}{why(self.log_path)}") from None
 
     def _is_ready(self) -> bool:
-        return is_ready(self.reachable, self.ports.http, self.ports.metrics, self.name)
+        return is_ready(self.http_address, self.metrics_address, self.name)
 
     @property
     def reachable(self) -> str:
         """The address at which this machine reaches the server."""
-        return "127.0.0.1" if self.settings.bind_address == "0.0.0.0" else self.settings.bind_address
+        return _reachable(self.settings.bind_address)
+
+    @property
+    def _http_host(self) -> str:
+        # Triton's HTTP has no TLS: where gRPC has it, only this machine, and a proxy on it, may use HTTP.
+        return "127.0.0.1" if self.settings.tls_cert else self.settings.bind_address
 
     @property
     def _own_workspace(self) -> Workspace:
@@ -191,3 +205,7 @@ class Server:
     def _running(self) -> Process:
         assert self._process is not None, "the server is not running"
         return self._process
+
+
+def _reachable(address: str) -> str:
+    return "127.0.0.1" if address == "0.0.0.0" else address

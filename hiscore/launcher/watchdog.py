@@ -111,9 +111,8 @@ class Watchdog:
         if not settings.canary_seconds:
             return None
         return Canaries(
-            server.reachable,
-            server.ports.http,
-            server.ports.metrics,
+            server.http_address,
+            server.metrics_address,
             probes(server.models, server.checkpoint),
             settings.canary_seconds,
             settings.canary_timeout_s,

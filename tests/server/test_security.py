@@ -1,0 +1,137 @@
+"""Who is let in: TLS and certificates on gRPC, and interfaces that nobody can open, key or not."""
+
+import re
+import socket
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from hiscore.launcher import Server, command
+from hiscore.settings import ServeSettings
+from hiscore_client import HiscoreError, ScoreClient
+from hiscore_client.retry import RetryPolicy
+from tests.server.conftest import StartServer
+from tests.support.certificates import Certificate, make_ca, sign
+
+pytestmark = pytest.mark.server
+
+ONCE = RetryPolicy(attempts=1)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Certificate]:
+    directory = tmp_path_factory.mktemp("pki")
+    ca, stranger = make_ca(directory, "ca"), make_ca(directory, "stranger")
+    return {
+        "ca": ca,
+        "stranger": stranger,
+        "server": sign(ca, directory, "server"),
+        "caller": sign(ca, directory, "caller"),
+        "intruder": sign(stranger, directory, "intruder"),
+    }
+
+
+@pytest.fixture(scope="module")
+def secured(start_server: StartServer, tiny_llama: Path, pki: dict[str, Certificate]) -> Server:
+    server = pki["server"]
+    return start_server(
+        tiny_llama,
+        models="scorer",
+        bind_address="0.0.0.0",
+        allow_known_cves=True,
+        tls_cert=server.cert,
+        tls_key=server.key,
+        tls_client_ca=pki["ca"].cert,
+    )
+
+
+def scores(server: Server, credentials: grpc.ChannelCredentials | None) -> int:
+    with ScoreClient(server.grpc_url, credentials=credentials, retry=ONCE) as client:
+        return len(client.score_ids([5, 6], [[7], [8]], [9], timeout=10).scores)
+
+
+def credentials(root: Certificate, own: Certificate | None) -> grpc.ChannelCredentials:
+    pair = (own.key.read_bytes(), own.cert.read_bytes()) if own else (None, None)
+    return grpc.ssl_channel_credentials(root.cert.read_bytes(), *pair)
+
+
+def test_a_caller_with_a_certificate_is_served(secured: Server, pki: dict[str, Certificate]) -> None:
+    assert scores(secured, credentials(pki["ca"], pki["caller"])) == 2
+
+
+@pytest.mark.parametrize("caller", ["plaintext", "no certificate", "another's certificate", "wrong server"])
+def test_others_are_not(secured: Server, pki: dict[str, Certificate], caller: str) -> None:
+    offered = {
+        "plaintext": None,
+        "no certificate": credentials(pki["ca"], None),
+        "another's certificate": credentials(pki["ca"], pki["intruder"]),
+        "wrong server": credentials(pki["stranger"], pki["caller"]),
+    }[caller]
+    with pytest.raises(HiscoreError):
+        scores(secured, offered)
+
+
+def test_http_keeps_to_loopback_where_grpc_has_tls(secured: Server) -> None:
+    """Triton's HTTP has no TLS; metrics and gRPC are the control."""
+    listening = {
+        connection.laddr.port: connection.laddr.ip
+        for connection in psutil.Process(secured.pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    ports = secured.ports
+    assert listening[ports.http] == "127.0.0.1"
+    assert listening[ports.metrics] == "0.0.0.0"
+    assert listening[ports.grpc] in ("0.0.0.0", "::")
+
+
+@pytest.fixture
+def lock(start_server: StartServer, tiny_llama: Path) -> tuple[Server, str, str]:
+    """A server, and the name and value that its command line shows for its locked interfaces."""
+    server = start_server(tiny_llama, queue_timeout_s=599)
+    line = next(each for each in psutil.Process(server.pid).cmdline() if "--http-restricted-api" in each)
+    found = re.fullmatch(r"--http-restricted-api=[\w,-]+:(\w+)=(\w{32}\n)", line)
+    assert found, line
+    return server, found.group(1), found.group(2)
+
+
+def http_status(server: Server, header: str) -> str:
+    """What the locked interface for shared memory answers to a header sent as it is; empty: nothing at all."""
+    with socket.create_connection(("127.0.0.1", server.ports.http), timeout=10) as connection:
+        request = f"GET /v2/systemsharedmemory/status HTTP/1.1\r\nHost: a\r\n{header}\r\n"
+        connection.sendall(f"{request}Connection: close\r\n\r\n".encode())
+        found = re.match(r"HTTP/1.1 (\d+) ", connection.recv(4_096).decode())
+    return found.group(1) if found else ""
+
+
+@pytest.mark.parametrize("ending", ["\n", "", "\\n", "%0A", "\n\t", "\r"])
+def test_the_key_on_the_command_line_opens_nothing_over_http(
+    lock: tuple[Server, str, str], ending: str
+) -> None:
+    server, name, value = lock
+    assert http_status(server, f"{name}: {value.strip()}{ending}") in ("", "400", "403")
+
+
+def test_control_a_key_that_can_be_sent_would_open_it(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "UNSENDABLE", "")
+    monkeypatch.setattr(command.secrets, "token_hex", lambda size: "a" * 2 * size)
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    settings = ServeSettings(model=str(tiny_llama), models="scorer", device="cpu", **ports)
+    with Server(settings, tmp_path / "log") as server:
+        assert http_status(server, f"hiscore: {'a' * 32}") == "200"
+
+
+def test_nor_over_grpc(lock: tuple[Server, str, str]) -> None:
+    server, name, value = lock
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        for sent in (value, value.strip()):
+            headers = {f"triton-grpc-protocol-{name}": sent}
+            with pytest.raises((InferenceServerException, ValueError)):
+                client.get_system_shared_memory_status(headers=headers)
+        # The control: what is not locked does answer.
+        assert client.is_server_live()

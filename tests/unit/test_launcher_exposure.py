@@ -1,0 +1,72 @@
+"""An old Triton is not opened to other machines unless somebody says so, nor is TLS left half done."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hiscore.launcher.distribution import Distribution, find_distribution
+from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.exposure import check_exposure, is_loopback, triton_version
+from hiscore.settings import ServeSettings
+
+
+def release(root: Path, version: str | None) -> Distribution:
+    """A tritonserver that lies as in NVIDIA's images."""
+    (root / "bin").mkdir()
+    if version is not None:
+        (root / "TRITON_VERSION").write_text(version)
+    return Distribution(root / "bin/tritonserver", root, root, ())
+
+
+@pytest.mark.parametrize("version", ["2.51.0", "2.70.0\n", "1.99.0", None, "dev"])
+def test_an_old_or_unknown_triton_is_not_opened_to_others(tmp_path: Path, version: str | None) -> None:
+    distribution = release(tmp_path, version)
+    with pytest.raises(LaunchError, match=r"BIND_ADDRESS 0\.0\.0\.0 opens .* ALLOW_KNOWN_CVES=1"):
+        check_exposure(ServeSettings(bind_address="0.0.0.0"), distribution)
+    check_exposure(ServeSettings(bind_address="127.0.0.1"), distribution)
+    check_exposure(ServeSettings(bind_address="0.0.0.0", allow_known_cves=True), distribution)
+
+
+@pytest.mark.parametrize("version", ["2.71.0", "2.72.1\n", "3.0.0"])
+def test_a_newer_one_is(tmp_path: Path, version: str) -> None:
+    check_exposure(ServeSettings(bind_address="0.0.0.0"), release(tmp_path, version))
+
+
+def test_the_wheels_is_old() -> None:
+    assert triton_version(find_distribution()) == (2, 51)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("localhost.example.org", False),
+    ],
+)
+def test_what_only_this_machine_reaches(address: str, expected: bool) -> None:
+    assert is_loopback(address) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["tls_cert"], "TLS_CERT and TLS_KEY belong together"),
+        (["tls_key"], "TLS_CERT and TLS_KEY belong together"),
+        (["tls_client_ca"], "TLS_CLIENT_CA needs TLS_CERT"),
+    ],
+)
+def test_half_a_tls_configuration_is_refused(tmp_path: Path, files: list[str], message: str) -> None:
+    given: dict[str, Any] = dict.fromkeys(files, Path(__file__))
+    with pytest.raises(LaunchError, match=message):
+        check_exposure(ServeSettings(**given), release(tmp_path, "2.71.0"))
+
+
+def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+    settings = ServeSettings(tls_cert=Path(__file__), tls_key=tmp_path / "no.key")
+    with pytest.raises(LaunchError, match=r"TLS_KEY names .*no\.key, which is not a file"):
+        check_exposure(settings, release(tmp_path, "2.71.0"))
