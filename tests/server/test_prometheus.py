@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from hiscore.launcher import Server
+from hiscore.launcher.health import HealthServer
+from hiscore.launcher.watchdog import Watchdog
 from hiscore_client import ScoreClient
 from tests.server.conftest import StartServer
 from tests.support.deployment import (
@@ -30,6 +32,7 @@ from tests.support.deployment import (
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 SERVICE = "server:8002"
+LAUNCHER = "server:8003"
 # Rates need two scrapes, five seconds apart, and calls between them.
 LONGEST_WAIT_S = 60
 EVERYTHING = "score,tokenizer,scorer,decode"
@@ -42,6 +45,7 @@ def whole(start_server: StartServer, tiny_lm: Path) -> Server:
         tiny_lm,
         models=EVERYTHING,
         query_cache_bytes=2**24,
+        canary_seconds=0,
         selector="quest",
         sparse_top_k=64,
         device_buffer_size=128,
@@ -50,14 +54,25 @@ def whole(start_server: StartServer, tiny_lm: Path) -> Server:
 
 
 @pytest.fixture(scope="module")
-def prometheus(whole: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def launcher_metrics(whole: Server) -> Iterator[str]:
+    """What a launcher of this server would say of it."""
+    health = HealthServer("127.0.0.1", 0, Watchdog(whole, idle=lambda: None))
+    yield f"http://127.0.0.1:{health.port}/metrics"
+    health.close()
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    whole: Server, launcher_metrics: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The address of a Prometheus that reads the server."""
     program = required("prometheus", "Debian and Ubuntu have a package of that name")
     directory = tmp_path_factory.mktemp("prometheus")
     config = (DOCKER / "prometheus/prometheus.yml").read_text()
-    assert config.count(SERVICE) == 1
-    target = whole.metrics_url.split("/")[2]
-    (directory / "prometheus.yml").write_text(config.replace(SERVICE, target))
+    for name, url in ((SERVICE, whole.metrics_url), (LAUNCHER, launcher_metrics)):
+        assert config.count(name) == 1
+        config = config.replace(name, url.split("/")[2])
+    (directory / "prometheus.yml").write_text(config)
     shutil.copy(DOCKER / "prometheus/rules.yml", directory)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -97,11 +112,15 @@ def ask(address: str, query: str) -> list[float]:
     return [float(series["value"][1]) for series in answer["data"]["result"]]
 
 
-def exported(server: Server) -> set[str]:
-    """The names of the metrics that a server has."""
-    with urllib.request.urlopen(server.metrics_url) as response:
-        lines = response.read().decode().splitlines()
-    return {line.split()[2] for line in lines if line.startswith("# TYPE")} | {"up"}
+@pytest.fixture(scope="module")
+def exported(whole: Server, launcher_metrics: str) -> set[str]:
+    """The names of the metrics that a server and its launcher have."""
+    names = {"up"}
+    for url in (whole.metrics_url, launcher_metrics):
+        with urllib.request.urlopen(url) as response:
+            lines = response.read().decode().splitlines()
+        names |= {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    return names
 
 
 def work(server: Server) -> None:
@@ -147,19 +166,19 @@ def test_control_an_unknown_metric_answers_nothing(prometheus: str) -> None:
 
 
 @pytest.mark.parametrize("source", [dashboard_queries, rules, scaling_queries])
-def test_every_metric_is_exported(source: object, whole: Server) -> None:
+def test_every_metric_is_exported(source: object, exported: set[str]) -> None:
     assert callable(source)
     named = {metric for _, query in source() for metric in metrics_of(query)}
     gpu = {metric for metric in named if GPU_METRIC.fullmatch(metric)}
     assert named
-    assert named - gpu <= exported(whole)
+    assert named - gpu <= exported
 
 
-def test_every_counter_of_ours_is_on_a_dashboard(whole: Server) -> None:
+def test_every_counter_of_ours_is_on_a_dashboard(exported: set[str]) -> None:
     shown = {metric for _, query in dashboard_queries() for metric in metrics_of(query)}
-    ours = {metric for metric in exported(whole) if metric.startswith("hiscore_")}
+    ours = {metric for metric in exported if metric.startswith("hiscore_")}
     assert ours <= shown
 
 
-def test_control_a_metric_that_no_server_has_is_noticed(whole: Server) -> None:
-    assert METRIC.findall("sum(rate(hiscore_item_total[1m])) / up")[0] not in exported(whole)
+def test_control_a_metric_that_no_server_has_is_noticed(exported: set[str]) -> None:
+    assert METRIC.findall("sum(rate(hiscore_item_total[1m])) / up")[0] not in exported

@@ -196,7 +196,9 @@ def test_compose_mounts_what_is_there() -> None:
 
 def test_prometheus_and_grafana_find_each_other() -> None:
     config = documents(DOCKER / "prometheus/prometheus.yml")[0]
-    assert config["scrape_configs"][0]["static_configs"] == [{"targets": ["server:8002"]}]
+    targets = [job["static_configs"] for job in config["scrape_configs"]]
+    assert targets == [[{"targets": ["server:8002"]}], [{"targets": ["server:8003"]}]]
+    assert "HEALTH_PORT=8003" in last("ENV")
     source = yaml.safe_load((DOCKER / "grafana/provisioning/datasources/prometheus.yaml").read_text())
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
     provider = yaml.safe_load((DOCKER / "grafana/provisioning/dashboards/hiscore.yaml").read_text())

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_validate
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from hiscore.capabilities import MODELS
+from hiscore.launcher.health import answer
 from hiscore.launcher.process import STUB_SECONDS
 from hiscore.launcher.server import GRACE_SECONDS
 from hiscore.settings import ServeSettings
@@ -36,9 +38,7 @@ SHAPES: dict[str, Any] = {
         "pollingInterval": None,
         "fallback": {"failureThreshold": None, "replicas": None},
         "advanced": {
-            "horizontalPodAutoscalerConfig": {
-                "behavior": {"scaleUp": BEHAVIOUR, "scaleDown": BEHAVIOUR}
-            }
+            "horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": BEHAVIOUR, "scaleDown": BEHAVIOUR}}
         },
         "triggers": [
             {
@@ -50,7 +50,9 @@ SHAPES: dict[str, Any] = {
     },
     "PodMonitor": {
         "selector": {"matchLabels": None},
-        "podMetricsEndpoints": [{"port": None, "interval": None}],
+        "podMetricsEndpoints": [
+            {"port": None, "interval": None, "relabelings": [{"sourceLabels": None, "targetLabel": None}]}
+        ],
         "podTargetLabels": None,
     },
 }
@@ -242,20 +244,27 @@ def test_pod_is_restricted() -> None:
     assert {one or other for one, other in written} <= mounts
 
 
-def test_probes_ask_what_the_image_answers() -> None:
+def test_probes_ask_what_the_launcher_answers() -> None:
     one = container(only(resources(BASE), "Deployment"))
     ports = {port["name"]: port["containerPort"] for port in one["ports"]}
+    health = re.search(r"HEALTH_PORT=(\d+)", (DOCKER / "Dockerfile").read_text())
+    assert health
     assert ports == {
         name: ServeSettings.model_fields[f"{name}_port"].default for name in ("http", "grpc", "metrics")
-    }
-    assert one["startupProbe"]["httpGet"] == one["readinessProbe"]["httpGet"]
-    assert one["readinessProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
-    live = one["livenessProbe"]
-    assert live["exec"]["command"][0] == "canary"
-    assert int(live["exec"]["command"][1]) < live["timeoutSeconds"]
+    } | {"health": int(health[1])}
+    healthy = SimpleNamespace(alive=True, unready="", restarts=0)
+    ill = SimpleNamespace(alive=False, unready="no answer from scorer", restarts=0)
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert one[probe]["httpGet"]["port"] == "health"
+        path = one[probe]["httpGet"]["path"]
+        assert (answer(path, healthy)[0], answer(path, ill)[0]) == (200, 503)  # type: ignore[arg-type]
+    # Who is busy with a restart lives.
+    busy = SimpleNamespace(alive=True, unready="the server is being restarted", restarts=1)
+    assert answer(one["livenessProbe"]["httpGet"]["path"], busy)[0] == 200  # type: ignore[arg-type]
     startup = one["startupProbe"]["periodSeconds"] * one["startupProbe"]["failureThreshold"]
     assert startup >= ServeSettings.model_fields["ready_timeout_s"].default
     service = only(resources(BASE), "Service")["spec"]
     assert service["clusterIP"] == "None"
     assert {port["targetPort"] for port in service["ports"]} <= ports.keys()
-    assert only(resources(BASE), "PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"] in ports
+    endpoints = only(resources(BASE), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert {endpoint["port"] for endpoint in endpoints} <= ports.keys()

@@ -1,0 +1,105 @@
+"""The image's canary, a shell script, against real servers: what it calls alive, and what not."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hiscore.launcher import Server
+from hiscore.settings import ServeSettings
+from tests.server.conftest import StartServer
+from tests.support.deployment import DOCKER
+
+pytestmark = pytest.mark.server
+
+SCORING = "score, tokenizer, scorer"
+
+
+def canary(url: str, models: str, seconds: int = 20) -> int:
+    """Its exit code, run as in the image: with the commands of the environment first on PATH."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HISCORE_URL": url, "MODELS": models}
+    return subprocess.run(
+        [DOCKER / "canary", str(seconds)], env=environment, timeout=60, check=False
+    ).returncode
+
+
+def stub_of(server: Server, model: str) -> psutil.Process:
+    """The process in which a model runs."""
+    (stub,) = (
+        child
+        for child in psutil.Process(server.pid).children()
+        if any(f"/{model}/" in part for part in child.cmdline())
+    )
+    return stub
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def both(start_server: StartServer, tiny_lm: Path) -> Server:
+    return start_server(
+        tiny_lm, models="score,tokenizer,scorer,decode", query_cache_bytes=2**24, max_streams=2
+    )
+
+
+@pytest.mark.parametrize("models", [SCORING, "scorer", "decode"])
+def test_a_server_that_answers_lives(both: Server, models: str) -> None:
+    assert canary(both.grpc_url, models) == 0
+
+
+@pytest.mark.parametrize("models", [SCORING, "decode"])
+def test_a_server_that_refuses_lives(start_server: StartServer, tiny_lm: Path, models: str) -> None:
+    narrow = start_server(
+        tiny_lm,
+        models="score,tokenizer,scorer,decode",
+        query_cache_bytes=2**24,
+        max_streams=2,
+        max_text_bytes=len("canary") - 1,
+    )
+    assert canary(narrow.grpc_url, models) == 0
+
+
+@pytest.mark.parametrize("models", [SCORING, "scorer", "decode"])
+def test_nobody_there_is_dead(nobody: str, models: str) -> None:
+    assert canary(nobody, models, seconds=2) == 1
+
+
+@pytest.mark.parametrize(("frozen", "models"), [("scorer", SCORING), ("decode", "decode")])
+def test_a_model_that_hangs_is_dead_whatever_readiness_says(
+    tiny_lm: Path, tmp_path: Path, frozen: str, models: str
+) -> None:
+    settings = ServeSettings(
+        model=str(tiny_lm),
+        models=models,
+        device="cpu",
+        query_cache_bytes=2**24,
+        max_streams=2,
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+    )
+    with Server(settings, tmp_path / "log") as server:
+        assert canary(server.grpc_url, models) == 0
+        assert not server.lost_model
+        stub = stub_of(server, frozen)
+        stub.send_signal(signal.SIGSTOP)
+        try:
+            # The control: what a probe of readiness says.
+            with urllib.request.urlopen(f"{server.http_url}/v2/health/ready", timeout=5) as response:
+                assert response.status == 200
+            assert canary(server.grpc_url, models, seconds=3) == 1
+        finally:
+            stub.kill()
