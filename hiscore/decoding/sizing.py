@@ -72,7 +72,7 @@ def plan_cache(
     room = memory.device - staging * slot_bytes
     beside_host = one["home"] + one["index"] + one["where"]
     per_device_page = one["buffer"] + one["holds"] + one["used"]
-    buffer_pages = 0 if selector == "dense" else min(max_pages, lru + ring)
+    buffer_pages = min(max_pages, lru + ring) if of_one_page.sparse_layers else 0
     # As many of the host's pages as there is room on the device for what belongs to them, if streams are long.
     long_stream = max_pages * beside_host + buffer_pages * per_device_page
     most = room * max_pages // long_stream if long_stream else memory.streams * max_pages
@@ -83,7 +83,7 @@ def plan_cache(
         )
     room -= host_pages * beside_host
     device_pages = min(room // per_device_page, memory.streams * max_pages) if buffer_pages else 0
-    _check("HOST_KV_BYTES", memory.host, one["host"], host_pages >= 1)
+    _check("HOST_KV_BYTES", memory.host, one["host"], memory.host >= one["host"])
     least = staging * slot_bytes + long_stream
     enough = host_pages >= 1 and device_pages >= buffer_pages
     _check("DEVICE_KV_BYTES", memory.device, least, enough)

@@ -1,0 +1,76 @@
+"""How memory is divided: never more than there is, and between the pools so that streams can use what they get."""
+
+from math import prod
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hiscore.decoding.sizing import Memory, ModelShape, plan_cache
+from hiscore.decoding.worker_api import STAGING_PAGE
+from hiscore.settings import CacheSettings
+
+MIB = 2**20
+SMALL = ModelShape(heads=2, parts=2, width=16, windows=(None,) * 4, context_length=4_096)
+
+
+@given(
+    selector=st.sampled_from(["dense", "quest", "exact"]),
+    host=st.integers(1, 2_000),
+    device=st.integers(1, 2_000),
+    streams=st.integers(1, 40),
+    top_k=st.integers(1, 5_000),
+    more=st.integers(0, 5_000),
+    context=st.integers(1, 50_000),
+    windowed=st.integers(0, 4),
+)
+def test_pools_take_no_more_than_there_is(
+    selector: str, host: int, device: int, streams: int, top_k: int, more: int, context: int, windowed: int
+) -> None:
+    windows = (512,) * windowed + (None,) * (4 - windowed)
+    model = ModelShape(2, 2, 16, windows, context)
+    settings = CacheSettings(
+        selector=selector, sparse_top_k=top_k, device_buffer_size=top_k + more, backup_ring=1
+    )
+    memory = Memory(host * MIB, device * MIB, streams)
+    try:
+        shape, geometry = plan_cache(settings, model, memory, torch.float32, 256)
+    except ValueError:
+        # With all of both there is always room.
+        plan_cache(settings, model, Memory(2**50, 2**50, streams), torch.float32, 256)
+        return
+    sizes = shape.bytes(torch.float32)
+    tables = sum(
+        sizes[name] for name in ("host_table", "device_table", "direct", "full", "hits", "misses", "mass")
+    )
+    row = 4 * len(windows) * prod((model.parts, model.heads, model.width))
+    staging = geometry.staging_pages * STAGING_PAGE * row
+    assert sizes["host"] <= memory.host
+    assert sum(sizes.values()) - sizes["host"] - tables + staging <= memory.device
+    if shape.sparse_layers:
+        # As many long streams fit one pool as the other.
+        buffers = geometry.device_pages // min(shape.max_pages, shape.buffer_pages)
+        assert buffers >= geometry.host_pages // shape.max_pages
+        assert buffers >= 1
+
+
+def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
+    model = ModelShape(2, 2, 16, (128,) * 4, 4_096)
+    _, geometry = plan_cache(
+        CacheSettings(selector="quest"), model, Memory(MIB * 64, MIB * 64, 4), torch.float32, 1
+    )
+    assert geometry.dense
+    assert geometry.device_pages == 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "named"),
+    [
+        (Memory(1_000, 2**30, 4), "HOST_KV_BYTES is 1000 bytes, at least"),
+        (Memory(2**30, 1_000, 4), "DEVICE_KV_BYTES"),
+    ],
+)
+def test_what_is_too_small_is_named(memory: Memory, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        plan_cache(CacheSettings(selector="quest"), SMALL, memory, torch.float32, 256)
