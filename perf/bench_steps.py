@@ -21,11 +21,12 @@ def cpu(out: Path, checkpoint: Path) -> list[Step]:
     return [
         Step("ceilings of the machine", "roofline", (*to, *model), 20),
         Step("the scorer under load", "serving", (*to, "--quick"), 75),
-        Step("what text costs", "text_cost", (*to, "--model", str(checkpoint)), 60),
+        Step("where the time goes", "trace", (*to, *model), 30),
+        Step("what text costs", "text_cost", (*to, "--model", str(checkpoint)), 90),
         Step("what each choice is worth", "ablations", to, 20),
         Step("peers", "peers", (*to, *model), 180),
         Step("decoding", "decode", to, 40),
-        *_quality(out, checkpoint, ("--limit", "60", "--dtypes", "float32")),
+        *_quality(out, checkpoint, ("--limit", "40", "--dtypes", "float32")),
         Step("what the host pays", "cpu_cost", (*to, *model), 60),
     ]
 
@@ -42,6 +43,7 @@ def gpu(out: Path, checkpoint: Path, gpus: int) -> list[Step]:
         Step("what each choice is worth", "ablations", to, 120),
         Step("peers", "peers", to, 120),
         Step("the scorer under load", "serving", (*to, *tokenizer), 300),
+        Step("where the time goes", "trace", (*to, *model), 40),
         Step("what text costs", "text_cost", (*to, *tokenizer), 90),
         Step("decoding", "decode", to, 300),
         *([Step("several GPUs", "two_gpus", to, 90)] if gpus > 1 else []),

@@ -94,7 +94,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], x: str) -> bytes:
     for colour, name in zip(_colours(len(names)), names, strict=True):
         widths = [parts.get(name, 0.0) for parts in rows.values()]
         bar = axes.barh(range(len(rows)), widths, left=left, color=colour, height=0.6, label=name)
-        shown = [f"{width:.2g}" if width > 0.05 * longest else "" for width in widths]
+        shown = [f"{width:.2f}" if width > 0.05 * longest else "" for width in widths]
         axes.bar_label(bar, shown, label_type="center", fontsize=7, color="white")
         left = [begin + width for begin, width in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
@@ -120,6 +120,8 @@ def roofline(roofs: Sequence[Roof], points: Sequence[Placed]) -> bytes:
         axes.plot(point.intensity, point.flops / 1e12, marker="o", ls="none", color=colour, label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes.set_xlabel("FLOP for each byte of weights read")
     axes.set_ylabel("TFLOP/s")
     axes.legend(frameon=False, fontsize=7)

@@ -75,7 +75,8 @@ def time_of_a_call(raw: Raw) -> Section | None:
         + [("all", *(number(sum(parts.values())) for parts in rows.values()))],
     )
     source = (
-        "Means over calls sent one at a time, from Triton's trace of each request and the scorer's own clock."
+        "Means over calls sent one at a time, from Triton's trace of each request; inside the scorer, the same "
+        "calls' stages in a process without a server."
         if traced
         else "Averages over calls sent one at a time by perf_analyzer, from the server's own statistics; the "
         "forward is the same shape's, measured in a process of its own."

@@ -58,7 +58,7 @@ class Sizes:
 
 
 GPU = Sizes(Shape(120, 10, 180), texts=600, in_flight=32, seconds=3, rounds=7, tolerance=5e-3)
-CPU = Sizes(Shape(24, 3, 8), texts=12, in_flight=4, seconds=4, rounds=3, tolerance=2e-5)
+CPU = Sizes(Shape(24, 3, 8), texts=12, in_flight=4, seconds=8, rounds=3, tolerance=2e-5)
 
 
 def measure(server: Server, gpu: GpuSampler, sizes: Sizes, texts: Sequence[Text]) -> dict[str, Any]:

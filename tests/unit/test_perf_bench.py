@@ -1,0 +1,127 @@
+"""`make bench`: steps run by themselves, one that fails stops no other, and stands in the report."""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from perf import bench, bench_steps
+from perf.bench_steps import Step
+from perf.trace import read_trace, split, stages
+
+RECORDED = Path(__file__).parents[2] / "perf/results/h200/forward.json"
+
+
+def steps(out: Path) -> list[Step]:
+    same = Step("a good one", "compare", (str(RECORDED), str(RECORDED)), 5)
+    lost = Step("a lost one", "report_html", (str(out / "nowhere"),), 5)
+    return [lost, same]
+
+
+def test_a_failed_step_stops_no_other_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
+    monkeypatch.setattr(bench_steps, "cpu", lambda out, checkpoint: steps(out))
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
+    assert bench.main() == 1
+    done = json.loads((tmp_path / "bench.json").read_text())["steps"]
+    assert [(step["name"], step["code"]) for step in done] == [("a lost one", 1), ("a good one", 0)]
+    assert "holds no result" in (tmp_path / "logs/a-lost-one.txt").read_text()
+    html = (tmp_path / "report.html").read_text()
+    assert "<p class=failed>FAILED: a lost one" in html
+    assert "a good one" not in html
+
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "compare"])
+    assert bench.main() == 0
+    assert "FAILED" not in (tmp_path / "report.html").read_text()
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "compar"])
+    assert bench.main() == 2
+
+
+def test_every_step_is_a_module_of_perf(tmp_path: Path) -> None:
+    every = [*bench_steps.cpu(tmp_path, tmp_path), *bench_steps.gpu(tmp_path, tmp_path, 2)]
+    assert {step.module for step in every} >= {
+        "serving",
+        "text_cost",
+        "ablations",
+        "decode",
+        "quality",
+        "two_gpus",
+    }
+    assert all(find_spec(f"perf.{step.module}") for step in every)
+    names = [step.name for step in bench_steps.gpu(tmp_path, tmp_path, 2)]
+    assert len(set(names)) == len(names)  # a name is a log file
+    assert "several GPUs" not in [step.name for step in bench_steps.gpu(tmp_path, tmp_path, 1)]
+
+
+def test_a_step_that_is_interrupted_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").mkdir()
+    started: list[Any] = []
+    popen = bench.subprocess.Popen
+    monkeypatch.setattr(
+        bench.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+    )
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt), Progress(console=Console(quiet=True)) as progress:
+        bench.run(Step("slow", "quality", ("--help",), 60), tmp_path, progress)
+    assert started[0].returncode is not None
+
+
+def test_results_go_where_none_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    first = bench.directory_for("Intel(R) Xeon(R) CPU @ 2.20GHz")
+    assert first.name.startswith("intel-xeon-cpu-2-20ghz-2")
+    first.mkdir()
+    assert bench.directory_for("Intel(R) Xeon(R) CPU @ 2.20GHz").name == f"{first.name}-2"
+
+
+def entries() -> list[dict[str, Any]]:
+    """What Triton writes for one call of `score`, then one of `scorer`: children before their parent."""
+
+    def stamps(number: int, **times: int) -> list[dict[str, Any]]:
+        return [
+            {"id": number, "timestamps": [{"name": name, "ns": ns * 1_000_000}]} for name, ns in times.items()
+        ]
+
+    return [
+        {"id": 3, "model_name": "scorer", "parent_id": 1},
+        {"id": 2, "model_name": "tokenizer", "parent_id": 1},
+        {"id": 1, "model_name": "score"},
+        *stamps(1, GRPC_WAITREAD_END=12, REQUEST_START=13, INFER_RESPONSE_COMPLETE=40),
+        *stamps(2, REQUEST_START=14, COMPUTE_START=15, REQUEST_END=20),
+        *stamps(3, REQUEST_START=21, COMPUTE_START=23, COMPUTE_END=24),
+        {"id": 4, "model_name": "scorer"},
+        *stamps(4, GRPC_WAITREAD_END=52, REQUEST_START=53, COMPUTE_START=54, INFER_RESPONSE_COMPLETE=70),
+    ]
+
+
+def test_stages_follow_each_other_from_asking_to_answer() -> None:
+    by_text, by_ids = read_trace(entries())
+    assert (by_text.model, by_ids.model) == ("score", "scorer")
+    found = stages(by_text, 10_000_000, 45_000_000)
+    assert list(found.values()) == [2, 3, 6, 2, 17, 5]
+    assert found["tokenizer, and the hop from it"] == 6
+    assert sum(stages(by_ids, 50_000_000, 72_000_000).values()) == 22
+    with pytest.raises(ValueError, match="not of this call"):
+        stages(by_ids, 10_000_000, 45_000_000)
+
+
+def test_the_scorer_is_taken_apart_where_its_parts_fit() -> None:
+    measured = {"before": 1.0, "scorer": 10.0, "after": 2.0}
+    parts = {"scorer: pack and plan": 1.0, "scorer: forward": 7.0}
+    found = split(measured, parts)
+    assert list(found) == ["before", *parts, "scorer: the call in, the answer out", "after"]
+    assert sum(found.values()) == sum(measured.values())
+    assert split(measured, {"scorer: forward": 11.0}) == {"before": 1.0, "scorer: all": 10.0, "after": 2.0}
