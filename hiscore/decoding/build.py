@@ -48,8 +48,9 @@ def make_worker(settings: DecodeSettings, device: str) -> CacheWorker:
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if where.type == "cuda" else "float32"
-    if dtype not in DTYPES:
-        raise ValueError(f"DTYPE={dtype} is the scorer's alone: decode computes in {' and '.join(DTYPES)}")
+    if dtype == "fp8":
+        log.warning("fp8 is the scorer's alone: decode computes in bfloat16")
+        dtype = "bfloat16"
     memory = Memory(
         settings.host_kv_bytes or int(HOST_SHARE * _free_host_bytes()),
         settings.device_kv_bytes or int(_device_bytes(where)),
