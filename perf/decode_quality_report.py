@@ -1,5 +1,6 @@
 """`perf.decode_quality` as a page to read."""
 
+import math
 from collections.abc import Sequence
 from statistics import mean
 from typing import Any
@@ -28,6 +29,9 @@ def markdown(report: dict[str, Any]) -> str:
         "Command: `" + machine["command"] + "`",
         "",
         *HOW,
+        "",
+        f"An agreement of 0.9 over {len(texts) * judged} judged tokens is known to about ± "
+        f"{1.96 * math.sqrt(0.09 / (len(texts) * judged)):.2f}; {len(keys)} keys tell apart only what is far apart.",
         "",
         f"## Texts: perplexity over {judged} tokens after {report['prompt']}",
         "",
