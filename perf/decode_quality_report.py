@@ -31,7 +31,7 @@ def markdown(report: dict[str, Any]) -> str:
         *HOW,
         "",
         f"An agreement of 0.9 over {len(texts) * judged} judged tokens is known to about ± "
-        f"{1.96 * math.sqrt(0.09 / (len(texts) * judged)):.2f}; {len(keys)} keys tell apart only what is far apart.",
+        f"{1.96 * math.sqrt(0.09 / (len(texts) * judged)):.2f}; {len(keys)} keys tell apart what is far apart.",
         "",
         f"## Texts: perplexity over {judged} tokens after {report['prompt']}",
         "",
