@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from perf import report_others, report_scoring
+from perf import report_decode, report_others, report_scoring
 from perf.report_parts import Raw, Section, Table
 
 SECTIONS: Sequence[Callable[[Raw], Section | None]] = (
@@ -24,7 +24,10 @@ SECTIONS: Sequence[Callable[[Raw], Section | None]] = (
     report_others.peers,
     report_others.roofline,
     report_scoring.forwards,
-    report_others.decode,
+    report_decode.decode,
+    report_decode.floor,
+    report_decode.oversubscribed,
+    report_decode.beside,
     report_others.quality,
     report_others.cpu_cost,
     report_others.provenance,

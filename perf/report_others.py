@@ -64,37 +64,6 @@ def roofline(raw: Raw) -> Section | None:
     return Section("Roofline", said, tables, {"roofline": charts.roofline([roof], points)})
 
 
-def decode(raw: Raw) -> Section | None:
-    """Time per token by arm, from perf.decode."""
-    files = raw.named("decode")
-    rows, shown, said = [], [], []
-    for found in files.values():
-        load = found["load"]
-        said.append(
-            f"{found['geometry']}: {load['streams']} streams, {load['prompt']} tokens in, {load['tokens']} out."
-        )
-        for group, arms in found["groups"].items():
-            if "error" in arms:
-                said.append(f"FAILED: {found['geometry']}, {group}: {arms['error']}")
-                continue
-            for name, arm in arms.items():
-                ratio = arm["ratio"]
-                rows.append(
-                    (
-                        found["geometry"], group, name, number(arm["tpot_ms"]), number(arm["itl_p99_ms"]),
-                        number(arm["ttft_ms"]), share(arm["hit_rate"]), interval(ratio),
-                    )
-                )  # fmt: skip
-                base = name == next(iter(arms))
-                shown.append(Bar(f"{group}: {name}", ratio["median"], ratio["low"], ratio["high"], base))
-    if not rows:
-        return None
-    said.append("Arms without backup or without swap-in are floors: their tokens mean nothing.")
-    head = ("geometry", "group", "arm", "ms a token", "p99 between tokens", "first token ms", "hits", "ratio")
-    figure = charts.bars(shown, "time per token, to the first arm of the group")
-    return Section("Decoding", said, [Table(head, rows)], {"decode": figure})
-
-
 def quality(raw: Raw) -> Section | None:
     """AUC on labelled reviews, from perf.quality."""
     found = raw.results.get("quality.json")

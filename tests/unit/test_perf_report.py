@@ -75,7 +75,15 @@ def test_a_failed_step_stands_in_the_report() -> None:
 
 def test_every_section_has_something_to_say_of_its_own_file() -> None:
     """One made-up result of every kind: a section that reads a name nobody writes would be left out."""
-    decoded = {"ratio": INTERVAL, "tpot_ms": 1.0, "itl_p99_ms": 2.0, "ttft_ms": 3.0, "hit_rate": 0.5}
+    sizes = {"staging": 2**30, "home": 2**31, "hits": 8}
+    decoded = {
+        "device_bytes": sizes,
+        "ratio": INTERVAL,
+        "tpot_ms": 1.0,
+        "itl_p99_ms": 2.0,
+        "ttft_ms": 3.0,
+        "hit_rate": 0.5,
+    }
     recorded = read(RECORDED)
     raw = Raw(
         {
