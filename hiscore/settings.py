@@ -65,6 +65,9 @@ class ScorerSettings(Limits, ModelSettings):
 
     dtype: Dtype = "auto"
     max_batch_tokens: PositiveInt = Field(default=16_384, description="token budget of a batch and a forward")
+    max_queue_tokens: PositiveInt = Field(
+        default=16_000_000, description="tokens of all calls that wait or are computed, before UNAVAILABLE"
+    )
     query_cache_bytes: NonNegativeInt = Field(
         default=2**30, description="keys and values of recent queries kept for calls to come; 0: none"
     )
@@ -153,6 +156,7 @@ class ServeSettings(CacheSettings, BaseSettings):
     )
     max_batch_calls: PositiveInt = Field(default=64, description="calls that Triton hands over at once")
     max_queue: PositiveInt = ModelSettings.model_fields["max_queue"].default
+    max_queue_tokens: PositiveInt = ScorerSettings.model_fields["max_queue_tokens"].default
     queue_timeout_s: PositiveInt = ModelSettings.model_fields["queue_timeout_s"].default
     ready_timeout_s: PositiveInt = Field(default=600, description="longest wait until all models are loaded")
     drain_timeout_s: PositiveInt = Field(

@@ -89,6 +89,7 @@ def model_values(
         checkpoint=str(checkpoint),
         dtype=settings.dtype,
         max_batch_tokens=settings.max_batch_tokens,
+        max_queue_tokens=settings.max_queue_tokens,
         query_cache_bytes=settings.query_cache_bytes,
         **queue,
         **limits,

@@ -9,11 +9,15 @@ a device is made `inline`, by whoever finds room for it: the caller of `submit`,
 a batch end; a change of threads would cost each call 0.3 ms. A launch that computes gets a thread of its own, so
 that calls are still accepted or refused meanwhile.
 
+A job that is many batches large is split: after each of its parts the others that wait have their turn, so that
+small calls are not held up by large ones.
+
 A call that finds nothing else at work may be run on the spot (`run_alone`) and answered by what `execute` returns,
 which reaches the caller about 0.9 ms sooner than a response sender does.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -55,12 +59,30 @@ class Ticket(Generic[Job]):
     since: float = field(default_factory=time.monotonic)
 
 
+@dataclass(eq=False)
+class _Call(Generic[Job]):
+    """A ticket on its way: its parts, how many of them have been launched, and the answers so far."""
+
+    ticket: Ticket[Job]
+    cost: int
+    parts: Sequence[Job]
+    launched: int = 0
+    answers: list[Any] = field(default_factory=list)
+    over: bool = False  # answered: what is left of it is dropped
+
+
+def _whole(job: Job) -> Sequence[Job]:
+    return [job]
+
+
 class Engine(Generic[Job]):
-    """Runs tickets in batches, first come, first served.
+    """Runs tickets in batches, first come, first served, those of several parts by turns.
 
     launch: starts a batch, may raise; answer: sends a ticket's answer or `RequestError`; failed: called when the
     calls of a batch that raised have been answered; abandoned: whether a ticket's caller has gone, asked of those
     that had to wait; cost: of a job, in the unit of `budget`, which a batch exceeds only if it is a single job.
+    max_queue: calls that wait; max_cost: of all that wait or are under way; a single call may exceed it.
+    split: a job's parts, each a job; join: a job's answer, from those of its parts.
     """
 
     def __init__(
@@ -74,16 +96,24 @@ class Engine(Generic[Job]):
         max_queue: int,
         inline: bool,
         depth: int = 2,
+        max_cost: float = math.inf,
+        split: Callable[[Job], Sequence[Job]] = _whole,
+        join: Callable[[Job, Sequence[Any]], Any] = lambda job, answers: answers[0],
     ) -> None:
         self._launch, self._answer, self._failed = launch, answer, failed
         self._abandoned, self._cost = abandoned, cost
         self._budget, self._max_queue, self._inline, self._depth = budget, max_queue, inline, depth
-        self._waiting: deque[Ticket[Job]] = deque()
+        self._max_cost, self._split, self._join = max_cost, split, join
+        self._waiting: deque[_Call[Job]] = (
+            deque()
+        )  # what has been begun stands here as well, between its parts
+        self._not_begun = 0
+        self._open_cost = 0
         self._in_flight = 0
         self._closing = False
         self._changed = threading.Condition()
         self._launching = threading.Lock()  # batches are launched in the order in which they were formed
-        self._launched: SimpleQueue[tuple[list[Ticket[Job]], Launched] | None] = SimpleQueue()
+        self._launched: SimpleQueue[tuple[list[_Call[Job]], Launched] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=work, name=f"hiscore-{work.__name__[1:]}", daemon=True)
             for work in ([self._answer_all] if inline else [self._answer_all, self._launch_all])
@@ -93,15 +123,24 @@ class Engine(Generic[Job]):
 
     def submit(self, tickets: Sequence[Ticket[Job]]) -> list[Ticket[Job]]:
         """Put tickets into the queue; returns those for which it has no room."""
+        calls = [_Call(each, self._cost(each.job), self._split(each.job)) for each in tickets]
+        refused = []
         with self._changed:
-            room = max(0, self._max_queue - len(self._waiting))
+            room = self._max_queue - self._not_begun
             if self._inline and self._in_flight < self._depth:
                 room = max(room, 1)  # what is launched at once does not wait
-            self._waiting.extend(tickets[:room])
+            for call in calls:
+                if room > 0 and (not self._open_cost or self._open_cost + call.cost <= self._max_cost):
+                    room -= 1
+                    self._not_begun += 1
+                    self._open_cost += call.cost
+                    self._waiting.append(call)
+                else:
+                    refused.append(call.ticket)
             self._changed.notify_all()
         if self._inline:
             self._launch_ready()
-        return list(tickets[room:])
+        return refused
 
     def run_alone(self, job: Job) -> Any | None:
         """Run a job on the calling thread if nothing else waits or is in flight; its answer, else None.
@@ -148,7 +187,8 @@ class Engine(Generic[Job]):
         """Launch whatever there is room for."""
         with self._launching:
             while batch := self._next_batch():
-                self._launched.put((batch, self._try_launch([ticket.job for ticket in batch])))
+                jobs = [call.parts[part] for call, part in batch]
+                self._launched.put(([call for call, _ in batch], self._try_launch(jobs)))
 
     def _try_launch(self, jobs: list[Job]) -> Launched:
         try:
@@ -156,32 +196,60 @@ class Engine(Generic[Job]):
         except Exception as error:
             return _Raises(error)
 
-    def _next_batch(self) -> list[Ticket[Job]]:
-        """The next batch, if there is room and work; who waits in vain is answered on the way."""
-        batch: list[Ticket[Job]] = []
-        in_vain: list[tuple[Ticket[Job], RequestError]] = []
+    def _next_batch(self) -> list[tuple[_Call[Job], int]]:
+        """Calls and the parts of them that are the next batch, if there is room and work.
+
+        Who waits in vain is answered on the way.
+        """
+        batch: list[tuple[_Call[Job], int]] = []
+        in_vain: list[tuple[_Call[Job], RequestError]] = []
         gone = self._gone()
         with self._changed:
             now, total = time.monotonic(), 0
             while self._has_room_and_work():
-                ticket = self._waiting[0]
-                cost = self._cost(ticket.job)
-                if id(ticket) in gone:
-                    in_vain.append((ticket, RequestError("the call was cancelled", Code.CANCELLED)))
-                elif ticket.deadline < now:
+                call = self._waiting[0]
+                part = call.launched
+                cost = call.cost if len(call.parts) == 1 else self._cost(call.parts[part])
+                if call.over:
+                    pass  # an earlier part has failed
+                elif id(call) in gone:
+                    in_vain.append((call, RequestError("the call was cancelled", Code.CANCELLED)))
+                elif not part and call.ticket.deadline < now:
                     late = RequestError("Request timeout expired in the queue", Code.UNAVAILABLE)
-                    in_vain.append((ticket, late))
+                    in_vain.append((call, late))
                 elif batch and total + cost > self._budget:
                     break
                 else:
-                    batch.append(ticket)
+                    batch.append((call, part))
                     total += cost
+                    call.launched += 1
                 self._waiting.popleft()
+                self._not_begun -= not part
+                if part < call.launched < len(call.parts):
+                    # Behind all others: each large call has one part in a round.
+                    self._waiting.append(call)
             self._in_flight += bool(batch)
             self._changed.notify_all()
-        for ticket, reason in in_vain:
-            self._answer(ticket, reason)
+        for call, reason in in_vain:
+            self._end(call, reason)
         return batch
+
+    def _end(self, call: _Call[Job], answer: Any) -> None:
+        """Answer a call, once."""
+        with self._changed:
+            if call.over:
+                return
+            call.over = True
+            self._open_cost -= call.cost
+        self._answer(call.ticket, answer)
+
+    def _add(self, call: _Call[Job], answer: Any) -> None:
+        """Take the answer of a call's next part; the call is answered with its last part, or its first error."""
+        call.answers.append(answer)
+        if isinstance(answer, RequestError):
+            self._end(call, answer)
+        elif len(call.answers) == len(call.parts):
+            self._end(call, self._join(call.ticket.job, call.answers) if len(call.parts) > 1 else answer)
 
     def _gone(self) -> set[int]:
         """Which of the first that wait have callers no more, by `id`."""
@@ -190,9 +258,10 @@ class Engine(Generic[Job]):
                 return set()
             # Asking is a round trip to the server: not for calls that are launched as they come.
             since = time.monotonic() - ASK_AFTER_S
-            waited = [ticket for ticket in islice(self._waiting, MOST_ASKED) if ticket.since < since]
+            first = islice(self._waiting, MOST_ASKED)
+            waited = [call for call in first if not call.over and call.ticket.since < since]
         try:
-            return {id(ticket) for ticket in waited if self._abandoned(ticket)}
+            return {id(call) for call in waited if self._abandoned(call.ticket)}
         except Exception:
             log.exception("whether callers have gone is not known: they are served")
             return set()
@@ -204,8 +273,8 @@ class Engine(Generic[Job]):
             with self._changed:
                 self._in_flight -= 1
                 self._changed.notify_all()
-            for ticket, answer in zip(batch, answers, strict=True):
-                self._answer(ticket, answer)
+            for call, answer in zip(batch, answers, strict=True):
+                self._add(call, answer)
             try:
                 launched.count() if failure is None else self._failed(failure)
             except Exception:

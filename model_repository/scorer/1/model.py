@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from hiscore.errors import RequestError
 from hiscore.options import parse_options
+from hiscore.parts import split_call
 from hiscore.scorer import Pending, ScoreCall, Scorer, Scores, is_device_lost
 from hiscore.serving.batch import Answer, required_tensor, send, serve
 from hiscore.serving.engine import Engine
@@ -56,6 +58,9 @@ class TritonPythonModel:
             budget=settings.max_batch_tokens,
             max_queue=settings.max_queue,
             inline=not on_cpu,
+            max_cost=settings.max_queue_tokens,
+            split=self.split,
+            join=joined,
         )
         # What is loaded stays: the collector need not walk it again and again while calls wait.
         gc.collect()
@@ -67,6 +72,10 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self.engine.close()
         gc.unfreeze()  # or libraries report at exit as leaked what was only set aside
+
+    def split(self, job: ScoreCall) -> list[ScoreCall]:
+        parts = split_call(job.call, self.settings.max_batch_tokens)
+        return [job] if len(parts) == 1 else [replace(job, call=part) for part in parts]
 
     def read(self, request: Any) -> ScoreCall:
         options = parse_options(request.parameters())
@@ -106,6 +115,13 @@ def outputs(scores: Scores) -> Answer:
     """The response's tensors, with Triton's leading batch dimension."""
     usage = np.array([[scores.prompt_tokens, scores.cached_tokens]], np.int32)
     return {"scores": scores.scores[None], "usage": usage}
+
+
+def joined(job: ScoreCall, parts: Sequence[dict[str, Any]]) -> Answer:
+    """A call's answer from those of its parts. Only what the first found in a cache was there before the call."""
+    scores = np.concatenate([part["scores"] for part in parts], axis=1)
+    usage = np.array([[len(job.call.tokens), parts[0]["usage"][0, 1]]], np.int32)
+    return {"scores": scores, "usage": usage}
 
 
 def end_if_device_is_lost(error: Exception) -> None:

@@ -1,0 +1,134 @@
+"""More than the server can do: what is accepted is done as fast as ever, and large calls hold up no small ones."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from hiscore.launcher import Server
+from hiscore.layout import lay_out
+from tests.server.busy import inputs, score
+from tests.server.conftest import StartServer
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ITEMS = 30  # with its query a call of busy.py has 1,890 tokens then
+TOKENS = 390 + 50 * ITEMS
+SECONDS = 5.0
+# Of these the machine gives the server's other processes and this one's clients a fair share at least once.
+ATTEMPTS = 4
+
+
+def call(query: int, items: int, length: int) -> list[triton.InferInput]:
+    """A call of one label in token space."""
+    ids, indices = lay_out([token % 400 for token in range(query)], [range(length)] * items)
+    made = []
+    for name, values in {
+        "input_ids": ids,
+        "delimiter_indices": indices,
+        "label_token_ids": np.array([7], np.int32),
+    }.items():
+        made.append(triton.InferInput(name, [1, len(values)], "INT32"))
+        made[-1].set_data_from_numpy(values[None])
+    return made
+
+
+def slowest_small_call(server: Server, query: int) -> tuple[float, float]:
+    """Seconds that the slowest small call takes beside one of 10,000 items, and those that this one takes."""
+    with triton.InferenceServerClient(server.grpc_url) as client, ThreadPoolExecutor(1) as pool:
+        small = call(3, 1, 3)
+        client.infer("scorer", small)
+        began = time.monotonic()
+        large = pool.submit(client.infer, "scorer", call(query, 10_000, 5))
+        time.sleep(0.2)
+        seconds = []
+        while not large.done():
+            before = time.monotonic()
+            client.infer("scorer", small)
+            seconds.append(time.monotonic() - before)
+        scores = large.result().as_numpy("scores")
+        assert scores is not None
+        assert scores.shape == (1, 10_000, 1)
+        # Equal items have equal scores, whichever part they were in.
+        assert np.ptp(scores) < 2e-5
+        return max(seconds), time.monotonic() - began
+
+
+def test_a_call_of_ten_thousand_items_does_not_hold_up_small_ones(
+    start_server: StartServer, tiny_llama: Path
+) -> None:
+    server = start_server(tiny_llama, models="scorer", max_batch_tokens=1_000, query_cache_bytes=2**24)
+    slowest, whole = min(slowest_small_call(server, query=8) for _ in range(2))
+    assert slowest < whole / 5
+    # The control: the same items after a query so long that the call is computed in one piece.
+    held_up, whole = slowest_small_call(server, query=800)
+    assert held_up > whole / 2
+
+
+def goodput_in_turn(client: triton.InferenceServerClient, callers: int) -> float:
+    """Calls per second that so many callers get done, each waiting for its answer before it asks again."""
+    end = time.monotonic() + SECONDS
+
+    def ask() -> int:
+        done = 0
+        while time.monotonic() < end:
+            score(client, ITEMS)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(callers) as pool:
+        began = time.monotonic()
+        done = sum(pool.map(lambda _: ask(), range(callers)))
+        return done / (time.monotonic() - began)
+
+
+def goodput_in_a_flood(
+    client: triton.InferenceServerClient, rate: float
+) -> tuple[float, list[float], list[str]]:
+    """Calls come at a rate, answered or not: answers per second, seconds of the accepted, errors of the others."""
+    answers: Queue[tuple[float, InferenceServerException | None]] = Queue()
+    sent, first = 0, time.monotonic()
+    made, pause = inputs(ITEMS), threading.Event()
+    while (now := time.monotonic()) < first + SECONDS:
+        if now < first + sent / rate:
+            pause.wait(first + sent / rate - now)
+            continue
+        began = now
+        client.async_infer(
+            "scorer", made, lambda result, error, began=began: answers.put((time.monotonic() - began, error))
+        )
+        sent += 1
+    found = [answers.get(timeout=60) for _ in range(sent)]
+    seconds = [took for took, error in found if error is None]
+    errors = [f"{error.status()} {error.message()}" for _, error in found if error is not None]
+    return len(seconds) / (time.monotonic() - first), seconds, errors
+
+
+def test_at_three_times_saturation_goodput_stays_and_the_accepted_do_not_wait_long(
+    start_server: StartServer, tiny_llama: Path
+) -> None:
+    most = 8 * TOKENS
+    server = start_server(
+        tiny_llama, models="scorer", max_batch_tokens=2 * TOKENS, max_queue_tokens=most, query_cache_bytes=0
+    )
+    seen = []
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        goodput_in_turn(client, callers=1)
+        for _ in range(ATTEMPTS):
+            peak = goodput_in_turn(client, callers=4)
+            rate, seconds, errors = goodput_in_a_flood(client, 3 * peak)
+            assert len(errors) > len(seconds), "no flood"
+            assert all("UNAVAILABLE" in error and "the server is full" in error for error in errors)
+            # What may wait at most, at the pace of the peak; twice that for what else the machine does.
+            bound = 2 * most / TOKENS / peak
+            seen.append((rate / peak, float(np.quantile(seconds, 0.99)), bound))
+            if rate >= 0.9 * peak and seen[-1][1] < bound:
+                print(f"goodput {rate / peak:.2f} of the peak, p99 {seen[-1][1]:.2f} s of {bound:.2f} s")
+                return
+    raise AssertionError(f"goodput relative to the peak, p99, its bound: {seen}")
