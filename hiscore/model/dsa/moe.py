@@ -71,7 +71,8 @@ def grouped(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
     rows = h[order // experts.shape[1]]
     wide = torch.nn.functional.grouped_mm(rows, w.gate_up.transpose(1, 2), offs=ends)
     each: Tensor = torch.nn.functional.grouped_mm(_gated(wide), w.down.transpose(1, 2), offs=ends)
-    return torch.empty_like(each).index_copy_(0, order, each).unflatten(0, experts.shape)
+    by_token: Tensor = torch.empty_like(each).index_copy_(0, order, each).unflatten(0, experts.shape)
+    return by_token
 
 
 def gathered(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
