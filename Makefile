@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+AUDIT := $(VENV)/audit
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-gpu bench bench-gpu lint format clean
+.PHONY: help install demo serve test test-gpu bench bench-gpu lint format audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -48,6 +49,14 @@ lint: $(INSTALLED) ## ruff and mypy
 format: $(INSTALLED) ## Format and fix what can be fixed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities of what is installed, and its SBOM (sbom.cdx.json)
+	@$(AUDIT)/bin/python tools/audit.py $(VENV) sbom.cdx.json
+
+$(AUDIT)/.installed: requirements-audit.lock
+	@$(BIN)/python -m venv $(AUDIT)
+	@$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements-audit.lock
+	@touch $@
 
 clean: ## Remove what the targets built
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
