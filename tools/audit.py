@@ -3,7 +3,7 @@
 usage: python tools/audit.py ENVIRONMENT SBOM
 
 Runs in an environment that has pip-audit and cyclonedx-bom, and looks at another one. The exit code is 1 if a
-package has a known vulnerability. Where the advisories cannot be had, for want of a network or of an index that has
+package has a known vulnerability. Where the advisories cannot be had, for want of a network or of an index with
 them, that is said, and is no failure unless AUDIT_STRICT=1: nothing was found out.
 """
 

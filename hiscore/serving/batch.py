@@ -15,7 +15,8 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from hiscore.errors import Code, RequestError, visible
-from hiscore.serving.engine import Engine, Ticket
+from hiscore.serving.engine import Engine
+from hiscore.serving.tickets import Ticket
 
 log = logging.getLogger(__name__)
 

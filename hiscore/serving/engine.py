@@ -22,53 +22,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
-from hiscore.errors import Code, RequestError, visible
+from hiscore.errors import Code, RequestError
+from hiscore.serving.tickets import Answered, Job, Launched, QueuedCall, Raises, Ticket, Totals, finished
 
 log = logging.getLogger(__name__)
-
-Job = TypeVar("Job")
 
 # After so long in the queue a caller may have gone; so many are asked before a batch is formed.
 ASK_AFTER_S = 0.1
 MOST_ASKED = 16
-
-
-class Launched(Protocol):
-    """A batch on its way."""
-
-    def finish(self) -> Sequence[Any]:
-        """Wait for the batch; each job's answer, in order. May raise, for all of them."""
-        ...
-
-    def count(self) -> None:
-        """Called when all have been answered: what may wait until then. Must not raise."""
-
-
-@dataclass(frozen=True)
-class Ticket(Generic[Job]):
-    """A checked call that waits; `reply_to` is the caller's business, the times are on the monotonic clock."""
-
-    job: Job
-    reply_to: Any
-    deadline: float
-    since: float = field(default_factory=time.monotonic)
-
-
-@dataclass(eq=False)
-class _Call(Generic[Job]):
-    """A ticket on its way: its parts, how many of them have been launched, and the answers so far."""
-
-    ticket: Ticket[Job]
-    cost: int
-    parts: Sequence[Job]
-    launched: int = 0
-    answers: list[Any] = field(default_factory=list)
-    over: bool = False  # answered: what is left of it is dropped
 
 
 def _whole(job: Job) -> Sequence[Job]:
@@ -104,16 +69,16 @@ class Engine(Generic[Job]):
         self._abandoned, self._cost = abandoned, cost
         self._budget, self._max_queue, self._inline, self._depth = budget, max_queue, inline, depth
         self._max_cost, self._split, self._join = max_cost, split, join
-        self._waiting: deque[_Call[Job]] = (
-            deque()
-        )  # what has been begun stands here as well, between its parts
+        # What has been begun stands here as well, between its parts.
+        self._waiting: deque[QueuedCall[Job]] = deque()
+        self.totals = Totals()
         self._not_begun = 0
         self._open_cost = 0
         self._in_flight = 0
         self._closing = False
         self._changed = threading.Condition()
         self._launching = threading.Lock()  # batches are launched in the order in which they were formed
-        self._launched: SimpleQueue[tuple[list[_Call[Job]], Launched] | None] = SimpleQueue()
+        self._launched: SimpleQueue[tuple[list[QueuedCall[Job]], Launched] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=work, name=f"hiscore-{work.__name__[1:]}", daemon=True)
             for work in ([self._answer_all] if inline else [self._answer_all, self._launch_all])
@@ -123,7 +88,7 @@ class Engine(Generic[Job]):
 
     def submit(self, tickets: Sequence[Ticket[Job]]) -> list[Ticket[Job]]:
         """Put tickets into the queue; returns those for which it has no room."""
-        calls = [_Call(each, self._cost(each.job), self._split(each.job)) for each in tickets]
+        calls = [QueuedCall(each, self._cost(each.job), self._split(each.job)) for each in tickets]
         refused = []
         with self._changed:
             room = self._max_queue - self._not_begun
@@ -137,6 +102,7 @@ class Engine(Generic[Job]):
                     self._waiting.append(call)
                 else:
                     refused.append(call.ticket)
+            self.totals.rejects["full"] += len(refused)
             self._changed.notify_all()
         if self._inline:
             self._launch_ready()
@@ -155,9 +121,11 @@ class Engine(Generic[Job]):
             self._in_flight = 1
         with self._launching:
             launched = self._try_launch([job])
-        answers, failure = _finished(launched, 1)
+        begin = time.monotonic()
+        answers, failure = finished(launched, 1)
+        self.totals.device_seconds += time.monotonic() - begin
         # Counting, or facing a failure, is left to the other thread: this one has an answer to deliver.
-        self._launched.put(([], _Answered(launched) if failure is None else _Raises(failure)))
+        self._launched.put(([], Answered(launched) if failure is None else Raises(failure)))
         return answers[0]
 
     def close(self) -> None:
@@ -191,18 +159,21 @@ class Engine(Generic[Job]):
                 self._launched.put(([call for call, _ in batch], self._try_launch(jobs)))
 
     def _try_launch(self, jobs: list[Job]) -> Launched:
+        begin = time.monotonic()
         try:
             return self._launch(jobs)
         except Exception as error:
-            return _Raises(error)
+            return Raises(error)
+        finally:
+            self.totals.launch_seconds += time.monotonic() - begin
 
-    def _next_batch(self) -> list[tuple[_Call[Job], int]]:
+    def _next_batch(self) -> list[tuple[QueuedCall[Job], int]]:
         """Calls and the parts of them that are the next batch, if there is room and work.
 
         Who waits in vain is answered on the way.
         """
-        batch: list[tuple[_Call[Job], int]] = []
-        in_vain: list[tuple[_Call[Job], RequestError]] = []
+        batch: list[tuple[QueuedCall[Job], int]] = []
+        in_vain: list[tuple[QueuedCall[Job], RequestError]] = []
         gone = self._gone()
         with self._changed:
             now, total = time.monotonic(), 0
@@ -214,15 +185,18 @@ class Engine(Generic[Job]):
                     pass  # an earlier part has failed
                 elif id(call) in gone:
                     in_vain.append((call, RequestError("the call was cancelled", Code.CANCELLED)))
+                    self.totals.rejects["cancelled"] += 1
                 elif not part and call.ticket.deadline < now:
                     late = RequestError("Request timeout expired in the queue", Code.UNAVAILABLE)
                     in_vain.append((call, late))
+                    self.totals.rejects["late"] += 1
                 elif batch and total + cost > self._budget:
                     break
                 else:
                     batch.append((call, part))
                     total += cost
                     call.launched += 1
+                    self.totals.queue_seconds += 0.0 if part else now - call.ticket.since
                 self._waiting.popleft()
                 self._not_begun -= not part
                 if part < call.launched < len(call.parts):
@@ -234,7 +208,7 @@ class Engine(Generic[Job]):
             self._end(call, reason)
         return batch
 
-    def _end(self, call: _Call[Job], answer: Any) -> None:
+    def _end(self, call: QueuedCall[Job], answer: Any) -> None:
         """Answer a call, once."""
         with self._changed:
             if call.over:
@@ -243,7 +217,7 @@ class Engine(Generic[Job]):
             self._open_cost -= call.cost
         self._answer(call.ticket, answer)
 
-    def _add(self, call: _Call[Job], answer: Any) -> None:
+    def _add(self, call: QueuedCall[Job], answer: Any) -> None:
         """Take the answer of a call's next part; the call is answered with its last part, or its first error."""
         call.answers.append(answer)
         if isinstance(answer, RequestError):
@@ -269,47 +243,19 @@ class Engine(Generic[Job]):
     def _answer_all(self) -> None:
         while (entry := self._launched.get()) is not None:
             batch, launched = entry
-            answers, failure = _finished(launched, len(batch))
+            begin = time.monotonic()
+            answers, failure = finished(launched, len(batch))
+            end = time.monotonic()
             with self._changed:
                 self._in_flight -= 1
                 self._changed.notify_all()
             for call, answer in zip(batch, answers, strict=True):
                 self._add(call, answer)
+            self.totals.device_seconds += end - begin
+            self.totals.answer_seconds += time.monotonic() - end
             try:
                 launched.count() if failure is None else self._failed(failure)
             except Exception:
                 log.exception("a batch was answered but not counted")
             if self._inline:
                 self._launch_ready()
-
-
-def _finished(launched: Launched, jobs: int) -> tuple[Sequence[Any], Exception | None]:
-    """The answers of a batch; if it raised, the error that every caller sees, and the one that it was."""
-    try:
-        return launched.finish(), None
-    except Exception as error:
-        # Without jobs the callers have been told already, and the log has been.
-        return [visible(error)] * jobs if jobs else [], error
-
-
-class _Raises:
-    """A batch whose launch, or whose end, has raised already."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def finish(self) -> Sequence[Any]:
-        raise self._error
-
-    def count(self) -> None:
-        """Nothing was done."""
-
-
-class _Answered:
-    """A batch that has been answered, but not counted."""
-
-    def __init__(self, launched: Launched) -> None:
-        self.count = launched.count
-
-    def finish(self) -> Sequence[Any]:
-        return []

@@ -3,10 +3,23 @@
 Every update is a round trip to the server's process, so they stay out of loops over requests, items or tokens.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+
+from hiscore.serving.tickets import Totals
+
+FEED_S = 1.0
+SECONDS = {
+    "hiscore_queue_seconds_total": "Seconds that calls waited until they were launched, each for itself",
+    "hiscore_launch_seconds_total": "Seconds spent on launching batches; on a CPU, on computing them",
+    "hiscore_device_seconds_total": "Seconds spent on waiting for launched batches",
+    "hiscore_answer_seconds_total": "Seconds spent on sending answers",
+}
+REJECTS = {"hiscore_rejects_total": "Calls turned away, by reason: full, late, cancelled"}
+REASONS = ("full", "late", "cancelled")
 
 
 class _Metrics:
@@ -49,3 +62,31 @@ class Gauges(_Metrics):
             if value != self._values[name]:
                 self._metrics[name].set(value)
                 self._values[name] = value
+
+
+class TotalsFeed:
+    """Hands an engine's totals to Prometheus as they rise, with a batch, but at most once a second."""
+
+    def __init__(self, labels: dict[str, str], totals: Callable[[], Totals]) -> None:
+        self._totals = totals
+        self._seconds = Counters(SECONDS, labels)
+        self._rejects = {reason: Counters(REJECTS, labels | {"reason": reason}) for reason in REASONS}
+        self._fed: dict[str, float] = {}
+        self._next = 0.0
+
+    def update(self) -> None:
+        """Called after a batch."""
+        if (now := time.monotonic()) < self._next:
+            return
+        self._next = now + FEED_S
+        totals = self._totals()
+        for part in ("queue", "launch", "device", "answer"):
+            risen = self._risen(part, getattr(totals, f"{part}_seconds"))
+            self._seconds.add(**{f"hiscore_{part}_seconds_total": risen})
+        for reason, counters in self._rejects.items():
+            counters.add(hiscore_rejects_total=self._risen(reason, totals.rejects[reason]))
+
+    def _risen(self, name: str, value: float) -> float:
+        risen = value - self._fed.get(name, 0.0)
+        self._fed[name] = value
+        return risen

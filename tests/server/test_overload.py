@@ -15,6 +15,7 @@ from hiscore.launcher import Server
 from hiscore.layout import lay_out
 from tests.server.busy import inputs, score
 from tests.server.conftest import StartServer
+from tests.server.counters import settled
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -117,18 +118,22 @@ def test_at_three_times_saturation_goodput_stays_and_the_accepted_do_not_wait_lo
     server = start_server(
         tiny_llama, models="scorer", max_batch_tokens=2 * TOKENS, max_queue_tokens=most, query_cache_bytes=0
     )
-    seen = []
+    seen, refused = [], 0
     with triton.InferenceServerClient(server.grpc_url) as client:
         goodput_in_turn(client, callers=1)
         for _ in range(ATTEMPTS):
             peak = goodput_in_turn(client, callers=4)
             rate, seconds, errors = goodput_in_a_flood(client, 3 * peak)
-            assert len(errors) > len(seconds), "no flood"
+            refused += len(errors)
             assert all("UNAVAILABLE" in error and "the server is full" in error for error in errors)
             # What may wait at most, at the pace of the peak; twice that for what else the machine does.
             bound = 2 * most / TOKENS / peak
             seen.append((rate / peak, float(np.quantile(seconds, 0.99)), bound))
-            if rate >= 0.9 * peak and seen[-1][1] < bound:
+            # Too few refusals: the machine was slower while the peak was measured, and this was no flood.
+            if len(errors) > len(seconds) and rate >= 0.9 * peak and seen[-1][1] < bound:
                 print(f"goodput {rate / peak:.2f} of the peak, p99 {seen[-1][1]:.2f} s of {bound:.2f} s")
+                time.sleep(1.1)  # these are counted with a batch, once a second
+                score(client, ITEMS)
+                assert settled(server)["scorer", "hiscore_rejects_total"] == refused
                 return
     raise AssertionError(f"goodput relative to the peak, p99, its bound: {seen}")

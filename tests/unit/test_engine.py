@@ -8,7 +8,8 @@ import pytest
 
 from hiscore.errors import Code, RequestError
 from hiscore.serving import engine as engine_module
-from hiscore.serving.engine import Engine, Ticket
+from hiscore.serving.engine import Engine
+from hiscore.serving.tickets import Ticket
 
 FOREVER = float("inf")
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from hiscore.errors import Code, RequestError
-from hiscore.serving.engine import Engine, Ticket
+from hiscore.serving.engine import Engine
+from hiscore.serving.tickets import Ticket
 
 Job = tuple[int, ...]
 

@@ -16,7 +16,7 @@ from hiscore.parts import split_call
 from hiscore.scorer import Pending, ScoreCall, Scorer, Scores, is_device_lost
 from hiscore.serving.batch import Answer, required_tensor, send, serve
 from hiscore.serving.engine import Engine
-from hiscore.serving.metrics import Counters
+from hiscore.serving.metrics import Counters, TotalsFeed
 from hiscore.settings import CANARY_ID, ScorerSettings, from_model_config
 from hiscore.validation import check_call, check_labels, one_row
 
@@ -48,8 +48,9 @@ class TritonPythonModel:
         labels = {"model": args["model_name"], "version": args["model_version"]}
         # Instances of several GPUs are told apart by their device.
         self.counters = Counters(COUNTERS, labels | {"device": str(self.scorer.device)})
+        self.feed = TotalsFeed(labels | {"device": str(self.scorer.device)}, lambda: self.engine.totals)
         self.engine: Engine[ScoreCall] = Engine(
-            launch=lambda calls: LaunchedBatch(calls, self.scorer.submit(calls), self.counters),
+            launch=lambda calls: LaunchedBatch(calls, self.scorer.submit(calls), self.counters, self.feed),
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
             failed=end_if_device_is_lost,
             abandoned=lambda ticket: ticket.reply_to.is_cancelled(),
@@ -91,15 +92,18 @@ class TritonPythonModel:
 class LaunchedBatch:
     """A batch on its way, and what it counts once its callers have their answers."""
 
-    def __init__(self, calls: Sequence[ScoreCall], pending: Pending, counters: Counters) -> None:
+    def __init__(
+        self, calls: Sequence[ScoreCall], pending: Pending, counters: Counters, feed: TotalsFeed
+    ) -> None:
         self.is_canary = all(call.is_canary for call in calls)
-        self.pending, self.counters = pending, counters
+        self.pending, self.counters, self.feed = pending, counters, feed
 
     def finish(self) -> list[Answer]:
         answers, self.stats = self.pending.result()
         return [answer if isinstance(answer, RequestError) else outputs(answer) for answer in answers]
 
     def count(self) -> None:
+        self.feed.update()
         if self.is_canary:
             return
         self.counters.add(
