@@ -32,7 +32,7 @@ test: lint ## Lint, then run every test that needs no GPU
 	@$(BIN)/python -m pytest -m "not gpu" --ignore=tests/gpu
 
 test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
-	@$(BIN)/python -m pytest tests/gpu tests/unit/test_kernels.py
+	@$(BIN)/python -m pytest tests/gpu tests/unit/test_*kernels*.py
 
 # More options as make variables: make bench BENCH='--only serving,peers --out DIR'
 bench: $(INSTALLED) ## Measure what a CPU can show, and write a report (10 minutes)
