@@ -33,6 +33,8 @@ STREAMS = {"cpu": 32, "cuda": 64}
 # Shares of the host's free memory and of the device's whole memory that the pools take, unless settings say. The
 # scorer's weights and pools stand on the same device.
 HOST_SHARE, DEVICE_SHARE = 0.25, 0.25
+# On a CPU memory that is never written is never taken: what a machine seems to have left says little.
+LEAST_HOST_BYTES = 2**30
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -52,8 +54,8 @@ def make_worker(settings: DecodeSettings, device: str) -> CacheWorker:
         log.warning("fp8 is the scorer's alone: decode computes in bfloat16")
         dtype = "bfloat16"
     memory = Memory(
-        settings.host_kv_bytes or int(HOST_SHARE * _free_host_bytes()),
-        settings.device_kv_bytes or int(_device_bytes(where)),
+        settings.host_kv_bytes or _host_bytes(where),
+        settings.device_kv_bytes or _device_bytes(where),
         settings.max_streams or STREAMS[where.type],
     )
     return build_worker(Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], CHUNK[where.type])
@@ -125,15 +127,21 @@ def _latent_shape(decoder: DsaDecoder) -> ModelShape:
     return ModelShape(1, 1, a.row_dim, windows, a.context_length, a.indexer.head_dim, a.indexer.top_k)
 
 
+def _host_bytes(device: torch.device) -> int:
+    share = int(HOST_SHARE * _free_host_bytes())
+    # Beside a GPU the pool is pinned, so all of it is taken.
+    return share if device.type == "cuda" else max(share, LEAST_HOST_BYTES)
+
+
+def _device_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(DEVICE_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return _host_bytes(device)
+
+
 def _free_host_bytes() -> int:
     """What the kernel thinks can be had without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _device_bytes(device: torch.device) -> float:
-    if device.type == "cuda":
-        return DEVICE_SHARE * torch.cuda.get_device_properties(device).total_memory
-    return HOST_SHARE * _free_host_bytes()

@@ -52,7 +52,7 @@ def check_fits(call: DecodeCall, geometry: Geometry) -> None:
     prompt, generated = len(call.prompt), call.options.max_tokens
     asked = f"the prompt of {prompt} tokens and max_tokens {generated} make {prompt + generated} tokens"
     if prompt + generated > geometry.context_length:
-        raise RequestError(f"{asked}: the model's context holds {geometry.context_length}")
+        raise RequestError(f"{asked}: the context holds {geometry.context_length}")
     needs = needs_of(call, prompt, geometry)
     if needs.host > geometry.host_pages:
         raise RequestError(

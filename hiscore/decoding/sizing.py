@@ -1,6 +1,7 @@
 """How large the cache is: settings, a checkpoint's shape and the memory at hand to pages of each pool."""
 
 import logging
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 # Tokens of a page that is chosen as a whole. Larger pages make a smaller index and longer copies; smaller ones fit
 # what is looked for more closely.
 QUEST_PAGE = 32
+# Streams that are held shorter than the context are so many tokens long, or a multiple.
+CONTEXT_PAGE = 256
 # Quest's bounds say little of the first layers, which attend widely.
 QUEST_DENSE_LAYERS = 2
 INDEX: dict[str, Index] = {"dense": "none", "exact": "keys", "quest": "bounds", "dsa": "dsa"}
@@ -47,11 +50,37 @@ class Memory:
 def plan_cache(
     settings: CacheSettings, model: ModelShape, memory: Memory, dtype: torch.dtype, chunk: int
 ) -> tuple[CacheShape, Geometry]:
-    """Divide the memory.
+    """Divide the memory. Where it has no room for one stream of the model's context, streams are held shorter.
 
     Raises:
-        ValueError: a pool cannot hold one stream of a page; the message names the setting and what it needs.
+        ValueError: a pool cannot hold the shortest stream; the message names the setting and what it needs.
     """
+
+    def plan(pages: int) -> tuple[CacheShape, Geometry]:
+        context = min(pages * CONTEXT_PAGE, model.context_length)
+        return _plan(settings, replace(model, context_length=context), memory, dtype, chunk)
+
+    def too_long(pages: int) -> bool:
+        try:
+            plan(pages)
+        except ValueError:
+            return True
+        return False
+
+    whole = -(-model.context_length // CONTEXT_PAGE)
+    pages = 1 + bisect_left(range(2, whole + 1), True, key=too_long) if too_long(whole) else whole
+    shape, geometry = plan(pages)
+    if pages < whole:
+        log.warning(
+            "DEVICE_KV_BYTES (%d) has room for streams of %d tokens; the model's context is %d",
+            memory.device, geometry.context_length, model.context_length,
+        )  # fmt: skip
+    return shape, geometry
+
+
+def _plan(
+    settings: CacheSettings, model: ModelShape, memory: Memory, dtype: torch.dtype, chunk: int
+) -> tuple[CacheShape, Geometry]:
     selector = settings.selector
     page = QUEST_PAGE if selector in ("quest", "dense") else 1
     width = settings.backup_ring if settings.backup == "ring" else 1
@@ -77,10 +106,6 @@ def plan_cache(
     long_stream = max_pages * beside_host + buffer_pages * per_device_page
     most = room * max_pages // long_stream if long_stream else memory.streams * max_pages
     host_pages = max(0, min(memory.host // one["host"], memory.streams * max_pages, most))
-    if host_pages == most:
-        log.info(
-            "DEVICE_KV_BYTES has room for what belongs to %d of the host's pages, so no more are used", most
-        )
     room -= host_pages * beside_host
     device_pages = min(room // per_device_page, memory.streams * max_pages) if buffer_pages else 0
     _check("HOST_KV_BYTES", memory.host, one["host"], memory.host >= one["host"])

@@ -1,5 +1,6 @@
 """How memory is divided: never more than there is, and between the pools so that streams can use what they get."""
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.sizing import Memory, ModelShape, plan_cache
+from hiscore.decoding.sizing import CONTEXT_PAGE, Memory, ModelShape, plan_cache
 from hiscore.decoding.worker_api import STAGING_PAGE
 from hiscore.settings import CacheSettings
 
@@ -74,3 +75,24 @@ def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
 def test_what_is_too_small_is_named(memory: Memory, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         plan_cache(CacheSettings(selector="quest"), SMALL, memory, torch.float32, 256)
+
+
+def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:
+    """A context that nothing has room for is no error; the longest that there is room for is found."""
+    settings = CacheSettings(selector="quest", sparse_top_k=256, device_buffer_size=512)
+    model = ModelShape(heads=2, parts=2, width=16, windows=(None,) * 4, context_length=100_000)
+    held = [context(settings, model, 2**20 * size) for size in (8, 32, 64, 1024)]
+    assert held == sorted(set(held))
+    assert held[0] >= CONTEXT_PAGE
+    assert held[-1] == model.context_length
+    assert len(caplog.records) == 3
+    assert f"room for streams of {held[0]} tokens; the model's context is 100000" in caplog.text
+    # One page of tokens more has no room: said of a model with just that context.
+    longer = replace(model, context_length=held[1] + CONTEXT_PAGE)
+    assert context(settings, longer, 2**20 * 32) == held[1]
+
+
+def context(settings: CacheSettings, model: ModelShape, device: int) -> int:
+    _, geometry = plan_cache(settings, model, Memory(2**40, device, 1), torch.float32, 256)
+    assert geometry.staging_pages * STAGING_PAGE >= geometry.context_length
+    return geometry.context_length
