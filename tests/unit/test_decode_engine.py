@@ -443,9 +443,12 @@ def test_an_engine_with_nothing_to_launch_does_next_to_nothing() -> None:
     with running(worker, callers) as engine:
         plan = engine._scheduler.plan
         engine._scheduler.plan = lambda drained: asked.append(1) or plan(drained)  # type: ignore[method-assign]
+        began = time.monotonic()
         engine.submit(long_call(1), Caller(0))
-        time.sleep(0.1)
-        assert 5 <= len(asked) <= 250  # it asks whether copies have landed twice in a millisecond
+        while len(asked) < 50:
+            time.sleep(0.001)
+        # It asks whether copies have landed twice in a millisecond at most; some more for its first plans.
+        assert len(asked) <= 10 + 2_000 * (time.monotonic() - began)
         landed.set()
         callers.wait(lambda: bool(callers.ends))
         while not engine._scheduler.idle:
@@ -468,7 +471,7 @@ def test_a_call_that_waits_too_long_expires_and_one_that_runs_does_not() -> None
     worker, callers = HashWorker(), Callers()
     gate = Gate(20, 4)
     worker.on_step = gate.on_step
-    soon = time.monotonic() + 0.2
+    soon = time.monotonic() + 1  # long enough for four to begin on a busy machine
     calls = [replace(long_call(i, max_tokens=32), start_by=soon) for i in range(5)]
     names = [Caller(i) for i in range(5)]
     with running(worker, callers, quantum=0) as engine:

@@ -186,9 +186,9 @@ def test_a_call_that_cannot_be_kept_is_refused_and_leaves_the_pool_whole() -> No
 
 
 def test_ten_thousand_items_pack_without_a_loop_over_items() -> None:
-    """About 20 ms where a Python loop over items, for each forward, takes seconds."""
+    """About 20 ms of the processor's time where a Python loop over items, for each forward, takes seconds."""
     call = Tokens([1] * 50, [[2] * 50] * 10_000).call()
-    start = time.perf_counter()
+    start = time.process_time()
     batch = pack([call], 16_384, pages(16_384))
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert len(batch.forwards) == 31
