@@ -24,13 +24,13 @@ def read(server: Server) -> dict[tuple[str, str], int]:
 
 def settled(server: Server) -> dict[tuple[str, str], int]:
     """As `read`, once nothing rises any more: a batch is counted just after its callers have their answers."""
-    last = read(server)
-    while True:
+    last, same = read(server), 0
+    while same < 3:
         time.sleep(0.05)
         now = read(server)
-        if now == last:
-            return now
+        same = same + 1 if now == last else 0
         last = now
+    return last
 
 
 @contextmanager
