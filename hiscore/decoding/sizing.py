@@ -87,7 +87,9 @@ def _plan(
     max_pages = -(-model.context_length // page)
     ring = ring_pages(width, page)
     top_k = settings.sparse_top_k if model.top_k is None else min(settings.sparse_top_k, model.top_k)
-    top = max(min(top_k // page, max_pages), ring + 1)
+    # What is always selected: the first page and the ring's, or the first token and the newest.
+    least = {"quest": ring + 1, "exact": 2}.get(selector, 1)
+    top = max(min(top_k // page, max_pages), least)
     lru = max(settings.device_buffer_size // page - ring, top)
     of_one_page = CacheShape(
         layers=len(model.windows), heads=model.heads, parts=model.parts, width=model.width,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hiscore.decoding.sizing import CONTEXT_PAGE, Memory, ModelShape, plan_cache
 from hiscore.decoding.worker_api import STAGING_PAGE
-from hiscore.settings import CacheSettings
+from hiscore.settings import Backup, CacheSettings
 
 MIB = 2**20
 SMALL = ModelShape(heads=2, parts=2, width=16, windows=(None,) * 4, context_length=4_096)
@@ -54,6 +54,30 @@ def test_pools_take_no_more_than_there_is(
         buffers = geometry.device_pages // min(shape.max_pages, shape.buffer_pages)
         assert buffers >= geometry.host_pages // shape.max_pages
         assert buffers >= 1
+
+
+@pytest.mark.parametrize("protocol", ["ring", "deferred"])
+@pytest.mark.parametrize("top_k", [2, 8, 32])
+def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protocol: Backup) -> None:
+    """`exact` is defined by k, and an indexer by its checkpoint's: where the ring stands is no matter."""
+    settings = CacheSettings(
+        selector="exact", sparse_top_k=top_k, device_buffer_size=64, backup=protocol, backup_ring=top_k
+    )
+    indexed = replace(SMALL, heads=1, parts=1, index_width=8, top_k=top_k)
+    own = CacheSettings(selector="dsa", sparse_top_k=64, device_buffer_size=64, backup=protocol)
+    memory = Memory(2**30, 2**30, 4)
+    for chosen, model in ((settings, SMALL), (own, indexed)):
+        shape, _ = plan_cache(chosen, model, memory, torch.float32, 256)
+        assert shape.top_pages == top_k
+        assert shape.lru_pages >= top_k
+
+
+@pytest.mark.parametrize("selector", ["quest", "exact"])
+def test_what_is_always_selected_has_room(selector: str) -> None:
+    """The first page and the newest, whatever was asked for."""
+    settings = CacheSettings(selector=selector, sparse_top_k=1, backup_ring=1)
+    shape, _ = plan_cache(settings, SMALL, Memory(2**30, 2**30, 4), torch.float32, 256)
+    assert shape.top_pages == 2
 
 
 def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
