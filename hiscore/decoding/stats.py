@@ -35,6 +35,11 @@ class EngineStats:
     host_rows: int = 0
     device_rows: int = 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether no stream waits or holds anything; whatever has started holds room on the host."""
+        return not self.waiting and not self.host_rows
+
 
 @dataclass
 class Tally:

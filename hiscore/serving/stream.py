@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -58,9 +59,10 @@ class StreamSender:
     """Sends pieces in the order in which they were put, and ends each stream with exactly one last response.
 
     send: one response, ``(reply_to, outputs or error, last)``; returns whether the stream still stands. abandoned:
-    whether who listens at a ``reply_to`` has gone. cancel: called with a `Caller` who has; a last piece is
-    expected all the same. count: called about once a second while there are streams, and once after. All four are
-    called by the thread of this object.
+    whether who listens at a ``reply_to`` has gone. cancel: called with a `Caller` who has, again and again until
+    the last piece comes, which is expected all the same. count: called about once a second while there are
+    streams, and after that until it says that nothing is held any more. All four are called by the thread of this
+    object.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class StreamSender:
         send: Callable[[Any, Outputs | RequestError, bool], bool],
         abandoned: Callable[[Any], bool],
         cancel: Callable[[Caller], None],
-        count: Callable[[], None],
+        count: Callable[[], bool],
     ) -> None:
         self._send, self._abandoned, self._cancel, self._count = send, abandoned, cancel, count
         self._queue: SimpleQueue[tuple[Caller, Piece | RequestError | None] | None] = SimpleQueue()
@@ -103,9 +105,9 @@ class StreamSender:
                 self._ask()
                 ask_at = time.monotonic() + ASK_S
             if (now >= count_at and not self._counted) or self._closing:
-                self._try(self._count)
+                idle = self._try(self._count)
                 # What the last stream held is given back a little after its end.
-                self._counted = not self._live and now >= self._last_event + COUNT_S
+                self._counted = idle and not self._live and now >= self._last_event + COUNT_S
                 count_at = now + COUNT_S
 
     def _take(self) -> None:
@@ -157,10 +159,11 @@ class StreamSender:
 
     def _ask(self) -> None:
         """Ask those that have not been asked for longest."""
-        for caller in [caller for caller in self._live if not caller.gone][:MOST_ASKED]:
+        for caller in [*islice(self._live, MOST_ASKED)]:
             self._live[caller] = self._live.pop(caller)
-            caller.gone = self._try(self._abandoned, caller.reply_to)
+            caller.gone = caller.gone or self._try(self._abandoned, caller.reply_to)
             if caller.gone:
+                # Not once: whoever goes while the call is still being read is cancelled before there is a stream.
                 self._try(self._cancel, caller)
 
     def _try(self, call: Callable[..., Any], *arguments: Any) -> bool:

@@ -1,5 +1,6 @@
 """The sender thread: order, joining, exactly one last response, callers that go, and calls that raise."""
 
+import math
 import threading
 import time
 import weakref
@@ -10,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hiscore.decoding.engine import Output
+from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
+from hiscore.decoding.options import DecodeOptions
+from hiscore.decoding.worker_api import StepRows
 from hiscore.errors import RequestError
 from hiscore.serving import stream as sender_module
 from hiscore.serving.stream import Caller, StreamSender, joined
+from tests.support.decode_worker import HashWorker
 
 PATIENCE_S = 10.0
 
@@ -43,6 +47,7 @@ class Edge:
         self.gate.set()
         self.sending = threading.Event()
         self.counts = 0
+        self.idle = True
         self.asked: list[Listener] = []
         self.callers: dict[Listener, Caller] = {}
         self.sender = StreamSender(self.send, self.abandoned, self.cancel, self.count)
@@ -74,8 +79,9 @@ class Edge:
     def put(self, listener: Listener, piece: Output | RequestError) -> None:
         self.sender.put(self.callers[listener], piece)
 
-    def count(self) -> None:
+    def count(self) -> bool:
         self.counts += 1
+        return self.idle
 
     def hold(self) -> Listener:
         """Keep the thread in the middle of another stream's send, so that what is put now gathers."""
@@ -157,7 +163,7 @@ def test_nothing_follows_the_last_piece(edge: Edge) -> None:
     assert caller.responses == [(([1], "a", "stop"), True)]
 
 
-def test_a_caller_that_has_gone_is_cancelled_once_and_still_gets_its_last_response(edge: Edge) -> None:
+def test_a_caller_that_has_gone_is_cancelled_until_it_has_its_last_response(edge: Edge) -> None:
     stays, goes = Listener(), Listener()
     edge.open(stays)
     edge.open(goes)
@@ -168,10 +174,46 @@ def test_a_caller_that_has_gone_is_cancelled_once_and_still_gets_its_last_respon
     asked = edge.asked.count(goes)
     eventually(lambda: edge.asked.count(stays) > asked + 3)
     assert edge.asked.count(goes) == asked
+    # The first time may have been too early: before there was a stream.
+    eventually(lambda: goes.cancelled > 1)
     edge.put(goes, Output([], "", "cancelled"))
     eventually(lambda: goes.responses)
-    assert (goes.cancelled, stays.cancelled) == (1, 0)
+    cancelled, asked = goes.cancelled, edge.asked.count(stays)
+    eventually(lambda: edge.asked.count(stays) > asked + 3)
+    assert (goes.cancelled, stays.cancelled) == (cancelled, 0)
     assert goes.responses == [(([], "", "cancelled"), True)]
+
+
+def test_a_caller_that_goes_before_its_stream_begins_is_not_served_to_its_end() -> None:
+    """The call is read, which takes long, and only then handed to the engine; its caller has gone meanwhile."""
+    worker, cancelled = HashWorker(), threading.Event()
+
+    def on_step(rows: StepRows) -> None:
+        assert cancelled.wait(PATIENCE_S), "its caller has been forgotten"
+
+    worker.on_step = on_step
+
+    def cancel(caller: Caller) -> None:
+        engine.cancel(caller)
+        cancelled.set()
+
+    listener = Listener(gone=True)
+    sender = StreamSender(
+        send=lambda listener, answer, last: listener.responses.append((answer, last)) or True,
+        abandoned=lambda listener: listener.gone,
+        cancel=cancel,
+        count=lambda: True,
+    )
+    engine = DecodeEngine(worker, None, frozenset(), 10, sender.put)
+    caller = sender.open(listener)
+    assert cancelled.wait(PATIENCE_S)
+    cancelled.clear()
+    options = DecodeOptions(max_tokens=100, ignore_eos=True)
+    engine.submit(DecodeCall(np.array([1], np.int32), options, math.inf), caller)
+    eventually(lambda: listener.responses and listener.responses[-1][1])
+    engine.close()
+    sender.close()
+    assert listener.responses[-1][0]["finish_reason"][0] == b"cancelled"
 
 
 def test_every_one_of_many_callers_is_asked(edge: Edge) -> None:
@@ -226,6 +268,19 @@ def test_counting_goes_on_after_the_last_stream_and_then_rests(
     assert edge.counts == counts
 
 
+def test_counting_goes_on_while_something_is_held(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "COUNT_S", 0.01)
+    edge.idle = False
+    caller = Listener()
+    edge.open(caller)
+    edge.put(caller, Output([1], "a", "stop"))
+    eventually(lambda: caller.responses)
+    at_end = edge.counts
+    eventually(lambda: edge.counts > at_end + 5)
+    edge.idle = True
+    eventually(lambda: edge.sender._counted)
+
+
 def test_closing_sends_what_was_put(edge: Edge) -> None:
     edge.hold()
     caller = Listener()
@@ -241,7 +296,7 @@ def test_who_has_been_sent_the_last_is_let_go_whoever_still_knows_the_caller() -
         send=lambda listener, answer, last: not listener.broken,
         abandoned=lambda listener: False,
         cancel=lambda caller: None,
-        count=lambda: None,
+        count=lambda: True,
     )
     listeners = [Listener(), Listener(broken=True), Listener()]
     held = [weakref.ref(listener) for listener in listeners]

@@ -42,13 +42,13 @@ class TritonPythonModel:
         labels = {"model": args["model_name"], "version": args["model_version"], "device": device}
         self.counters = Counters(descriptions(COUNTERS), labels)
         self.gauges = Gauges(descriptions(GAUGES), labels)
-        feed = MetricsFeed(self.counters.add, self.gauges.set)
+        self.feed = MetricsFeed(self.counters.add, self.gauges.set)
         worker = make_worker(settings, device)
         self.sender = StreamSender(
             send,
             abandoned=lambda reply_to: reply_to.is_cancelled(),
             cancel=lambda caller: self.engine.cancel(caller),
-            count=lambda: feed.update(self.engine.stats()),
+            count=self.count,
         )
         self.engine = DecodeEngine(
             worker,
@@ -90,6 +90,12 @@ class TritonPythonModel:
             deadline=now + asked_us / 1e6 if asked_us else math.inf,
             start_by=now + self.queue_timeout_s,
         )
+
+    def count(self) -> bool:
+        """Bring the metrics up to date; whether nothing is left that could change them."""
+        stats = self.engine.stats()
+        self.feed.update(stats)
+        return stats.idle
 
     def end(self, error: Exception) -> None:
         """Without the engine's thread no call is ever answered: whoever watches the server starts a new one."""
