@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # -o: an installed environment is not looked at again, so that the test cannot change it.
 MAKE = ["make", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed", "serve"]
 LAUNCHER = [sys.executable, "-m", "hiscore.launcher"]
-CALLS = 4
+CALLS = 8
 
 
 @contextmanager
@@ -77,14 +77,14 @@ def test_a_signal_drains_then_stops_everything(
         ThreadPoolExecutor(CALLS) as pool,
     ):
         name, _ = server_below(process.pid)
-        calls: list[Future[np.ndarray]] = [pool.submit(score, client, 200) for _ in range(CALLS)]
+        calls: list[Future[np.ndarray]] = [pool.submit(score, client, 100) for _ in range(CALLS)]
         next(as_completed(calls, timeout=60))
         # To this process alone, unlike a Ctrl-C.
         process.send_signal(signum)
         assert sum(not call.done() for call in calls) >= CALLS // 2, "too fast: nothing was left to drain"
         code = process.wait(60)
         results = [call.result() for call in calls]
-        assert all(result.shape == (200, 2) and np.isfinite(result).all() for result in results)
+        assert all(result.shape == (100, 2) and np.isfinite(result).all() for result in results)
         assert leftovers(name) == []
         # make dies of the signal it got, the launcher has done its work.
         assert code == (-signum if command is MAKE else 0)
