@@ -202,9 +202,10 @@ class Cache:
 
     def reset(self, host_pages: Tensor, device_pages: Tensor) -> None:
         """Forget what these pages (int64 [n] each) hold under LRU: for their next owner."""
-        self.where[:, host_pages] = -1
-        self.holds[:, device_pages] = -1
-        self.used[:, device_pages] = -1
+        # A number assigned to listed places would be copied to a CUDA device first, and the host would wait.
+        self.where.index_fill_(1, host_pages, -1)
+        self.holds.index_fill_(1, device_pages, -1)
+        self.used.index_fill_(1, device_pages, -1)
 
     def poison(self, host_pages: Tensor, device_pages: Tensor) -> None:
         """Overwrite freed pages (int64 [n] each) with NaN wherever they lie, so that a stale read shows."""

@@ -64,7 +64,7 @@ def seed(
     cache.where[:, held] = places.int()[:, None]
     cache.holds[:, places] = held.int()[:, None]
     # As if the step before the first had loaded them.
-    cache.used[:, places] = 2 * (length - 1)
+    cache.used.index_fill_(1, places, 2 * (length - 1))
     return Seeds(
         torch.cat((kept, ring)),
         torch.cat((under_lru, device_pages[shape.lru_pages + ring % shape.ring_pages])),

@@ -1,8 +1,11 @@
 """Tables, LRU and copies against a plain Python model, with every byte checked after every step."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiscore.decoding import residency
 from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
@@ -254,3 +257,33 @@ def test_a_buffer_of_another_size_is_refused() -> None:
     known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST)
     with pytest.raises(ValueError, match="device_pages has 8 pages for a stream of 20"):
         known.admit(0, 10, 80, buffer=8)
+
+
+class Waits(TorchDispatchMode):
+    """Notes what would make the host wait for a CUDA device: reads of numbers, sizes that depend on data, and
+    single numbers of the host put to listed places (torch copies them there, and waits for that copy)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        number = name == "index_put_" and args[2].dim() == 0
+        if number or name in ("_local_scalar_dense", "nonzero", "masked_select", "unique"):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_admission_waits_for_nothing() -> None:
+    """It is launched while a step runs: a wait for that would leave the device idle after it."""
+    cache = Cache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    host, buffer = torch.arange(20), torch.arange(SHAPE.buffer_pages)
+    with torch.inference_mode(), Waits() as waits:
+        residency.seed(cache, 1, 70, host, buffer)
+        residency.seed(cache, 2, 9, host[:5] + 30, buffer[:5] + 20, full=True)
+    assert waits.found == []
+    with Waits() as control:
+        cache.used[:, buffer] = 3
+        assert cache.used.max().item() == 3
+    assert control.found == ["index_put_", "_local_scalar_dense"]
