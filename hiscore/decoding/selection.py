@@ -82,17 +82,28 @@ def select_by_attention(
     """
     shape = cache.shape
     lengths, top = budgets(cache, rows)
-    weights = torch.zeros((len(lengths), shape.heads, scores.shape[2]), dtype=scores.dtype)
-    scored = dict(scored_rows(cache, rows))
-    for row, length in enumerate(lengths.tolist()):
-        if row in scored:
-            logits = scores[row, :, :length].unflatten(0, (shape.heads, -1)).clone()
-            weights[row, :, :length] = capped(logits, soft_cap).softmax(-1).mean(1)
-        elif length:
-            weights[row, :, :length] = 1 / length
+    weights = attention_shares(cache, scores, rows, soft_cap)
     page = torch.arange(scores.shape[2])
     forced = (page == 0) | (page >= lengths[:, None] - newest_forced)
     return top_pages(weights, lengths, forced, top, max([shape.top_pages, *top.tolist()]))
+
+
+def attention_shares(cache: Cache, scores: Tensor, rows: DecodeRows, soft_cap: float | None = None) -> Tensor:
+    """The softmax of scores over each row's pages, its mean over a group: [R, heads, N] -> [R, H, N].
+
+    Rows that get all of their pages have no scores; there each page counts alike.
+    """
+    heads = cache.shape.heads
+    lengths, _ = budgets(cache, rows)
+    shares = torch.zeros((len(lengths), heads, scores.shape[2]), dtype=scores.dtype)
+    scored = dict(scored_rows(cache, rows))
+    for row, length in enumerate(lengths.tolist()):
+        if row in scored:
+            logits = scores[row, :, :length].unflatten(0, (heads, -1)).clone()
+            shares[row, :, :length] = capped(logits, soft_cap).softmax(-1).mean(1)
+        elif length:
+            shares[row, :, :length] = 1 / length
+    return shares
 
 
 def everything(rows: DecodeRows, heads: int, page: int) -> Selection:
@@ -108,12 +119,19 @@ def everything(rows: DecodeRows, heads: int, page: int) -> Selection:
     )
 
 
-def top_pages(scores: Tensor, lengths: Tensor, forced: Tensor, top: Tensor, width: int) -> Selection:
+def top_pages(
+    scores: Tensor,
+    lengths: Tensor,
+    forced: Tensor,
+    top: Tensor,
+    width: int,
+    shares: Tensor | None = None,
+) -> Selection:
     """Choose the best pages of each row and head, ties to the lower page.
 
     scores: [R, H, N]; lengths: int64 [R], pages that a row has; forced: bool [R, N], what is chosen in any case;
     top: int64 [R], how many a row gets, the forced ones among them; width: K, at least the greatest of what rows
-    get. The mass is the sum of the scores of what is chosen.
+    get. The mass is the sum of the shares of what is chosen; without them scores are shares.
     """
     rows, heads, most = scores.shape
     each = torch.arange(most)
@@ -123,7 +141,7 @@ def top_pages(scores: Tensor, lengths: Tensor, forced: Tensor, top: Tensor, widt
     order = rank_by.sort(dim=-1, descending=True, stable=True).indices
     counts = torch.minimum(top, lengths)[:, None].expand(rows, heads)
     kept = each < counts[..., None]
-    mass = torch.where(kept, scores.gather(-1, order), 0.0).sum(-1)
+    mass = torch.where(kept, (scores if shares is None else shares).gather(-1, order), 0.0).sum(-1)
     pages = torch.full((rows, heads, max(width, most)), most)
     pages[..., :most] = torch.where(kept, order, most)
     pages = pages.sort(dim=-1).values[..., :width]

@@ -60,10 +60,9 @@ class TorchSteps:
             raise TypeError("index 'none' chooses nothing")
         selection = self._selector.select(scores, rows)
         places = swap_in(self._cache, layer, selection, rows)
-        if not isinstance(self._selector, DsaSelector):
-            self._cache.mass += torch.stack(
-                (selection.mass.double().sum(), rows.valid.sum() * selection.mass.shape[1])
-            )
+        # Of a row whose scores are no numbers nothing is known, and sums go on without it.
+        captured = selection.mass.double().nan_to_num(0.0).sum()
+        self._cache.mass += torch.stack((captured, rows.valid.sum() * selection.mass.shape[1]))
         return TorchChosen(selection.pages, PageLists(places, selection.counts), selection.mass)
 
     def everything(self, rows: DecodeRows) -> PageLists:

@@ -10,6 +10,10 @@ import triton.language as tl
 
 from hiscore.kernels.top_k import ALWAYS, choose, float_key, kth_largest
 
+LOG2E = tl.constexpr(1.4426950408889634)
+# Below every score, and finite: its distance to itself is zero.
+LEAST = tl.constexpr(-3.0e38)
+
 
 @triton.jit
 def select_and_place(
@@ -22,7 +26,8 @@ def select_and_place(
 ):  # fmt: skip
     """From scores to the pages to attend to and the list of those to copy; tables as `Cache` has them.
 
-    In: scores float32 [R, heads, max_pages] (without SOFTMAX: weights [R, kv_heads, max_pages] instead).
+    In: scores float32 [R, heads, max_pages] (without SOFTMAX: weights [R, kv_heads, max_pages] instead, which are
+    chosen by as they are, and whose softmax is thought to be attention's shares).
     Out: pages, places int32 [R, kv_heads, width], counts int32 [R, kv_heads], mass float32 [R, kv_heads];
     swaps int32 [R, kv_heads, width, 2], pairs (page of the host, page of the buffer), of which swap_counts [R,
     kv_heads] count. keys: room for uint32 [R, kv_heads, keys_stride]. A grid of (R, kv_heads).
@@ -59,6 +64,8 @@ def select_and_place(
     budget = tl.minimum(tl.where(tl.load(full + slot), width, top_pages), count)
     low = tl.zeros([], tl.uint32)
     allowed = count + 0
+    greatest = tl.zeros([], tl.float32)
+    total = tl.full([], 1.0, tl.float32)
     # Places that were scored: all or none.
     scored = tl.where(count > budget, count, 0)
     if scored > 0:
@@ -68,28 +75,42 @@ def select_and_place(
                 scores, weights, count, soft_cap, max_pages, HEADS // KV_HEADS, PADDED_GROUP, CAPPED, BLOCK
             )
             tl.debug_barrier()
+        # An indexer's scores are chosen by as they are; their softmax is summed up beside that.
+        tops = tl.full([BLOCK], LEAST, tl.float32)
+        totals = tl.zeros([BLOCK], tl.float32)
         for begin in range(0, count, BLOCK):
             place = begin + tl.arange(0, BLOCK)
-            key = float_key(tl.load(weights + place, mask=place < count, other=0.0))
+            weight = tl.load(weights + place, mask=place < count, other=0.0)
+            if not SOFTMAX:
+                x = tl.where(place < count, weight * LOG2E, float("-inf"))
+                new_tops = tl.maximum(tops, x)
+                totals = totals * tl.exp2(tops - new_tops) + tl.exp2(x - new_tops)
+                tops = new_tops
+            key = float_key(weight)
             forced = place > newest - newest_forced
             if SINK:
                 forced = forced | (place == 0)
             tl.store(keys + place, tl.where(forced, ALWAYS, key), mask=place < count)
+        if not SOFTMAX:
+            greatest = tl.max(tops, axis=0)
+            total = tl.sum(totals * tl.exp2(tops - greatest), axis=0)
         tl.debug_barrier()
         low, allowed = kth_largest(keys, count, budget, BLOCK)
 
     ties = count * 0
     taken = count * 0
     missing = count * 0
-    if SOFTMAX:
-        captured = tl.zeros([BLOCK], tl.float32)
+    captured = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, count, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         there = place < count
         key = tl.load(keys + place, mask=place < scored, other=0)
         chosen, rank, ties, taken = choose(key, there, low, allowed, ties, taken)
-        if SOFTMAX:
-            captured += tl.load(weights + place, mask=chosen & (place < scored), other=0.0)
+        counted = chosen & (place < scored)
+        weight = tl.load(weights + place, mask=counted, other=0.0)
+        if not SOFTMAX:
+            weight = tl.where(counted, tl.exp2(weight * LOG2E - greatest), 0.0)
+        captured += weight
         host = tl.load(host_table + place, mask=chosen, other=0).to(tl.int64)
         fixed = place > last_lru
         stands = tl.where(whole != 0, place, lru_pages + place % ring_pages)
@@ -106,12 +127,13 @@ def select_and_place(
         tl.store(swaps + 2 * order + 1, rank, mask=absent)
         missing += tl.sum(absent.to(tl.int32), axis=0)
     _end_list(pages, places, taken, width, BLOCK)
-    # An indexer's scores are no shares of attention.
-    share = 0.0
-    if SOFTMAX:
-        share = tl.where(scored > 0, tl.sum(captured, axis=0), 1.0)
-        tl.atomic_add(total_mass, share.to(tl.float64))
-        tl.atomic_add(total_mass + 1, 1.0)
+    share = tl.sum(captured, axis=0)
+    if not SOFTMAX:
+        share = share / total
+    share = tl.where(scored > 0, share, 1.0)
+    # Of scores that are no numbers nothing is known, and sums go on without them.
+    tl.atomic_add(total_mass, tl.where(share >= 0, share, 0.0).to(tl.float64))
+    tl.atomic_add(total_mass + 1, 1.0)
     tl.store(mass + pair, share)
     tl.store(counts + pair, taken)
     tl.store(swap_counts + pair, missing)
@@ -149,7 +171,6 @@ def _page_weights(
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """weights [count] = mean over the group of each query head's softmax over its scores [GROUP, count]."""
-    LOG2E: tl.constexpr = 1.4426950408889634
     group = tl.arange(0, PADDED_GROUP)[:, None]
     top = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([PADDED_GROUP], tl.float32)

@@ -16,6 +16,7 @@ from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
 from hiscore.decoding.kernel_steps import KernelSteps
 from hiscore.decoding.residency import swap_in
 from hiscore.decoding.selection import Selection
+from hiscore.decoding.torch_steps import TorchSteps
 from hiscore.kernels import residency
 from tests.support.decode_cache import KnownCache, unique_contents
 from tests.support.decode_kernels import (
@@ -58,7 +59,8 @@ def plain_selection(
         for head, group in enumerate(scores[row, :, :count].cpu().unflatten(0, (shape.heads, -1))):
             weights = group[0] if own else weights_of(group[None], soft_cap)[0]
             of_row.append(plain_choice(weights, budget, forced) if count else [])
-            mass[row, head] = float(weights[of_row[-1]].sum()) if count else 0.0
+            shares = weights_of(group[None], soft_cap)[0]
+            mass[row, head] = float(shares[of_row[-1]].sum()) if count else 0.0
         pages.append(of_row)
     width = max([shape.top_pages, *(len(chosen) for of_row in pages for chosen in of_row)])
     out = torch.full((len(pages), shape.heads, width), -1, dtype=torch.int32)
@@ -117,10 +119,10 @@ class Pair:
             assert (chosen.pages[..., width:] == -1).all()
             assert_same(chosen.lists.counts, selection.counts)
             assert_same(chosen.lists.pages[..., :width], places)
-            if shape.index != "dsa":
-                self.mass[0] += float(selection.mass.sum())
-                self.mass[1] += len(slots) * shape.heads
-                torch.testing.assert_close(chosen.mass.cpu(), selection.mass, atol=1e-6, rtol=0)
+            self.mass[0] += float(selection.mass.sum())
+            self.mass[1] += len(slots) * shape.heads
+            # Sums of up to 90 shares in float32.
+            torch.testing.assert_close(chosen.mass.cpu(), selection.mass, atol=1e-6, rtol=0)
             for name in ("where", "holds", "used", "hits", "misses", "buffer", "host", "home"):
                 assert_same(getattr(self.cache, name), getattr(known.cache, name))
         known.end_step(rows)
@@ -164,6 +166,32 @@ def play(case: str, steps: int, full: bool = True) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_selection_and_residency_do_what_plain_torch_does(case: str) -> None:
     play(case, 8)
+
+
+@pytest.mark.parametrize("case", ["quest", "dsa"])
+def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
+    """A stream that has gone wrong fails by itself; what others captured is still counted, by both."""
+    shape, group, soft_cap, _ = CASES[case]
+    pair = Pair(shape, group, 4, soft_cap, full=False)
+    for _ in range(4):
+        pair.join()
+    pair.same()
+    longest = max(pair.ends, key=lambda slot: pair.known.lengths[slot])
+    rows = pair.known.rows([longest, *(slot for slot in pair.ends if slot != longest)])
+    assert pair.known.lengths[longest] // shape.page + 1 > shape.top_pages
+    given = random(len(rows.slots), pair.attention.heads, shape.max_pages).cpu()
+    given[0, 0, 0] = float("nan")
+    layer = shape.sparse_layers[0]
+    kernels = KernelSteps(pair.cache, pair.attention, shape.max_pages * shape.page)
+    chosen = kernels.choose(layer, given.to(DEVICE), moved(rows))
+    plain = TorchSteps(pair.known.cache, pair.attention).choose(layer, given, rows)
+    # Sums of up to 90 shares in float32.
+    torch.testing.assert_close(chosen.mass.cpu()[1:], plain.mass[1:], atol=1e-6, rtol=0)
+    for mass, sums in ((chosen.mass.cpu(), pair.cache.mass.cpu()), (plain.mass, pair.known.cache.mass)):
+        assert mass[0, 0].isnan()  # the control: summed up as it is, nothing would be a number any more
+        assert float(sums[0]) == pytest.approx(float(mass.nan_to_num(0.0).sum()), rel=1e-5)
+        assert float(sums[0]) > 1
+        assert float(sums[1]) == mass.numel()
 
 
 def test_lists_are_no_longer_than_what_a_selector_chooses() -> None:

@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.cache import Cache, DecodeRows
-from hiscore.decoding.selection import Selection, budgets, no_scores, scored_rows, top_pages
+from hiscore.decoding.selection import (
+    Selection,
+    attention_shares,
+    budgets,
+    no_scores,
+    scored_rows,
+    top_pages,
+)
 
 
 class DsaSelector:
@@ -32,9 +39,11 @@ class DsaSelector:
         return out
 
     def select(self, scores: Tensor, rows: DecodeRows) -> Selection:
-        """The tokens with the largest scores; their mass is not known, and is given as 0."""
+        """The tokens with the largest scores.
+
+        Their mass is what the indexer thinks: it is trained so that the softmax of its scores follows attention.
+        """
         lengths, top = budgets(self._cache, rows)
         none = torch.zeros(len(lengths), scores.shape[2], dtype=torch.bool)
         width = max([self._cache.shape.top_pages, *top.tolist()])
-        chosen = top_pages(scores, lengths, none, top, width)
-        return Selection(chosen.pages, chosen.counts, torch.zeros_like(chosen.mass))
+        return top_pages(scores, lengths, none, top, width, attention_shares(self._cache, scores, rows))
