@@ -12,6 +12,7 @@ from hiscore.launcher.errors import LaunchError
 
 STUB = "triton_python_backend_stub"
 SCRIPTS = Path(sys.executable).parent
+INTERPRETER_LIBRARIES = Path(str(sysconfig.get_config_var("LIBDIR")))
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -20,7 +21,7 @@ class Distribution:
     """A tritonserver with a Python backend whose stub embeds the running Python's version.
 
     python_backend: the directory with the backend's library and its ``triton_python_backend_utils.py``;
-    libraries: directories for the dynamic loader; is_wheel: it comes from the nvidia-pytriton wheel.
+    libraries: directories that the dynamic loader is to search; is_wheel: it comes from the nvidia-pytriton wheel.
     """
 
     tritonserver: Path
@@ -29,14 +30,18 @@ class Distribution:
     libraries: tuple[str, ...]
     is_wheel: bool = False
 
-    def environment(self) -> dict[str, str]:
-        """The environment for the server and its stubs.
+    def environment(self, libpython: Path) -> dict[str, str]:
+        """The environment for the server and its stubs; libpython: the directory that the interpreter's is in.
 
         The stub takes its packages from the environment whose ``python3`` comes first on PATH, and its
         interpreter from the libpython that the dynamic loader finds; it ignores PYTHONPATH.
         """
         path = [str(SCRIPTS), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
-        loader = [*self.libraries, *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))]
+        loader = [
+            str(libpython),
+            *self.libraries,
+            *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)),
+        ]
         return {
             **os.environ,
             "PATH": os.pathsep.join(path),
@@ -57,11 +62,22 @@ class Distribution:
         (python / STUB).symlink_to(self.stub.resolve())
         (python / "hiscore").symlink_to(Path(__file__).resolve().parents[1])
 
+    def link_libpython(self, directory: Path) -> None:
+        """Fill a directory with a link to the interpreter's library, for `environment`.
+
+        The directory where that library lies may be the system's own. Put first, it would hide what others have
+        put before it: in a container the driver of CUDA's forward compatibility.
+        """
+        directory.mkdir()
+        library = INTERPRETER_LIBRARIES / str(sysconfig.get_config_var("INSTSONAME"))
+        if library.exists():  # if not, the loader has found it elsewhere: preflight looks
+            (directory / library.name).symlink_to(library)
+
     def missing_libraries(self) -> list[str]:
         """What the dynamic loader does not find for the server and the stub, by name."""
         missing: list[str] = []
         # This is what ldd does; the program itself is not run.
-        trace = self.environment() | {"LD_TRACE_LOADED_OBJECTS": "1"}
+        trace = self.environment(INTERPRETER_LIBRARIES) | {"LD_TRACE_LOADED_OBJECTS": "1"}
         for binary in (self.tritonserver, self.stub):
             listing = subprocess.run([binary], env=trace, capture_output=True, text=True, check=False).stdout
             missing += [line.split()[0] for line in listing.splitlines() if line.endswith("not found")]
@@ -86,12 +102,11 @@ def find_distribution() -> Distribution:
 
 def _named(tritonserver: Path) -> Distribution:
     backends = Path(os.environ.get("TRITON_BACKENDS") or tritonserver.parents[1] / "backends")
-    libraries = tuple(filter(None, os.environ.get("TRITON_LIBS", "").split(os.pathsep)))
     return Distribution(
         tritonserver=tritonserver,
         python_backend=backends / "python",
         stub=backends / "python" / STUB,
-        libraries=(*libraries, _interpreter_libraries()),
+        libraries=tuple(filter(None, os.environ.get("TRITON_LIBS", "").split(os.pathsep))),
     )
 
 
@@ -109,10 +124,6 @@ def _wheel() -> Distribution:
         tritonserver=root / "bin" / "tritonserver",
         python_backend=root / "backends" / "python",
         stub=root / "python_backend_stubs" / PYTHON / STUB,
-        libraries=(str(package.parent / "nvidia_pytriton.libs"), _interpreter_libraries()),
+        libraries=(str(package.parent / "nvidia_pytriton.libs"),),
         is_wheel=True,
     )
-
-
-def _interpreter_libraries() -> str:
-    return str(sysconfig.get_config_var("LIBDIR"))

@@ -124,6 +124,7 @@ class Server:
             values = model_values(settings, directory, device, self.models, capabilities.selectors)
             write_repository(settings.model_repository, self._workspace.path / "models", values)
             distribution.link_backends(self._workspace.path / "backends")
+            distribution.link_libpython(self._workspace.path / "lib")
             asked = Ports(settings.http_port, settings.grpc_port, settings.metrics_port)
             self._launch(asked)
         except BaseException:
@@ -171,7 +172,8 @@ class Server:
                 drain_s=settings.drain_timeout_s,
             )
             command = [str(self._distribution.tritonserver), *flags]
-            process = Process(command, self._distribution.environment(), self.log_path, workspace.lock)
+            environment = self._distribution.environment(workspace.path / "lib")
+            process = Process(command, environment, self.log_path, workspace.lock)
             self._process = process
             try:
                 process.wait_until(self._is_ready, settings.ready_timeout_s)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from hiscore.launcher import devices, die_with_parent, preflight
+from hiscore.launcher import devices, die_with_parent, distribution, preflight
 from hiscore.launcher.devices import choose_device
-from hiscore.launcher.distribution import STUB, find_distribution
+from hiscore.launcher.distribution import STUB, Distribution, find_distribution
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.failure import error_lines
 from hiscore.launcher.make import MakeWatch
@@ -102,6 +104,36 @@ def test_the_installed_tritonserver_is_found_with_all_its_libraries(monkeypatch:
     preflight.check_libraries(found)
 
 
+def test_the_interpreters_directory_hides_no_library_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container: the interpreter's library lies among the system's, the driver to be used elsewhere."""
+    found, real = find_distribution(), distribution.INTERPRETER_LIBRARIES
+    python = str(sysconfig.get_config_var("INSTSONAME"))
+    (math,) = (path for name, path in loaded(found, real) if name.startswith("libm.so"))
+    for name in ("system", "compat"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "libm.so.6").symlink_to(math)
+    (tmp_path / "system" / python).symlink_to(real / python)
+    monkeypatch.setattr(distribution, "INTERPRETER_LIBRARIES", tmp_path / "system")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "compat"))
+    found.link_libpython(tmp_path / "lib")
+    chosen = dict(loaded(found, tmp_path / "lib"))
+    assert chosen["libm.so.6"] == str(tmp_path / "compat/libm.so.6")
+    assert chosen[python] == str(tmp_path / "lib" / python)
+    # The control: the whole directory first, and the environment's library is hidden.
+    assert dict(loaded(found, tmp_path / "system"))["libm.so.6"] == str(tmp_path / "system/libm.so.6")
+
+
+def loaded(found: Distribution, libpython: Path) -> list[tuple[str, str]]:
+    """Names and paths of the libraries that the dynamic loader takes for the stub."""
+    environment = found.environment(libpython) | {"LD_TRACE_LOADED_OBJECTS": "1"}
+    listing = subprocess.run(
+        [found.stub], env=environment, capture_output=True, text=True, check=False
+    ).stdout
+    return re.findall(r"^\s*(\S+) => (\S+) \(0x", listing, re.MULTILINE)
+
+
 def test_a_libpython_out_of_reach_is_named() -> None:
     found = find_distribution()
     # Of a Python that hiscore does not support, so that it is hardly here.
@@ -121,7 +153,7 @@ def test_a_tritonserver_named_by_the_environment_is_taken(
     monkeypatch.setenv("TRITON_LIBS", "/one:/two")
     found = find_distribution()
     assert found.tritonserver == tmp_path / "bin/tritonserver"
-    assert found.libraries[:2] == ("/one", "/two")
+    assert found.libraries == ("/one", "/two")
     (tmp_path / f"backends/python/{STUB}").unlink()
     with pytest.raises(LaunchError, match=f"{STUB} does not exist"):
         find_distribution()
