@@ -8,6 +8,7 @@ error.
 import json
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -149,6 +150,10 @@ class ServeSettings(CacheSettings, BaseSettings):
     health_port: int | None = Field(
         default=None, ge=0, le=65535, description="the launcher's own health; none: not served"
     )
+    trace_url: str | None = Field(
+        default=None, description="where traces go, by OTLP over HTTP; none: nowhere"
+    )
+    trace_rate: PositiveInt = Field(default=1_000, description="of so many calls one is traced")
     max_batch_tokens: PositiveInt = ScorerSettings.model_fields["max_batch_tokens"].default
     query_cache_bytes: NonNegativeInt = ScorerSettings.model_fields["query_cache_bytes"].default
     selector: Literal["auto", "dense", "exact", "quest", "dsa"] = Field(
@@ -183,6 +188,15 @@ class ServeSettings(CacheSettings, BaseSettings):
     max_labels: PositiveInt = Limits.model_fields["max_labels"].default
     max_call_tokens: PositiveInt = Limits.model_fields["max_call_tokens"].default
     max_text_bytes: PositiveInt = Limits.model_fields["max_text_bytes"].default
+
+    @field_validator("trace_url")
+    @classmethod
+    def _is_an_address_without_secrets(cls, url: str | None) -> str | None:
+        # Triton takes it from the command line, which every user of the machine can read.
+        parts = urlsplit(url or "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            raise ValueError("must be like http://host:4318/v1/traces, without a user or a password")
+        return url
 
 
 Settings = TypeVar("Settings", bound=BaseModel)

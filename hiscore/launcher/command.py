@@ -20,6 +20,7 @@ def tritonserver_flags(
     address: str,
     http_address: str,
     tls: Sequence[str],
+    tracing: Sequence[str],
     ports: Ports,
     gpu: bool,
     shm_bytes: int,
@@ -27,7 +28,7 @@ def tritonserver_flags(
 ) -> list[str]:
     """Flags for Triton 2.51 and newer.
 
-    tls: from `tls_flags`; shm_bytes: shared memory per model instance, to begin with.
+    tls, tracing: from `tls_flags` and `trace_flags`; shm_bytes: shared memory per model instance, to begin with.
     """
     # Without a GPU these two can only complain.
     no_gpu = ["--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0"]
@@ -49,6 +50,7 @@ def tritonserver_flags(
         f"--grpc-port={ports.grpc}",
         f"--grpc-restricted-protocol={RESTRICTED}:{key}",
         *tls,
+        *tracing,
         f"--metrics-address={address}",
         f"--metrics-port={ports.metrics}",
         "--allow-sagemaker=false",
@@ -66,3 +68,19 @@ def tls_flags(cert: Path | None, key: Path | None, client_ca: Path | None) -> li
     mutual = ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={client_ca}"] if client_ca else []
     # Triton takes certificates into account only where the first flag is set.
     return ["--grpc-use-ssl=true", *mutual, f"--grpc-server-cert={cert}", f"--grpc-server-key={key}"]
+
+
+def trace_flags(url: str | None, rate: int) -> list[str]:
+    """Flags for OpenTelemetry traces: of one call in `rate`, and of each that brings a ``traceparent``."""
+    if url is None:
+        return []
+    options = [
+        "mode=opentelemetry",
+        f"opentelemetry,url={url}",
+        "opentelemetry,resource=service.name=hiscore",
+        # The other level, TENSORS, is what callers send.
+        "level=TIMESTAMPS",
+        f"rate={rate}",
+        "count=-1",
+    ]
+    return [f"--trace-config={option}" for option in options]

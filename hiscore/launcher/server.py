@@ -7,7 +7,7 @@ from types import TracebackType
 from hiscore import checkpoint
 from hiscore.capabilities import servable
 from hiscore.launcher import preflight
-from hiscore.launcher.command import tls_flags, tritonserver_flags
+from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
 from hiscore.launcher.devices import choose_device
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.errors import LaunchError
@@ -166,6 +166,7 @@ class Server:
                 address=settings.bind_address,
                 http_address=self._http_host,
                 tls=tls_flags(settings.tls_cert, settings.tls_key, settings.tls_client_ca),
+                tracing=trace_flags(settings.trace_url, settings.trace_rate),
                 ports=self.ports,
                 gpu=self._gpu,
                 shm_bytes=settings.shm_bytes,

@@ -1,0 +1,136 @@
+"""OpenTelemetry traces as a collector gets them: a call is one trace across the ensemble, and in its caller's."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from hiscore.launcher import Server
+from hiscore.settings import ServeSettings
+from hiscore_client import InvalidRequest, ScoreClient
+
+pytestmark = pytest.mark.server
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+QUERY, ITEMS, LABELS = "a query that nobody else sees", ["firstitem", "seconditem"], [1, 2]
+SEVERAL_TOKENS = "a label of several tokens"
+
+Span = dict[str, Any]
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[bytes]]]:
+    """The address of something that takes what Triton exports, and all that it got."""
+    got: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200 if self.path == "/v1/traces" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_address[1]}/v1/traces", got
+        http.shutdown()
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What a server has exported by its end, of three calls of which two belong to traces of their callers."""
+    log = tmp_path_factory.mktemp("tracing") / "server.log"
+    with collector() as (url, got):
+        settings = ServeSettings(
+            model=str(tiny_lm),
+            models="score,tokenizer,scorer",
+            device="cpu",
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            query_cache_bytes=0,
+            canary_seconds=0,
+            trace_url=url,
+            trace_rate=1_000_000,  # none but those that ask for it
+        )
+        with Server(settings, log) as server:
+            parent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+            with ScoreClient(server.grpc_url, headers=parent) as client:
+                client.score(QUERY, ITEMS, label_token_ids=LABELS, request_id="mine")
+                with pytest.raises(InvalidRequest, match="must be exactly one"):
+                    client.score(QUERY, ITEMS, labels=[SEVERAL_TOKENS], request_id="refused")
+            with ScoreClient(server.grpc_url) as client:
+                client.score(QUERY, ITEMS, label_token_ids=LABELS, request_id="other")
+    return b"\n".join(got)
+
+
+@pytest.fixture(scope="module")
+def spans(exported: bytes) -> list[Span]:
+    return [
+        span
+        for body in exported.splitlines()
+        for resource in json.loads(body)["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]
+
+
+def attributes(span: Span) -> dict[str, str]:
+    return {each["key"]: str(*each["value"].values()) for each in span.get("attributes", ())}
+
+
+def of_request(spans: list[Span], request_id: str) -> dict[str, Span]:
+    """A call's spans by the model that they are of."""
+    return {span["name"]: span for span in spans if attributes(span).get("triton.request_id") == request_id}
+
+
+def test_a_call_is_one_trace_of_the_ensemble_and_its_steps(spans: list[Span]) -> None:
+    mine = of_request(spans, "mine")
+    assert set(mine) == {"score", "tokenizer", "scorer"}
+    assert {span["traceId"] for span in mine.values()} == {TRACE}
+    whole = mine["score"]
+    for step in ("tokenizer", "scorer"):
+        assert mine[step]["parentSpanId"] == whole["spanId"]
+        assert attributes(mine[step])["triton.model_name"] == step
+    # What docs/operations.md reads a call's time from.
+    starts = [int(mine[name]["startTimeUnixNano"]) for name in ("score", "tokenizer", "scorer")]
+    assert starts == sorted(starts)
+    assert starts[-1] < int(whole["endTimeUnixNano"])
+
+
+def test_the_callers_span_is_the_parent(spans: list[Span]) -> None:
+    (root,) = [span for span in spans if span["spanId"] == of_request(spans, "mine")["score"]["parentSpanId"]]
+    assert (root["name"], root["parentSpanId"]) == ("InferRequest", PARENT)
+    names = {event["name"] for event in root["events"]}
+    assert {"GRPC_WAITREAD_END", "INFER_RESPONSE_COMPLETE", "GRPC_SEND_END"} <= names
+
+
+def test_a_refused_call_ends_where_it_was_refused(spans: list[Span]) -> None:
+    assert set(of_request(spans, "refused")) == {"score", "tokenizer"}
+
+
+def test_control_a_call_that_does_not_ask_for_it_is_not_traced(spans: list[Span]) -> None:
+    assert of_request(spans, "other") == {}
+    assert {span["traceId"] for span in spans} == {TRACE}
+
+
+def test_no_text_is_exported(exported: bytes) -> None:
+    assert b"mine" in exported  # the control: what is sent is found
+    for text in (QUERY, *ITEMS, SEVERAL_TOKENS):
+        assert text.encode() not in exported
+
+
+@pytest.mark.parametrize(
+    "url", ["collector:4318", "ftp://collector/v1/traces", "http:///v1/traces", "http://me:key@collector/v1"]
+)
+def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="must be like http://host:4318/v1/traces"):
+        ServeSettings(trace_url=url)
