@@ -11,6 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -184,7 +185,8 @@ class Cache:
         """
         sizes = shape.tensors(dtype)
         host = _host_pool(*sizes.pop("host"), pinned=device.type == "cuda")
-        tensors = {name: torch.zeros(size, dtype=kind, device=device) for name, (size, kind) in sizes.items()}
+        zeros = torch.zeros if device.type == "cuda" else _untouched_zeros
+        tensors = {name: zeros(size, dtype=kind, device=device) for name, (size, kind) in sizes.items()}
         for name in ("where", "holds", "used"):
             tensors[name].fill_(-1)
         sparse = {layer: at for at, layer in enumerate(shape.sparse_layers)}
@@ -220,7 +222,7 @@ class Cache:
 
 
 def _host_pool(size: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
-    pool = torch.zeros(size, dtype=dtype)
+    pool = _untouched_zeros(size, dtype)
     if pinned:
         # torch's own pinned memory comes in powers of two, up to twice what is asked for.
         bytes_ = pool.numel() * pool.element_size()
@@ -230,6 +232,12 @@ def _host_pool(size: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
                 f"{bytes_ / 2**30:.2f} GiB of pinned host memory were refused: set HOST_KV_BYTES lower"
             )
     return pool
+
+
+def _untouched_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """Zeros that take no memory until they are written: `torch.zeros` writes them on a CPU, NumPy does not."""
+    # NumPy does not know all of torch's types, but a type of the same size for each.
+    return torch.from_numpy(np.zeros(tuple(size), f"i{dtype.itemsize}")).to(device).view(dtype)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -1,5 +1,8 @@
 """Tables, LRU and copies against a plain Python model, with every byte checked after every step."""
 
+import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -235,6 +238,21 @@ def test_bytes_are_those_of_the_tensors() -> None:
     for name, size in SHAPE.bytes(torch.bfloat16).items():
         tensor = getattr(cache, name)
         assert tensor.numel() * tensor.element_size() == size, name
+
+
+def test_a_pool_on_a_cpu_takes_memory_as_it_is_written() -> None:
+    """Several servers on one machine each plan with a share of what it has; the control writes all of it."""
+    size = 2**28
+    shape = replace(SHAPE, host_pages=size // SHAPE.bytes(torch.float32)["host"] * SHAPE.host_pages)
+    before = resident_bytes()
+    cache = Cache.allocate(shape, torch.float32, torch.device("cpu"))
+    assert resident_bytes() - before < size // 2
+    cache.host.fill_(1.0)
+    assert resident_bytes() - before > size // 2
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize(
