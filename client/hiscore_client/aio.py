@@ -11,7 +11,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 
 from hiscore_client.call import Call, Options
 from hiscore_client.chunks import ChunkLimits
-from hiscore_client.core import TokenIds, channel_args, make_core
+from hiscore_client.core import LoadBalancing, TokenIds, make_core
 from hiscore_client.errors import Cancelled, belonging_to
 from hiscore_client.generation import Chunk, Generation, GenerationOptions
 from hiscore_client.ready import wait_ready
@@ -36,8 +36,9 @@ class AsyncScoreClient:
         max_in_flight: int = 4,
         credentials: grpc.ChannelCredentials | None = None,
         headers: Mapping[str, str] | None = None,
+        load_balancing: LoadBalancing = "pick_first",
     ) -> None:
-        self._core = make_core(url, limits, retry, max_in_flight, headers)
+        self._core = make_core(url, limits, retry, max_in_flight, headers, load_balancing)
         self._credentials = credentials
         self._triton: InferenceServerClient | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -166,7 +167,9 @@ class AsyncScoreClient:
         if self._closed:
             raise Cancelled("the client is closed", generation.request_id)
         if self._channel is None:
-            self._channel = make_channel(grpc.aio, self._core.url, self._credentials, channel_args())
+            self._channel = make_channel(
+                grpc.aio, self._core.url, self._credentials, self._core.channel_args()
+            )
         stream = AsyncStream(self._channel)
 
         async def perform(step: Ask | Pause) -> Any:
@@ -193,7 +196,7 @@ class AsyncScoreClient:
         # gRPC ties a channel to the event loop it is made in, so it is made inside of the first call.
         if self._triton is None:
             self._triton = InferenceServerClient(
-                self._core.url, creds=self._credentials, channel_args=channel_args()
+                self._core.url, creds=self._credentials, channel_args=self._core.channel_args()
             )
         return await self._unless_closed(getattr(self._triton, step.method), step.arguments)
 

@@ -12,7 +12,7 @@ from tritonclient.grpc import InferenceServerClient
 
 from hiscore_client.call import Call, Options
 from hiscore_client.chunks import ChunkLimits
-from hiscore_client.core import TokenIds, channel_args, make_core
+from hiscore_client.core import LoadBalancing, TokenIds, make_core
 from hiscore_client.errors import Cancelled, belonging_to
 from hiscore_client.flight import Flight, closing_as_cancelled
 from hiscore_client.generation import Chunk, Generation, GenerationOptions
@@ -29,6 +29,8 @@ class ScoreClient:
     url: host:port of the gRPC endpoint; by default from the variable HISCORE_URL, else localhost:8001. Nothing is
     connected before the first call. max_in_flight: requests at once of one call that is split. credentials: from
     ``grpc.ssl_channel_credentials()`` for TLS. headers: gRPC metadata sent with every scoring request.
+    load_balancing: of the addresses that the url's name has, ``pick_first`` stays with one that answers;
+    ``round_robin`` connects to all and sends each request to the next.
 
     All methods raise exceptions below `HiscoreError`.
     """
@@ -42,10 +44,13 @@ class ScoreClient:
         max_in_flight: int = 4,
         credentials: grpc.ChannelCredentials | None = None,
         headers: Mapping[str, str] | None = None,
+        load_balancing: LoadBalancing = "pick_first",
     ) -> None:
-        self._core = make_core(url, limits, retry, max_in_flight, headers)
-        self._triton = InferenceServerClient(self._core.url, creds=credentials, channel_args=channel_args())
-        self._channel = make_channel(grpc, self._core.url, credentials, channel_args())
+        self._core = make_core(url, limits, retry, max_in_flight, headers, load_balancing)
+        self._triton = InferenceServerClient(
+            self._core.url, creds=credentials, channel_args=self._core.channel_args()
+        )
+        self._channel = make_channel(grpc, self._core.url, credentials, self._core.channel_args())
         self._closed = threading.Event()
 
     def score(

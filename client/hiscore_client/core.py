@@ -1,9 +1,10 @@
 """What both clients share: everything but the I/O."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ DEFAULT_URL = "localhost:8001"
 KEEPALIVE_MS = 301_000
 LONGEST_RECONNECT_PAUSE_MS = 2_000
 
+# Of the addresses that the url's name has: the first that answers, or each in turn.
+LoadBalancing = Literal["pick_first", "round_robin"]
+
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
@@ -34,6 +38,7 @@ class Core:
     retry: RetryPolicy
     max_in_flight: int
     headers: Mapping[str, str] = field(default_factory=dict)
+    load_balancing: LoadBalancing = "pick_first"
 
     def __post_init__(self) -> None:
         if self.url.startswith(("http://", "https://", "grpc://")):
@@ -42,6 +47,22 @@ class Core:
             )
         if self.max_in_flight < 1:
             raise InvalidRequest(f"'max_in_flight' is {self.max_in_flight}: must be at least 1")
+        known = get_args(LoadBalancing)
+        if self.load_balancing not in known:
+            raise InvalidRequest(f"'load_balancing' is '{self.load_balancing}': known are {', '.join(known)}")
+
+    def channel_args(self) -> list[tuple[str, Any]]:
+        """gRPC's settings, all of them: giving tritonclient any of them drops every default of its own."""
+        return [
+            ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_SIZE),
+            ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_SIZE),
+            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            # Without a bound, a client that starts before its server may notice it two minutes late.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_PAUSE_MS),
+            ("grpc.service_config", json.dumps({"loadBalancingConfig": [{self.load_balancing: {}}]})),
+        ]
 
     def text_call(
         self,
@@ -144,6 +165,7 @@ def make_core(
     retry: RetryPolicy | None,
     max_in_flight: int,
     headers: Mapping[str, str] | None,
+    load_balancing: LoadBalancing = "pick_first",
 ) -> Core:
     """Settings with their defaults; the address comes from the argument, or HISCORE_URL, or is localhost:8001."""
     return Core(
@@ -152,17 +174,5 @@ def make_core(
         retry=retry or RetryPolicy(),
         max_in_flight=max_in_flight,
         headers=dict(headers or {}),
+        load_balancing=load_balancing,
     )
-
-
-def channel_args() -> list[tuple[str, Any]]:
-    """gRPC's settings, all of them: giving tritonclient any of them drops every default of its own."""
-    return [
-        ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_SIZE),
-        ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_SIZE),
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        # Without a bound, a client that starts before its server may notice it two minutes late.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_PAUSE_MS),
-    ]
