@@ -16,9 +16,9 @@ install: $(INSTALLED) ## Install the server, the client and the tools into .venv
 $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 13) or sys.exit(f"hiscore needs CPython 3.10 to 3.12; {sys.executable} is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV) (about a minute) ..."
+	@echo "Installing into $(VENV) (a minute or two) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
-		--editable '.[server,dev,perf]' --editable './client[cli]'
+		--editable '.[server,dev,perf]' --editable './client[cli,offline]'
 	@touch $@
 
 demo: $(INSTALLED) ## Score real items by a real model behind a real tritonserver

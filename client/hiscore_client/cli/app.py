@@ -1,4 +1,4 @@
-"""The commands ``hiscore score``, ``hiscore generate`` and ``hiscore wait-ready``."""
+"""The commands ``hiscore score``, ``generate``, ``offline`` and ``wait-ready``."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +10,7 @@ from rich.console import Console
 from hiscore_client.cli.common import AsJson, InFlight, Timeout, Url, read_lines, write_answers
 from hiscore_client.cli.exits import exit_on_failure
 from hiscore_client.cli.generate import generate
+from hiscore_client.cli.offline import offline
 from hiscore_client.cli.records import Record, parse_record, read_records
 from hiscore_client.cli.show import make_table, progress_bar, quoted
 from hiscore_client.cli.work import answer_all
@@ -21,6 +22,7 @@ from hiscore_client.results import ScoreResult
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 app.command()(generate)
+app.command()(offline)
 
 
 @app.callback()

@@ -1,0 +1,96 @@
+"""The command ``hiscore offline``."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hiscore_client.cli.common import InFlight, Timeout
+from hiscore_client.cli.exits import exit_on_failure
+from hiscore_client.cli.show import progress_bar
+from hiscore_client.core import DEFAULT_URL
+from hiscore_client.offline.job import Effort, Format, Task
+
+EXTRA_MISSING = "this command needs its extra: pip install 'hiscore-client[cli,offline]'"
+# Seconds between lines that tell a log how far the job is.
+LINE_EVERY = 30.0
+
+
+def offline(
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="Parquet or JSON Lines: a file or a directory")
+    ],
+    output: Annotated[
+        Path, typer.Argument(help="Directory for the scores; that of a run that ended early: it goes on")
+    ],
+    query_column: Annotated[str, typer.Option(help="Column of the queries")] = "query",
+    items_column: Annotated[
+        str, typer.Option(help="Column of the items: lists, or one item a row")
+    ] = "items",
+    id_column: Annotated[str | None, typer.Option(help="Column to repeat in the output")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", help="A label, one token; repeatable")
+    ] = None,
+    label_id: Annotated[list[int] | None, typer.Option(help="A label by its token id; repeatable")] = None,
+    softmax: Annotated[bool, typer.Option("--softmax", help="Probabilities over the labels alone")] = False,
+    temperature: Annotated[float, typer.Option(help="Divides the logits; only with --softmax")] = 1.0,
+    item_first: Annotated[bool, typer.Option("--item-first", help="Put the item before the query")] = False,
+    rows_per_shard: Annotated[int, typer.Option(help="Rows of one output file")] = 1_000,
+    output_format: Annotated[Format, typer.Option("--format", help="Of the output")] = "parquet",
+    workers: Annotated[int, typer.Option(help="Shards at once")] = 2,
+    in_flight: InFlight = 16,
+    timeout: Timeout = None,
+    patience: Annotated[
+        float, typer.Option(help="Seconds to wait for a server that is full or away")
+    ] = 600.0,
+    max_errors: Annotated[int, typer.Option(help="Rows that may fail before the job ends")] = 100,
+    ray_address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster; none: this machine")
+    ] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(envvar="HISCORE_URL", help="host:port of a server's gRPC endpoint; repeatable"),
+    ] = None,
+) -> None:
+    """Score a data set through running servers, on Ray. Run the same command again to resume.
+
+    Every row of the input becomes one row of the output, with its number, scores and usage, or with an error. The
+    last line on stdout is a summary in JSON.
+    """
+    out, err = Console(), Console(stderr=True)
+    with exit_on_failure():
+        try:
+            from hiscore_client.offline.run import Summary, run
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in {"ray", "pyarrow"}:
+                raise
+            typer.echo(f"hiscore: {EXTRA_MISSING}", err=True)
+            raise typer.Exit(1) from None
+        task = Task(
+            query_column,
+            items_column,
+            id_column,
+            tuple(label or ()),
+            tuple(label_id or ()),
+            softmax,
+            temperature,
+            item_first,
+            rows_per_shard,
+            output_format,
+        )
+        effort = Effort(tuple(url or [DEFAULT_URL]), workers, in_flight, timeout, patience, max_errors)
+        with progress_bar(err, out, "scoring", "rows") as progress:
+            said = time.monotonic()
+
+            def show(done: Summary, total: int) -> None:
+                nonlocal said
+                progress.update(progress.task_ids[0], completed=done.rows, total=total)
+                if not err.is_terminal and time.monotonic() - said > LINE_EVERY:
+                    typer.echo(f"hiscore: {done.rows} of {total} rows, {done.errors} failed", err=True)
+                    said = time.monotonic()
+
+            summary = run(source, output, task, effort, ray_address, show)
+        out.print_json(data=asdict(summary), indent=None)

@@ -1,0 +1,61 @@
+"""What an output directory is the output of, so that no other job goes on in it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hiscore_client.errors import InvalidRequest
+from hiscore_client.offline.job import Task
+from hiscore_client.offline.plan import FileScan
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The task and the input's fingerprint."""
+
+    task: Task
+    files: tuple[FileScan, ...]
+
+    def as_json(self) -> str:
+        """One JSON object; the cuts follow from the rest."""
+        files = [
+            {name: value for name, value in asdict(file).items() if name != "cuts"} for file in self.files
+        ]
+        return json.dumps({"version": VERSION, "task": asdict(self.task), "files": files}, indent=1)
+
+
+def check_resume(written: str, now: Manifest) -> None:
+    """Let a job go on only where it began.
+
+    Raises:
+        InvalidRequest: the task or the input differs from what was written, or it cannot be read.
+    """
+    new = json.loads(now.as_json())
+    try:
+        old = json.loads(written)
+        if old["version"] != VERSION:
+            raise InvalidRequest(f"the output's manifest has version {old['version']}, not {VERSION}")
+        for name, value in new["task"].items():
+            if old["task"][name] != value:
+                had = json.dumps(old["task"][name])
+                raise InvalidRequest(
+                    f"the output was begun with '{name}' {had}, not {json.dumps(value)}: choose another one"
+                )
+        _compare_files(old["files"], new["files"])
+    except (ValueError, KeyError, TypeError):
+        raise InvalidRequest("the output's manifest cannot be read: choose another output") from None
+
+
+def _compare_files(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> None:
+    if [file["name"] for file in old] != [file["name"] for file in new]:
+        raise InvalidRequest(
+            f"the output was begun with other input files ({len(old)}, now {len(new)}): choose another one"
+        )
+    for before, after in zip(old, new, strict=True):
+        if before != after:
+            raise InvalidRequest(
+                f"the input file '{after['name']}' has changed since the output was begun: choose another one"
+            )
