@@ -7,7 +7,6 @@ from torch import Tensor
 
 from hiscore.decoding.cache import Cache, DecodeRows
 from hiscore.decoding.model import staging_slots
-from hiscore.decoding.residency import newest_slots
 from hiscore.decoding.steps import PageLists, Steps
 from hiscore.decoding.worker_api import Chunk
 from hiscore.model.decoder import Decoder, Rows
@@ -34,7 +33,7 @@ class GroupedModel:
         return self._head.logits(self._runner.run([forward_of(chunks)]))
 
     def step(self, ids: Tensor, rows: DecodeRows, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
-        home, buffer = newest_slots(self.cache, rows)
+        home, buffer = steps.newest_slots(rows)
         attention = CacheAttention(self._decoder, self.cache, steps, rows, home)
         slots = [home if layer in self.cache.dense else buffer for layer in range(len(self._tokens))]
         x, attended = self._decoder.body(Rows(ids, rows.positions, slots), self._ops, attention, self._tokens)

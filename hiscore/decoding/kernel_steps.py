@@ -13,7 +13,7 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_triton import paged_attention
 from hiscore.decoding.cache import Cache, DecodeRows
 from hiscore.decoding.steps import PageLists
-from hiscore.kernels import cache_copy, residency, select
+from hiscore.kernels import cache_copy, newest, residency, select
 
 # Programs that copy for one row and head: so many that few rows keep the bus busy as well.
 COPIERS = 16
@@ -65,6 +65,15 @@ class KernelSteps:
         self._dense = torch.tensor(list(cache.dense), dtype=torch.int32, device=device)
 
     # A step.
+
+    def newest_slots(self, rows: DecodeRows) -> tuple[Tensor, Tensor]:
+        cache, sizes, count = self._cache, self._cache.shape, len(rows.slots)
+        home, buffer = torch.empty_like(rows.slots), torch.empty_like(rows.slots)
+        newest.newest_slots[(triton.cdiv(count, 128),)](
+            rows.slots, rows.positions, cache.host_table, cache.device_table, cache.direct, home, buffer,
+            count, sizes.lru_pages, sizes.ring_pages, cache.host_table.stride(0), PAGE=sizes.page, BLOCK=128,
+        )  # fmt: skip
+        return home, buffer
 
     def write_index(self, layer: int, keys: Tensor, home_slots: Tensor) -> None:
         """Take new tokens' keys [n, H, D] into the index: `Selector.write`, but for bounds one token of a page."""
@@ -175,7 +184,7 @@ class KernelSteps:
     # Beside the steps.
 
     def back_up(self, home_slots: Tensor, buffer_slots: Tensor) -> None:
-        """Copy a step's new tokens, all layers, to the host pool: slots int32 [R] by `residency.newest_slots`."""
+        """Copy a step's new tokens, all layers, to the host pool: slots int32 [R] by `newest_slots`."""
         cache, sizes = self._cache, self._cache.shape
         if len(home_slots):
             cache_copy.back_up_rows[(len(home_slots), sizes.layers)](
@@ -190,7 +199,6 @@ class KernelSteps:
         self._pages(staging, slots, host_pages, to_host=True)
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """The way back."""
         self._pages(staging, slots, host_pages, to_host=False)
 
     def _pages(self, staging: Tensor, slots: Tensor, host_pages: Tensor, to_host: bool) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 from hiscore.decoding.cache import Cache, DecodeRows
 from hiscore.decoding.latents import LatentStep
 from hiscore.decoding.model import staging_slots
-from hiscore.decoding.residency import newest_slots
 from hiscore.decoding.steps import Steps
 from hiscore.decoding.uploads import upload
 from hiscore.decoding.worker_api import Chunk
@@ -58,8 +57,7 @@ class LatentModel:
         step = LatentStep(self.cache, steps)
         step.plan(rows)
         x, attended = self._decoder.body(ids, rows.positions, step)
-        home, buffer = newest_slots(self.cache, rows)
-        return self._head.logits(self._decoder.tail(x, attended)), home, buffer
+        return self._head.logits(self._decoder.tail(x, attended)), step.home, step.buffer
 
     def index_prompt(self, steps: Steps, slots: Tensor, host_pages: Tensor, home_slots: Tensor) -> None:
         for layer, keys in zip(self._staged.index_layers, self._staged.index_keys, strict=True):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.cache import Cache, DecodeRows
-from hiscore.decoding.residency import newest_slots
 from hiscore.decoding.steps import Steps
 from hiscore.model.dsa.indexer import IndexQuery
 
@@ -22,18 +21,18 @@ class LatentStep:
     def plan(self, rows: DecodeRows) -> None:
         """Say which streams the next forward's rows belong to; the first row is no padding."""
         self._rows = rows
-        self._home, self._buffer = newest_slots(self._cache, rows)
+        self.home, self.buffer = self._steps.newest_slots(rows)
         self._everything = self._steps.everything(rows) if self._cache.dense else None
         self._scores: Tensor | None = None
 
     def keep(self, layer: int, row: Tensor, index_key: Tensor | None) -> None:
         """Keep the new rows [R, row_dim] in the device's buffer, or in `home` in a dense layer."""
-        slots, valid = self._home if layer in self._cache.dense else self._buffer, self._rows.valid
+        slots, valid = self.home if layer in self._cache.dense else self.buffer, self._rows.valid
         # Padding writes what the first row writes, to the same place: a shape of its own would depend on data.
         slots = torch.where(valid, slots, slots[0]).long()
         self._cache.tokens(layer)[slots, 0, 0] = torch.where(valid[:, None], row, row[0])
         if index_key is not None and layer in self._cache.sparse:
-            self._steps.write_index(layer, index_key, self._home)
+            self._steps.write_index(layer, index_key, self.home)
 
     def attend(self, layer: int, q: Tensor, index: IndexQuery | None) -> Tensor:
         """Attend for q [R, heads, row_dim] to what the indexer chooses; returns [R, heads, latent_rank].

@@ -1,6 +1,6 @@
 """What a decode step asks of the cache: one interface, in plain torch for the CPU and in kernels for CUDA devices.
 
-In each layer a step's new keys and values are written (to the slots that `residency.newest_slots` gives) and,
+In each layer a step's new keys and values are written (to the slots that `newest_slots` gives) and,
 where the layer is sparse, into the index; pages are scored, chosen and brought to the device; rows attend to them.
 """
 
@@ -44,6 +44,10 @@ class Steps(Protocol):
     staging: [L, slots, C, H, D], where a prompt stands at int32 [n] slots, in the order of positions; host_pages:
     int32, the pages of the host in that order; home_slots: int32 [n], the same as slots.
     """
+
+    def newest_slots(self, rows: DecodeRows) -> tuple[Tensor, Tensor]:
+        """Where new tokens go: slots of `home` and of `buffer`, int32 [R] each, -1 for padding."""
+        ...
 
     def write_index(self, layer: int, keys: Tensor, home_slots: Tensor) -> None:
         """Take a step's keys [R, H, D] (an indexer's: [R, D]) into the index; home_slots int32 [R]."""

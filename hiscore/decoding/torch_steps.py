@@ -8,7 +8,7 @@ from torch import Tensor
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_torch import paged_attention
 from hiscore.decoding.cache import Cache, DecodeRows
-from hiscore.decoding.residency import home_pages, swap_in
+from hiscore.decoding.residency import home_pages, newest_slots, swap_in
 from hiscore.decoding.selection import Selector, everything
 from hiscore.decoding.selectors.dsa import DsaSelector
 from hiscore.decoding.selectors.exact import ExactSelector
@@ -40,6 +40,9 @@ class TorchSteps:
             self._selector = ExactSelector(cache, shape)
         elif cache.shape.index == "dsa":
             self._selector = DsaSelector(cache)
+
+    def newest_slots(self, rows: DecodeRows) -> tuple[Tensor, Tensor]:
+        return newest_slots(self._cache, rows)
 
     def write_index(self, layer: int, keys: Tensor, home_slots: Tensor) -> None:
         if self._selector is not None:

@@ -1,5 +1,7 @@
 """Copies to the host and back by kernels. Without a GPU they run in Triton's interpreter, on the CPU."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,15 @@ from hiscore.decoding.kernel_steps import KernelSteps
 from hiscore.decoding.residency import newest_slots
 from hiscore.decoding.torch_steps import TorchSteps
 from tests.support.decode_cache import KnownCache, unique_contents
-from tests.support.decode_kernels import DEVICE, SHAPE, assert_same, attention_shape, on_device
+from tests.support.decode_kernels import (
+    DEVICE,
+    SHAPE,
+    assert_same,
+    attention_shape,
+    moved,
+    on_device,
+    rows_of,
+)
 
 NEWEST = 5
 
@@ -31,6 +41,30 @@ def test_a_steps_tokens_reach_the_host_and_padding_writes_nothing() -> None:
         known._to_host(slot, torch.tensor([length]))
     assert_same(cache.host, known.cache.host)
     assert not torch.equal(before.nan_to_num(-1.0), known.cache.host.nan_to_num(-1.0))
+
+
+@pytest.mark.parametrize("ring", [1, 2, 3])
+def test_new_tokens_go_where_plain_torch_says(ring: int) -> None:
+    """All positions of streams that fit their buffers and of one that does not, beside padding."""
+    shape = replace(SHAPE, ring_pages=ring)
+    known = KnownCache(shape, unique_contents(shape), NEWEST, dtype=torch.float32)
+    capacities = {5: 4 * shape.buffer_pages, 0: 80, 3: 12}
+    for slot, capacity in capacities.items():
+        assert known.admit(slot, 2, capacity)
+    assert known.cache.direct.tolist() == [False, False, False, True, False, True]
+    steps = KernelSteps(on_device(known.cache), attention_shape(shape, 1), 96)
+    stale = on_device(known.cache)
+    stale.direct.fill_(False)
+    wrong, told_apart = KernelSteps(stale, attention_shape(shape, 1), 96), False
+    for position in range(80):
+        slots = [slot for slot, capacity in capacities.items() if position < capacity]
+        rows = rows_of([-1, *slots, -1], [0, *[position] * len(slots), 0])
+        expected = newest_slots(known.cache, moved(rows, "cpu"))
+        for found, right in zip(steps.newest_slots(rows), expected, strict=True):
+            assert_same(found, right)
+        # The control: without knowing which buffers hold all of their stream.
+        told_apart |= not torch.equal(wrong.newest_slots(rows)[1].cpu(), expected[1])
+    assert told_apart
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9])
