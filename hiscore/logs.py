@@ -1,0 +1,64 @@
+"""Log lines of the launcher and the models: for people, or one JSON object each.
+
+Whatever stands in `fields` of a record (``log.info("...", extra={"fields": {...}})``) becomes fields of the line.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Literal
+
+LogFormat = Literal["text", "json"]
+
+
+class TextFormatter(logging.Formatter):
+    """The message, then its fields as ``name='value'``, quoted so that none can begin a line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = _fields(record).items()
+        return " ".join([super().formatMessage(record), *(f"{name}={value!r}" for name, value in fields)])
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (UTC), level, logger, message, the fields, and the traceback if there is one.
+
+    always: fields of every line.
+    """
+
+    def __init__(self, always: Mapping[str, object]) -> None:
+        super().__init__()
+        self._always = dict(always)
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="microseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._always,
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(log_format: LogFormat, text: str, **always: object) -> None:
+    """Send this process's log to standard error, from INFO on.
+
+    text: logging's format where people read; always: fields of every line where programs do.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter(always) if log_format == "json" else TextFormatter(text))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def configure_model(log_format: LogFormat, model: str) -> None:
+    """`configure` for a model's process."""
+    configure(log_format, "hiscore %(levelname)s %(name)s: %(message)s", model=model)
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    found: Mapping[str, object] = getattr(record, "fields", {})
+    return found
