@@ -1,0 +1,62 @@
+"""Good calls beside whatever a test does: each must be answered, and rightly."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from hiscore.launcher import Server
+from tests.server.wire import score_texts, score_tokens
+from tests.support.comparison import check, truth_of
+from tests.support.strategies import random_tokens
+from tests.support.tiny_models import VOCABULARY
+
+LABELS = [5, 77, 401]
+PAUSE_S = 0.02
+
+
+@dataclass
+class Beside:
+    """calls: answered so far, all of them rightly; failure: of the first that was not."""
+
+    calls: int = 0
+    failure: BaseException | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """Raise what went wrong."""
+        if self.failure:
+            raise AssertionError("a good call beside failed") from self.failure
+
+
+@contextmanager
+def good_calls_beside(server: Server, checkpoint: Path) -> Iterator[Beside]:
+    """Calls in token space over gRPC and in text over HTTP, one after the other, checked with their truth."""
+    call = random_tokens(np.random.default_rng(0), 30, [4, 1, 9], VOCABULARY)
+    expected = truth_of(checkpoint).scores(call.query, call.items, LABELS)
+    in_text = score_texts(server, "Is it?", [" a", " b"], LABELS).scores
+    beside = Beside()
+
+    def run() -> None:
+        try:
+            while not beside.ended.wait(PAUSE_S):
+                check(score_tokens(server, call, LABELS).scores, expected, over_vocabulary=True)
+                again = score_texts(server, "Is it?", [" a", " b"], LABELS, "http").scores
+                check(again, in_text, over_vocabulary=True)
+                beside.calls += 2
+        except BaseException as error:
+            beside.failure = error
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield beside
+    finally:
+        beside.ended.set()
+        thread.join()
+    beside.check()
+    assert beside.calls, "no good call had its turn"
+    check(score_tokens(server, call, LABELS).scores, expected, over_vocabulary=True)

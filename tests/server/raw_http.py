@@ -1,0 +1,67 @@
+"""Bytes at the HTTP port as they are, right or wrong."""
+
+import json
+import re
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+PATIENCE_S = 60
+
+
+def exchange(address: str, request: bytes, ends: bool = True) -> str:
+    """What comes back until the server closes: status line and body; empty if there is nothing but the end.
+
+    ends: nothing is sent after the request, so a server that waits for more sees that none will come. One that
+    streams takes it for a caller that has gone.
+
+    Raises:
+        TimeoutError: the server neither answers nor closes.
+    """
+    host, port = address.split(":")
+    received = b""
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        try:
+            connection.sendall(request)
+            if ends:
+                connection.shutdown(socket.SHUT_WR)
+            while block := connection.recv(65_536):
+                received += block
+        except TimeoutError:
+            raise
+        except OSError:
+            pass  # it has closed with some of the request unread
+    head, _, body = received.partition(b"\r\n\r\n")
+    return f"{head.splitlines()[0].decode()} {body.decode()}" if head else ""
+
+
+def post(path: str, body: bytes, *headers: str, length: object = None) -> bytes:
+    """A request; length: what Content-Length says instead of the truth."""
+    lines = [f"POST {path} HTTP/1.1", "Host: hiscore", "Connection: close", *headers]
+    lines.append(f"Content-Length: {len(body) if length is None else length}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def chunked(path: str, chunks: bytes) -> bytes:
+    """A request whose body comes in chunks, these."""
+    lines = [f"POST {path} HTTP/1.1", "Host: hiscore", "Connection: close", "Transfer-Encoding: chunked"]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + chunks
+
+
+def tensor(name: str, shape: Any, datatype: Any, data: Any = None, **parameters: Any) -> dict[str, Any]:
+    """A tensor in the JSON of Triton's protocol."""
+    made = {"name": name, "shape": shape, "datatype": datatype}
+    if data is not None:
+        made["data"] = data
+    return made | ({"parameters": parameters} if parameters else {})
+
+
+def infer(inputs: Sequence[Any], **more: Any) -> bytes:
+    """The JSON body of a call."""
+    return json.dumps({"inputs": inputs, **more}).encode()
+
+
+def leak(answer: str) -> str:
+    """What of the server's inside an answer shows, if anything."""
+    found = re.search(r"Traceback|File \"|/(?:usr|home|tmp|dev|root|opt|proc|etc)/", answer)
+    return found.group() if found else ""
