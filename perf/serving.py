@@ -94,7 +94,9 @@ def measure(run: Run, chosen: plan.Plan, gpu: GpuSampler, out: Path) -> dict[str
     meter = Meter(run.server, gpu, chosen.tolerance, run.keep)
     cost = None
     with Generator(url, messages) as generator:
-        steps = Steps(chosen, url, meter, Analyzer(url, out / "perf-analyzer.txt"), generator)
+        steps = Steps(
+            chosen, url, meter, Analyzer(url, out / "perf-analyzer.txt", out / "exports"), generator
+        )
         check = step("check of the scores", steps.check)
         step("warm-up", steps.warm_up)
         for shape in (*chosen.prompts, chosen.request):

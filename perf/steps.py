@@ -11,6 +11,7 @@ from tritonclient.grpc import InferenceServerClient
 
 from hiscore_client import ScoreClient
 from perf.analyzer import Analyzer
+from perf.analyzer_scores import by_ids
 from perf.calls import Ids, Shape, draw
 from perf.check import Check, check_scores
 from perf.guards import LEAST_FOR_P99
@@ -53,7 +54,7 @@ class Steps:
         with Generator(self.url, [call.message() for call in self.calls(shape)]) as generator:
             points = [self._closed(generator, "alone", title, 1, shape=shape)]
         runs: dict[str, Callable[[list[Ids]], list[Sample]]] = {
-            "perf_analyzer": partial(self.analyzer.closed_loop, 1),
+            "perf_analyzer": partial(by_analyzer, self.analyzer, title),
             "Python client": partial(by_client, self.url),
         }
         for tool, run in runs.items():
@@ -73,7 +74,10 @@ class Steps:
         arrivals, calls = poisson(self.rng, rate, self.plan.open_s), self.calls(self.plan.request)
         name = f"Poisson {rate:g}/s, perf_analyzer"
         window = Window("open", name, self.plan.request, pool=name, offered=rate, least=LEAST_FOR_P99)
-        return self.meter.window(window, lambda: self.analyzer.open_loop(calls, arrivals))
+        scoring = by_ids(calls)
+        return self.meter.window(
+            window, lambda: scoring.samples(self.analyzer.open_loop(name, scoring.target, arrivals))
+        )
 
     def closed_loop(self, concurrency: int) -> Point:
         """A fixed number of calls in flight, by our generator."""
@@ -99,11 +103,11 @@ class Steps:
         texts = draw_texts(self.rng, plan.request, 2 * plan.pool)
         client = InferenceServerClient(self.url)
         try:
-            by_ids = [as_ids_message(client, *text, plan.labels) for text in texts[: plan.pool]]
+            as_ids = [as_ids_message(client, *text, plan.labels) for text in texts[: plan.pool]]
         finally:
             client.close()
         by_text = [text_message(*text, plan.labels) for text in texts[plan.pool :]]
-        with Generator(self.url, by_ids) as ids, Generator(self.url, by_text) as text:
+        with Generator(self.url, as_ids) as ids, Generator(self.url, by_text) as text:
             arms = [("ids of text", ids), ("text", text)]
             return [
                 self._closed(generator, "text", f"{name}, {TEXT_CONCURRENCY} in flight", TEXT_CONCURRENCY)
@@ -117,6 +121,12 @@ class Steps:
         seconds = self.plan.closed_s
         window = Window(group, name, shape or self.plan.request, pool or name, seconds=seconds, fresh=fresh)
         return self.meter.window(window, lambda: generator.closed_loop(concurrency, seconds))
+
+
+def by_analyzer(analyzer: Analyzer, name: str, calls: Sequence[Ids]) -> list[Sample]:
+    """Each call by perf_analyzer, one after another."""
+    scoring = by_ids(calls)
+    return scoring.samples(analyzer.closed_loop(name, scoring.target, 1, len(calls)))
 
 
 def by_client(url: str, calls: Sequence[Ids]) -> list[Sample]:
