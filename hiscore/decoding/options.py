@@ -1,12 +1,12 @@
 """The request parameters of ``decode``. They are parameters and not tensors; an unknown one is refused."""
 
 import json
-import math
 import reprlib
 import secrets
 from dataclasses import dataclass, fields
 
 from hiscore.errors import RequestError
+from hiscore.options import flag, known_only, number
 
 INT32_MAX = 2**31 - 1
 # Stop strings are searched on the thread that serves every stream, so one request's share of it is bounded.
@@ -41,16 +41,12 @@ def parse_decode_options(parameters: str) -> DecodeOptions:
     Raises:
         RequestError: an unknown parameter, a wrong type, or a value out of its bounds.
     """
-    given: dict[str, object] = json.loads(parameters) if parameters else {}
-    known = [field.name for field in fields(DecodeOptions)]
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise RequestError(f"unknown parameter '{unknown[0][:64]}': known are {', '.join(known)}")
     default = DecodeOptions()
-    top_p = _number("top_p", given.get("top_p", default.top_p))
+    given = known_only(parameters, [field.name for field in fields(default)])
+    top_p = number("top_p", given.get("top_p", default.top_p))
     if not 0 < top_p <= 1:
         raise RequestError(f"parameter 'top_p' must be greater than 0 and at most 1, not {top_p}")
-    temperature = _number("temperature", given.get("temperature", default.temperature))
+    temperature = number("temperature", given.get("temperature", default.temperature))
     if temperature < 0:
         raise RequestError(f"parameter 'temperature' must be at least 0, not {temperature}")
     return DecodeOptions(
@@ -59,17 +55,11 @@ def parse_decode_options(parameters: str) -> DecodeOptions:
         top_k=_integer("top_k", given.get("top_k", default.top_k), 0, INT32_MAX),
         top_p=top_p,
         seed=_integer("seed", given.get("seed", secrets.randbits(63)), -(2**63), 2**63 - 1),
-        ignore_eos=_flag("ignore_eos", given.get("ignore_eos", default.ignore_eos)),
+        ignore_eos=flag("ignore_eos", given.get("ignore_eos", default.ignore_eos)),
         stop=_strings("stop", given.get("stop", "[]")),
         stop_token_ids=_ids("stop_token_ids", given.get("stop_token_ids", "[]")),
-        sparse=_flag("sparse", given.get("sparse", default.sparse)),
+        sparse=flag("sparse", given.get("sparse", default.sparse)),
     )
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise RequestError(f"parameter '{name}' must be true or false, not {reprlib.repr(value)}")
-    return value
 
 
 def _integer(name: str, value: object, least: int, most: int) -> int:
@@ -79,18 +69,6 @@ def _integer(name: str, value: object, least: int, most: int) -> int:
         bound = f"at least {least}" if value < least else f"at most {most}"
         raise RequestError(f"parameter '{name}' must be {bound}, not {reprlib.repr(value)}")
     return value
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"parameter '{name}' must be a number, not {reprlib.repr(value)}")
-    try:
-        number = float(value)
-    except OverflowError:  # an integer beyond every float
-        number = math.inf
-    if not math.isfinite(number):  # JSON as Python reads it has NaN and Infinity
-        raise RequestError(f"parameter '{name}' must be finite, not {reprlib.repr(value)}")
-    return number
 
 
 def _list(name: str, value: object, most: int, of: str) -> list[object]:

@@ -8,6 +8,8 @@ from hiscore.decoding.stream import Stream
 from hiscore.decoding.uniforms import uniform
 from hiscore.decoding.worker_api import Int32, Sampling, StepRows
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
 
 def sampling_of(streams: Sequence[Stream], positions: Int32) -> Sampling:
     """How the tokens that will stand at `positions`, int32 [R], are sampled.
@@ -15,7 +17,8 @@ def sampling_of(streams: Sequence[Stream], positions: Int32) -> Sampling:
     A draw depends on its stream's seed and the position alone, whatever else is in the batch.
     """
     options = [stream.call.options for stream in streams]
-    temperature = np.array([each.temperature for each in options], np.float32)
+    # A float64 may be beyond every float32, where all that is finite is equally likely anyhow.
+    temperature = np.array([min(each.temperature, FLOAT32_MAX) for each in options], np.float32)
     uniforms = np.zeros(len(streams))
     if temperature.any():
         uniforms = uniform(np.array([each.seed for each in options], np.int64), positions)

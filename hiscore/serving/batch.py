@@ -8,6 +8,7 @@ its traceback and answered as an internal error that says nothing of the inside.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 from hiscore.errors import Code, RequestError, visible
 from hiscore.serving.engine import Engine
+from hiscore.serving.refusals import RefusalLog
 from hiscore.serving.tickets import Ticket
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,21 @@ log = logging.getLogger(__name__)
 Job = TypeVar("Job")
 Outputs = dict[str, npt.NDArray[Any]]
 Answer = Outputs | RequestError
+
+refusals = RefusalLog()
+
+
+@dataclass(frozen=True)
+class ReplyTo:
+    """Where a call's answers go, and the id by which the log names it."""
+
+    sender: Any
+    request_id: str
+
+    @classmethod
+    def of(cls, request: Any) -> "ReplyTo":
+        """Whoever made a request."""
+        return cls(request.get_response_sender(), request_id(request))
 
 
 def serve(
@@ -39,43 +56,64 @@ def serve(
         try:
             job = read(request)
         except Exception as error:
-            send(request.get_response_sender(), visible(error))
+            send(ReplyTo.of(request), visible(error))
             continue
         if len(requests) == 1 and (answer := engine.run_alone(job)) is not None:
             try:
-                return [_response(answer)]
+                return [_response(answer, request_id(request))]
             except Exception as error:
-                return [_response(visible(error))]
+                return [_response(visible(error), request_id(request))]
         asked_us = request.timeout()
         wait_s = min(timeout_s, asked_us / 1e6) if asked_us else timeout_s
-        tickets.append(Ticket(job, request.get_response_sender(), now + wait_s))
+        tickets.append(Ticket(job, ReplyTo.of(request), now + wait_s))
     for ticket in engine.submit(tickets):
         send(ticket.reply_to, RequestError("the server is full, try again later", Code.UNAVAILABLE))
     return None
 
 
-def send(sender: Any, answer: Answer, last: bool = True) -> bool:
+def send(reply_to: ReplyTo, answer: Answer, last: bool = True) -> bool:
     """Send a response, of a stream perhaps one of many; returns whether it went out as it is.
 
     One that cannot be sent, for want of shared memory say, becomes an error and the last.
     """
     final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
     try:
-        sender.send(_response(answer), flags=final if last else 0)
+        reply_to.sender.send(_response(answer, reply_to.request_id), flags=final if last else 0)
         return True
     except Exception as error:
         try:
-            sender.send(_response(visible(error)), flags=final)
+            reply_to.sender.send(_response(visible(error), reply_to.request_id), flags=final)
         except Exception:
             log.exception("a response could not be sent")
         return False
 
 
-def _response(answer: Answer) -> Any:
+def _response(answer: Answer, request_id: str) -> Any:
     if isinstance(answer, RequestError):
+        refusals.write(request_id, answer)
         code = getattr(pb_utils.TritonError, answer.code.value)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(answer.message, code))
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.items()])
+
+
+def request_id(request: Any) -> str:
+    """The id that the caller gave, if it did; empty too if it is not UTF-8, which Triton does not look at."""
+    try:
+        return str(request.request_id())
+    except UnicodeDecodeError:
+        return ""
+
+
+def parameters(request: Any) -> str:
+    """The parameters as JSON, perhaps empty.
+
+    Raises:
+        RequestError: one of them is not UTF-8, which Triton does not look at where they come over HTTP.
+    """
+    try:
+        return str(request.parameters())
+    except UnicodeDecodeError:
+        raise RequestError("the request's parameters are not valid UTF-8") from None
 
 
 def tensor(request: Any, name: str) -> npt.NDArray[Any] | None:

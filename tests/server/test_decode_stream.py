@@ -5,6 +5,8 @@ import json
 import re
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -232,6 +234,16 @@ def test_bad_input_gets_an_error_that_names_it(decode: Server, way: str, case: s
 def test_text_that_is_not_utf8_is_refused(decode: Server) -> None:
     with pytest.raises(Refused, match="'text_input' is not valid UTF-8"):
         over_grpc(decode, {"text_input": np.array([b"a\xff"], np.object_)})
+
+
+def test_parameters_that_are_not_utf8_are_refused(decode: Server) -> None:
+    """gRPC checks them itself, Triton's HTTP does not."""
+    body = b'{"input_ids": [5], "stop": "[\xff]"}'
+    request = urllib.request.Request(f"{decode.http_url}/v2/models/decode/generate_stream", data=body)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == 400
+    assert b"parameters are not valid UTF-8" in refused.value.read()
 
 
 def test_control_after_every_refusal_the_server_serves(decode: Server) -> None:

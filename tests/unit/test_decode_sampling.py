@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from hiscore.decoding.options import DecodeOptions
+from hiscore.decoding.rows import sampling_of
 from hiscore.decoding.sampling import finite, greedy, sample
+from hiscore.decoding.stops import StreamEnd
+from hiscore.decoding.stream import DecodeCall, Stream
 from hiscore.decoding.uniforms import uniform
 
 GRID = torch.arange(1 << 14, dtype=torch.float64) / (1 << 14)
@@ -33,6 +37,15 @@ def drawn(
 
 def support(logits: Tensor, **parameters: float) -> set[int]:
     return set(drawn(logits, GRID, **parameters).tolist())  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_temperature_beyond_every_float32_is_the_greatest_of_them() -> None:
+    call = DecodeCall(np.array([1], np.int32), DecodeOptions(temperature=1e308), math.inf)
+    stream = Stream(call, None, StreamEnd(call.options, frozenset()))
+    sampling = sampling_of([stream], np.array([1], np.int32))
+    assert sampling.temperature.tolist() == [np.finfo(np.float32).max]
+    assert support(torch.arange(8.0), temperature=float(sampling.temperature[0])) == set(range(8))
 
 
 def test_uniforms_are_splitmix64s() -> None:

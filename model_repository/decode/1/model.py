@@ -18,8 +18,9 @@ from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed, descriptions
 from hiscore.decoding.options import parse_decode_options
 from hiscore.decoding.request import PromptReader
 from hiscore.errors import visible
+from hiscore.logs import configure_model
 from hiscore.scorer import is_device_lost
-from hiscore.serving.batch import send, strings, tensor
+from hiscore.serving.batch import ReplyTo, parameters, send, strings, tensor
 from hiscore.serving.metrics import Counters, Gauges
 from hiscore.serving.stream import StreamSender
 from hiscore.settings import DecodeSettings, from_model_config
@@ -32,8 +33,8 @@ class TritonPythonModel:
     """`execute` only checks calls and puts them into the engine's queue; two threads do the rest."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="hiscore %(levelname)s %(name)s: %(message)s")
         settings = from_model_config(DecodeSettings, args["model_config"])
+        configure_model(settings.log_format, args["model_name"])
         checkpoint = Path(settings.checkpoint)
         on_cpu = args["model_instance_kind"] == "CPU"
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
@@ -46,7 +47,7 @@ class TritonPythonModel:
         worker = make_worker(settings, device)
         self.sender = StreamSender(
             send,
-            abandoned=lambda reply_to: reply_to.is_cancelled(),
+            abandoned=lambda reply_to: reply_to.sender.is_cancelled(),
             cancel=lambda caller: self.engine.cancel(caller),
             count=self.count,
         )
@@ -66,7 +67,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            caller = self.sender.open(request.get_response_sender())
+            caller = self.sender.open(ReplyTo.of(request))
             try:
                 self.engine.submit(self.read(request), caller)
             except Exception as error:
@@ -78,7 +79,7 @@ class TritonPythonModel:
         gc.unfreeze()  # or libraries report at exit as leaked what was only set aside
 
     def read(self, request: Any) -> DecodeCall:
-        options = parse_decode_options(request.parameters())
+        options = parse_decode_options(parameters(request))
         ids, texts = tensor(request, "input_ids"), tensor(request, "text_input")
         text = None if texts is None else strings(texts, "text_input")[0]
         prompt = self.prompts.read(None if ids is None else ids.astype(np.int32), text, options)

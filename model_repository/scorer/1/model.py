@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from hiscore.errors import RequestError
+from hiscore.logs import configure_model
 from hiscore.options import parse_options
 from hiscore.parts import split_call
 from hiscore.scorer import Pending, ScoreCall, Scorer, Scores, is_device_lost
-from hiscore.serving.batch import Answer, required_tensor, send, serve
+from hiscore.serving.batch import Answer, parameters, request_id, required_tensor, send, serve
 from hiscore.serving.engine import Engine
 from hiscore.serving.metrics import Counters, TotalsFeed
 from hiscore.settings import CANARY_ID, ScorerSettings, from_model_config
@@ -35,8 +36,8 @@ class TritonPythonModel:
     """What Triton's Python backend loads."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="hiscore %(levelname)s %(name)s: %(message)s")
         self.settings = settings = from_model_config(ScorerSettings, args["model_config"])
+        configure_model(settings.log_format, args["model_name"])
         on_cpu = args["model_instance_kind"] == "CPU"
         self.scorer = Scorer(
             Path(settings.checkpoint),
@@ -53,7 +54,7 @@ class TritonPythonModel:
             launch=lambda calls: LaunchedBatch(calls, self.scorer.submit(calls), self.counters, self.feed),
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
             failed=end_if_device_is_lost,
-            abandoned=lambda ticket: ticket.reply_to.is_cancelled(),
+            abandoned=lambda ticket: ticket.reply_to.sender.is_cancelled(),
             # An empty item has no token, but is a row to read all the same.
             cost=lambda job: len(job.call.tokens) + int((job.call.item_lengths == 0).sum()),
             budget=settings.max_batch_tokens,
@@ -79,14 +80,14 @@ class TritonPythonModel:
         return [job] if len(parts) == 1 else [replace(job, call=part) for part in parts]
 
     def read(self, request: Any) -> ScoreCall:
-        options = parse_options(request.parameters())
+        options = parse_options(parameters(request))
         ids, indices, labels = (
             one_row(name, required_tensor(request, name), np.int32)
             for name in ("input_ids", "delimiter_indices", "label_token_ids")
         )
         call = check_call(ids, indices, self.settings, self.scorer.facts)
         labels = check_labels(labels, self.settings, self.scorer.facts).copy()
-        return ScoreCall(call, labels, options, is_canary=request.request_id() == CANARY_ID)
+        return ScoreCall(call, labels, options, is_canary=request_id(request) == CANARY_ID)
 
 
 class LaunchedBatch:

@@ -7,8 +7,9 @@ import numpy as np
 
 from hiscore.capabilities import read_facts
 from hiscore.errors import RequestError
+from hiscore.logs import configure_model
 from hiscore.options import parse_options
-from hiscore.serving.batch import Answer, required_tensor, send, serve, strings, tensor
+from hiscore.serving.batch import Answer, parameters, required_tensor, send, serve, strings, tensor
 from hiscore.serving.engine import Engine
 from hiscore.serving.metrics import Counters
 from hiscore.settings import TokenizerSettings, from_model_config
@@ -24,6 +25,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         self.settings = from_model_config(TokenizerSettings, args["model_config"])
+        configure_model(self.settings.log_format, args["model_name"])
         checkpoint = Path(self.settings.checkpoint)
         self.facts = read_facts(checkpoint)
         self.tokenizer = load_tokenizer(checkpoint)
@@ -39,7 +41,7 @@ class TritonPythonModel:
             launch=self.launch,
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
             failed=lambda error: None,
-            abandoned=lambda ticket: ticket.reply_to.is_cancelled(),
+            abandoned=lambda ticket: ticket.reply_to.sender.is_cancelled(),
             cost=text_length,
             budget=MAX_BATCH_CHARACTERS,
             max_queue=self.settings.max_queue,
@@ -90,7 +92,7 @@ def outputs(call: TokenCall) -> Answer:
 
 def read(request: Any) -> TextCall:
     """One request's tensors and parameters."""
-    options = parse_options(request.parameters())
+    options = parse_options(parameters(request))
     query = texts(request, "query") or []
     if len(query) != 1:
         raise RequestError(f"'query' must be one string, not {len(query)}")
