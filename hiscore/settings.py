@@ -21,6 +21,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from hiscore.logs import LogFormat
+
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 # The request id of the launcher's own calls: they are no work, and the scorer does not count them.
 CANARY_ID = "hiscore-canary"
@@ -55,6 +57,7 @@ class ModelSettings(BaseModel):
     checkpoint: str
     max_queue: PositiveInt = Field(default=1_024, description="waiting calls before UNAVAILABLE")
     queue_timeout_s: PositiveInt = Field(default=600, description="longest wait; a client may ask for less")
+    log_format: LogFormat = Field(default="text", description="log lines for people, or as JSON for programs")
 
 
 class TokenizerSettings(Limits, ModelSettings):
@@ -150,6 +153,7 @@ class ServeSettings(CacheSettings, BaseSettings):
     health_port: int | None = Field(
         default=None, ge=0, le=65535, description="the launcher's own health; none: not served"
     )
+    log_format: LogFormat = ModelSettings.model_fields["log_format"].default
     trace_url: str | None = Field(
         default=None, description="where traces go, by OTLP over HTTP; none: nowhere"
     )

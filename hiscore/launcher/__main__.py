@@ -13,7 +13,12 @@ from hiscore.launcher.health import HealthServer
 from hiscore.launcher.make import MakeWatch
 from hiscore.launcher.server import Server
 from hiscore.launcher.watchdog import Watchdog
+from hiscore.logs import LogFormat, configure
 from hiscore.settings import ServeSettings
+
+log = logging.getLogger("hiscore.launcher")
+
+TEXT = "hiscore: %(message)s"
 
 
 class Stop(BaseException):
@@ -42,20 +47,40 @@ def start_health(server: Server, watchdog: Watchdog) -> str:
     return f", health http://{server.reachable}:{health.port}/readyz"
 
 
+def announce(message: str, log_format: LogFormat) -> None:
+    """The one line for whoever waits: on standard output for people, in the log for programs."""
+    if log_format == "json":
+        log.info(message)
+    else:
+        print(message, flush=True)
+
+
+def complain(message: str, log_format: LogFormat) -> None:
+    """Say why this ends."""
+    if log_format == "json":
+        log.error(message)
+    else:
+        print(f"error: {message}", file=sys.stderr)
+
+
 def main() -> int:
     """Serve; the exit code is 0 after a signal, 2 for a bad setting, 1 for any other failure."""
-    logging.basicConfig(level=logging.INFO, format="hiscore: %(message)s", stream=sys.stderr)
+    log_format: LogFormat = "text"
+    configure(log_format, TEXT)
     make = MakeWatch()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, stop)
     try:
-        with Server(ServeSettings()) as server:
+        settings = ServeSettings()
+        log_format = settings.log_format
+        configure(log_format, TEXT)
+        with Server(settings) as server:
             watchdog = Watchdog(server, idle=lambda: stop_with(make))
             health = start_health(server, watchdog)
-            print(
+            announce(
                 f"hiscore is ready: models {', '.join(server.models)}; gRPC {server.grpc_url}, "
                 f"HTTP {server.http_url}, metrics {server.metrics_url}{health}",
-                flush=True,
+                log_format,
             )
             watchdog.watch()
     except Stop:
@@ -63,10 +88,10 @@ def main() -> int:
     except ValidationError as error:
         for detail in error.errors():
             name = "_".join(map(str, detail["loc"])).upper()
-            print(f"error: {name}: {detail['msg']}, not {detail['input']!r}", file=sys.stderr)
+            complain(f"{name}: {detail['msg']}, not {detail['input']!r}", log_format)
         return 2
     except (LaunchError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(str(error), log_format)
         return 1
 
 

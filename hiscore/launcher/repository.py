@@ -83,15 +83,15 @@ def model_values(
     """
     limits = settings.model_dump(include=set(Limits.model_fields))
     batching = {"max_batch_calls": settings.max_batch_calls}
-    queue: dict[str, Any] = {"max_queue": settings.max_queue, "queue_timeout_s": settings.queue_timeout_s}
-    tokenizer = TokenizerSettings(checkpoint=str(checkpoint), **queue, **limits)
+    common: dict[str, Any] = settings.model_dump(include={"max_queue", "queue_timeout_s", "log_format"})
+    tokenizer = TokenizerSettings(checkpoint=str(checkpoint), **common, **limits)
     scorer = ScorerSettings(
         checkpoint=str(checkpoint),
         dtype=settings.dtype,
         max_batch_tokens=settings.max_batch_tokens,
         max_queue_tokens=settings.max_queue_tokens,
         query_cache_bytes=settings.query_cache_bytes,
-        **queue,
+        **common,
         **limits,
     )
     kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
@@ -103,7 +103,7 @@ def model_values(
         dtype=settings.dtype,
         selector=selectors[0] if settings.selector == "auto" else settings.selector,
         max_text_bytes=settings.max_text_bytes,
-        **queue,
+        **common,
         **cache,
     )
     every: dict[str, Values] = {

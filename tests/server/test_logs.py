@@ -1,0 +1,133 @@
+"""What a server logs of calls that it refuses: a line for each, with its id, and nothing that the caller sent."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from hiscore.launcher import Server
+from hiscore_client import InvalidRequest, ScoreClient
+from tests.server.conftest import StartServer
+from tests.server.wire import post
+
+pytestmark = pytest.mark.server
+
+QUERY, ITEM = "a query that nobody else sees", "an item of its own"
+LABEL, STOP = "a label that only this call has", "[an end that is no JSON"
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer, tiny_lm: Path) -> Server:
+    return start_server(tiny_lm, query_cache_bytes=2**24, log_format="json", max_call_tokens=1_000)
+
+
+def text_of(server: Server) -> str:
+    assert server.log_path is not None
+    return server.log_path.read_text()
+
+
+def lines_of(server: Server, request_id: str) -> list[dict[str, Any]]:
+    """The lines that name a call, each of which must be JSON."""
+    return [json.loads(line) for line in text_of(server).splitlines() if request_id in line]
+
+
+def score(server: Server, request_id: str, **options: Any) -> str:
+    with ScoreClient(server.grpc_url) as client, pytest.raises(InvalidRequest) as refused:
+        client.score(QUERY, [ITEM], request_id=request_id, **options)
+    return str(refused.value)
+
+
+def score_ids(server: Server, request_id: str) -> str:
+    with ScoreClient(server.grpc_url) as client, pytest.raises(InvalidRequest) as refused:
+        client.score_ids([5], [[987_654_321]], [1], request_id=request_id)
+    return str(refused.value)
+
+
+def generate(server: Server, request_id: str) -> str:
+    """A stop string that is no JSON, which the SDK would not send."""
+    prompt = triton.InferInput("text_input", [1], "BYTES")
+    prompt.set_data_from_numpy(np.array([QUERY.encode()], np.object_))
+    answers: list[InferenceServerException] = []
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.append(error))
+        client.async_stream_infer("decode", [prompt], request_id=request_id, parameters={"stop": STOP})
+        client.stop_stream()
+    (error,) = answers
+    return str(error.message())
+
+
+def test_a_refused_call_is_one_line_without_what_it_held(server: Server) -> None:
+    calls = {
+        "by-label": (score(server, "by-label", labels=[LABEL]), "tokenizer", LABEL),
+        "by-ids": (score_ids(server, "by-ids"), "scorer", "987654321"),
+        "by-stop": (generate(server, "by-stop"), "decode", STOP[1:20]),
+    }
+    for request_id, (message, model, sent) in calls.items():
+        (line,) = lines_of(server, request_id)
+        assert (line["request_id"], line["model"], line["reason"]) == (request_id, model, "INVALID_ARG")
+        assert line["level"] == "INFO"
+        assert line["detail"].startswith("hiscore.")
+        # The control: whoever logged the message would have logged this.
+        assert sent in message
+        assert sent not in text_of(server)
+    assert QUERY not in text_of(server)
+    assert ITEM not in text_of(server)
+
+
+def test_an_id_from_outside_stays_in_its_line(server: Server) -> None:
+    forged = 'one"}\n{"request_id": "two"}'
+    score(server, forged, labels=[LABEL])
+    (line,) = lines_of(server, "one")
+    assert line["request_id"] == forged
+    assert not any(line.startswith('{"request_id"') for line in text_of(server).splitlines())
+
+
+def test_a_call_that_is_served_is_not_logged(server: Server) -> None:
+    with ScoreClient(server.grpc_url) as client:
+        client.score(QUERY, [ITEM], label_token_ids=[1], request_id="served")
+    assert lines_of(server, "served") == []
+
+
+def test_a_call_without_an_id_is_logged_too(server: Server) -> None:
+    before = len(lines_of(server, "a call was refused"))
+    with pytest.raises(Exception, match="'items' is missing"):
+        post(server, "score", json.dumps({"query": QUERY, "label_token_ids": [1]}).encode())
+    *_, last = found = lines_of(server, "a call was refused")
+    assert len(found) == before + 1
+    assert last["request_id"] == ""
+
+
+def test_people_get_a_line_of_text(lm: Server) -> None:
+    score(lm, "for people", labels=[LABEL])
+    (line,) = [line for line in text_of(lm).splitlines() if "for people" in line]
+    assert line.startswith(
+        "hiscore INFO hiscore.serving.refusals: a call was refused request_id='for people' "
+    )
+
+
+def launcher(**environment: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code of a launcher that cannot start, and its log."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hiscore.launcher"],
+        env={**os.environ, "LOG_FORMAT": "json", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ""
+    return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_the_launcher_says_in_json_why_it_ends(tmp_path: Path) -> None:
+    code, lines = launcher(MODEL=str(tmp_path / "nowhere"))
+    assert code == 1
+    assert lines[-1]["level"] == "ERROR"
+    assert lines[-1]["logger"] == "hiscore.launcher"
+    assert "nowhere" in lines[-1]["message"]
