@@ -3,7 +3,9 @@
 import logging
 import os
 import secrets
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 from hiscore_client.errors import HiscoreError
 
+REMOVE_TRIES, REMOVE_PAUSE = 50, 0.1
 # The least that Ray takes; shards are a few numbers each.
 OBJECT_STORE_BYTES = 80 * 2**20
 
@@ -35,27 +38,20 @@ def connected(address: str | None, workers: int) -> Iterator[None]:
             _disconnect()
         return
     # Ray reads these when it is imported, in this process and in those that it starts.
-    before = {name: os.environ.get(name) for name in PRIVATE}
     os.environ.update({name: os.environ.get(name, value) for name, value in PRIVATE.items()})
+    directory = Path(tempfile.mkdtemp(prefix="hiscore-ray-")).resolve()
     try:
-        with tempfile.TemporaryDirectory(prefix="hiscore-ray-", ignore_cleanup_errors=True) as directory:
-            _connect(
-                address="local",
-                num_cpus=workers,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(Path(directory).resolve()),
-            )
-            try:
-                yield
-            finally:
-                _disconnect()
+        _connect(
+            address="local",
+            num_cpus=workers,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(directory),
+        )
+        yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _disconnect()
+        _remove(directory)
 
 
 def _connect(**options: Any) -> None:
@@ -63,7 +59,8 @@ def _connect(**options: Any) -> None:
 
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (OSError, ValueError, RuntimeError) as error:
+    # Ray raises that itself where a process of its does not come up.
+    except Exception as error:
         raise HiscoreError(f"cannot start or reach Ray: {error}") from None
 
 
@@ -73,3 +70,12 @@ def _disconnect() -> None:
     # What it has to say about its own end helps nobody.
     with suppress(Exception):
         ray.shutdown()
+
+
+def _remove(directory: Path) -> None:
+    # The last of Ray's processes may write into it while it goes.
+    for _ in range(REMOVE_TRIES):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(REMOVE_PAUSE)
