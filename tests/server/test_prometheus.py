@@ -150,6 +150,22 @@ def test_every_query_answers(prometheus: str, whole: Server) -> None:
     assert waiting == {}
 
 
+def test_each_step_of_a_text_call_tells_its_time(prometheus: str, whole: Server) -> None:
+    waiting = {"tokenizer", "scorer"}
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while waiting and time.monotonic() < deadline:
+        work(whole)
+        time.sleep(0.5)
+        waiting = {
+            model
+            for model in waiting
+            if not any(
+                value > 0 for value in ask(prometheus, f'hiscore_launch_seconds_total{{model="{model}"}}')
+            )
+        }
+    assert waiting == set()
+
+
 def test_no_alert_cries_over_a_server_that_works(prometheus: str) -> None:
     assert {name: ask(prometheus, expression) for name, expression in rules()} == {
         name: [] for name, _ in rules()

@@ -11,7 +11,7 @@ from hiscore.logs import configure_model
 from hiscore.options import parse_options
 from hiscore.serving.batch import Answer, parameters, required_tensor, send, serve, strings, tensor
 from hiscore.serving.engine import Engine
-from hiscore.serving.metrics import Counters
+from hiscore.serving.metrics import Counters, TotalsFeed
 from hiscore.settings import TokenizerSettings, from_model_config
 from hiscore.tokenization import TextCall, TokenCall, encode_calls, load_tokenizer
 from hiscore.validation import one_row
@@ -29,14 +29,16 @@ class TritonPythonModel:
         checkpoint = Path(self.settings.checkpoint)
         self.facts = read_facts(checkpoint)
         self.tokenizer = load_tokenizer(checkpoint)
+        labels = {"model": args["model_name"], "version": args["model_version"]}
         self.counters = Counters(
             {
                 "hiscore_full_encodes_total": "Calls whose whole query was tokenised anew with each of its items",
                 "hiscore_tokenized_calls_total": "Calls turned from text into token ids",
                 "hiscore_tokenizer_batches_total": "Batches that the tokenizer formed",
             },
-            labels={"model": args["model_name"], "version": args["model_version"]},
+            labels,
         )
+        self.feed = TotalsFeed(labels, lambda: self.engine.totals)
         self.engine: Engine[TextCall] = Engine(
             launch=self.launch,
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
@@ -55,19 +57,21 @@ class TritonPythonModel:
         self.engine.close()
 
     def launch(self, calls: list[TextCall]) -> "EncodedBatch":
-        return EncodedBatch(encode_calls(self.tokenizer, calls, self.settings, self.facts), self.counters)
+        answers = encode_calls(self.tokenizer, calls, self.settings, self.facts)
+        return EncodedBatch(answers, self.counters, self.feed)
 
 
 class EncodedBatch:
     """An encoded batch, and what it counts once its callers have their answers."""
 
-    def __init__(self, answers: list[TokenCall | RequestError], counters: Counters) -> None:
-        self.answers, self.counters = answers, counters
+    def __init__(self, answers: list[TokenCall | RequestError], counters: Counters, feed: TotalsFeed) -> None:
+        self.answers, self.counters, self.feed = answers, counters, feed
 
     def finish(self) -> list[Answer]:
         return [outputs(answer) if isinstance(answer, TokenCall) else answer for answer in self.answers]
 
     def count(self) -> None:
+        self.feed.update()
         good = [answer for answer in self.answers if isinstance(answer, TokenCall)]
         self.counters.add(
             hiscore_full_encodes_total=sum(call.full_encode for call in good),
