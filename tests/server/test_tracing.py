@@ -2,6 +2,7 @@
 
 import json
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,7 @@ from hiscore_client import InvalidRequest, ScoreClient
 pytestmark = pytest.mark.server
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+HTTP_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 QUERY, ITEMS, LABELS = "a query that nobody else sees", ["firstitem", "seconditem"], [1, 2]
 SEVERAL_TOKENS = "a label of several tokens"
 
@@ -46,7 +48,7 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
 
 @pytest.fixture(scope="module")
 def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """What a server has exported by its end, of three calls of which two belong to traces of their callers."""
+    """What a server has exported by its end, of four calls, three of which belong to traces of their callers."""
     log = tmp_path_factory.mktemp("tracing") / "server.log"
     with collector() as (url, got):
         settings = ServeSettings(
@@ -69,6 +71,14 @@ def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
                     client.score(QUERY, ITEMS, labels=[SEVERAL_TOKENS], request_id="refused")
             with ScoreClient(server.grpc_url) as client:
                 client.score(QUERY, ITEMS, label_token_ids=LABELS, request_id="other")
+            body = {"query": QUERY, "items": ITEMS, "label_token_ids": LABELS}
+            request = urllib.request.Request(
+                f"{server.http_url}/v2/models/score/generate",
+                json.dumps(body).encode(),
+                {"traceparent": f"00-{HTTP_TRACE}-{PARENT}-01"},
+            )
+            with urllib.request.urlopen(request) as response:
+                assert len(json.load(response)["scores"]) == len(ITEMS) * len(LABELS)
     return b"\n".join(got)
 
 
@@ -113,13 +123,21 @@ def test_the_callers_span_is_the_parent(spans: list[Span]) -> None:
     assert {"GRPC_WAITREAD_END", "INFER_RESPONSE_COMPLETE", "GRPC_SEND_END"} <= names
 
 
+def test_over_http_it_is_the_same(spans: list[Span]) -> None:
+    names = {span["name"]: span["spanId"] for span in spans if span["traceId"] == HTTP_TRACE}
+    parents = {span["name"]: span["parentSpanId"] for span in spans if span["traceId"] == HTTP_TRACE}
+    assert {"InferRequest", "score", "tokenizer", "scorer"} <= set(names)
+    assert parents["InferRequest"] == PARENT
+    assert parents["tokenizer"] == parents["scorer"] == names["score"]
+
+
 def test_a_refused_call_ends_where_it_was_refused(spans: list[Span]) -> None:
     assert set(of_request(spans, "refused")) == {"score", "tokenizer"}
 
 
 def test_control_a_call_that_does_not_ask_for_it_is_not_traced(spans: list[Span]) -> None:
     assert of_request(spans, "other") == {}
-    assert {span["traceId"] for span in spans} == {TRACE}
+    assert {span["traceId"] for span in spans} == {TRACE, HTTP_TRACE}
 
 
 def test_no_text_is_exported(exported: bytes) -> None:
