@@ -64,6 +64,9 @@ class CacheShape:
             raise ValueError(f"page is {self.page}, but the index {self.index!r} selects single tokens")
         if self.sparse_layers and self.index == "none":
             raise ValueError("index is 'none', but only dense layers can do without one")
+        for name in ("max_pages", "lru_pages") if self.sparse_layers else ():
+            if getattr(self, name) >= 2**21:
+                raise ValueError(f"{name} is {getattr(self, name)}, at most {2**21 - 1} can be selected from")
         for name in ("host_pages", "device_pages"):
             if getattr(self, name) * self.page > 2**31 - 1:
                 raise ValueError(

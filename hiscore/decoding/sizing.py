@@ -90,7 +90,8 @@ def _plan(
     # What is always selected: the first page and the ring's, or the first token and the newest.
     least = {"quest": ring + 1, "exact": 2}.get(selector, 1)
     top = max(min(top_k // page, max_pages), least)
-    lru = max(settings.device_buffer_size // page - ring, top)
+    # No stream has use for more places than it has pages.
+    lru = max(min(settings.device_buffer_size // page - ring, max_pages), top)
     of_one_page = CacheShape(
         layers=len(model.windows), heads=model.heads, parts=model.parts, width=model.width,
         page=page, streams=memory.streams, max_pages=max_pages, host_pages=1, device_pages=1,

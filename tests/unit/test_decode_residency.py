@@ -264,6 +264,7 @@ def resident_bytes() -> int:
         ("index", "keys", "page is 4"),
         ("index", "none", "index is 'none'"),
         ("host_pages", 2**30, "host_pages"),
+        ("max_pages", 2**21, "max_pages is 2097152, at most 2097151"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(field: str, value: object, message: str) -> None:

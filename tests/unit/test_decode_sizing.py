@@ -73,6 +73,22 @@ def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protoc
 
 
 @pytest.mark.parametrize("selector", ["quest", "exact"])
+def test_a_buffer_is_no_longer_than_a_stream(selector: str) -> None:
+    """Tables and scratch have a place for each page of a buffer, whether a stream can use it or not."""
+    memory = Memory(2**40, 2**40, 4)
+    planned = [
+        plan_cache(
+            CacheSettings(selector=selector, device_buffer_size=size), SMALL, memory, torch.float32, 256
+        )
+        for size in (4_096, 10**9)
+    ]
+    for shape, _ in planned:
+        assert shape.lru_pages <= shape.max_pages <= shape.buffer_pages  # all of the longest stream fits
+    small, large = (sum(shape.bytes(torch.float32).values()) for shape, _ in planned)
+    assert large < 1.01 * small
+
+
+@pytest.mark.parametrize("selector", ["quest", "exact"])
 def test_what_is_always_selected_has_room(selector: str) -> None:
     """The first page and the newest, whatever was asked for."""
     settings = CacheSettings(selector=selector, sparse_top_k=1, backup_ring=1)
