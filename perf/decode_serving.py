@@ -156,8 +156,8 @@ class Windows:
         offered: float | None = None,
     ) -> Served:  # fmt: skip
         begin = time.perf_counter()
-        streams = prompts.read(run())
-        busy = self._gpu.busy(begin, time.perf_counter())
+        exported, end = run(), time.perf_counter()
+        streams = prompts.read(exported)
         served = generation.summarise(name, streams, len(prompts.ids[0]))
         pool = "benchmark" if group.startswith("benchmark") else "shorter"
         agreement = self._first.agreement(pool, streams, prompts.max_tokens)
@@ -166,7 +166,14 @@ class Windows:
         if offered:
             guards.check_open_loop(name, samples, offered)
         self.found.append(
-            {"group": group, "offered": offered, "agreement": agreement, "gpu_busy": busy, **asdict(served)}
+            {
+                "group": group,
+                "offered": offered,
+                "agreement": agreement,
+                "gpu_busy": self._gpu.busy(begin, end),
+                "gpu_memory_gib": self._gpu.memory_gib(begin, end),
+                **asdict(served),
+            }
         )
         print(
             f"{name:44s} first token p50 {served.ttft.p50:8.1f} ms, a token {served.tpot.mean:7.2f} ms, "

@@ -1,4 +1,4 @@
-"""How busy the GPU is, ten times a second, from NVML.
+"""How busy and how full the GPU is, ten times a second, from NVML.
 
 NVML's number is the share of the driver's last sample period (0.17 to 1 s) in which some kernel ran.
 """
@@ -17,6 +17,10 @@ class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
 class GpuSampler:
     """Samples the first GPU while it is open; without NVML it has no samples, and `driver` is None."""
 
@@ -24,7 +28,7 @@ class GpuSampler:
     device: str | None = None
 
     def __init__(self) -> None:
-        self._samples: list[tuple[float, int]] = []
+        self._samples: list[tuple[float, int, int]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._handle = ctypes.c_void_p()
@@ -56,14 +60,23 @@ class GpuSampler:
 
     def busy(self, begin: float, end: float) -> float | None:
         """Mean share (0 to 1) between two `time.perf_counter` times; None without samples."""
-        found = [gpu for when, gpu in self._samples if begin <= when <= end]
+        found = [gpu for when, gpu, _ in self._samples if begin <= when <= end]
         return statistics.mean(found) / 100 if found else None
 
+    def memory_gib(self, begin: float, end: float) -> float | None:
+        """The most memory in use on the device, by all processes, between two such times."""
+        found = [used for when, _, used in self._samples if begin <= when <= end]
+        return max(found) / 2**30 if found else None
+
     def _run(self) -> None:
-        rates = _Utilization()
+        rates, memory = _Utilization(), _Memory()
+        asked = (
+            (self._nvml.nvmlDeviceGetUtilizationRates, rates),
+            (self._nvml.nvmlDeviceGetMemoryInfo, memory),
+        )
         while not self._stop.wait(1 / HERTZ):
-            if self._nvml.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)) == 0:
-                self._samples.append((time.perf_counter(), rates.gpu))
+            if not any(function(self._handle, ctypes.byref(into)) for function, into in asked):
+                self._samples.append((time.perf_counter(), rates.gpu, memory.used))
 
 
 def visible_gpus() -> list[str]:

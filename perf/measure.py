@@ -85,6 +85,8 @@ class Point:
     """Mean wait in Triton's queue."""
     gpu_busy: float | None = None
     """NVML's share of time with a kernel running; None without a GPU."""
+    gpu_memory_gib: float | None = None
+    """The most in use on the device, by all processes; None without a GPU."""
     max_difference: float = 0.0
     """Largest difference of a score from the same call's first answer."""
 
@@ -143,6 +145,7 @@ class Meter:
         risen = {key: value - before.get(key, 0) for key, value in after.items()}
         point = summarise(window, samples, risen, self._server.settings.max_batch_tokens)
         point.gpu_busy = self._gpu.busy(begin + RAMP * (end - begin), end)
+        point.gpu_memory_gib = self._gpu.memory_gib(begin, end)
         point.max_difference = self._answers.difference(window.pool, samples, window.shape)
         self._keep(point)
         if point.max_difference > self._tolerance:

@@ -14,21 +14,35 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from perf import report_decode, report_others, report_scoring
+from perf import (
+    report_decode,
+    report_device,
+    report_load,
+    report_others,
+    report_published,
+    report_quality,
+    report_scoring,
+)
 from perf.report_parts import Raw, Section, Table
 
 SECTIONS: Sequence[Callable[[Raw], Section | None]] = (
     report_scoring.latency,
+    report_load.score_load,
     report_scoring.time_of_a_call,
     report_scoring.ablations,
+    report_published.published,
     report_others.peers,
     report_others.roofline,
     report_scoring.forwards,
+    report_load.decode_serving,
     report_decode.decode,
     report_decode.floor,
     report_decode.oversubscribed,
     report_decode.beside,
-    report_others.quality,
+    report_quality.quality,
+    report_quality.served,
+    report_quality.selection,
+    report_device.device,
     report_others.cpu_cost,
     report_others.provenance,
 )

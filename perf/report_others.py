@@ -1,4 +1,4 @@
-"""The report's other sections: peers, the machine, decoding, quality, where the numbers come from."""
+"""The report's other sections: peers, the machine, the host's costs, where the numbers come from."""
 
 from perf import charts
 from perf.charts import Bar, Placed, Roof
@@ -62,26 +62,6 @@ def roofline(raw: Raw) -> Section | None:
         Table(("ceiling", "best"), ceilings),
     ]
     return Section("Roofline", said, tables, {"roofline": charts.roofline([roof], points)})
-
-
-def quality(raw: Raw) -> Section | None:
-    """AUC on labelled reviews, from perf.quality."""
-    found = raw.results.get("quality.json")
-    if found is None:
-        return None
-    rows = [
-        (
-            row["dtype"], interval(row["auc"], "value"), interval(row["auc_gain"], "value"),
-            f"{row['largest_difference']:.2g}", f"{row['spearman']:.4f}", f"{row['between_batches']:.2g}",
-        )
-        for row in found["rows"]
-    ]  # fmt: skip
-    head = (
-        "precision", "AUC [95%]", "gain over the first [95%]", "largest difference", "Spearman",
-        "alone against batched",
-    )  # fmt: skip
-    said = [f"{found['reviews']} labelled film reviews, ten to a call, prompt “{found['prompt']}”."]
-    return Section("Quality", said, [Table(head, rows)])
 
 
 def cpu_cost(raw: Raw) -> Section | None:

@@ -170,6 +170,8 @@ class NoGpu:
     def busy(self, begin: float, end: float) -> None:
         return None
 
+    memory_gib = busy
+
 
 @pytest.fixture
 def windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Windows:

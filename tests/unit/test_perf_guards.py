@@ -26,7 +26,7 @@ def samples(count: int = 200, rate: float = 100.0, took: float = 0.005) -> list[
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     monkeypatch.setattr(measure, "counters", lambda server: {})
     server: Any = SimpleNamespace(settings=SimpleNamespace(max_batch_tokens=100))
-    gpu: Any = SimpleNamespace(busy=lambda begin, end: None)
+    gpu: Any = SimpleNamespace(busy=lambda begin, end: None, memory_gib=lambda begin, end: None)
     return Meter(server, gpu, 1e-3, lambda point: None, Answers())
 
 

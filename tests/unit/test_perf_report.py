@@ -13,6 +13,7 @@ import pytest
 from perf import report_html, stages
 from perf.report_html import SECTIONS, read, render, sections
 from perf.report_parts import Raw
+from perf.report_published import published
 
 RECORDED = Path(__file__).parents[2] / "perf/results/h200"
 INTERVAL = {"median": 1.25, "low": 1.125, "high": 1.375}
@@ -65,6 +66,48 @@ def test_its_numbers_are_the_raw_ones_and_change_with_them() -> None:
     assert {name for name in figures[0] if figures[0][name] != figures[2][name]} == {"open-loop"}
 
 
+def load_of(serving: Any) -> dict[str, Any]:
+    """A result of perf.score_load, of windows of perf.serving."""
+    points = [{**point, "gpu_memory_gib": 12.5} for point in serving["points"] if point["group"] == "open"]
+    load = {"seconds": {"fresh": 120}}
+    return {"plan": {"request": serving["plan"]["request"]}, "load": load, "points": points, "failures": []}
+
+
+def streams(group: str, per_token: float) -> dict[str, Any]:
+    """A window of perf.decode_serving."""
+    times = dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "worst"), per_token)
+    return {
+        "group": group,
+        "name": f"8 in, 2 out, {group}",
+        **dict.fromkeys(("streams", "failed"), 5),
+        **dict.fromkeys(("output_tokens_per_s", "input_tokens_per_s", "tokens_per_response"), 2.5),
+        **dict.fromkeys(("ttft", "tpot", "itl", "end_to_end"), times),
+        **dict.fromkeys(("gpu_busy", "agreement"), 1.0),
+    }
+
+
+def test_published_numbers_stand_beside_ours() -> None:
+    """A time of theirs and of ours, each with its change; a served benchmark goes before one in process."""
+    raw = read(RECORDED)
+
+    def row(raw: Raw, table: int, name: str) -> list[str]:
+        (found,) = [list(r) for r in published(raw).tables[table].rows if r[0] == name]
+        return found
+
+    assert row(raw, 0, "call, p99 ms")[1:4] == ["622", "392", "-36.9%"]
+    point = next(p for p in raw.results["serving.json"]["points"] if p["name"] == "Poisson 70/s")
+    assert row(raw, 0, "call, p99 ms")[5] == f"{point['p99']:.3g}"
+    assert row(raw, 1, "delimiters, alone, ms a call")[6] == "-3.9%"
+    assert row(raw, 2, "per token after the first, mean ms")[1:7] == [
+        "33.9", "32.1", "-5.4%", "2.92", "2.73", "-6.3%",
+    ]  # fmt: skip
+    windows = [streams("benchmark, blocking", 8.0), streams("benchmark, ring", 6.0)]
+    served = Raw({**raw.results, "decode_serving.json": {"windows": windows}})
+    assert row(served, 2, "per token after the first, mean ms")[4:7] == ["8", "6", "-25.0%"]
+    assert "NVIDIA H200" in published(raw).text[-1]
+    assert "no GPU" in published(Raw({})).text[-1]
+
+
 def test_a_failed_step_stands_in_the_report() -> None:
     raw = read(RECORDED)
     assert "FAILED" not in shown(raw)
@@ -88,6 +131,30 @@ def test_every_section_has_something_to_say_of_its_own_file() -> None:
     raw = Raw(
         {
             **recorded.results,
+            "score_load.json": load_of(recorded.results["serving.json"]),
+            "decode_serving.json": {
+                "settings": {"selector": "quest", "sparse_top_k": 64, "device_buffer_size": 128},
+                "failures": ["a window: too late"],
+                "windows": [
+                    streams("benchmark, blocking", 24.5),
+                    streams("benchmark, ring", 12.25),
+                    streams("sweep", 1),
+                ],
+            },
+            "quality_served.json": {
+                "reviews": 30,
+                "dtype": "float32",
+                "reference_dtype": "float32",
+                **{
+                    name: {"value": 0.75, "low": 0.5, "high": 1.0}
+                    for name in ("auc", "auc_transformers", "auc_gain")
+                },
+                **dict.fromkeys(("largest_difference", "mean_difference", "control"), 0.125),
+                **dict.fromkeys(("spearman", "same_best_of_ten"), 1.0),
+                "prompt_tokens": 1_234,
+                "cached_tokens": 56,
+            },
+            "decode_quality.json": json.loads((RECORDED.parent / "cpu/decode_quality.json").read_text()),
             "peers.json": {"what": "w", "groups": {"one call": ARMS}, "skipped": ["vllm: not here"]},
             "roofline.json": {
                 "dtype": "bfloat16",
@@ -135,6 +202,12 @@ def test_every_section_has_something_to_say_of_its_own_file() -> None:
         "backup",
         "RuntimeError: no",
         "0.900 [0.800",
+        "FAILED: a window: too late",
+        "56 of 1,234",
+        "0.750 [0.500",
+        "quest 128, page 16",
+        "<td>12.5</td>",
+        "-50.0%",
     ):
         assert said in html, said
 
