@@ -115,13 +115,14 @@ class BackupSchedule:
             rows = np.array([slot], np.int32), np.array([length - 1], np.int32)
             ticket = self._copy(Lane.BACKUP, backup, *rows, tokens=length)
             self._staging[pages] = ticket
-        self._streams.launch(Lane.FORWARD, seed)
         self._newest[slot] = ticket
         self._tickets[slot] = 0
         if not resident:
             self._tickets[slot, np.arange(max(0, length - self.width), length) % self.width] = ticket
         self._written[slot] = length - 1
         self._landed[slot] = -1 if backup is not None else length - 1
+        # Last: should it fail, the copy is under way all the same.
+        self._streams.launch(Lane.FORWARD, seed)
 
     def step(self, slots: Int32, positions: Int32, forward: Work, backup: Work) -> None:
         """One decode step, for rows that each continue the stream of their slot by one token.

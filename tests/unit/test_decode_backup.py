@@ -207,6 +207,22 @@ def test_what_does_not_continue_a_stream_or_frees_too_early_is_refused() -> None
         BackupSchedule(on, "ring", 0, 1, 1)
 
 
+def test_a_copy_under_way_is_known_though_what_follows_it_failed() -> None:
+    """The device has no memory left for the seeds, say: the prompt's copy still reads and writes."""
+    on = streams("backup slow")
+    schedule = BackupSchedule(on, "ring", 4, 1, 1)
+
+    def fails() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        schedule.admit(0, 5, np.zeros(1, np.int32), fails, lambda: on.fill([("host", 0)], [0]))
+    assert not schedule.drained(0)
+    on.pause()
+    schedule.release(0)
+    assert schedule.lag().tolist() == [0]
+
+
 class Immediate(Mutated, TensorMemory, ImmediateStreams):
     """The CPU's streams, and memory in torch; or streams that lose what the backup lane is given."""
 
