@@ -139,17 +139,6 @@ def load(cache: Cache, layer: int, host_pages: Tensor, heads: Tensor, device_pag
     buffer[device_pages, :, :, heads] = units.transpose(1, 2)
 
 
-def forget(cache: Cache, slot: int) -> None:
-    """Let nothing of a stream's buffer but its ring count as resident."""
-    if not cache.direct[slot]:
-        places = cache.device_table[slot, : cache.shape.lru_pages].long()
-        held = cache.holds[:, places]
-        layer, place, head = torch.nonzero(held >= 0, as_tuple=True)
-        cache.where[layer, held[layer, place, head].long(), head] = -1
-        cache.holds[:, places] = -1
-        cache.used[:, places] = -1
-
-
 def _look_up(table: Tensor, entries: Tensor) -> Tensor:
     """table [R, N], entries int64 [R, H, K] -> [R, H, K]."""
     return table.gather(1, entries.flatten(1)).view(entries.shape)

@@ -124,7 +124,8 @@ class GraphRunner:
 
     def _capture(self, kind: Kind, rows: Tensor) -> None:
         steps, static = self._steps(kind.reach, kind.full), rows.clone()
-        # A step may be run twice: it writes the same again. This one compiles the kernels.
+        # A step may be run twice: it writes the same again, and only counts of hits see it. This one compiles the
+        # kernels.
         self._step(static, steps)
         graph = torch.cuda.CUDAGraph()
         # A graph that the collector happens to destroy while another is captured would spoil the capture.

@@ -137,3 +137,14 @@ class KnownCache:
         for layer in range(self.shape.layers):
             rows = self.contents(self.number[slot], layer, positions)
             self.cache.host[layer][page, :, :, offset] = rows.transpose(1, 2)
+
+
+def forget(cache: Cache, slot: int) -> None:
+    """Let nothing of a stream's buffer but its ring count as resident."""
+    if not cache.direct[slot]:
+        places = cache.device_table[slot, : cache.shape.lru_pages].long()
+        held = cache.holds[:, places]
+        layer, place, head = torch.nonzero(held >= 0, as_tuple=True)
+        cache.where[layer, held[layer, place, head].long(), head] = -1
+        cache.holds[:, places] = -1
+        cache.used[:, places] = -1

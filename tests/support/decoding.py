@@ -19,7 +19,6 @@ from hiscore.decoding.build import build_worker
 from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
 from hiscore.decoding.options import DecodeOptions
 from hiscore.decoding.reservation import Pools, needs_of
-from hiscore.decoding.residency import forget
 from hiscore.decoding.sizing import Memory
 from hiscore.decoding.stats import EngineStats
 from hiscore.decoding.stops import Detokenizer, StreamEnd
@@ -30,6 +29,7 @@ from hiscore.decoding.worker_api import Chunk, Launched, Sampling, StepResult, S
 from hiscore.errors import RequestError
 from hiscore.settings import CacheSettings
 from tests.support import tiny_dsa, tiny_models
+from tests.support.decode_cache import forget
 
 CONTEXT = 512
 # More than any pool of these sizes can take: the context and the number of streams bound the pools.

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
 from hiscore.decoding.latents import LatentStep
-from hiscore.decoding.residency import forget, newest_slots, seed
+from hiscore.decoding.residency import newest_slots, seed
 from hiscore.decoding.steps import Steps
 from hiscore.decoding.torch_steps import TorchSteps
 from hiscore.model.dsa.cache import Segment, StagedLatents
 from hiscore.model.dsa.decoder import DsaDecoder
 from tests.support import tiny_dsa
+from tests.support.decode_cache import forget
 
 CPU = torch.device("cpu")
 # The shortest never leaves its buffer at first, the longest is far beyond it.

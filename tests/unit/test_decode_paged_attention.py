@@ -8,12 +8,11 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_torch import paged_attention
 from hiscore.decoding import residency
 from hiscore.decoding.cache import CacheShape, DecodeRows
-from hiscore.decoding.residency import forget
 from hiscore.decoding.selectors.exact import ExactSelector
 from hiscore.decoding.selectors.quest import QuestSelector
 from hiscore.decoding.steps import PageLists
 from hiscore.decoding.torch_steps import TorchSteps
-from tests.support.decode_cache import KnownCache, random_contents
+from tests.support.decode_cache import KnownCache, forget, random_contents
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 8
 ATTENTION = AttentionShape(HEADS, KV_HEADS, WIDTH, 0.3, None, (None, None))

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiscore.decoding import residency
 from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
-from hiscore.decoding.residency import forget, swap_in
+from hiscore.decoding.residency import swap_in
 from hiscore.decoding.selection import Selection
-from tests.support.decode_cache import KnownCache, unique_contents
+from tests.support.decode_cache import KnownCache, forget, unique_contents
 from tests.support.lru_model import LruModel
 
 NEWEST = 5
