@@ -35,12 +35,15 @@ ASK_AGAIN_S = 0.0005
 
 @dataclass(frozen=True)
 class InFlight:
-    """A launch; `streams` are in it, `sampled` have one token each in its result."""
+    """A launch; `streams` are in it, `sampled` have one token each in its result.
+
+    prompt_tokens: how many a prefill reads; none: it is a step.
+    """
 
     launched: Launched
     streams: Sequence[Stream]
     sampled: Sequence[Stream]
-    is_step: bool
+    prompt_tokens: int = 0
 
 
 class DecodeEngine:
@@ -194,14 +197,15 @@ class DecodeEngine:
             worker.release(release.slot, release.host, release.device)
         if plan.rows is not None:
             with self._concerning(plan.running, launching=True):
-                launched.append(InFlight(worker.step(plan.rows), plan.running, plan.running, is_step=True))
+                launched.append(InFlight(worker.step(plan.rows), plan.running, plan.running))
         for stream in plan.restored:
             with self._concerning([stream]):
                 worker.restore(stream.slot, stream.length, stream.host, stream.staging)
         if plan.sampling is not None:
             with self._concerning(plan.prefilling, launching=True):
                 prefill = worker.prefill(plan.chunks, plan.sampling)
-                launched.append(InFlight(prefill, plan.prefilling, plan.filled, is_step=False))
+                prompt_tokens = sum(len(chunk.tokens) for chunk in plan.chunks)
+                launched.append(InFlight(prefill, plan.prefilling, plan.filled, prompt_tokens))
         for stream in plan.admitted:
             if not stream.ended:
                 with self._concerning([stream]):
@@ -219,7 +223,7 @@ class DecodeEngine:
                     with self._concerning([stream]):
                         self._receive(stream, token)
                         sent += 1
-            self._tally.add(result, self._geometry, sent, entry.is_step)
+            self._tally.add(result, self._geometry, sent, entry.prompt_tokens)
 
     def _receive(self, stream: Stream, token: int) -> None:
         if token == NOT_FINITE:

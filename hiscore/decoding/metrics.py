@@ -9,6 +9,7 @@ COUNTERS = {
     "hiscore_decode_steps_total": ("steps", "Decode steps"),
     "hiscore_decode_step_seconds_total": ("step_seconds", "Seconds that decode steps took on the device"),
     "hiscore_decode_tokens_total": ("tokens", "Tokens generated and sent"),
+    "hiscore_decode_prompt_tokens_total": ("prompt_tokens", "Tokens of prompts computed"),
     "hiscore_decode_backed_up_tokens_total": ("backed_up_tokens", "Tokens copied to the host's pool"),
     "hiscore_decode_hits_total": ("hits", "Selected pages that were on the device, per layer and head"),
     "hiscore_decode_misses_total": ("misses", "Selected pages that were not, per layer and head"),

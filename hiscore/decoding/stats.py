@@ -11,14 +11,16 @@ from hiscore.decoding.worker_api import Geometry, StepResult
 class EngineStats:
     """Counters, then gauges.
 
-    tokens: those sent. step_seconds: of steps, on the device. hits, misses: of pages, per layer, row and head;
-    swap_in_rows: tokens copied in for the misses. captured: sum of the selected attention mass, over as many
-    captured_rows. waiting: calls in the queue. prefilling: streams, those being restored among them. backup_lag,
-    host_rows, device_rows: tokens; the latter two count what is taken out of the pools.
+    tokens: those sent; prompt_tokens: those prefilled. step_seconds: of steps, on the device. hits, misses: of
+    pages, per layer, row and head; swap_in_rows: tokens copied in for the misses. captured: sum of the selected
+    attention mass, over as many captured_rows. waiting: calls in the queue. prefilling: streams, those being
+    restored among them. backup_lag, host_rows, device_rows: tokens; the latter two count what is taken out of the
+    pools.
     """
 
     steps: int = 0
     tokens: int = 0
+    prompt_tokens: int = 0
     step_seconds: float = 0.0
     backed_up_tokens: int = 0
     hits: int = 0
@@ -47,13 +49,14 @@ class Tally:
 
     total: EngineStats = field(default_factory=EngineStats)
 
-    def add(self, result: StepResult, geometry: Geometry, tokens: int, is_step: bool) -> None:
-        """Count what a launch gave, of which so many tokens were sent."""
-        t = self.total
+    def add(self, result: StepResult, geometry: Geometry, tokens: int, prompt_tokens: int) -> None:
+        """Count what a launch gave, of which so many tokens were sent; without prompt_tokens it was a step."""
+        t, is_step = self.total, not prompt_tokens
         self.total = replace(
             t,
             steps=t.steps + is_step,
             tokens=t.tokens + tokens,
+            prompt_tokens=t.prompt_tokens + prompt_tokens,
             step_seconds=t.step_seconds + (result.seconds if is_step else 0.0),
             backed_up_tokens=t.backed_up_tokens + result.backed_up,
             hits=t.hits + result.hits,

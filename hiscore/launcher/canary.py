@@ -58,7 +58,8 @@ def probes(models: Sequence[str], checkpoint: Path) -> dict[str, Probe]:
             "/v2/models/decode/generate_stream",
             {"input_ids": [0], "max_tokens": 1},
             '"finish_reason"',
-            ("hiscore_decode_steps_total", "hiscore_decode_tokens_total"),
+            # A long prompt is work for minutes, before its first token.
+            ("hiscore_decode_prompt_tokens_total", "hiscore_decode_steps_total"),
         ),
     }
     return {model: every[model] for model in models if model in every}

@@ -194,9 +194,27 @@ def test_200_streams_through_pools_for_20(dense: bool) -> None:
     for name, wanted in zip(names, calls, strict=True):
         assert_as_alone(callers, name, wanted)
     assert stats.tokens == sum(len(tokens) for tokens in callers.tokens.values())
+    assert stats.prompt_tokens == sum(len(wanted.prompt) for wanted in calls)
     assert stats.preemptions == worker.restores > 0
     # Nothing was prefilled a second time.
     assert worker.prefilled_tokens == sum(len(wanted.prompt) for wanted in calls)
+
+
+def test_a_long_prompt_is_counted_while_it_is_computed() -> None:
+    """Before its first token nothing else tells that the engine is at work."""
+    worker, callers = HashWorker(replace(TINY, chunk=5)), Callers()
+    counted: list[int] = []
+
+    def on_prefill(launch: str, slots: list[int]) -> None:
+        if launch == "prefill":
+            counted.append(engine.stats().prompt_tokens)
+
+    worker.fail = on_prefill
+    with running(worker, callers) as engine:
+        engine.submit(long_call(1, prompt=40), Caller(0))
+        callers.wait(lambda: len(callers.ends) == 1)
+    # Read one launch behind.
+    assert counted == [0, 0, 5, 10, 15, 20, 25, 30]
 
 
 def test_the_next_step_is_launched_before_the_last_is_read() -> None:

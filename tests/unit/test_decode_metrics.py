@@ -1,9 +1,11 @@
 """decode's metrics follow from the engine's statistics."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed
 from hiscore.decoding.stats import EngineStats
+from hiscore.launcher.canary import probes
 
 
 def test_every_statistic_is_a_metric_with_the_contracts_names() -> None:
@@ -36,3 +38,10 @@ def test_counters_get_what_is_new_and_gauges_what_is() -> None:
     assert totals["hiscore_decode_tokens_total"] == 5
     assert totals["hiscore_decode_step_seconds_total"] == 0.75
     assert (levels["hiscore_decode_running"], levels["hiscore_decode_host_rows"]) == (0, 64)
+
+
+def test_a_canary_looks_at_counters_that_there_are_and_that_rise_with_prompts_too(tmp_path: Path) -> None:
+    """A prompt may take longer than canaries wait for an answer: a server at work must not be taken for dead."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    watched = {COUNTERS[name][0] for name in probes(["decode"], tmp_path)["decode"].counters}
+    assert {"steps", "prompt_tokens"} <= watched
