@@ -1,10 +1,16 @@
 """All measurements that this machine can make, one after another, and the report of them.
 
-usage: python -m perf.bench [--full] [--out DIR] [--only WORD,WORD]
+usage: python -m perf.bench [--full [--rehearse]] [--out DIR] [--only WORD,WORD] [--minutes N] [--resume]
+           [--checkpoint DIR] [--tokenizer DIR] [--reviews FILE]
 
 Without --full it measures what a laptop's CPU measures in some minutes (`make bench`); with it, everything, which
-needs a CUDA GPU (`make bench-gpu`). A step that fails does not stop the others, and stands in the report. In DIR:
-the raw results, `logs/`, `report.html`, `plots/`. Exits with 1 if a step failed.
+needs a CUDA GPU (`make bench-gpu`), what tells most first. A step that fails, or takes far too long, does not stop
+the others, and stands in the report. --minutes ends it in time: a step that would not fit is not begun.
+--resume leaves out what has been done in DIR before. --rehearse runs the steps of --full with the small sizes that
+they have for a CPU. On a host without a network --checkpoint, --tokenizer and --reviews name what is else fetched.
+
+In DIR: the raw results, `bench.json` (after every step), `logs/`, `report.html`, `plots/`. Exits with 1 if a step
+failed or could not be run.
 """
 
 import argparse
@@ -12,85 +18,65 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hiscore.checkpoint import resolve
 from perf import bench_steps, machine, report_html
-from perf.bench_steps import Step
+from perf.bench_run import Done, log_of, run
+from perf.bench_steps import GPU_ONLY, Given, Step, lacks
 from perf.gpu import GpuSampler, visible_gpus
 
 RESULTS = Path(__file__).parent / "results"
 TAIL_LINES = 15
-POLL_S = 0.2
+INTERRUPTED = 130
 
 
-@dataclass(frozen=True)
-class Done:
-    """A step that has run. code: its exit code."""
+class Record:
+    """bench.json: what has been done, written after every step; steps of an earlier run into DIR stay in it."""
 
-    name: str
-    command: str
-    code: int
-    seconds: float
+    def __init__(self, out: Path, facts: dict[str, object]) -> None:
+        self._file, self._begin = out / "bench.json", time.perf_counter()
+        earlier = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self._steps: dict[str, dict[str, Any]] = {step["name"]: step for step in earlier.get("steps", [])}
+        self._facts = facts
+        self.done: list[Done] = []
+        self.not_run: list[str] = []
 
+    def succeeded(self, name: str) -> bool:
+        """Whether this step has been done well, now or earlier."""
+        return name in self._steps and self._steps[name]["code"] == 0
 
-def run(step: Step, out: Path, progress: Progress) -> Done:
-    """Run a step in a process of its own, what it prints in DIR/logs; a bar shows its planned time passing."""
-    command = [sys.executable, "-m", f"perf.{step.module}", *step.arguments]
-    task = progress.add_task(step.name, total=step.seconds, line="")
-    log = log_of(step.name, out)
-    begin = time.perf_counter()
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            cwd=machine.ROOT,
-            env=_environment(),
-            start_new_session=True,
-        )
-        try:
-            while (code := process.poll()) is None:
-                time.sleep(POLL_S)
-                passed = time.perf_counter() - begin
-                progress.update(task, completed=min(passed, 0.97 * step.seconds), line=_last_line(log))
-        except BaseException:
-            # The step's own children (a tritonserver) are told by the kernel when it is gone.
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
-            raise
-    seconds = time.perf_counter() - begin
-    progress.update(task, completed=step.seconds, line="done" if code == 0 else f"[red]FAILED ({code})")
-    if not progress.console.is_terminal:
-        progress.console.print(
-            f"{step.name}: {'done' if code == 0 else 'FAILED'}, {seconds:.0f} s", highlight=False
-        )
-    return Done(step.name, " ".join(["python", *command[1:]]), code, seconds)
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._begin
 
+    def add(self, step: Done) -> None:
+        self.done.append(step)
+        self._steps[step.name] = asdict(step)
+        self.write()
 
-def log_of(name: str, out: Path) -> Path:
-    """Where a step's output goes."""
-    return out / "logs" / f"{name.replace(' ', '-')}.txt"
+    def leave_out(self, step: Step, reason: str) -> None:
+        """Note a step that is not run."""
+        self.not_run.append(f"{step.name}: {reason}")
+        self.write()
 
-
-def _environment() -> dict[str, str]:
-    """With the client on the path, which may not be installed."""
-    paths = [str(machine.ROOT / "client"), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
-    return re.sub(r"[\[\]]", "", lines[-1])[:70] if lines else ""
+    def write(self) -> None:
+        found = {
+            "machine": self._facts,
+            "steps": list(self._steps.values()),
+            "not_run": self.not_run,
+            "seconds": self.seconds,
+        }
+        self._file.write_text(json.dumps(found, indent=1))
 
 
 def directory_for(device: str) -> Path:
@@ -115,29 +101,46 @@ def chosen(steps: Sequence[Step], only: str | None) -> list[Step]:
     return [step for step in steps if step.module in words]
 
 
+def run_all(
+    steps: Sequence[Step], given: Given, record: Record, progress: Progress, minutes: float | None
+) -> None:
+    """Each step that can be run and has time; an interrupt ends all."""
+    for step in steps:
+        left = None if minutes is None else 60 * minutes - record.seconds
+        if reason := lacks(step, given):
+            record.leave_out(step, reason)
+        elif left is not None and left < step.seconds:
+            record.leave_out(step, f"it needs {step.seconds:.0f} s, {max(0, left):.0f} were left")
+        else:
+            begin = time.perf_counter()
+            try:
+                record.add(run(step, given.out, progress, left))
+            except KeyboardInterrupt:
+                record.add(Done(step.name, step.module, INTERRUPTED, time.perf_counter() - begin))
+                return
+
+
 def main() -> int:
     """Run the steps, then report."""
     options = parse()
     console = Console()
     gpu = GpuSampler()
-    if options.full and gpu.device is None:
+    on_gpu = options.full and not options.rehearse
+    if on_gpu and gpu.device is None:
         console.print(
             "--full needs a CUDA GPU, and there is none; without it the CPU is measured", style="red"
         )
         return 2
-    begin = time.perf_counter()
-    facts = machine.facts(gpu.device if options.full else None, gpu.driver, None, options.commit)
+    # What ends this process ends the step as well, and leaves a report.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    facts = machine.facts(gpu.device if on_gpu else None, gpu.driver, None, options.commit)
     out = (options.out or directory_for(str(facts["gpu"] or facts["cpu"]))).resolve()
-    (out / "logs").mkdir(parents=True, exist_ok=True)
-    (out / "reviews").mkdir(exist_ok=True)
-    console.print("the default model is fetched, if it is not here yet ...", highlight=False)
-    checkpoint = resolve()
-    steps = (
-        bench_steps.gpu(out, checkpoint, len(visible_gpus()))
-        if options.full
-        else bench_steps.cpu(out, checkpoint)
-    )
-    if not options.full:
+    for directory in ("logs", "reviews"):
+        (out / directory).mkdir(parents=True, exist_ok=True)
+    given = give(options, out, console)
+    steps = bench_steps.gpu(given, len(visible_gpus())) if options.full else bench_steps.cpu(given)
+    if not on_gpu:
+        steps = [step for step in steps if step.module not in GPU_ONLY]
         # Where there is a GPU all the same, the steps must not find it.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
@@ -145,11 +148,13 @@ def main() -> int:
     except ValueError as error:
         console.print(str(error), style="red")
         return 2
+    record = Record(out, facts)
+    if options.resume:
+        steps = [step for step in steps if not record.succeeded(step.name)]
     planned = sum(step.seconds for step in steps) / 60
     console.print(
         f"{len(steps)} steps, planned for {planned:.0f} min, into {out}", highlight=False, soft_wrap=True
     )
-    done: list[Done] = []
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description:28s}"),
@@ -158,20 +163,34 @@ def main() -> int:
         TextColumn("{task.fields[line]}"),
     )
     with Progress(*columns, console=console) as progress:
-        for step in steps:
-            done.append(run(step, out, progress))
-    seconds = time.perf_counter() - begin
-    record = {"machine": facts, "steps": [asdict(step) for step in done], "seconds": seconds}
-    (out / "bench.json").write_text(json.dumps(record, indent=1))
-    failed = [step for step in done if step.code]
+        run_all(steps, given, record, progress, options.minutes)
+    return conclude(record, out, console)
+
+
+def give(options: argparse.Namespace, out: Path, console: Console) -> Given:
+    """What the steps start from: what is named, else the default model, fetched if it can be."""
+    checkpoint: Path | None = options.checkpoint
+    if checkpoint is None and not options.tokenizer:
+        console.print("the default model is fetched, if it is not here yet ...", highlight=False)
+        checkpoint = resolve()
+    return Given(out, checkpoint, options.tokenizer or checkpoint, options.reviews)
+
+
+def conclude(record: Record, out: Path, console: Console) -> int:
+    """Say what failed, write the report: the exit code."""
+    failed = [step for step in record.done if step.code]
     for lost in failed:
-        tail = log_of(lost.name, out).read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        log = log_of(lost.name, out)
+        tail = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.exists() else []
         console.print(f"\nFAILED {lost.name} ({lost.command}):", style="red", highlight=False, markup=False)
         console.print("\n".join(tail), highlight=False, markup=False)
+    for line in record.not_run:
+        console.print(f"not run: {line}", highlight=False, markup=False)
+    record.write()
     file = report_html.write(out)
-    summary = f"{seconds / 60:.1f} min, {len(failed)} of {len(done)} steps failed\n{file}"
+    summary = f"{record.seconds / 60:.1f} min, {len(failed)} of {len(record.done)} steps failed\n{file}"
     console.print(summary, soft_wrap=True, highlight=False)
-    return 1 if failed else 0
+    return 1 if failed or record.not_run else 0
 
 
 def parse() -> argparse.Namespace:
@@ -180,8 +199,16 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="everything, on a CUDA GPU")
+    parser.add_argument("--rehearse", action="store_true", help="with --full: its steps in small, on the CPU")
     parser.add_argument("--out", type=Path, help="default: perf/results/MACHINE-DATE")
     parser.add_argument("--only", help="modules, comma-separated: serving,peers")
+    parser.add_argument("--minutes", type=float, help="no step is begun that would not end by then")
+    parser.add_argument("--resume", action="store_true", help="leave out what has been done in DIR")
+    parser.add_argument("--checkpoint", type=Path, help="a model with weights (default: the demo's)")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="config.json and a tokenizer, where there are no weights"
+    )
+    parser.add_argument("--reviews", type=Path, help="a sample by perf.quality --prepare")
     parser.add_argument("--commit", help="what to record where there is no git history")
     return parser.parse_args()
 

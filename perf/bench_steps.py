@@ -1,13 +1,13 @@
 """What `make bench` and `make bench-gpu` run, in which order, and how long each is planned to take."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Step:
-    """module: of perf; seconds: planned."""
+    """module: of perf; seconds: planned, on a machine that does nothing else."""
 
     name: str
     module: str
@@ -15,46 +15,86 @@ class Step:
     seconds: float
 
 
-def cpu(out: Path, checkpoint: Path) -> list[Step]:
-    """Minutes on a laptop. checkpoint: a real model with a tokenizer."""
-    to, model = ("--out", str(out)), ("--checkpoint", str(checkpoint))
+@dataclass(frozen=True)
+class Given:
+    """What the steps start from. checkpoint: a real model with its weights, None where there is none.
+
+    tokenizer: a directory with config.json and the tokenizer's files, for random weights to be asked by text.
+    reviews: a sample that `perf.quality --prepare` has written; None: it is drawn, which downloads it.
+    """
+
+    out: Path
+    checkpoint: Path | None
+    tokenizer: Path | None
+    reviews: Path | None = None
+
+
+def cpu(given: Given) -> list[Step]:
+    """Minutes on a laptop."""
+    to, checkpoint = ("--out", str(given.out)), str(given.checkpoint)
+    model = ("--checkpoint", checkpoint)
     return [
-        Step("ceilings of the machine", "roofline", (*to, *model), 20),
+        Step("ceilings of the machine", "roofline", (*to, *model), 25),
         Step("the scorer under load", "serving", (*to, "--quick"), 75),
+        Step("a published load", "score_load", to, 75),
         Step("where the time goes", "trace", (*to, *model), 30),
-        Step("what text costs", "text_cost", (*to, "--model", str(checkpoint)), 90),
+        Step("what text costs", "text_cost", (*to, "--model", checkpoint), 100),
         Step("what each choice is worth", "ablations", to, 20),
-        Step("peers", "peers", (*to, *model), 180),
-        Step("decoding", "decode", to, 40),
-        *_quality(out, checkpoint, ("--limit", "40", "--dtypes", "float32")),
-        Step("what the host pays", "cpu_cost", (*to, *model), 60),
+        Step("peers", "peers", (*to, *model), 60),
+        Step("decoding", "decode", to, 10),
+        Step("streams through the server", "decode_serving", to, 30),
+        *_quality(given, ("--limit", "40", "--dtypes", "float32"), ("--limit", "40"), (30, 40)),
+        Step("what the host pays", "cpu_cost", (*to, *model), 45),
     ]
 
 
-def gpu(out: Path, checkpoint: Path, gpus: int) -> list[Step]:
-    """The full set. checkpoint: a real model, whose tokenizer also stands in for that of random weights."""
-    to, model = ("--out", str(out)), ("--checkpoint", str(checkpoint))
-    tokenizer = ("--tokenizer", str(checkpoint))
+def gpu(given: Given, gpus: int) -> list[Step]:
+    """The full set, what tells most first: a run that is cut off has that. Times are an H200's."""
+    to = ("--out", str(given.out))
+    tokenizer = ("--tokenizer", str(given.tokenizer))
+    model = ("--checkpoint", str(given.tokenizer))
     return [
+        Step("streams through the server", "decode_serving", to, 170),
+        Step("a published load", "score_load", (*to, *tokenizer), 290),
+        Step("peers", "peers", to, 150),
         Step("ceilings of the machine", "roofline", to, 60),
+        Step("where the time goes", "trace", (*to, *model), 45),
+        *_quality(given, (), (), (60, 90)),
+        # 100,000 calls, or as many as there is time for.
+        Step("what the host pays", "cpu_cost", (*to, *model, "--calls", "100000", "--seconds", "240"), 290),
+        Step("the scorer under load", "serving", (*to, *tokenizer), 300),
+        Step("what each choice is worth", "ablations", to, 120),
+        Step("decoding", "decode", to, 300),
         Step("one forward", "forward", to, 60),
         Step("one forward in fp8", "forward", (*to, "--dtype", "fp8"), 60),
         Step("attention alone", "attention", to, 120),
-        Step("what each choice is worth", "ablations", to, 120),
-        Step("peers", "peers", to, 120),
-        Step("the scorer under load", "serving", (*to, *tokenizer), 300),
-        Step("where the time goes", "trace", (*to, *model), 40),
         Step("what text costs", "text_cost", (*to, *tokenizer), 90),
-        Step("decoding", "decode", to, 300),
         *([Step("several GPUs", "two_gpus", to, 90)] if gpus > 1 else []),
-        *_quality(out, checkpoint, ()),
-        Step("what the host pays", "cpu_cost", (*to, *model, "--calls", "100000"), 400),
     ]
 
 
-def _quality(out: Path, checkpoint: Path, more: Sequence[str]) -> list[Step]:
-    reviews, model = str(out / "reviews" / "sample.json"), ("--checkpoint", str(checkpoint))
-    return [
-        Step("reviews to score", "quality", ("--prepare", reviews, *model), 15),
-        Step("quality", "quality", ("--reviews", reviews, *model, "--out", str(out), *more), 60),
-    ]
+# What computes on a GPU alone; all else has a rehearsal's sizes for a CPU.
+GPU_ONLY = ("forward", "attention", "two_gpus")
+WEIGHTS = ("quality", "quality_served")
+TEXT = ("score_load", "serving", "trace", "text_cost", "cpu_cost")
+
+
+def lacks(step: Step, given: Given) -> str | None:
+    """Why a step cannot run, or None."""
+    if step.module in WEIGHTS and given.checkpoint is None:
+        return "there is no model with weights (--checkpoint DIR)"
+    if step.module in TEXT and given.tokenizer is None:
+        return "there is no tokenizer (--tokenizer DIR)"
+    return None
+
+
+def _quality(
+    given: Given, precision: Sequence[str], served: Sequence[str], seconds: tuple[float, float]
+) -> Iterator[Step]:
+    model, to = ("--checkpoint", str(given.checkpoint)), ("--out", str(given.out))
+    reviews = given.reviews or given.out / "reviews" / "sample.json"
+    if given.reviews is None:
+        yield Step("reviews to score", "quality", ("--prepare", str(reviews), *model), 15)
+    asked = ("--reviews", str(reviews), *model, *to)
+    yield Step("quality by text", "quality_served", (*asked, *served), seconds[1])
+    yield Step("quality", "quality", (*asked, *precision), seconds[0])

@@ -1,6 +1,6 @@
 """What the host pays: tokenizer and packing by core, start-up, and memory after many calls.
 
-usage: python -m perf.cpu_cost --out DIR [--checkpoint DIR] [--calls N]
+usage: python -m perf.cpu_cost --out DIR [--checkpoint DIR] [--calls N] [--seconds S]
 
 Text is that of the project's own documents, tokenized by the checkpoint's tokenizer (default: the demo's model),
 again and again: the library's cache of words is warm. The server whose memory is watched serves Qwen3-0.6B's
@@ -128,8 +128,10 @@ def shm_mib(server: Server) -> float:
     return sum(file.stat().st_blocks * 512 for file in files) / MIB
 
 
-def watch(server: Server, vocabulary: int, labels: Sequence[int], calls: int) -> list[dict[str, float]]:
-    """Memory after so and so many calls, fresh ids each.
+def watch(
+    server: Server, vocabulary: int, labels: Sequence[int], calls: int, seconds: float
+) -> list[dict[str, float]]:
+    """Memory after so and so many calls, fresh ids each; ends with the calls or the seconds, what comes first.
 
     Raises:
         RuntimeError: a call failed.
@@ -138,7 +140,8 @@ def watch(server: Server, vocabulary: int, labels: Sequence[int], calls: int) ->
     answered = 0
     found = []
     with Generator(server.grpc_url, messages) as generator:
-        while answered < calls:
+        until = time.perf_counter() + seconds
+        while answered < calls and time.perf_counter() < until:
             samples = generator.closed_loop(IN_FLIGHT, WINDOW_S)
             if failed := next((sample.error for sample in samples if sample.error), None):
                 raise RuntimeError(f"a call failed: {failed}")
@@ -208,7 +211,7 @@ def main() -> int:
         with Server(settings, options.out / "server-cpu-cost.log") as server:
             ready_s = time.perf_counter() - begin
             triton = machine.triton_version(server.http_url)
-            memory = watch(server, vocabulary, labels, options.calls)
+            memory = watch(server, vocabulary, labels, options.calls, options.seconds)
     grown = growth(memory)
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
     said = [
@@ -236,6 +239,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument(
         "--calls", type=int, default=5_000, help="after which memory is held to that after half of them"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="end after these, however many calls it were"
     )
     parser.add_argument("--commit", help="what to record where there is no git history")
     return parser.parse_args()

@@ -107,11 +107,12 @@ def provenance(raw: Raw) -> Section:
                 str(facts.get("commit") or ""), str(facts.get("command", "")), versions,
             )
         )  # fmt: skip
-    steps = raw.results.get("bench.json", {}).get("steps", [])
+    bench = raw.results.get("bench.json", {})
+    steps = bench.get("steps", [])
     said = [
         f"FAILED: {step['name']} ({step['command']}), exit code {step['code']}"
         for step in steps
         if step["code"]
-    ]
+    ] + [f"Not run: {line}" for line in bench.get("not_run", [])]
     head = ("file", "time", "device", "cores", "commit", "command", "versions")
     return Section("Where the numbers come from", said, [Table(head, rows)])

@@ -1,6 +1,7 @@
 """`make bench`: steps run by themselves, one that fails stops no other, and stands in the report."""
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from perf import bench, bench_steps
-from perf.bench_steps import Step
+from perf import bench, bench_run, bench_steps
+from perf.bench_steps import Given, Step, lacks
 from perf.trace import read_trace, split, stages
 
 RECORDED = Path(__file__).parents[2] / "perf/results/h200/forward.json"
@@ -27,7 +28,7 @@ def test_a_failed_step_stops_no_other_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_steps, "cpu", lambda out, checkpoint: steps(out))
+    monkeypatch.setattr(bench_steps, "cpu", lambda given: steps(given.out))
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
     assert bench.main() == 1
     done = json.loads((tmp_path / "bench.json").read_text())["steps"]
@@ -39,25 +40,30 @@ def test_a_failed_step_stops_no_other_and_is_reported(
 
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "compare"])
     assert bench.main() == 0
-    assert "FAILED" not in (tmp_path / "report.html").read_text()
+    # What an earlier run left in the directory still stands there.
+    assert "<p class=failed>FAILED: a lost one" in (tmp_path / "report.html").read_text()
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "compar"])
     assert bench.main() == 2
 
 
 def test_every_step_is_a_module_of_perf(tmp_path: Path) -> None:
-    every = [*bench_steps.cpu(tmp_path, tmp_path), *bench_steps.gpu(tmp_path, tmp_path, 2)]
+    given = Given(tmp_path, tmp_path, tmp_path)
+    every = [*bench_steps.cpu(given), *bench_steps.gpu(given, 2)]
     assert {step.module for step in every} >= {
         "serving",
         "text_cost",
         "ablations",
         "decode",
         "quality",
+        "quality_served",
+        "decode_serving",
+        "score_load",
         "two_gpus",
     }
     assert all(find_spec(f"perf.{step.module}") for step in every)
-    names = [step.name for step in bench_steps.gpu(tmp_path, tmp_path, 2)]
+    names = [step.name for step in bench_steps.gpu(given, 2)]
     assert len(set(names)) == len(names)  # a name is a log file
-    assert "several GPUs" not in [step.name for step in bench_steps.gpu(tmp_path, tmp_path, 1)]
+    assert "several GPUs" not in [step.name for step in bench_steps.gpu(given, 1)]
 
 
 def test_a_step_that_is_interrupted_leaves_no_process(
@@ -65,18 +71,81 @@ def test_a_step_that_is_interrupted_leaves_no_process(
 ) -> None:
     (tmp_path / "logs").mkdir()
     started: list[Any] = []
-    popen = bench.subprocess.Popen
+    popen = bench_run.subprocess.Popen
     monkeypatch.setattr(
-        bench.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+        bench_run.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
     )
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench.time, "sleep", interrupt)
+    monkeypatch.setattr(bench_run.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt), Progress(console=Console(quiet=True)) as progress:
-        bench.run(Step("slow", "quality", ("--help",), 60), tmp_path, progress)
+        bench_run.run(Step("slow", "quality", ("--help",), 60), tmp_path, progress)
     assert started[0].returncode is not None
+
+
+def test_a_step_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file to read that nobody writes; the step after it still runs."""
+    os.mkfifo(tmp_path / "never.json")
+    hanging = Step("a hanging one", "compare", (str(tmp_path / "never.json"), str(RECORDED)), 0.0)
+    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
+    monkeypatch.setattr(bench_run, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(bench_steps, "cpu", lambda given: [hanging, steps(given.out)[1]])
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out")])
+    # The other one has all the time that it needs.
+    monkeypatch.setattr(bench_run, "PATIENCE", 100.0)
+    assert bench.main() == 1
+    done = json.loads((tmp_path / "out/bench.json").read_text())["steps"]
+    assert [step["code"] for step in done] == [bench_run.TIMED_OUT, 0]
+    assert "stopped after" in (tmp_path / "out/logs/a-hanging-one.txt").read_text()
+
+
+def test_what_does_not_fit_is_not_begun_and_is_done_when_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = Step("a long one", "compare", (str(RECORDED), str(RECORDED)), 50_000)
+    short = steps(tmp_path)[1]
+    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
+    monkeypatch.setattr(bench_steps, "cpu", lambda given: [short, long])
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--minutes", "500"])
+    assert bench.main() == 1
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert [step["name"] for step in record["steps"]] == ["a good one"]
+    assert record["not_run"][0].startswith("a long one: it needs 50000 s")
+    assert "Not run: a long one" in (tmp_path / "report.html").read_text()
+
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--resume"])
+    started: list[str] = []
+    run = bench_run.run
+    monkeypatch.setattr(bench, "run", lambda step, *more: started.append(step.name) or run(step, *more))
+    assert bench.main() == 0
+    assert started == ["a long one"]
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert [step["name"] for step in record["steps"]] == ["a good one", "a long one"]
+
+
+def test_an_interrupt_leaves_a_record_and_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(step: Step, *_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
+    monkeypatch.setattr(bench_steps, "cpu", lambda given: steps(given.out))
+    monkeypatch.setattr(bench, "run", interrupted)
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
+    assert bench.main() == 1
+    (step,) = json.loads((tmp_path / "bench.json").read_text())["steps"]
+    assert (step["name"], step["code"]) == ("a lost one", bench.INTERRUPTED)
+    assert (tmp_path / "report.html").exists()
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    every = bench_steps.gpu(Given(tmp_path, None, None), 1)
+    named = {step.module for step in every if lacks(step, Given(tmp_path, None, None))}
+    assert named == {"quality", "quality_served", "score_load", "serving", "trace", "text_cost", "cpu_cost"}
+    with_tokenizer = {step.module for step in every if lacks(step, Given(tmp_path, None, tmp_path))}
+    assert with_tokenizer == {"quality", "quality_served"}
+    assert not any(lacks(step, Given(tmp_path, tmp_path, tmp_path)) for step in every)
 
 
 def test_results_go_where_none_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
