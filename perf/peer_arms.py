@@ -1,6 +1,8 @@
 """Other ways to get the scores of a call: each takes calls in token ids and gives what ours gives."""
 
+import asyncio
 import importlib.util
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +16,8 @@ from hiscore.scorer import ScoreCall, Scorer, Scores
 from perf.calls import Float32, Ids
 
 BUDGET = 16_384
+# The share of the device's memory that an engine may take; several of them stand side by side.
+MEMORY = 0.2
 
 
 class Unavailable(Exception):
@@ -97,7 +101,10 @@ class Transformers:
 
 
 class Vllm:
-    """vLLM offline: one prompt for each item, one token allowed to be a label only; its prefix cache is on."""
+    """vLLM offline: one prompt for each item and one token, of whose logits the labels' are asked for.
+
+    As its own scoring endpoint does it. Its prefix cache is on, and a batch may hold as many tokens as ours.
+    """
 
     def __init__(self, checkpoint: Path, device: str) -> None:
         if device != "cuda":
@@ -105,56 +112,66 @@ class Vllm:
         _need("vllm")
         from vllm import LLM, SamplingParams
 
+        if "logprob_token_ids" not in inspect.signature(SamplingParams).parameters:
+            raise Unavailable("this vLLM has no logprob_token_ids; 0.25.1 has")
         self._params = SamplingParams
         self._llm = LLM(
-            str(checkpoint), dtype="bfloat16", skip_tokenizer_init=True, gpu_memory_utilization=0.3,
-            logprobs_mode="processed_logprobs",
+            model=str(checkpoint), dtype="bfloat16", skip_tokenizer_init=True, gpu_memory_utilization=MEMORY,
+            enable_prefix_caching=True, max_num_batched_tokens=BUDGET, max_num_seqs=1_024,
         )  # fmt: skip
 
     def scores(self, calls: Sequence[Ids]) -> Float32:
-        prompts, params = [], []
+        prompts, params, labels = [], [], []
         for call in calls:
-            # Of processed log-probabilities only the allowed ids have any: their softmax.
             asked = self._params(
-                max_tokens=1, temperature=1.0, detokenize=False, logprobs=len(call.labels),
-                allowed_token_ids=list(call.labels),
-            )  # fmt: skip
+                max_tokens=1, temperature=0.0, detokenize=False, logprob_token_ids=list(call.labels)
+            )
             prompts += [{"prompt_token_ids": [*call.query, *item]} for item in call.items]
             params += [asked] * len(call.items)
+            labels += [call.labels] * len(call.items)
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
-        labels = [call.labels for call in calls for _ in call.items]
         rows = [
             [output.outputs[0].logprobs[0][label].logprob for label in of]
             for output, of in zip(outputs, labels, strict=True)
         ]
-        return np.exp(np.array(rows, np.float32))
+        return softmax(np.array(rows, np.float32))
 
     def close(self) -> None:
         del self._llm
 
 
 class Sglang:
-    """SGLang's own scoring of a query with items, offline."""
+    """SGLang's own scoring of a query with items, offline, all calls of a batch at once.
 
-    def __init__(self, checkpoint: Path, device: str) -> None:
+    multi_item: all items of a call as one sequence, which turns its CUDA graphs and its prefix cache off.
+    """
+
+    def __init__(self, checkpoint: Path, device: str, multi_item: bool = False) -> None:
         if device != "cuda":
             raise Unavailable("SGLang is compared on a CUDA device only")
         _need("sglang")
         import sglang
 
+        more = {"enable_mis": True, "attention_backend": "flashinfer"} if multi_item else {}
         self._engine = sglang.Engine(
-            model_path=str(checkpoint), dtype="bfloat16", skip_tokenizer_init=True, mem_fraction_static=0.3
-        )
+            model_path=str(checkpoint), dtype="bfloat16", skip_tokenizer_init=True, mem_fraction_static=MEMORY,
+            **more,
+        )  # fmt: skip
 
     def scores(self, calls: Sequence[Ids]) -> Float32:
-        found = []
-        for call in calls:
-            answer = self._engine.score(
-                query=call.query, items=call.items, label_token_ids=list(call.labels), apply_softmax=True
+        async def together() -> list[Any]:
+            asked = (
+                self._engine.async_score(
+                    query=call.query, items=call.items, label_token_ids=list(call.labels), apply_softmax=True
+                )
+                for call in calls
             )
-            # Newer versions answer with an object, older ones with the list itself.
-            found.append(np.array(getattr(answer, "scores", answer), np.float32))
-        return np.concatenate(found)
+            return list(await asyncio.gather(*asked))
+
+        # Its processes answer on the engine's own loop.
+        answers = self._engine.loop.run_until_complete(together())
+        # Newer versions answer with an object, older ones with the list itself.
+        return np.concatenate([np.array(getattr(a, "scores", a), np.float32) for a in answers])
 
     def close(self) -> None:
         self._engine.shutdown()
@@ -166,7 +183,15 @@ PEERS: dict[str, Callable[[Path, str], Peer]] = {
     "transformers, compiled": lambda checkpoint, device: Transformers(checkpoint, device, compiled=True),
     "vLLM": Vllm,
     "SGLang": Sglang,
+    "SGLang, multi-item": lambda checkpoint, device: Sglang(checkpoint, device, multi_item=True),
 }
+
+
+def softmax(logits: Float32) -> Float32:
+    """Over the last axis of float32 [items, labels]."""
+    found = np.exp(logits - logits.max(axis=1, keepdims=True))
+    normal: Float32 = found / found.sum(axis=1, keepdims=True)
+    return normal
 
 
 def _need(package: str) -> None:

@@ -20,6 +20,7 @@ def peers(raw: Raw) -> Section | None:
             )
             shown.append(Bar(f"{load}: {name}", ratio["median"], ratio["low"], ratio["high"], base))
     said = [found["what"], *(f"Not run: {line}" for line in found["skipped"])]
+    said += [f"FAILED: {line}" for line in found.get("failures", [])]
     head = ("load", "by", "ms a call", "ratio", "largest difference of a score")
     figure = charts.bars(shown, "time per call, to ours")
     return Section("Peers", said, [Table(head, rows)], {"peers": figure})
