@@ -8,6 +8,8 @@ with byte fallback a run of byte tokens, which decodes to signs for broken bytes
 
 from tokenizers import Tokenizer
 
+from hiscore.tokenization.panics import panics_raised
+
 BROKEN = "\ufffd"
 # Tokens that a window may grow to, and that are left of it then: at most 3 bytes wait for the rest of their
 # character, at least one in a token.
@@ -37,7 +39,8 @@ class TextDecoder:
 
     def text(self, tokens: list[int]) -> str:
         """The text of tokens, as a checkpoint's tokenizer decodes them without special tokens."""
-        return str(self.backend.decode(tokens, skip_special_tokens=True))
+        with panics_raised():
+            return str(self.backend.decode(tokens, skip_special_tokens=True))
 
 
 class TextStream:

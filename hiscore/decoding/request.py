@@ -7,6 +7,7 @@ import numpy as np
 from hiscore.decoding.options import DecodeOptions
 from hiscore.decoding.worker_api import Int32
 from hiscore.errors import RequestError
+from hiscore.tokenization.panics import Panic
 from hiscore.tokenization.text_tokenizer import TextTokenizer
 from hiscore.validation import CheckpointFacts, check_ids
 
@@ -50,7 +51,10 @@ class PromptReader:
         size = len(text.encode())
         if size > self.max_text_bytes:
             raise RequestError(f"'text_input' holds {size} bytes: at most {self.max_text_bytes} in one call")
-        (ids,), _ = self.tokenizer.encode([text], [])
+        try:
+            (ids,), _ = self.tokenizer.encode([text], [])
+        except Panic:
+            raise RequestError("the tokenizer cannot encode 'text_input'") from None
         prompt = np.array([*self.tokenizer.prefix, *ids, *self.tokenizer.suffix], np.int32)
         if not len(prompt):
             raise RequestError("'text_input' is empty: at least one token is needed")

@@ -14,6 +14,7 @@ from hiscore.layout import IntArray, lay_out
 from hiscore.settings import Limits
 from hiscore.tokenization.cuts import first_cut, last_cut
 from hiscore.tokenization.labels import check_label_inputs, resolve_labels
+from hiscore.tokenization.panics import Panic
 from hiscore.tokenization.text_tokenizer import TextTokenizer
 from hiscore.validation import CheckpointFacts, check_call
 
@@ -75,6 +76,18 @@ def encode_calls(
 
     Strings must be valid Unicode (no lone surrogates).
     """
+    try:
+        return _encode(tokenizer, calls, limits, facts)
+    except Panic:
+        if len(calls) == 1:
+            return [RequestError("the tokenizer cannot encode 'query', 'items' and 'labels' of this call")]
+    # It does not say on which text.
+    return [answer for call in calls for answer in encode_calls(tokenizer, [call], limits, facts)]
+
+
+def _encode(
+    tokenizer: TextTokenizer, calls: Sequence[TextCall], limits: Limits, facts: CheckpointFacts
+) -> list[TokenCall | RequestError]:
     plans = [_plan(tokenizer, call, limits, facts) for call in calls]
     good = [plan for plan in plans if isinstance(plan, _Plan)]
     texts = [plan.texts for plan in good]

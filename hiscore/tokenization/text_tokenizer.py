@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from hiscore.tokenization.cuts import has_safe_cuts
+from hiscore.tokenization.panics import panics_raised
 
 # Different in length, script and first character; nothing in them is special to any tokenizer.
 PROBES = ("a", " b c", "Is 12 a number?\n", "你好")
@@ -32,6 +33,9 @@ class TextTokenizer:
         """The ids of all texts and labels, in one call that uses the machine's cores.
 
         Labels never get special tokens; texts get them here only if the tokenizer does not wrap.
+
+        Raises:
+            Panic: the library has given up on one of them.
         """
         if self.wraps:
             ids = self._encode(texts + labels, special=False)
@@ -39,9 +43,9 @@ class TextTokenizer:
         return self._encode(texts, special=True), self._encode(labels, special=False)
 
     def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
-        return [
-            encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=special)
-        ]
+        with panics_raised():
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=special)
+        return [encoding.ids for encoding in encodings]
 
 
 def load_tokenizer(checkpoint: Path) -> TextTokenizer:

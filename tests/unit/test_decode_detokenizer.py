@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import assume, find, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders
+from tokenizers import Regex, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hiscore.checkpoint import resolve
 from hiscore.decoding import detokenizer
 from hiscore.decoding.detokenizer import BROKEN, TextDecoder
 from hiscore.settings import DEFAULT_MODEL
+from hiscore.tokenization.panics import Panic
 from tests.support import tiny_tokenizers as tiny
 
 BYTE_FALLBACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -188,3 +189,13 @@ def test_a_long_stream_costs_no_more_for_a_token(name: str, kind: str) -> None:
 
 def _lone_byte(tokenizer: Any) -> int:
     return next(token for token in range(len(tokenizer)) if tokenizer.decode([token]) == BROKEN)
+
+
+def test_a_panic_of_the_library_is_an_exception_of_one_stream() -> None:
+    backend = Tokenizer(models.WordLevel({"a" * 40: 0}, unk_token="?"))
+    backend.decoder = decoders.Replace(Regex("(a+)+b"), "")
+    with pytest.raises(BaseException, match="retry-limit") as raised:
+        backend.decode([0])
+    assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
+    with pytest.raises(Panic):
+        TextDecoder(backend).stream().push(0)

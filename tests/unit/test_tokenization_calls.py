@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 
+from hiscore.decoding.options import DecodeOptions
+from hiscore.decoding.request import PromptReader
 from hiscore.errors import RequestError
 from hiscore.layout import unpack
 from hiscore.settings import Limits
@@ -287,3 +289,26 @@ def test_an_unsafe_added_token_turns_cuts_off_and_ids_stay_true(tmp_path: Path) 
     answer = one(ours, call)
     assert answer.full_encode
     assert true_to(AutoTokenizer.from_pretrained(directory), answer, call)
+
+
+def test_a_text_on_which_the_library_panics_is_refused_and_harms_no_neighbour() -> None:
+    """A panic is no `Exception`: it would end the thread that encodes for everyone."""
+    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    # Its search doubles with each letter, until the library's own limit.
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+b"), "isolated")
+    with pytest.raises(BaseException, match="retry-limit") as raised:
+        backend.encode("a" * 40)
+    assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
+    tokenizer = TextTokenizer(backend, wraps=True, prefix=(), suffix=(), safe_cuts=False)
+    good = TextCall("ab", ["a", "b"], label_token_ids=LABELS)
+    bad = replace(good, query="a" * 40)
+    before, refused, after = encode_calls(tokenizer, [good, bad, good], Limits(), FACTS)
+    assert isinstance(refused, RequestError)
+    assert "cannot encode" in refused.message
+    for answer in (before, after):
+        assert isinstance(answer, TokenCall)
+        assert sequences(answer) == [[0, 1, 0], [0, 1, 1]]
+    prompts = PromptReader(FACTS, tokenizer, max_text_bytes=100)
+    with pytest.raises(RequestError, match="cannot encode 'text_input'"):
+        prompts.read(None, bad.query, DecodeOptions())
+    assert prompts.read(None, "ab", DecodeOptions()).tolist() == [0, 1]
