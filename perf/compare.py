@@ -2,9 +2,9 @@
 
 usage: python -m perf.compare OLD.json NEW.json [--noise SHARE]
 
-Reads what perf.forward, perf.serving, perf.ablations, perf.text_cost and perf.two_gpus write; both files must be
-of the same kind. Exits with 1 if a number became worse beyond its noise, or is missing from the new file; with 2
-if the files cannot be compared.
+Reads what perf.forward, perf.serving, perf.score_load, perf.decode_serving, perf.decode, perf.ablations,
+perf.peers, perf.text_cost and perf.two_gpus write; both files must be of the same kind. Exits with 1 if a number
+became worse beyond its noise, or is missing from the new file; with 2 if the files cannot be compared.
 """
 
 import argparse
@@ -28,6 +28,11 @@ RATIO_NOISE = 0.02
 # What perf.forward and perf.serving hold of a batch or a window: which way is better, and the noise.
 FORWARD = {"gpu_ms": RATE_NOISE, "launch_ms": TAIL_NOISE, "total_ms": RATE_NOISE}
 LATENCIES = {"avg": RATE_NOISE, "p50": RATE_NOISE, "p99": TAIL_NOISE}
+STREAMS = {
+    "ttft": {"p50": RATE_NOISE, "p99": TAIL_NOISE},
+    "tpot": {"mean": RATE_NOISE, "p99": TAIL_NOISE},
+    "itl": {"p50": RATE_NOISE, "p99": TAIL_NOISE},
+}
 
 
 class NotComparable(Exception):
@@ -91,16 +96,29 @@ def _numbers(results: dict[str, Any], noise: float | None) -> Iterator[tuple[str
     for group, found in results.get("groups", {}).items():
         # The first arm is what the ratios are to. More is better: of time that the others take longer, of
         # throughput that text or a second GPU leaves or gives.
-        for arm, measured in list(found["arms"].items())[1:]:
+        for arm, measured in list(found.get("arms", {}).items())[1:]:
             ratio, half = measured["ratio"], (1 + (noise or RATIO_NOISE)) ** 0.5
             number = Number(ratio["median"], ratio["low"] / half, ratio["high"] * half, higher_is_better=True)
             yield f"{group}: {arm}", number
+        # In perf.decode the first arm is not always ours, so times stand for themselves.
+        for arm, measured in found.items():
+            if isinstance(measured, dict) and "tpot_ms" in measured:
+                yield f"{group}: {arm}, ms a token", _about(measured["tpot_ms"], noise or RATE_NOISE)
     for point in results.get("points", []):
         for field, share in LATENCIES.items():
             yield f"{point['name']}: {field}", _about(point[field], noise or share)
         if point["group"] in ("closed", "cache", "text"):
             rate = _about(point["items_per_s"], noise or RATE_NOISE, higher_is_better=True)
             yield f"{point['name']}: items/s", rate
+    for window in results.get("windows", []):
+        if window["group"] == "poisson":  # its rate is a share of what that run reached before
+            continue
+        name = window["name"]
+        for what, fields in STREAMS.items():
+            for field, share in fields.items():
+                yield f"{name}: {what} {field}", _about(window[what][field], noise or share)
+        rate = _about(window["output_tokens_per_s"], noise or RATE_NOISE, higher_is_better=True)
+        yield f"{name}: tokens/s", rate
     for batch, measured in results.items():
         if isinstance(measured, dict) and FORWARD.keys() <= measured.keys():
             for field, share in FORWARD.items():

@@ -48,6 +48,30 @@ def test_a_recorded_run_equals_itself_and_a_slower_one_is_seen(name: str) -> Non
     assert not any(change.worse for change in back.values())
 
 
+def test_streams_and_times_by_token_are_compared() -> None:
+    times = dict.fromkeys(("mean", "p50", "p99"), 10.0)
+    window = {"group": "sweep", "name": "4 at once", "output_tokens_per_s": 100.0}
+    old = {"windows": [{**window, **{name: dict(times) for name in ("ttft", "tpot", "itl")}}]}
+    slower, fewer = copy.deepcopy(old), copy.deepcopy(old)
+    slower["windows"][0]["tpot"]["mean"] = 11.0
+    fewer["windows"][0]["output_tokens_per_s"] = 90.0
+    assert [name for name, change in changes(old, slower).items() if change.worse] == ["4 at once: tpot mean"]
+    assert [name for name, change in changes(old, fewer).items() if change.worse] == ["4 at once: tokens/s"]
+    assert not any(change.moved for change in changes(old, old).values())
+    # A Poisson window's rate is another in every run.
+    old["windows"].append({**old["windows"][0], "group": "poisson"})
+    assert len(changes(old, old)) == 7
+
+    ablations = json.loads((RECORDED / "ablations.json").read_text())
+    assert not any(change.moved for change in changes(ablations, ablations).values())
+    decoded = json.loads((RECORDED / "decode-qwen3-0.6b.json").read_text())
+    later = copy.deepcopy(decoded)
+    later["groups"]["backup"]["ring"]["tpot_ms"] *= 1.1
+    assert [name for name, change in changes(decoded, later).items() if change.moved] == [
+        "backup: ring, ms a token"
+    ]
+
+
 def test_a_ratio_moves_when_its_interval_leaves_the_old_one() -> None:
     assert not changes(ablation(1.20), ablation(1.17))[
         "overlap: off"
