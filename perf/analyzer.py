@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perf.machine import shown
+
 SCRIPT = Path(__file__).with_name("perf-analyzer")
 Entry = Mapping[str, Any]
 
@@ -86,7 +88,7 @@ class Analyzer:
             command += ["--streaming"] if target.streaming else []
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
             with self._log.open("a") as log:
-                log.write(f"$ perf_analyzer {' '.join(command[1:])}\n{done.stdout}{done.stderr}\n")
+                log.write(f"$ perf_analyzer {shown(command[1:])}\n{done.stdout}{done.stderr}\n")
             if done.returncode:
                 raise RuntimeError(f"perf_analyzer ended with {done.returncode}: {done.stderr[-300:]}")
             (experiment,) = json.loads(export.read_text())["experiments"]

@@ -65,7 +65,7 @@ def run(step: Step, out: Path, progress: Progress, limit_s: float | None = None)
     seconds = time.perf_counter() - begin
     progress.update(task, completed=step.seconds, line="done" if code == 0 else f"[red]FAILED ({code})")
     say(progress, f"{step.name}: {'done' if code == 0 else f'FAILED ({code})'}, {seconds:.0f} s")
-    return Done(step.name, " ".join(["python", *command[1:]]), code, seconds)
+    return Done(step.name, machine.shown(["python", *command[1:]]), code, seconds)
 
 
 def say(progress: Progress, line: str) -> None:

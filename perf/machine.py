@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +19,7 @@ def facts(gpu: str | None, driver: str | None, triton: str | None, commit: str |
     """Hardware, versions, commit, command and time; commit: where the checkout has no history to ask."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "command": shown(["python", *sys.orig_argv[1:]]),
         "commit": commit or _commit(),
         "gpu": gpu,
         "driver": driver,
@@ -28,6 +29,11 @@ def facts(gpu: str | None, driver: str | None, triton: str | None, commit: str |
         "tritonserver": triton,
         "packages": {name: _version(name) for name in PACKAGES},
     }
+
+
+def shown(command: Sequence[str]) -> str:
+    """A command as a result keeps it: absolute paths by their last part, for they are no one else's."""
+    return " ".join(Path(part).name if os.path.isabs(part) else part for part in command)
 
 
 def triton_version(http_url: str) -> str:

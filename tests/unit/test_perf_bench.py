@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from perf import bench, bench_run, bench_steps
+from perf import bench, bench_run, bench_steps, machine
 from perf.bench_steps import Given, Step, lacks
 from perf.trace import read_trace, split, stages
 
@@ -146,6 +146,11 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with_tokenizer = {step.module for step in every if lacks(step, Given(tmp_path, None, tmp_path))}
     assert with_tokenizer == {"quality", "quality_served"}
     assert not any(lacks(step, Given(tmp_path, tmp_path, tmp_path)) for step in every)
+
+
+def test_a_result_names_no_directory_of_the_machine(tmp_path: Path) -> None:
+    asked = ["python", "-m", "perf.serving", "--out", str(tmp_path), "--rates", "1,2", "a/b"]
+    assert machine.shown(asked) == f"python -m perf.serving --out {tmp_path.name} --rates 1,2 a/b"
 
 
 def test_results_go_where_none_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
