@@ -13,7 +13,8 @@ import numpy as np
 from hiscore.capabilities import has_tokenizer, read_eos_ids, read_facts
 from hiscore.decoding.build import make_worker
 from hiscore.decoding.detokenizer import TextDecoder
-from hiscore.decoding.engine import DecodeCall, DecodeEngine
+from hiscore.decoding.engine import DecodeEngine
+from hiscore.decoding.intake import Asked, Intake
 from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed, descriptions
 from hiscore.decoding.options import parse_decode_options
 from hiscore.decoding.request import PromptReader
@@ -30,7 +31,7 @@ log = logging.getLogger("hiscore.decode.model")
 
 
 class TritonPythonModel:
-    """`execute` only checks calls and puts them into the engine's queue; two threads do the rest."""
+    """`execute` only checks calls and puts them into the engine's queue; other threads do the rest."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = from_model_config(DecodeSettings, args["model_config"])
@@ -38,7 +39,7 @@ class TritonPythonModel:
         checkpoint = Path(settings.checkpoint)
         on_cpu = args["model_instance_kind"] == "CPU"
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
-        self.prompts = PromptReader(read_facts(checkpoint), tokenizer, settings.max_text_bytes)
+        prompts = PromptReader(read_facts(checkpoint), tokenizer, settings.max_text_bytes)
         device = "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}"
         labels = {"model": args["model_name"], "version": args["model_version"], "device": device}
         self.counters = Counters(descriptions(COUNTERS), labels)
@@ -60,6 +61,7 @@ class TritonPythonModel:
             failed=end_if_device_is_lost,
             died=self.end,
         )
+        self.intake = Intake(prompts, self.engine.submit, self.sender.put)
         self.queue_timeout_s = settings.queue_timeout_s
         # What is loaded stays: the collector need not walk it again and again while streams run.
         gc.collect()
@@ -69,24 +71,26 @@ class TritonPythonModel:
         for request in requests:
             caller = self.sender.open(ReplyTo.of(request))
             try:
-                self.engine.submit(self.read(request), caller)
+                asked = self.read(request)
             except Exception as error:
                 self.sender.put(caller, visible(error))
+            else:
+                self.intake.take(asked, caller)
 
     def finalize(self) -> None:
+        self.intake.close()
         self.engine.close()
         self.sender.close()
         gc.unfreeze()  # or libraries report at exit as leaked what was only set aside
 
-    def read(self, request: Any) -> DecodeCall:
+    def read(self, request: Any) -> Asked:
         options = parse_decode_options(parameters(request))
         ids, texts = tensor(request, "input_ids"), tensor(request, "text_input")
-        text = None if texts is None else strings(texts, "text_input")[0]
-        prompt = self.prompts.read(None if ids is None else ids.astype(np.int32), text, options)
         asked_us = request.timeout()
         now = time.monotonic()
-        return DecodeCall(
-            prompt,
+        return Asked(
+            None if ids is None else ids.astype(np.int32),
+            None if texts is None else strings(texts, "text_input")[0],
             options,
             deadline=now + asked_us / 1e6 if asked_us else math.inf,
             start_by=now + self.queue_timeout_s,
