@@ -38,6 +38,7 @@ COMMAND = [sys.executable, "-c", "from hiscore_client.cli import main; main()", 
 LABELS = (" Yes", " No")
 OPTIONS = ["--id-column", "key", "--rows-per-shard", "5", "--workers", "2", "--in-flight", "4", "--softmax"]
 ROWS, SHARDS = 150, 30
+FEWER = 30
 # Rows that lack a column.
 BAD = {7: "query", 31: "items"}
 WRONG = {7: "the row needs 'query', a string", 31: "the row needs 'items', a string or a list of strings"}
@@ -186,9 +187,9 @@ def test_a_full_server_holds_the_job_back_and_loses_no_row(
     start_server: StartServer, tiny_lm: Path, tmp_path: Path
 ) -> None:
     server = start_server(tiny_lm, max_queue=1, query_cache_bytes=2**24, max_call_tokens=50_000)
-    table = [{"key": None, "query": None, "items": None, **make_row(number)} for number in range(60)]
+    table = [{"key": None, "query": None, "items": None, **make_row(number)} for number in range(FEWER)]
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "in.parquet", row_group_size=7)
-    task = Task(id_column="key", labels=LABELS, apply_softmax=True, rows_per_shard=20, output_format="jsonl")
+    task = Task(id_column="key", labels=LABELS, apply_softmax=True, rows_per_shard=10, output_format="jsonl")
 
     def refused() -> int:
         return sum(
@@ -201,12 +202,15 @@ def test_a_full_server_holds_the_job_back_and_loses_no_row(
 
     before = refused()
     summary = run(
-        tmp_path / "in.parquet", tmp_path / "out", task, Effort((server.grpc_url,)), score=in_threads
+        tmp_path / "in.parquet",
+        tmp_path / "out",
+        task,
+        Effort((server.grpc_url,), in_flight=6),
+        score=in_threads,
     )
     # The test is one of a full server only if it has turned calls away.
     assert refused() > before
-    assert (summary.rows, summary.errors) == (60, len(BAD))
+    assert (summary.rows, summary.errors) == (FEWER, 1)
     files = sorted((tmp_path / "out").glob("part-*"))
-    assert_complete(
-        [json.loads(line) for file in files for line in file.read_text().splitlines()], server, 60
-    )
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    assert_complete([json.loads(line) for line in lines], server, FEWER)
