@@ -4,9 +4,11 @@ The server is stopped at the end, whatever happens; the exit code is 0 if all we
 """
 
 import logging
+import shutil
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -36,16 +38,18 @@ COUNTRIES = {"France": " Paris", "Italy": " Rome", "Germany": " Berlin", "Japan"
 
 
 def main() -> int:
-    """Run the demo; the exit code is 0 if all went well, else 1 with a message."""
+    """Run the demo; the exit code is 0 if all went well, 130 after a Ctrl-C, else 1 with a message."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     console = Console(highlight=False)
     log_path = Path(tempfile.mkdtemp(prefix="hiscore-demo-")) / "server.log"
     try:
         resolve(DEFAULT_MODEL)
         settings = ServeSettings(model=DEFAULT_MODEL, models="", http_port=0, grpc_port=0, metrics_port=0)
-        console.print(f"Starting tritonserver with {DEFAULT_MODEL} ...")
+        console.print(f"Starting tritonserver with {DEFAULT_MODEL} (10 to 60 seconds) ...")
         started = time.perf_counter()
-        with Server(settings, log_path) as server:
+        with ExitStack() as running:
+            with console.status("Loading the models"):
+                server = running.enter_context(Server(settings, log_path))
             seconds = time.perf_counter() - started
             console.print(f"Ready on {server.grpc_url} (gRPC) after {seconds:.1f} s.\n")
             with ScoreClient(server.grpc_url) as client:
@@ -61,8 +65,11 @@ def main() -> int:
         else:
             log_path.parent.rmdir()
         return 1
-    log_path.unlink()
-    log_path.parent.rmdir()
+    except KeyboardInterrupt:
+        shutil.rmtree(log_path.parent)
+        console.print("\nStopped, nothing is left running.")
+        return 130
+    shutil.rmtree(log_path.parent)
     console.print("Done, nothing is left running. `make serve` starts a server that stays.")
     return 0
 
