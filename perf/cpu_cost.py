@@ -235,7 +235,8 @@ def main() -> int:
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
     said = [
         f"The tokenizer is to make {TARGET:,} tokens a second on {TARGET_CORES} cores, "
-        f"{TARGET // TARGET_CORES:,} a core if all scale. Here it makes {per_core:,.0f} on one core, by CPU time, and {together:,.0f} on all "
+        f"{TARGET // TARGET_CORES:,} a core if all scale. Here it makes {per_core:,.0f} on one core, by CPU time, "
+        f"and {together:,.0f} on all "
         f"{cores}, by the clock.",
         *(f"FAILED: {line}" for line in grown),
     ]
