@@ -32,7 +32,7 @@ def exchange(address: str, request: bytes, ends: bool = True) -> str:
         except OSError:
             pass  # it has closed with some of the request unread
     head, _, body = received.partition(b"\r\n\r\n")
-    return f"{head.splitlines()[0].decode()} {body.decode()}" if head else ""
+    return f"{head.splitlines()[0].decode()} {body.decode(errors='replace')}" if head else ""
 
 
 def post(path: str, body: bytes, *headers: str, length: object = None) -> bytes:
