@@ -131,8 +131,6 @@ def main() -> int:
             "--full needs a CUDA GPU, and there is none; without it the CPU is measured", style="red"
         )
         return 2
-    # What ends this process ends the step as well, and leaves a report.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     facts = machine.facts(gpu.device if on_gpu else None, gpu.driver, None, options.commit)
     out = (options.out or directory_for(str(facts["gpu"] or facts["cpu"]))).resolve()
     for directory in ("logs", "reviews"):
@@ -214,4 +212,6 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    # What ends this process ends the step as well, and leaves a report.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())
