@@ -11,8 +11,14 @@ if not torch.cuda.is_available():
     # Without a GPU, kernels run in Triton's interpreter; it is chosen when a kernel is defined.
     os.environ["TRITON_INTERPRET"] = "1"
 
-# Tests share their machine: how long an example takes says nothing of the code.
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Tests share their machine: how long an example takes says nothing of the code. In CI the same examples are tried
+# each time, so that what fails there fails here too.
+settings.register_profile(
+    "shared machine",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("shared machine")
 
 
