@@ -1,7 +1,6 @@
 """Offline scoring on Ray against the real server: killed, resumed, and every row there once."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -63,6 +62,8 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="offline-"))
     monkeypatch.setenv("TMPDIR", str(directory))
     yield directory
+    for process in left_running(directory):
+        process.kill()
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -84,13 +85,13 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None
         time.sleep(0.05)
 
 
-def left_running(folder: Path) -> list[str]:
-    """All processes that a job of this folder has started."""
-    found = []
+def left_running(folder: Path) -> dict[psutil.Process, str]:
+    """All processes that a job has started, by the folder that they work in: Ray overwrites all else."""
+    found = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get("TMPDIR") == str(folder):
-                found.append(process.name())
+            if process.cwd() == str(folder):
+                found[process] = "".join(process.cmdline())
     return found
 
 
@@ -128,9 +129,10 @@ def test_killed_and_resumed_every_row_is_there_once(lm: Server, folder: Path) ->
     step = sum(map(len, lines)) * 4 // 10
     with gate(lm.grpc_url) as door:
         door.allow(step)
-        job = subprocess.Popen(command(folder, door.address), text=True, stderr=subprocess.PIPE)
+        job = subprocess.Popen(command(folder, door.address), text=True, stderr=subprocess.PIPE, cwd=folder)
         wait_for(lambda: door.held and parts(folder), job)
         before = parts(folder)
+        assert len(left_running(folder)) > 2
         # Each is at a shard, none of which can end now.
         wait_for(lambda: len(scoring_workers(job)) == 2, job)
         killed = scoring_workers(job)[0]
@@ -140,7 +142,9 @@ def test_killed_and_resumed_every_row_is_there_once(lm: Server, folder: Path) ->
         wait_for(lambda: door.held and len(parts(folder)) > len(before), job)
         job.kill()
         job.wait()
-    wait_for(lambda: not left_running(folder))
+    # Two of Ray's own look for their cluster for a minute before they end, too.
+    wait_for(lambda: all(name.endswith("Agent") for name in left_running(folder).values()))
+    agents = left_running(folder)
     kept = parts(folder)
     assert 1 < len(kept) < SHARDS
     assert before.items() <= kept.items()
@@ -157,7 +161,7 @@ def test_killed_and_resumed_every_row_is_there_once(lm: Server, folder: Path) ->
     (folder / "in.jsonl").write_text("".join(lines))
 
     with counted(lm) as risen:
-        resumed = subprocess.run(command(folder, lm.grpc_url), text=True, capture_output=True)
+        resumed = subprocess.run(command(folder, lm.grpc_url), text=True, capture_output=True, cwd=folder)
     assert resumed.returncode == 0, resumed.stderr
     assert "Traceback" not in resumed.stderr
     assert json.loads(resumed.stdout) == {
@@ -174,8 +178,8 @@ def test_killed_and_resumed_every_row_is_there_once(lm: Server, folder: Path) ->
     )
     assert_complete(ds.dataset(folder / "out").to_table().to_pylist(), lm)
     assert list((folder / "out").glob(f"{UNFINISHED}*")) == []
-    # The resumed run's cluster leaves nothing at all, not even files.
-    wait_for(lambda: not left_running(folder))
+    # A run that ends by itself leaves no process and no file.
+    wait_for(lambda: left_running(folder).keys() <= agents.keys())
     assert set(folder.iterdir()) == left
 
 
