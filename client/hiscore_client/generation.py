@@ -104,10 +104,8 @@ class Generation:
 
         def ask(remaining: float) -> Ask:
             timeout = None if math.isinf(remaining) else remaining
-            # With this header an error ends the stream with its code; without, it comes as a text alone.
-            headers = {**self.headers, "triton_grpc_error": "true"}
-            request = self._request(timeout)
-            return Ask("open", {"request": request, "timeout": timeout, "metadata": tuple(headers.items())})
+            request, metadata = self._request(timeout), tuple(self.headers.items())
+            return Ask("open", {"request": request, "timeout": timeout, "metadata": metadata})
 
         answer = yield from attempts(ask, self.deadline, self.retry, self.url, self.request_id)
         return read_chunk(answer)

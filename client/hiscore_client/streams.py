@@ -14,6 +14,16 @@ from tritonclient.utils import InferenceServerException
 
 Metadata = Sequence[tuple[str, str]]
 
+# hiscore's codes, and gRPC's names for them.
+CODES = {
+    "INVALID_ARG": "INVALID_ARGUMENT",
+    "UNAVAILABLE": "UNAVAILABLE",
+    "CANCELLED": "CANCELLED",
+    "INTERNAL": "INTERNAL",
+}
+# How Triton's own errors begin while it stops.
+STOPPING = "Server is stopping"
+
 
 def make_channel(
     module: Any,
@@ -43,15 +53,19 @@ class Stream:
     def read(self) -> Any:
         """The next ``ModelInferResponse``, or None at the end of the stream."""
         with _as_triton_raises():
-            return _checked(next(self._call, None))
+            response = next(self._call, None)
+        if response is not None and response.error_message:
+            self.finish()
+            raise error_of(response.error_message)
+        return response and response.infer_response
 
     def finish(self) -> None:
-        """After the last response, wait for the end, which follows at once.
+        """After the last response, or an error, wait for the end, which follows at once.
 
         A stream that is cancelled just as it ends is held by Triton 2.51 for ever, and delays its stopping.
         """
-        with suppress(InferenceServerException):
-            while self.read() is not None:
+        with suppress(grpc.RpcError):
+            for _ in self._call:
                 pass
 
     def cancel(self) -> None:
@@ -77,12 +91,17 @@ class AsyncStream:
         """As `Stream.read`."""
         with _as_triton_raises():
             response = await self._call.read()
-            return _checked(None if response is grpc.aio.EOF else response)
+        if response is grpc.aio.EOF:
+            return None
+        if response.error_message:
+            await self.finish()
+            raise error_of(response.error_message)
+        return response.infer_response
 
     async def finish(self) -> None:
         """As `Stream.finish`."""
-        with suppress(InferenceServerException):
-            while await self.read() is not None:
+        with suppress(grpc.RpcError):
+            while await self._call.read() is not grpc.aio.EOF:
                 pass
 
     def cancel(self) -> None:
@@ -91,12 +110,17 @@ class AsyncStream:
             self._call.cancel()
 
 
-def _checked(response: Any) -> Any:
-    if response is None:
-        return None
-    if response.error_message:
-        raise InferenceServerException(msg=response.error_message)
-    return response.infer_response
+def error_of(text: str) -> InferenceServerException:
+    """The error that a stream gives as a text: hiscore begins it with its code, Triton has none for its own.
+
+    Triton has a header that makes it send codes (triton_grpc_error); under it Triton 2.51 reads what it has freed,
+    and dies with one error in some thousand.
+    """
+    code, _, message = text.partition(": ")
+    if code in CODES:
+        return InferenceServerException(msg=message, status=f"StatusCode.{CODES[code]}")
+    status = "StatusCode.UNAVAILABLE" if text.startswith(STOPPING) else None
+    return InferenceServerException(msg=text, status=status)
 
 
 @contextmanager

@@ -71,28 +71,32 @@ def serve(
     return None
 
 
-def send(reply_to: ReplyTo, answer: Answer, last: bool = True) -> bool:
+def send(reply_to: ReplyTo, answer: Answer, last: bool = True, streamed: bool = False) -> bool:
     """Send a response, of a stream perhaps one of many; returns whether it went out as it is.
 
-    One that cannot be sent, for want of shared memory say, becomes an error and the last.
+    One that cannot be sent, for want of shared memory say, becomes an error and the last. streamed: an error's
+    message begins with its code, since Triton's streams leave the code itself behind.
     """
     final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
     try:
-        reply_to.sender.send(_response(answer, reply_to.request_id), flags=final if last else 0)
+        response = _response(answer, reply_to.request_id, streamed)
+        reply_to.sender.send(response, flags=final if last else 0)
         return True
     except Exception as error:
         try:
-            reply_to.sender.send(_response(visible(error), reply_to.request_id), flags=final)
+            response = _response(visible(error), reply_to.request_id, streamed)
+            reply_to.sender.send(response, flags=final)
         except Exception:
             log.exception("a response could not be sent")
         return False
 
 
-def _response(answer: Answer, request_id: str) -> Any:
+def _response(answer: Answer, request_id: str, streamed: bool = False) -> Any:
     if isinstance(answer, RequestError):
         refusals.write(request_id, answer)
         code = getattr(pb_utils.TritonError, answer.code.value)
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(answer.message, code))
+        message = f"{answer.code.value}: {answer.message}" if streamed else answer.message
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.items()])
 
 

@@ -47,6 +47,19 @@ def abort(code: str, message: str) -> Fault:
     return lambda context: context.abort(getattr(grpc.StatusCode, code), message)
 
 
+class StreamError(Exception):
+    """An error of `decode`, with its message as it is on the wire."""
+
+
+def refuse(code: str, message: str) -> Fault:
+    """Fail a stream as `decode` does; code: hiscore's name for it."""
+
+    def fault(context: grpc.ServicerContext) -> None:
+        raise StreamError(f"{code}: {message}")
+
+    return fault
+
+
 def delay(seconds: float) -> Fault:
     """Be slow, or give up as soon as the caller has."""
 
@@ -79,7 +92,7 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._lock = threading.Lock()
 
     def ModelStreamInfer(self, requests: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        """As Triton does where the header triton_grpc_error is sent: an error ends the stream with its code."""
+        """As Triton and `decode` do: an error is a text that begins with its code, then the stream ends."""
         request = next(requests)
         with self._lock:
             self.requests.append(request)
@@ -94,6 +107,8 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
                     entry(context)
                 elif context.is_active():
                     yield _chunk(request, *entry)
+        except StreamError as error:
+            yield service_pb2.ModelStreamInferResponse(error_message=str(error))
         finally:
             with self._lock:
                 self.cancelled += not context.is_active()

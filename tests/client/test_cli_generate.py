@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.faulty_server import FaultyServer, abort, delay
+from tests.client.faulty_server import FaultyServer, delay, refuse
 from tests.client.test_cli import COMMAND, lines, on_terminal, run
 
 TEXT = "The größte 🍎"
@@ -78,7 +78,7 @@ def test_json_lines_keep_their_order_and_a_failure_its_place(url: str, server: F
 @pytest.mark.parametrize(
     ("code", "message", "exit_code"),
     [
-        ("INVALID_ARGUMENT", "no", 2),
+        ("INVALID_ARG", "no", 2),
         ("UNAVAILABLE", "Request timeout expired in the queue", 5),
         ("INTERNAL", "no", 1),
     ],
@@ -86,7 +86,7 @@ def test_json_lines_keep_their_order_and_a_failure_its_place(url: str, server: F
 def test_the_exit_code_says_what_failed(
     url: str, server: FaultyServer, code: str, message: str, exit_code: int
 ) -> None:
-    server.stream[1:] = [abort(code, message)]
+    server.stream[1:] = [refuse(code, message)]
     done = run("generate", "a", url=url)
     assert done.returncode == exit_code
     assert message in done.stderr.decode()

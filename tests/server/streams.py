@@ -15,6 +15,7 @@ import numpy as np
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from hiscore.errors import Code
 from hiscore.launcher import Server
 from tests.server.wire import HTTP_CODES, Refused
 
@@ -76,9 +77,7 @@ def grpc_stream(
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     ended = False
     client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-    client.start_stream(
-        lambda result, error: answers.put(error or result), headers={"triton_grpc_error": "true"}
-    )
+    client.start_stream(lambda result, error: answers.put(error or result))
 
     def responses() -> Iterator[Response]:
         nonlocal ended
@@ -86,7 +85,7 @@ def grpc_stream(
             answer = answers.get(timeout=PATIENCE_S)
             if isinstance(answer, InferenceServerException):
                 ended = True
-                raise Refused(str(answer.status()).removeprefix("StatusCode."), str(answer.message()))
+                raise _refused(str(answer.message()))
             last = ended = answer.get_response().parameters["triton_final_response"].bool_param
             yield Response(
                 answer.as_numpy("output_ids").tolist(),
@@ -120,7 +119,9 @@ def http_stream(server: Server, inputs: Mapping[str, Any], **parameters: Any) ->
         connection.request("POST", "/v2/models/decode/generate_stream", body)
         answer = connection.getresponse()
         if answer.status != 200:
-            raise Refused(HTTP_CODES[answer.status], _error(answer.read()))
+            error = _refused(_error(answer.read()))
+            assert HTTP_CODES[answer.status] == error.code or answer.status == 400
+            raise error
 
         def responses() -> Iterator[Response]:
             for line in answer:
@@ -128,8 +129,8 @@ def http_stream(server: Server, inputs: Mapping[str, Any], **parameters: Any) ->
                     assert line.startswith(b"data: "), line
                     event = json.loads(line.removeprefix(b"data: "))
                     if "error" in event:
-                        # After the status has been sent, an error is one more event, without a code.
-                        raise Refused("", event["error"])
+                        # After the status has been sent, an error is one more event.
+                        raise _refused(event["error"])
                     ids = event["output_ids"]
                     yield Response(
                         ids if isinstance(ids, list) else [ids],
@@ -141,6 +142,13 @@ def http_stream(server: Server, inputs: Mapping[str, Any], **parameters: Any) ->
         yield responses()
     finally:
         connection.close()
+
+
+def _refused(text: str) -> Refused:
+    """A stream's error, which begins with its code where it is ours."""
+    code, _, message = text.partition(": ")
+    known = {code.value: code.value for code in Code} | {"INVALID_ARG": "INVALID_ARGUMENT"}
+    return Refused(known[code], message) if code in known else Refused("", text)
 
 
 def _error(body: bytes) -> str:

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class TritonPythonModel:
         self.feed = MetricsFeed(self.counters.add, self.gauges.set)
         worker = make_worker(settings, device)
         self.sender = StreamSender(
-            send,
+            partial(send, streamed=True),
             abandoned=lambda reply_to: reply_to.sender.is_cancelled(),
             cancel=lambda caller: self.engine.cancel(caller),
             count=self.count,
