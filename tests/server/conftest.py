@@ -70,3 +70,21 @@ def server(start_server: StartServer, smollm: Path) -> Server:
 def lm(start_server: StartServer, tiny_lm: Path) -> Server:
     """The small random causal LM behind a real tritonserver; a call may hold fewer tokens than usual."""
     return start_server(tiny_lm, query_cache_bytes=2**24, max_call_tokens=50_000)
+
+
+@pytest.fixture(scope="session")
+def abused(start_server: StartServer, tiny_lm: Path) -> Server:
+    """For callers of bad will: Triton hands over one call at a time, and all models have small pools.
+
+    Where it hands over several, its Python backend answers all of them with the error of one whose text is shorter
+    than its tensor says. A stream that is cancelled just as it ends is held by Triton: its stop need not be long.
+    """
+    return start_server(
+        tiny_lm,
+        max_batch_calls=1,
+        max_queue=256,
+        query_cache_bytes=2**24,
+        host_kv_bytes=2**28,
+        max_streams=8,
+        drain_timeout_s=5,
+    )

@@ -175,11 +175,11 @@ CASES = {**PROTOCOL, **JSON, **BINARY}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def beside(lm: Server, tiny_lm: Path) -> Iterator[Beside]:
+def beside(abused: Server, tiny_lm: Path) -> Iterator[Beside]:
     """Good calls all the while, and a stream at the end."""
-    with good_calls_beside(lm, tiny_lm) as beside:
+    with good_calls_beside(abused, tiny_lm) as beside:
         yield beside
-    assert len(over_http(lm, {"input_ids": [11, 12]}, max_tokens=5, ignore_eos=True).ids) == 5
+    assert len(over_http(abused, {"input_ids": [11, 12]}, max_tokens=5, ignore_eos=True).ids) == 5
 
 
 def check(answer: str, pattern: str) -> None:
@@ -192,14 +192,14 @@ def not_streamed(request: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_refused(name: str, lm: Server) -> None:
+def test_it_is_refused(name: str, abused: Server) -> None:
     request, pattern = CASES[name]
-    check(exchange(lm.http_address, request, ends=not_streamed(request)), pattern)
+    check(exchange(abused.http_address, request, ends=not_streamed(request)), pattern)
 
 
 @pytest.mark.parametrize("name", GOOD_ONES)
-def test_control_what_is_right_is_answered(name: str, lm: Server) -> None:
-    check(exchange(lm.http_address, GOOD_ONES[name], ends=not_streamed(GOOD_ONES[name])), ANSWERED)
+def test_control_what_is_right_is_answered(name: str, abused: Server) -> None:
+    check(exchange(abused.http_address, GOOD_ONES[name], ends=not_streamed(GOOD_ONES[name])), ANSWERED)
 
 
 # Sizes stay small: tritonserver makes room for what a shape in JSON says before it looks at the data.
@@ -241,22 +241,22 @@ def changed(draw: st.DrawFn, value: Any) -> Any:
 @settings(max_examples=200, derandomize=True, database=None)
 @given(path=st.sampled_from(sorted(BODIES)), data=st.data())
 def test_a_body_with_a_wrong_part_gets_an_answer_or_an_error(
-    path: str, data: st.DataObject, lm: Server
+    path: str, data: st.DataObject, abused: Server
 ) -> None:
     body = json.dumps(data.draw(changed(BODIES[path]))).encode()
-    check(exchange(lm.http_address, post(path, body), ends=path != DECODE), f"{ANSWERED}|{ERROR}")
+    check(exchange(abused.http_address, post(path, body), ends=path != DECODE), f"{ANSWERED}|{ERROR}")
 
 
 @settings(max_examples=200, derandomize=True, database=None)
 @given(name=st.sampled_from(sorted(GOOD_ONES.keys() - {"stream"})), data=st.data())
 def test_a_request_with_wrong_bytes_gets_an_answer_an_error_or_the_end(
-    name: str, data: st.DataObject, lm: Server
+    name: str, data: st.DataObject, abused: Server
 ) -> None:
     request = bytearray(GOOD_ONES[name])
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(request) - 1))
         request[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
-    check(exchange(lm.http_address, bytes(request)), f"{CLOSED}|{ANSWERED}|{ERROR}")
+    check(exchange(abused.http_address, bytes(request)), f"{CLOSED}|{ANSWERED}|{ERROR}")
 
 
 def test_good_calls_were_answered_beside_all_that(beside: Beside) -> None:

@@ -1,0 +1,105 @@
+"""Hundreds of calls and streams, cancelled at random: every pool and counter is back at its start."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2_grpc
+
+from hiscore.launcher import Server
+from tests.server import counters
+from tests.server.beside import good_calls_beside
+from tests.server.footprint import footprint
+from tests.server.streams import over_grpc
+from tests.server.test_abuse_grpc import GOOD, numbers, request_of
+from tests.server.test_decode_stream import eventually, gauges
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+PATIENCE_S = 60
+CALLS, STREAMS, AT_ONCE = 100, 100, 20
+PROMPT = [("input_ids", "INT32", [2], numbers(11, 12))]
+LONG = {"max_tokens": {"int64_param": 2_000}, "ignore_eos": {"bool_param": True}}
+# 300 items of one token behind a query of one: some milliseconds of work.
+ITEMS = [
+    ("input_ids", "INT32", [1, 602], numbers(11, *[0, 12] * 300, 0)),
+    ("delimiter_indices", "INT32", [1, 301], numbers(*range(1, 602, 2))),
+    ("label_token_ids", "INT32", [1, 1], numbers(5)),
+]
+
+
+def cancelled_call(stub: service_pb2_grpc.GRPCInferenceServiceStub, number: int) -> str:
+    """A call that is cancelled at once, a little later, or not in time."""
+    chance = random.Random(number)
+    model = chance.choice(["scorer", "score"])
+    call = stub.ModelInfer.future(request_of(model, ITEMS if model == "scorer" else GOOD["score"], {}))
+    timer = threading.Timer(chance.choice([0, 0.002, 0.02, 0.2]), call.cancel)
+    timer.start()
+    try:
+        call.result(timeout=PATIENCE_S)
+        return "OK"
+    except grpc.FutureCancelledError:
+        return "CANCELLED"
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    finally:
+        timer.cancel()
+
+
+def cancelled_stream(stub: service_pb2_grpc.GRPCInferenceServiceStub, number: int) -> str:
+    """A stream that is cancelled after some responses, perhaps none; far from its end."""
+    responses = stub.ModelStreamInfer(iter([request_of("decode", PROMPT, LONG)]), timeout=PATIENCE_S)
+    wanted = random.Random(number).choice([0, 0, 1, 3, 10])
+    for _ in range(wanted):
+        response = next(responses)
+        if response.error_message:
+            responses.cancel()
+            return "UNAVAILABLE"
+    responses.cancel()
+    return "CANCELLED"
+
+
+def storm(server: Server, seed: int) -> list[str]:
+    """What became of each."""
+    with grpc.insecure_channel(server.grpc_url) as channel, ThreadPoolExecutor(AT_ONCE) as pool:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        work = [cancelled_call] * CALLS + [cancelled_stream] * STREAMS
+        random.Random(seed).shuffle(work)
+        done = [pool.submit(each, stub, 1_000 * seed + number) for number, each in enumerate(work)]
+        wait(done)
+        return [each.result() for each in done]
+
+
+def rest(server: Server) -> None:
+    """Wait until nothing of decode runs, waits or holds room: what it counts is shown about once a second."""
+    over_grpc(server, {"input_ids": [11]}, max_tokens=2, ignore_eos=True)
+    eventually(lambda: not any(gauges(server).values()), lambda: gauges(server))
+
+
+def test_after_storms_of_cancellations_all_is_as_before(abused: Server, tiny_lm: Path) -> None:
+    server = abused
+    with good_calls_beside(server, tiny_lm):
+        outcomes = storm(server, seed=0)
+        rest(server)
+        before = footprint(server.pid, server.name)
+        for seed in (1, 2):
+            outcomes += storm(server, seed)
+        rest(server)
+    assert len(outcomes) == 3 * (CALLS + STREAMS)
+    # No other error than these, and neither all nor none in time.
+    assert set(outcomes) == {"OK", "CANCELLED"}
+    after = footprint(server.pid, server.name)
+    assert after.shared == before.shared
+    assert after.threads <= before.threads
+    # gRPC keeps some connections of its own for a while.
+    eventually(lambda: footprint(server.pid, server.name).files <= before.files)
+    # 400 more of either kind: 25 KiB for each would be seen.
+    assert after.memory - before.memory < 10
+    # A stream's counters go on rising as they should: nothing waits behind what was cancelled.
+    with counters.counted(server) as risen:
+        over_grpc(server, {"input_ids": [11, 12]}, max_tokens=30, ignore_eos=True)
+        rest(server)
+    assert risen["decode", "hiscore_decode_tokens_total"] >= 30
