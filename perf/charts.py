@@ -55,6 +55,8 @@ def curves(
     if log:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        # Of the ticks between powers of ten it writes some, where few powers are in sight.
+        axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(1.5, 0.5)))
     axes.set_xlim(left=0)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
