@@ -4,7 +4,8 @@ Importing this package is cheap, and so is resolving a checkpoint that is alread
 converts is imported only when there is something to fetch or to convert.
 """
 
+from hiscore.checkpoint.digests import check_digests
 from hiscore.checkpoint.errors import CheckpointError
 from hiscore.checkpoint.resolve import resolve
 
-__all__ = ["CheckpointError", "resolve"]
+__all__ = ["CheckpointError", "check_digests", "resolve"]

@@ -25,7 +25,9 @@ def convert(gguf: Path, directory: Path, *, progress: bool = True) -> None:
 
     Raises:
         CheckpointError: the file holds what this conversion does not know.
+        OSError: the directory cannot be written, or its disk is full.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     reader = GGUFReader(gguf)
@@ -37,10 +39,15 @@ def convert(gguf: Path, directory: Path, *, progress: bool = True) -> None:
         weights = llama_weights(reader.tensors, config, advance)
     if len(weights["model.embed_tokens.weight"]) != config["vocab_size"]:
         raise CheckpointError("the GGUF file has another number of embeddings than of tokens")
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:
+        # Of a full disk, say; the cache explains what the system reports.
+        raise OSError(str(error)) from error
     # safetensors writes for its user alone; a cache may have more readers than its builder.
     (directory / "model.safetensors").chmod(0o644)
-    build_tokenizer(metadata).save(str(directory / "tokenizer.json"))
+    # Not by its own `save`, which hides what the system reports.
+    (directory / "tokenizer.json").write_text(build_tokenizer(metadata).to_str(pretty=True), "utf-8")
     _write_json(directory / "tokenizer_config.json", tokenizer_config(metadata))
     _write_json(directory / "generation_config.json", generation_config(config))
     _write_json(directory / "config.json", config)

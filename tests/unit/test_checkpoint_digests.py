@@ -1,0 +1,79 @@
+"""A model's files that have changed since they were written are found before anything is loaded."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hiscore.checkpoint import CheckpointError, check_digests
+from hiscore.checkpoint.digests import SUMS, write_digests
+from hiscore.launcher import Server
+from hiscore.settings import ServeSettings
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A directory that the launcher takes for a checkpoint; no weights are read."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(3_000_000))
+    write_digests(tmp_path)
+    return tmp_path
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle; the size stays."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_control_what_has_not_changed_is_good(checkpoint: Path) -> None:
+    check_digests(checkpoint)
+    # Nothing of it but what is listed counts, and a directory without a list is not held to one.
+    (checkpoint / "notes.txt").write_text("mine")
+    check_digests(checkpoint)
+    (checkpoint / SUMS).unlink()
+    flip(checkpoint / "model.safetensors")
+    check_digests(checkpoint)
+
+
+def test_a_tampered_file_is_named(checkpoint: Path) -> None:
+    flip(checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors' has the SHA-256 \w{64}, not \w{64}"):
+        check_digests(checkpoint)
+
+
+def test_a_truncated_file_is_named(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").write_bytes(bytes(2_999_999))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors' has the SHA-256 .* cut short"):
+        check_digests(checkpoint)
+
+
+def test_a_missing_file_is_named(checkpoint: Path) -> None:
+    (checkpoint / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.json' is missing, which SHA256SUMS"):
+        check_digests(checkpoint)
+
+
+def test_a_list_that_is_none_is_refused(checkpoint: Path) -> None:
+    (checkpoint / SUMS).write_text("trust me\n")
+    with pytest.raises(CheckpointError, match="'trust me': it is not sha256sum's"):
+        check_digests(checkpoint)
+
+
+def test_the_server_is_not_started_on_it(checkpoint: Path, tmp_path: Path) -> None:
+    flip(checkpoint / "model.safetensors")
+    server = Server(ServeSettings(model=str(checkpoint), device="cpu"), tmp_path / "log")
+    with pytest.raises(CheckpointError, match="is not loaded"):
+        server.start()
+    assert not (tmp_path / "log").exists()
+
+
+def test_sha256sum_reads_it_and_writes_it(checkpoint: Path) -> None:
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", SUMS], cwd=checkpoint, check=True, capture_output=True
+    )
+    for mode in ("--text", "--binary"):
+        command = ["sha256sum", mode, "model.safetensors", "config.json"]
+        (checkpoint / SUMS).write_bytes(subprocess.check_output(command, cwd=checkpoint))
+        check_digests(checkpoint)
