@@ -17,6 +17,9 @@ from hiscore_client.wire import Ids, as_ids, encode_texts
 MODEL = "decode"
 # What has begun is not tried again: the caller has seen a part of it.
 ONCE = RetryPolicy(attempts=1)
+# The server ends a stream at its deadline. The connection must not do so just then: a stream that is cancelled
+# while it ends is held by Triton 2.51 for ever, or makes it abort. So it gives the server some seconds more.
+GRACE_S = 2.0
 INT64 = np.iinfo(np.int64)
 
 Parameters = dict[str, bool | int | float | str]
@@ -105,7 +108,8 @@ class Generation:
         def ask(remaining: float) -> Ask:
             timeout = None if math.isinf(remaining) else remaining
             request, metadata = self._request(timeout), tuple(self.headers.items())
-            return Ask("open", {"request": request, "timeout": timeout, "metadata": metadata})
+            patience = None if timeout is None else timeout + GRACE_S
+            return Ask("open", {"request": request, "timeout": patience, "metadata": metadata})
 
         answer = yield from attempts(ask, self.deadline, self.retry, self.url, self.request_id)
         return read_chunk(answer)
@@ -113,7 +117,8 @@ class Generation:
     def next(self) -> Steps[Chunk]:
         """The steps that get the next chunk."""
         read = Ask("read", {})
-        answer = yield from attempts(lambda remaining: read, self.deadline, ONCE, self.url, self.request_id)
+        deadline = self.deadline.later(GRACE_S)
+        answer = yield from attempts(lambda remaining: read, deadline, ONCE, self.url, self.request_id)
         return read_chunk(answer)
 
     def _request(self, timeout: float | None) -> Any:

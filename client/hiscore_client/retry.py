@@ -5,6 +5,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,12 @@ class Deadline:
     def remaining(self) -> float:
         """Seconds left; infinite without a deadline, zero or less once it has passed."""
         return self._end - self._clock()
+
+    def later(self, seconds: float) -> "Deadline":
+        """The same timeout, with some more seconds to hear of its end."""
+        other = copy(self)
+        other._end += seconds
+        return other
 
 
 @dataclass(frozen=True)
