@@ -24,8 +24,8 @@ from hiscore_client import (
     ScoreClient,
     ServerFault,
     ServerUnreachable,
+    generation,
 )
-from hiscore_client import generation
 from tests.client.faulty_server import FaultyServer, abort, delay, refuse
 
 QUICK = RetryPolicy(attempts=3, first_pause=0.01)
@@ -369,13 +369,14 @@ def test_a_reader_that_is_late_still_hears_from_the_server(
 ) -> None:
     monkeypatch.setattr(generation, "GRACE_S", 60.0)
     late = refuse("UNAVAILABLE", "Request timeout expired after 1 of at most 16 tokens")
-    server.stream[1:] = [late]
+    server.stream[1:] = [delay(0.8), late]
     with ScoreClient(url) as client:
         chunks = client.generate("a", timeout=0.3)
         assert next(chunks) == CHUNKS[0]
         time.sleep(0.4)
         with pytest.raises(DeadlineExceeded):
             next(chunks)
+    eventually(lambda: server.ended_streams == 1)
     assert server.cancelled == 0
 
 
