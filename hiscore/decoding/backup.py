@@ -101,14 +101,11 @@ class BackupSchedule:
         self._await(int(self._staging[pages].max(initial=0)))
         self._streams.launch(Lane.FORWARD, work)
 
-    def admit(
-        self, slot: int, length: int, pages: Int32, seed: Work, backup: Work | None, resident: bool = False
-    ) -> None:
+    def admit(self, slot: int, length: int, pages: Int32, seed: Work, backup: Work | None) -> None:
         """A stream of `length` tokens stands in staging pages and takes a slot that is free.
 
         seed: copies what the device keeps, in the forward lane; backup: copies all tokens to the host, None for a
-        stream that comes back, since they are there; resident: the device keeps all of this stream, always. Its
-        steps never read the host, so the first ones do not wait for the prompt.
+        stream that comes back, since they are there.
         """
         ticket = 0
         if backup is not None:
@@ -117,8 +114,7 @@ class BackupSchedule:
             self._staging[pages] = ticket
         self._newest[slot] = ticket
         self._tickets[slot] = 0
-        if not resident:
-            self._tickets[slot, np.arange(max(0, length - self.width), length) % self.width] = ticket
+        self._tickets[slot, np.arange(max(0, length - self.width), length) % self.width] = ticket
         self._written[slot] = length - 1
         self._landed[slot] = -1 if backup is not None else length - 1
         # Last: should it fail, the copy is under way all the same.

@@ -109,7 +109,6 @@ class CacheWorker:
             a.slot, a.length, a.staging_pages,
             seed=lambda: self._seed(a, slots),
             backup=back_up if prefilled else None,
-            resident=len(a.device_pages) in (0, len(a.host_pages)),
         )  # fmt: skip
 
     def _seed(self, a: Admission, slots: Int32) -> None:

@@ -160,7 +160,7 @@ class Run:
         pages = np.array(staging, np.int32)
         self.schedule.stage(pages, write)
         self.memory.during = "admit"
-        self.schedule.admit(stream.slot, length, pages, seed, None if back else backup, stream.resident)
+        self.schedule.admit(stream.slot, length, pages, seed, None if back else backup)
         self.written += 0 if back else length
         self._staging.free += staging
         self._running.append(stream)
@@ -185,7 +185,7 @@ class Run:
         self.schedule.step(slots, positions, lambda: self._forward(rows), backup)
         self.written += len(rows)
         # A stream's first steps may still wait for its prompt's copy.
-        settled = [s.slot for s, p in rows if not s.resident and p >= s.first_decoded + 2]
+        settled = [s.slot for s, p in rows if p >= s.first_decoded + 2]
         self.most_lag = max(self.most_lag, *self.schedule.lag()[settled].tolist(), 0)
 
     def _forward(self, rows: list[tuple[Stream, int]]) -> None:
@@ -194,7 +194,7 @@ class Run:
         for s, p in rows:
             oldest = 0 if s.resident else max(0, p // self.load.page - self._ring + 1) * self.load.page
             buffered, swappable = range(oldest, p + 1), range(oldest)
-            landed = range(s.first_decoded if s.resident else 0, max(0, p + 1 - self.schedule.width))
+            landed = range(max(0, p + 1 - self.schedule.width))
             self.memory.check(
                 [self._device_cell(s, x) for x in buffered], [s.value(x) for x in buffered], "the buffer"
             )

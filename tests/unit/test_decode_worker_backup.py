@@ -60,15 +60,14 @@ class Watched:
 
     def __init__(self, worker: CacheWorker, kept: list[Tensor]) -> None:
         self.worker, self.driver = worker, Driver(worker)
-        self.width, self._blocking = worker._schedule.width, worker._schedule._blocking
+        self.width = worker._schedule.width
         self._kept = kept
         self._written: dict[int, Tensor] = {}
-        self._steps: dict[int, int] = {}
         kept.clear()
 
     def admit(self, length: int, max_tokens: int) -> None:
         slot, _ = self.driver.admit(prompt(length, seed=length), max_tokens)
-        self._written[slot], self._steps[slot] = self._take(), 0
+        self._written[slot] = self._take()
 
     def step(self) -> None:
         slots = list(self.driver.streams)
@@ -76,7 +75,6 @@ class Watched:
         new = self._take()
         for row, slot in enumerate(slots):
             self._written[slot] = torch.cat((self._written[slot], new[:, row, None]), 1)
-            self._steps[slot] += 1
 
     def _take(self) -> Tensor:
         layers = self.worker._cache.shape.layers
@@ -93,12 +91,8 @@ class Watched:
             whole = host_rows(self.worker, stream, torch.arange(len(stream.host) * self.worker.geometry.page))
             there = whole.isfinite().flatten(2).all(-1)
             landed += int(there.sum())
-            # A stream that is wholly on the device never reads the host, so its prompt's copy is not waited for.
-            resident = len(stream.device) in (0, len(stream.host))
-            unwaited = resident and (self._blocking or self._steps[slot] <= self.width)
-            first = stream.prefilled if unwaited and not drained else 0
-            due = length if drained else length - self.width
-            if not there[:, first : max(first, due)].all():
+            due = length if drained else max(0, length - self.width)
+            if not there[:, :due].all():
                 found.append(f"{slot}: not on the host in time")
             if there[:, length:].any():
                 found.append(f"{slot}: more on the host than was written")
