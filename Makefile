@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 AUDIT := $(VENV)/audit
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-gpu bench bench-gpu lint format audit clean
+.PHONY: help install demo serve test test-gpu soak bench bench-gpu lint format audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ test: lint ## Lint, then run every test that needs no GPU
 
 test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
 	@$(BIN)/python -m pytest tests/gpu tests/unit/test_*kernels*.py
+
+soak: $(INSTALLED) ## Make calls of all kinds for SOAK_MINUTES (30) and look for growth
+	@SOAK_MINUTES=$(or $(SOAK_MINUTES),30) $(BIN)/python -m pytest -s tests/server/test_soak.py
 
 # More options as make variables: make bench BENCH='--only serving,peers --out DIR'
 bench: $(INSTALLED) ## Measure what a CPU can show, and write a report (10 minutes)
