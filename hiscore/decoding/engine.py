@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hiscore.decoding.reservation import check_fits
@@ -74,10 +74,11 @@ class DecodeEngine:
         self._live: dict[int, Stream] = {}  # by the id of reply_to
         self._deadlines: list[tuple[float, int]] = []  # a heap of these ids
 
-        self._changed = threading.Condition()  # guards the five below
+        self._changed = threading.Condition()  # guards the six below
         self._arrived: list[Stream] = []
         self._cancelled: list[Any] = []
         self._room = max_queue + self._geometry.max_streams
+        self._full = 0
         self._closing = False
         self._dead = False
         self._thread = threading.Thread(target=self._run, name="hiscore-decode", daemon=True)
@@ -98,6 +99,7 @@ class DecodeEngine:
             if self._closing:
                 raise RequestError("the server is shutting down", Code.UNAVAILABLE)
             if self._room <= 0:
+                self._full += 1
                 raise RequestError(f"the queue is full: {self._max_queue} calls wait", Code.UNAVAILABLE)
             self._room -= 1
             self._arrived.append(stream)
@@ -118,7 +120,7 @@ class DecodeEngine:
 
     def stats(self) -> EngineStats:
         """What it has done and holds, from any thread."""
-        return self._tally.snapshot(self._scheduler, self._geometry)
+        return replace(self._tally.snapshot(self._scheduler, self._geometry), full=self._full)
 
     def _run(self) -> None:
         try:
@@ -167,6 +169,8 @@ class DecodeEngine:
             self._scheduler.add(stream)
         for reply_to in cancelled:
             if (ending := self._live.get(id(reply_to))) is not None:
+                if ending.stage is Stage.WAITING:
+                    self._tally.turn_away("cancelled")
                 self._end(ending, Output([], ending.end.cancel(), "cancelled"))
         self._expire(time.monotonic())
         return True
@@ -181,6 +185,8 @@ class DecodeEngine:
             if call.deadline <= now or (waits and call.start_by <= now):
                 after = f"after {stream.received} of at most {call.options.max_tokens} tokens"
                 at = "in the queue" if waits else after
+                if waits:
+                    self._tally.turn_away("late")
                 self._end(stream, RequestError(f"Request timeout expired {at}", Code.UNAVAILABLE))
 
     def _make_room(self) -> None:

@@ -42,6 +42,8 @@ class Intake:
         refuse: Callable[[Any, RequestError], None],
     ) -> None:
         self._prompts, self._submit, self._refuse = prompts, submit, refuse
+        self.full = 0
+        """Calls that were refused because too many large ones wait."""
         self._large: Queue[tuple[Asked, Any] | None] = Queue(MOST_LARGE)
         self._thread = threading.Thread(target=self._read_large, name="hiscore-intake", daemon=True)
         self._thread.start()
@@ -54,6 +56,7 @@ class Intake:
         try:
             self._large.put_nowait((asked, reply_to))
         except Full:
+            self.full += 1
             busy = f"{MOST_LARGE} texts of more than {LARGE_CHARACTERS} characters wait to be encoded"
             self._refuse(reply_to, RequestError(f"the server is full: {busy}", Code.UNAVAILABLE))
 

@@ -27,13 +27,23 @@ GAUGES = {
     "hiscore_decode_host_rows": ("host_rows", "Tokens for which streams hold room in the host's pool"),
     "hiscore_decode_device_rows": ("device_rows", "Tokens for which streams hold room in device buffers"),
 }
+# Fields of EngineStats as well, of one counter that all models have.
+REASONS = ("full", "late", "cancelled")
 
 
 class MetricsFeed:
-    """Brings metrics up to date. add: raises counters, set_to: sets gauges, both by name."""
+    """Brings metrics up to date. add: raises counters, set_to: sets gauges, both by name.
 
-    def __init__(self, add: Callable[..., None], set_to: Callable[..., None]) -> None:
-        self._add, self._set = add, set_to
+    turned_away: raises the counter of calls that were, by the reason.
+    """
+
+    def __init__(
+        self,
+        add: Callable[..., None],
+        set_to: Callable[..., None],
+        turned_away: Callable[[str, int], None],
+    ) -> None:
+        self._add, self._set, self._turned_away = add, set_to, turned_away
         self._before = EngineStats()
 
     def update(self, now: EngineStats) -> None:
@@ -42,6 +52,8 @@ class MetricsFeed:
         self._add(
             **{name: getattr(now, field) - getattr(before, field) for name, (field, _) in COUNTERS.items()}
         )
+        for reason in REASONS:
+            self._turned_away(reason, getattr(now, reason) - getattr(before, reason))
         self._set(**{name: getattr(now, field) for name, (field, _) in GAUGES.items()})
 
 

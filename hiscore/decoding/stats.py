@@ -1,6 +1,7 @@
 """What decoding has done and what it holds, for metrics."""
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from hiscore.decoding.scheduler import Scheduler
 from hiscore.decoding.stream import Stage
@@ -13,7 +14,8 @@ class EngineStats:
 
     tokens: those sent; prompt_tokens: those prefilled. step_seconds: of steps, on the device. hits, misses: of
     pages, per layer, row and head; swap_in_rows: tokens copied in for the misses. captured: sum of the selected
-    attention mass, over as many captured_rows. waiting: calls in the queue. prefilling: streams, those being
+    attention mass, over as many captured_rows. full, late, cancelled: calls that were turned away before they
+    began, and why. waiting: calls in the queue. prefilling: streams, those being
     restored among them. backup_lag, host_rows, device_rows: tokens; the latter two count what is taken out of the
     pools.
     """
@@ -29,6 +31,9 @@ class EngineStats:
     captured: float = 0.0
     captured_rows: int = 0
     preemptions: int = 0
+    full: int = 0
+    late: int = 0
+    cancelled: int = 0
     waiting: int = 0
     prefilling: int = 0
     running: int = 0
@@ -66,6 +71,10 @@ class Tally:
             captured_rows=t.captured_rows + result.captured_rows,
             backup_lag=result.backup_lag,
         )
+
+    def turn_away(self, reason: Literal["late", "cancelled"]) -> None:
+        """Count a call that ended in the queue."""
+        self.total = replace(self.total, **{reason: getattr(self.total, reason) + 1})
 
     def snapshot(self, scheduler: Scheduler, geometry: Geometry) -> EngineStats:
         """The counters, and what the scheduler holds now."""

@@ -18,11 +18,13 @@ class Ports:
         """Fill in free ports for the zeros.
 
         Raises:
-            LaunchError: a port that was asked for is in use, or two are the same.
+            LaunchError: the address is not this machine's; a port that was asked for is in use, or two are the same.
         """
         given = [port for port in self.all() if port]
         if len(set(given)) < len(given):
             raise LaunchError(f"HTTP_PORT, GRPC_PORT and METRICS_PORT must differ: they are {self.all()}")
+        if not _is_free(address, 0):
+            raise LaunchError(f"BIND_ADDRESS {address} is no address of this machine that can be listened on")
         taken = self.taken(address)
         if taken:
             name, port = taken[0]

@@ -64,13 +64,24 @@ class Gauges(_Metrics):
                 self._values[name] = value
 
 
+class Rejects:
+    """The counter of calls that were turned away."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self._counters = {reason: Counters(REJECTS, labels | {"reason": reason}) for reason in REASONS}
+
+    def add(self, reason: str, calls: float) -> None:
+        """Raise it; zero costs nothing."""
+        self._counters[reason].add(hiscore_rejects_total=calls)
+
+
 class TotalsFeed:
     """Hands an engine's totals to Prometheus as they rise, with a batch, but at most once a second."""
 
     def __init__(self, labels: dict[str, str], totals: Callable[[], Totals]) -> None:
         self._totals = totals
         self._seconds = Counters(SECONDS, labels)
-        self._rejects = {reason: Counters(REJECTS, labels | {"reason": reason}) for reason in REASONS}
+        self._rejects = Rejects(labels)
         self._fed: dict[str, float] = {}
         self._next = 0.0
 
@@ -83,8 +94,8 @@ class TotalsFeed:
         for part in ("queue", "launch", "device", "answer"):
             risen = self._risen(part, getattr(totals, f"{part}_seconds"))
             self._seconds.add(**{f"hiscore_{part}_seconds_total": risen})
-        for reason, counters in self._rejects.items():
-            counters.add(hiscore_rejects_total=self._risen(reason, totals.rejects[reason]))
+        for reason in REASONS:
+            self._rejects.add(reason, self._risen(reason, totals.rejects[reason]))
 
     def _risen(self, name: str, value: float) -> float:
         risen = value - self._fed.get(name, 0.0)

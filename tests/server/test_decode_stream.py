@@ -320,6 +320,7 @@ def test_a_full_queue_is_unavailable(decode: Server) -> None:
     assert {error.code for error in refused} == {"UNAVAILABLE"}
     assert all("the queue is full" in error.message for error in refused)
     assert all(len(stream.ids) == 30 for stream in served)
+    eventually(lambda: counters.read(decode)["decode", "hiscore_rejects_total"] >= len(refused))
 
 
 def test_metrics_add_up(decode: Server) -> None:

@@ -333,6 +333,7 @@ def test_a_full_queue_refuses(runs: int, sparse: bool) -> None:
         engine.cancel(names[runs])
         callers.wait(lambda: len(callers.ends) == runs + 3)
         engine.submit(wanted[names[-1]], names[-1])  # there is room again
+        assert (engine.stats().full, engine.stats().cancelled) == (1, 1)
     assert callers.ends.pop(names[runs]) == "cancelled"
     for name in callers.ends:
         assert_as_alone(callers, name, wanted[name])
@@ -502,6 +503,7 @@ def test_a_call_that_waits_too_long_expires_and_one_that_runs_does_not() -> None
     end = callers.ends[names[4]]
     assert isinstance(end, RequestError)
     assert end.message == "Request timeout expired in the queue"
+    assert engine.stats().late == 1
     for name, wanted in zip(names[:4], calls[:4], strict=True):
         assert_as_alone(callers, name, wanted)
 

@@ -1,15 +1,16 @@
 """decode's metrics follow from the engine's statistics."""
 
+from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 
-from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed
+from hiscore.decoding.metrics import COUNTERS, GAUGES, REASONS, MetricsFeed
 from hiscore.decoding.stats import EngineStats
 from hiscore.launcher.canary import probes
 
 
 def test_every_statistic_is_a_metric_with_the_contracts_names() -> None:
-    shown = [field for field, _ in (*COUNTERS.values(), *GAUGES.values())]
+    shown = [*REASONS, *(field for field, _ in (*COUNTERS.values(), *GAUGES.values()))]
     assert sorted(shown) == sorted(field.name for field in fields(EngineStats))
     assert {
         "hiscore_decode_steps_total",
@@ -28,15 +29,21 @@ def test_counters_get_what_is_new_and_gauges_what_is() -> None:
         for name, amount in amounts.items():
             totals[name] += amount
 
-    feed = MetricsFeed(add, lambda **values: levels.update(values))
-    stats = EngineStats(steps=3, tokens=5, step_seconds=0.5, running=2, host_rows=64)
+    turned_away: Counter[str] = Counter()
+    feed = MetricsFeed(
+        add,
+        lambda **values: levels.update(values),
+        lambda reason, calls: turned_away.update({reason: calls}),
+    )
+    stats = EngineStats(steps=3, tokens=5, step_seconds=0.5, running=2, host_rows=64, full=2, late=1)
     feed.update(stats)
-    later = replace(stats, steps=7, step_seconds=0.75, running=0)
+    later = replace(stats, steps=7, step_seconds=0.75, running=0, full=3)
     feed.update(later)
     feed.update(later)
     assert totals["hiscore_decode_steps_total"] == 7
     assert totals["hiscore_decode_tokens_total"] == 5
     assert totals["hiscore_decode_step_seconds_total"] == 0.75
+    assert turned_away == {"full": 3, "late": 1, "cancelled": 0}
     assert (levels["hiscore_decode_running"], levels["hiscore_decode_host_rows"]) == (0, 64)
 
 

@@ -84,6 +84,12 @@ def test_ports_in_use_or_equal_are_refused() -> None:
         Ports(http=port, grpc=port).choose("127.0.0.1")
 
 
+@pytest.mark.parametrize("address", ["192.0.2.1", "no address"])  # the first is reserved for documentation
+def test_an_address_of_no_interface_is_named(address: str) -> None:
+    with pytest.raises(LaunchError, match=f"BIND_ADDRESS {address} is no address of this machine"):
+        Ports(grpc=1).choose(address)
+
+
 def test_numpy_2_is_refused() -> None:
     preflight.check_numpy("1.26.4")
     with pytest.raises(LaunchError, match=r"NumPy 2\.1\.0 .*numpy<2"):

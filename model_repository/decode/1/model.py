@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from hiscore.errors import visible
 from hiscore.logs import configure_model
 from hiscore.scorer import is_device_lost
 from hiscore.serving.batch import ReplyTo, parameters, send, strings, tensor
-from hiscore.serving.metrics import Counters, Gauges
+from hiscore.serving.metrics import Counters, Gauges, Rejects
 from hiscore.serving.stream import StreamSender
 from hiscore.settings import DecodeSettings, from_model_config
 from hiscore.tokenization import load_tokenizer
@@ -45,7 +46,8 @@ class TritonPythonModel:
         labels = {"model": args["model_name"], "version": args["model_version"], "device": device}
         self.counters = Counters(descriptions(COUNTERS), labels)
         self.gauges = Gauges(descriptions(GAUGES), labels)
-        self.feed = MetricsFeed(self.counters.add, self.gauges.set)
+        self.rejects = Rejects(labels)
+        self.feed = MetricsFeed(self.counters.add, self.gauges.set, self.rejects.add)
         worker = make_worker(settings, device)
         self.sender = StreamSender(
             partial(send, streamed=True),
@@ -100,7 +102,7 @@ class TritonPythonModel:
     def count(self) -> bool:
         """Bring the metrics up to date; whether nothing is left that could change them."""
         stats = self.engine.stats()
-        self.feed.update(stats)
+        self.feed.update(replace(stats, full=stats.full + self.intake.full))
         return stats.idle
 
     def end(self, error: Exception) -> None:
