@@ -18,7 +18,7 @@ class Ports:
         """Fill in free ports for the zeros.
 
         Raises:
-            LaunchError: the address is not this machine's; a port that was asked for is in use, or two are the same.
+            LaunchError: the address is not this machine's; a port asked for is in use, or two are the same.
         """
         given = [port for port in self.all() if port]
         if len(set(given)) < len(given):
