@@ -83,6 +83,8 @@ class Process:
             if time.monotonic() > deadline:
                 raise LaunchError(f"tritonserver was not ready after {timeout_s} seconds (READY_TIMEOUT_S)")
             time.sleep(POLL_SECONDS)
+        # Now, or one that dies before it has been looked for would never be missed.
+        self.lost_stub()
 
     def stop(self, drain_s: float) -> None:
         """Let it finish its requests for at most `drain_s`, then kill what is left of it and its stubs."""

@@ -4,6 +4,7 @@ import shutil
 import socket
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import psutil
 import pytest
 
 from hiscore.launcher import LaunchError, Server
+from hiscore.launcher import server as launcher_server
+from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.ports import Ports
 from hiscore.settings import ServeSettings
 from tests.server.conftest import StartServer
@@ -116,12 +119,47 @@ def test_a_model_that_does_not_load_gives_its_reason(tiny_llama: Path, tmp_path:
     assert children() <= before
 
 
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_a_crash_of_triton_itself_at_the_start_gets_a_second_try(
+    crashes: int, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's own mistake ends it with 1 and gets none: that is the test above."""
+    wheel = find_distribution()
+    tries = tmp_path / "tries"
+    wrapper = tmp_path / "tritonserver"
+    # The loader's look at what it is linked to is no try.
+    wrapper.write_text(
+        f'#!/bin/sh\n[ "$LD_TRACE_LOADED_OBJECTS" ] || echo >>{tries}\n'
+        f'[ "$LD_TRACE_LOADED_OBJECTS" ] || [ $(wc -l <{tries}) -gt {crashes} ] || kill -ABRT $$\n'
+        f'exec {wheel.tritonserver} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setattr(launcher_server, "find_distribution", lambda: replace(wheel, tritonserver=wrapper))
+    server = Server(settings(tiny_llama, models="scorer"), tmp_path / "server.log")
+    if crashes == 1:
+        with server:
+            assert server.exit_code is None
+    else:
+        with pytest.raises(LaunchError, match="stopped with exit code -6"):
+            server.start()
+    assert len(tries.read_text().splitlines()) == 2
+
+
 def test_a_server_that_does_not_get_ready_in_time_is_stopped(smollm: Path, tmp_path: Path) -> None:
     before = children()
     server = Server(settings(smollm, models="scorer", ready_timeout_s=1), tmp_path / "server.log")
     with pytest.raises(LaunchError, match="not ready after 1 seconds"):
         server.start()
     assert children() <= before
+
+
+def test_a_model_that_dies_right_after_the_start_is_missed(tiny_llama: Path, tmp_path: Path) -> None:
+    with Server(settings(tiny_llama, models="scorer"), tmp_path / "server.log") as server:
+        (stub,) = (child for child in psutil.Process(server.pid).children() if "stub" in child.name())
+        stub.kill()
+        psutil.wait_procs([stub], timeout=30)
+        assert server.exit_code is None
+        assert server.lost_model
 
 
 @pytest.mark.parametrize(
