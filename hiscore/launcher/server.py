@@ -1,6 +1,7 @@
 """A hiscore server from its settings, as a context manager."""
 
 import logging
+import signal
 from pathlib import Path
 from types import TracebackType
 
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 # Between the end of Triton's own drain and killing it.
 GRACE_SECONDS = 10
+# On a busy machine Triton 2.51 at times aborts over a lock of its Python backend before it is ready. What is wrong
+# with a model ends it with an exit code instead.
+CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
 
 
 class Server:
@@ -159,6 +163,7 @@ class Server:
 
     def _launch(self, asked: Ports) -> None:
         settings, workspace = self.settings, self._own_workspace
+        crashed = False
         while True:
             self.ports = asked.choose(settings.bind_address)
             flags = tritonserver_flags(
@@ -183,6 +188,11 @@ class Server:
                 return
             except LaunchError as error:
                 process.stop(drain_s=0)
+                if process.exit_code() in CRASHES and not crashed:
+                    log.warning("tritonserver crashed while it started: once more")
+                    workspace.remove_shared_memory()
+                    crashed = True
+                    continue
                 # Somebody took a free port between our choice and Triton's use of it: choose again.
                 if self.ports != asked and self.ports.taken(settings.bind_address):
                     continue

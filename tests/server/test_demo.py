@@ -1,0 +1,49 @@
+"""`make demo` as a newcomer runs it: what it shows is right, and nothing is left."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hiscore.demo import REVIEWS
+from tests.server.leftovers import processes
+
+pytestmark = pytest.mark.server
+
+GOOD, BAD = {0, 2, 4}, {1, 3, 5}
+
+
+def demo(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hiscore.demo"],
+        env={**os.environ, "COLUMNS": "120", "TMPDIR": str(tmp_path), **environment},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+def test_the_demo_scores_ranks_and_writes(tmp_path: Path) -> None:
+    run = demo(tmp_path, DEVICE="cpu")
+    assert run.returncode == 0, run.stderr
+    ranked = [REVIEWS.index(review) for review in re.findall("|".join(map(re.escape, REVIEWS)), run.stdout)]
+    assert set(ranked[:3]) == GOOD
+    assert set(ranked[3:]) == BAD
+    difference = re.search(r"Largest difference between the two: (\S+)\.\n", run.stdout)
+    # Of float32 probabilities, summed in another order.
+    assert difference
+    assert float(difference.group(1)) < 1e-4
+    answer = run.stdout.partition("A generation, streamed:")[2]
+    assert "Paris" in answer
+    assert "finish reason 'stop'" in answer
+    assert list(tmp_path.iterdir()) == []
+    assert processes(str(tmp_path)) == []
+
+
+def test_a_demo_that_fails_says_why(tmp_path: Path) -> None:
+    run = demo(tmp_path, DEVICE="cpu", READY_TIMEOUT_S="1")
+    assert run.returncode == 1
+    assert "error: the demo failed: " in run.stderr
+    assert "The server's log: " in run.stderr
+    assert processes(str(tmp_path)) == []
