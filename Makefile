@@ -41,7 +41,7 @@ soak: $(INSTALLED) ## Make calls of all kinds for SOAK_MINUTES (30) and look for
 bench: $(INSTALLED) ## Measure what a CPU can show, and write a report (10 minutes)
 	@$(BIN)/python -m perf.bench $(BENCH)
 
-bench-gpu: $(INSTALLED) ## Measure everything on a CUDA GPU, and write a report (half an hour)
+bench-gpu: $(INSTALLED) ## Measure everything on a CUDA GPU, and write a report (some 40 minutes)
 	@$(BIN)/python -m perf.bench --full $(BENCH)
 
 lint: $(INSTALLED) ## ruff and mypy
