@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2_grpc
 from hiscore.launcher import Server
 from tests.server import counters
 from tests.server.beside import good_calls_beside
-from tests.server.footprint import footprint
+from tests.server.footprint import UNDER_WAY, footprint
 from tests.server.streams import over_grpc
 from tests.server.test_abuse_grpc import GOOD, numbers, request_of
 from tests.server.test_decode_stream import eventually, gauges
@@ -32,11 +32,11 @@ ITEMS = [
 
 
 def cancelled_call(stub: service_pb2_grpc.GRPCInferenceServiceStub, number: int) -> str:
-    """A call that is cancelled at once, a little later, or not in time."""
+    """A call that is cancelled at once, a little later, perhaps not in time, or never."""
     chance = random.Random(number)
     model = chance.choice(["scorer", "score"])
     call = stub.ModelInfer.future(request_of(model, ITEMS if model == "scorer" else GOOD["score"], {}))
-    timer = threading.Timer(chance.choice([0, 0.002, 0.02, 0.2]), call.cancel)
+    timer = threading.Timer(chance.choice([0, 0.002, 0.02, 2 * PATIENCE_S]), call.cancel)
     timer.start()
     try:
         call.result(timeout=PATIENCE_S)
@@ -93,9 +93,9 @@ def test_after_storms_of_cancellations_all_is_as_before(abused: Server, tiny_lm:
     assert set(outcomes) == {"OK", "CANCELLED"}
     after = footprint(server.pid, server.name)
     assert after.shared == before.shared
-    assert after.threads <= before.threads
-    # gRPC keeps some connections of its own for a while.
-    eventually(lambda: footprint(server.pid, server.name).files <= before.files)
+    # gRPC keeps some of either for a while: far fewer than one for each that was cancelled.
+    assert after.threads <= before.threads + UNDER_WAY
+    assert after.files <= before.files + UNDER_WAY
     # 400 more of either kind: 25 KiB for each would be seen.
     assert after.memory - before.memory < 10
     # What it counts goes on rising, about once a second: nothing waits behind what was cancelled.
