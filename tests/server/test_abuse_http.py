@@ -56,6 +56,8 @@ def texts(tail: bytes, size: int | None = None, shape: Any = (1, 1)) -> bytes:
 
 CLOSED, ANSWERED, ERROR = "^$", "^HTTP/1.1 200 ", r"^HTTP/1.1 (400|404|405|500|501) .*\"error\":"
 
+CUT = r"^HTTP/1.1 \d+ [\w ]*$"
+
 # What is sent, and what comes back.
 PROTOCOL: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", CLOSED),
@@ -63,8 +65,8 @@ PROTOCOL: dict[str, tuple[bytes, str]] = {
     "no HTTP": (b"\xff\xfe\x00garbage\r\n\r\n", CLOSED),
     "a TLS hello": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 500, CLOSED),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", CLOSED),
-    "an unknown method": (b"FOO /v2 HTTP/1.1\r\n\r\n", "405"),
-    "a method that does not fit": (b"DELETE /v2/models/score HTTP/1.1\r\n\r\n", "405"),
+    "an unknown method": (b"FOO /v2 HTTP/1.1\r\nConnection: close\r\n\r\n", "405"),
+    "a method that does not fit": (b"DELETE /v2/models/score HTTP/1.1\r\nConnection: close\r\n\r\n", "405"),
     "a long path": (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n", CLOSED),
     "a long header": (b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", CLOSED),
     "a path upwards": (post("/v2/models/..%2f..%2fetc/infer", b"{}"), "404 .*unknown model"),
@@ -78,7 +80,7 @@ PROTOCOL: dict[str, tuple[bytes, str]] = {
     "a length too long": (post(SCORER, GOOD, length=len(GOOD) + 1), CLOSED),
     "a length too short": (post(SCORER, GOOD, length=len(GOOD) - 1), "500 .*failed to parse"),
     "two lengths": (post(SCORER, GOOD, "Content-Length: 5"), ERROR),
-    "no length": (f"POST {SCORER} HTTP/1.1\r\n\r\n".encode() + GOOD, ERROR),
+    "no length": (f"POST {SCORER} HTTP/1.1\r\nConnection: close\r\n\r\n".encode() + GOOD, ERROR),
     "a chunk of no size": (chunked(SCORER, b"zz\r\n" + GOOD), CLOSED),
     "a chunk below zero": (chunked(SCORER, b"-5\r\n" + GOOD), CLOSED),
     "a huge chunk": (chunked(SCORER, b"f" * 16 + b"\r\n" + GOOD), CLOSED),
@@ -187,19 +189,15 @@ def check(answer: str, pattern: str) -> None:
     assert not leak(answer), answer[:500]
 
 
-def not_streamed(request: bytes) -> bool:
-    return DECODE.encode() not in request
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_refused(name: str, abused: Server) -> None:
     request, pattern = CASES[name]
-    check(exchange(abused.http_address, request, ends=not_streamed(request)), pattern)
+    check(exchange(abused.http_address, request, ends=pattern == CLOSED), pattern)
 
 
 @pytest.mark.parametrize("name", GOOD_ONES)
 def test_control_what_is_right_is_answered(name: str, abused: Server) -> None:
-    check(exchange(abused.http_address, GOOD_ONES[name], ends=not_streamed(GOOD_ONES[name])), ANSWERED)
+    check(exchange(abused.http_address, GOOD_ONES[name]), ANSWERED)
 
 
 # Sizes stay small: tritonserver makes room for what a shape in JSON says before it looks at the data.
@@ -244,7 +242,7 @@ def test_a_body_with_a_wrong_part_gets_an_answer_or_an_error(
     path: str, data: st.DataObject, abused: Server
 ) -> None:
     body = json.dumps(data.draw(changed(BODIES[path]))).encode()
-    check(exchange(abused.http_address, post(path, body), ends=path != DECODE), f"{ANSWERED}|{ERROR}")
+    check(exchange(abused.http_address, post(path, body)), f"{ANSWERED}|{ERROR}")
 
 
 @settings(max_examples=200, derandomize=True, database=None)
@@ -256,7 +254,8 @@ def test_a_request_with_wrong_bytes_gets_an_answer_an_error_or_the_end(
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(request) - 1))
         request[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
-    check(exchange(abused.http_address, bytes(request)), f"{CLOSED}|{ANSWERED}|{ERROR}")
+    # Not every such request is whole, so each has to end, and its answer may be cut short for that.
+    check(exchange(abused.http_address, bytes(request), ends=True), f"{CLOSED}|{CUT}|{ANSWERED}|{ERROR}")
 
 
 def test_good_calls_were_answered_beside_all_that(beside: Beside) -> None:

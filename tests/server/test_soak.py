@@ -22,7 +22,7 @@ from tests.server.beside import LABELS, good_calls_beside
 from tests.server.conftest import StartServer
 from tests.server.footprint import Footprint, footprint, grown
 from tests.server.raw_http import exchange
-from tests.server.test_abuse_http import CASES, not_streamed
+from tests.server.test_abuse_http import CASES
 from tests.server.test_decode_stream import eventually, gauges
 from tests.support.strategies import random_tokens
 from tests.support.tiny_models import VOCABULARY
@@ -77,7 +77,7 @@ def hostile(address: str, chance: random.Random) -> None:
     # Not those of many megabytes: what they take for a moment is no growth. Nor texts that lie about their length:
     # Triton 2.51 answers all calls of their batch with an error.
     if len(request) < 100_000 and b"gzip" not in request and b'"BYTES"' not in request:
-        exchange(address, request, ends=not_streamed(request))
+        exchange(address, request, ends=True)
 
 
 def drive(server: Server, end: float, counts: Counter[str]) -> Iterator[Callable[[], None]]:
