@@ -1,6 +1,7 @@
 """What must be set before any test module imports a kernel, and small checkpoints with their truth."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from hypothesis import HealthCheck, settings
 if not torch.cuda.is_available():
     # Without a GPU, kernels run in Triton's interpreter; it is chosen when a kernel is defined.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# A shell without job control starts what runs behind it with SIGINT ignored, which every program would inherit that
+# tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests share their machine: how long an example takes says nothing of the code. In CI the same examples are tried
 # each time, so that what fails there fails here too.
