@@ -12,8 +12,8 @@ if not torch.cuda.is_available():
     # Without a GPU, kernels run in Triton's interpreter; it is chosen when a kernel is defined.
     os.environ["TRITON_INTERPRET"] = "1"
 
-# A shell without job control starts what runs behind it with SIGINT ignored, which every program would inherit that
-# tests start and interrupt.
+# A shell without job control starts what runs behind it with SIGINT ignored. What tests start and interrupt would
+# inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

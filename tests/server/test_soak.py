@@ -1,6 +1,6 @@
 """All kinds of calls at once, for long: memory, /dev/shm, open files and threads stay as they are.
 
-SOAK_MINUTES says how long; in CI it is half a minute, since what a call leaves behind shows after some thousand.
+SOAK_MINUTES says how long: half a minute, in CI two, in `make soak` thirty.
 """
 
 import os
