@@ -56,7 +56,9 @@ def test_few_and_many_rows_take_other_ways_to_the_same_result(
 
 
 @pytest.mark.parametrize("count", [1, 50])
-def test_each_way_gives_each_pair_its_experts_product(checkpoint: Path, count: int) -> None:
+def test_each_way_gives_each_pair_its_experts_product(
+    checkpoint: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights, experts = ours(checkpoint, torch.float32)
     h = rows(count, torch.float32)
     chosen, _ = route(weights, experts, h)
@@ -64,6 +66,10 @@ def test_each_way_gives_each_pair_its_experts_product(checkpoint: Path, count: i
     # float32 sums of 64 terms near 1, added in another order.
     for way in (grouped, gathered):
         torch.testing.assert_close(way(weights, h, chosen), expected, atol=1e-5, rtol=0)
+    # In slices: the last is shorter.
+    whole = gathered(weights, h, chosen)
+    monkeypatch.setattr(moe_module, "MAX_GATHERED", 3 * weights.gate_up[0].numel())
+    torch.testing.assert_close(gathered(weights, h, chosen), whole, atol=1e-5, rtol=0)
     # Control: the pairs of a token exchanged.
     assert (gathered(weights, h, chosen.flip(1)) - expected).abs().max() > 1e-2
 

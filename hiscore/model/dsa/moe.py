@@ -4,7 +4,8 @@ An expert's products for a (token, expert) pair are computed in one of three way
 dtype and number of rows alone, never from what the router chose:
 
 - grouped, on CUDA devices in bfloat16: pairs sorted by expert, one grouped product. Fixed shapes, nothing waits.
-- gathered, for few pairs: each pair gets a copy of its expert's weights. Fixed shapes, nothing waits.
+- gathered, for few pairs, and on CUDA devices for as many rows as a step may have: each pair gets a copy of its
+  expert's weights, a slice of the pairs at a time. Fixed shapes, nothing waits.
 - looped, for many pairs: expert by expert over its rows. The host must know them, so no CUDA graph holds it.
 """
 
@@ -18,6 +19,8 @@ from hiscore.model.dsa.weights import MlpWeights, MoeWeights
 
 # Copies of weights alive at once, in elements: 256 MiB of float32.
 MAX_GATHERED = 2**26
+# Rows of a decode step at most: on a CUDA device a graph holds it, so its host cannot wait for a choice.
+MOST_STEP_ROWS = 256
 # What transformers adds to a sum of weights before it divides by it.
 TINY = 1e-20
 
@@ -58,7 +61,8 @@ def _expert_outputs(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
     """What each token's experts make of it: [T, per_token, hidden]."""
     if h.is_cuda and h.dtype == torch.bfloat16:
         return grouped(w, h, experts)
-    if experts.numel() * w.gate_up[0].numel() <= MAX_GATHERED:
+    few = experts.numel() * w.gate_up[0].numel() <= MAX_GATHERED
+    if few or (h.is_cuda and len(h) <= MOST_STEP_ROWS):
         return gathered(w, h, experts)
     return looped(w, h, experts)
 
@@ -77,9 +81,14 @@ def grouped(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
 
 def gathered(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
     """The same, by a copy of the weights for each pair."""
-    wide = (w.gate_up[experts] @ h[:, None, :, None]).squeeze(-1)
-    each: Tensor = w.down[experts] @ _gated(wide)[..., None]
-    return each.squeeze(-1)
+    rows = h[:, None].expand(*experts.shape, -1).flatten(0, 1)
+    at_once = max(1, MAX_GATHERED // w.gate_up[0].numel())
+    parts = []
+    for row, expert in zip(rows.split(at_once), experts.flatten().split(at_once), strict=True):
+        wide = (w.gate_up[expert] @ row[..., None]).squeeze(-1)
+        parts.append((w.down[expert] @ _gated(wide)[..., None]).squeeze(-1))
+    each: Tensor = torch.cat(parts).unflatten(0, experts.shape)
+    return each
 
 
 def looped(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
