@@ -124,7 +124,10 @@ def _grouped_shape(decoder: Decoder) -> ModelShape:
 def _latent_shape(decoder: DsaDecoder) -> ModelShape:
     a = decoder.architecture
     windows = (None,) * a.layers
-    return ModelShape(1, 1, a.row_dim, windows, a.context_length, a.indexer.head_dim, a.indexer.top_k)
+    sharing = frozenset(layer for layer, own in enumerate(a.own_index) if not own)
+    return ModelShape(
+        1, 1, a.row_dim, windows, a.context_length, a.indexer.head_dim, a.indexer.top_k, sharing
+    )
 
 
 def _host_bytes(device: torch.device) -> int:

@@ -51,6 +51,8 @@ class CacheShape:
     index: Index = "none"
     index_width: int = 0
     """Of an index key, where the checkpoint has an indexer of its own (`dsa`)."""
+    sharing_layers: frozenset[int] = frozenset()
+    """Layers that attend to what a layer before them has selected, and need no index."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "parts", "width", "page", "streams", "max_pages", "host_pages"):
@@ -82,15 +84,20 @@ class CacheShape:
     def sparse_layers(self) -> tuple[int, ...]:
         return tuple(layer for layer in range(self.layers) if layer not in self.dense_layers)
 
+    @cached_property
+    def indexed_layers(self) -> tuple[int, ...]:
+        """Sparse layers that select for themselves."""
+        return tuple(layer for layer in self.sparse_layers if layer not in self.sharing_layers)
+
     def tensors(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor of `Cache`, under its name."""
         row = (self.parts, self.heads, self.width)
-        dense, sparse = len(self.dense_layers), len(self.sparse_layers)
+        dense, sparse, indexed = len(self.dense_layers), len(self.sparse_layers), len(self.indexed_layers)
         index = {
             "none": (0,),
-            "bounds": (sparse, self.host_pages, self.heads, 2, self.width),
-            "keys": (sparse, self.host_pages * self.page, self.heads, self.width),
-            "dsa": (sparse, self.host_pages * self.page, self.index_width),
+            "bounds": (indexed, self.host_pages, self.heads, 2, self.width),
+            "keys": (indexed, self.host_pages * self.page, self.heads, self.width),
+            "dsa": (indexed, self.host_pages * self.page, self.index_width),
         }[self.index]
         # One width for both, with room for any place in a buffer, so that no look-up needs to ask.
         table = (self.streams, max(self.max_pages, self.buffer_pages))
@@ -141,7 +148,7 @@ class DecodeRows:
 
 @dataclass
 class Cache:
-    """The tensors; L, Ls: layers and sparse layers, H: heads, C: parts, P: tokens in a page, D: width."""
+    """The tensors; L, Ls, Li: all, sparse, indexed layers, H: heads, C: parts, P: tokens in a page, D: width."""
 
     shape: CacheShape
     host: Tensor
@@ -151,8 +158,8 @@ class Cache:
     buffer: Tensor
     """[Ls, device pages * P, C, H, D]: tokens at page * P + offset of the device's pages."""
     index: Tensor
-    """bounds: least and greatest key of each page, [Ls, host pages, H, 2, D]; keys: [Ls, host pages * P, H, D];
-    dsa: [Ls, host pages * P, index width]."""
+    """bounds: least and greatest key of each page, [Li, host pages, H, 2, D]; keys: [Li, host pages * P, H, D];
+    dsa: [Li, host pages * P, index width]."""
     host_table: Tensor
     """int32 [streams, T]: a stream's page to a page of the host."""
     device_table: Tensor
@@ -175,7 +182,9 @@ class Cache:
     mass: Tensor
     """float64 [2]: the selectors' estimates of the share of attention that they captured, summed; their number."""
     sparse: dict[int, int] = field(default_factory=dict)
-    """Where a sparse layer stands in `buffer`, `index`, `where`, `holds` and `used`."""
+    """Where a sparse layer stands in `buffer`, `where`, `holds` and `used`."""
+    indexed: dict[int, int] = field(default_factory=dict)
+    """Where a layer that selects for itself stands in `index`."""
     dense: dict[int, int] = field(default_factory=dict)
     """Where a dense layer stands in `home`."""
 
@@ -193,8 +202,9 @@ class Cache:
         for name in ("where", "holds", "used"):
             tensors[name].fill_(-1)
         sparse = {layer: at for at, layer in enumerate(shape.sparse_layers)}
+        indexed = {layer: at for at, layer in enumerate(shape.indexed_layers)}
         dense = {layer: at for at, layer in enumerate(sorted(shape.dense_layers))}
-        return cls(shape, host, **tensors, sparse=sparse, dense=dense)
+        return cls(shape, host, **tensors, sparse=sparse, indexed=indexed, dense=dense)
 
     def tokens(self, layer: int) -> Tensor:
         """Where a layer's tokens lie on the device: [slots, C, H, D] of `home` or of `buffer`."""

@@ -61,5 +61,5 @@ class LatentModel:
 
     def index_prompt(self, steps: Steps, slots: Tensor, host_pages: Tensor, home_slots: Tensor) -> None:
         for layer, keys in zip(self._staged.index_layers, self._staged.index_keys, strict=True):
-            if layer in self.cache.sparse:
+            if layer in self.cache.indexed:
                 steps.write_index(layer, keys[slots.long()], home_slots)

@@ -31,7 +31,7 @@ class LatentStep:
         # Padding writes what the first row writes, to the same place: a shape of its own would depend on data.
         slots = torch.where(valid, slots, slots[0]).long()
         self._cache.tokens(layer)[slots, 0, 0] = torch.where(valid[:, None], row, row[0])
-        if index_key is not None and layer in self._cache.sparse:
+        if index_key is not None and layer in self._cache.indexed:
             self._steps.write_index(layer, index_key, self.home)
 
     def attend(self, layer: int, q: Tensor, index: IndexQuery | None) -> Tensor:

@@ -36,6 +36,8 @@ class ModelShape:
     index_width: int = 0
     top_k: int | None = None
     """What the checkpoint's own indexer selects."""
+    sharing_layers: frozenset[int] = frozenset()
+    """Layers that attend to what the checkpoint's indexer has selected for a layer before them."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def _plan(
         layers=len(model.windows), heads=model.heads, parts=model.parts, width=model.width,
         page=page, streams=memory.streams, max_pages=max_pages, host_pages=1, device_pages=1,
         lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=_dense_layers(selector, model),
-        index=INDEX[selector], index_width=model.index_width,
+        index=INDEX[selector], index_width=model.index_width, sharing_layers=model.sharing_layers,
     )  # fmt: skip
     one = of_one_page.bytes(dtype)
     staging = -(-model.context_length // STAGING_PAGE) * STAGING_PAGE

@@ -72,6 +72,21 @@ def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protoc
         assert shape.lru_pages >= top_k
 
 
+def test_only_layers_that_select_for_themselves_hold_an_index() -> None:
+    """A 32k request of GLM-MoE-DSA's rows, where one layer of four has an indexer of its own."""
+    windows, sharing = (None,) * 8, frozenset({1, 2, 3, 5, 6, 7})
+    model = ModelShape(1, 1, 576, windows, 32_768, index_width=128, top_k=2_048)
+    bytes_ = {}
+    for name, shape in {"own": model, "shared": replace(model, sharing_layers=sharing)}.items():
+        planned, _ = plan_cache(
+            CacheSettings(selector="dsa"), shape, Memory(2**50, 2**50, 1), torch.bfloat16, 256
+        )
+        bytes_[name] = replace(planned, host_pages=32_768, device_pages=4_096 + 4).bytes(torch.bfloat16)
+        assert planned.indexed_layers == tuple(range(0, 8, 1 if name == "own" else 4))
+    assert bytes_["shared"].pop("index") * 4 == bytes_["own"].pop("index") == 8 * 32_768 * 128 * 2
+    assert bytes_["shared"] == bytes_["own"]
+
+
 @pytest.mark.parametrize("selector", ["quest", "exact"])
 def test_a_buffer_is_no_longer_than_a_stream(selector: str) -> None:
     """Tables and scratch have a place for each page of a buffer, whether a stream can use it or not."""
