@@ -195,7 +195,8 @@ class Scorer:
 
 def is_device_lost(error: Exception | None) -> bool:
     """Whether an error leaves the CUDA context of this process unusable."""
-    return isinstance(error, torch.AcceleratorError)
+    # Kernels of ours are launched by the Triton language, which has no class for it.
+    return isinstance(error, torch.AcceleratorError) or str(error).startswith("Triton Error [CUDA]")
 
 
 def _sharing_labels(calls: Sequence[ScoreCall]) -> list[list[int]]:

@@ -1,0 +1,63 @@
+"""A server whose scorer loses its device at a call with a certain label, and what must come of it."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hiscore.launcher import Server
+from hiscore.settings import ServeSettings
+from tests.server.leftovers import leftovers
+from tests.server.wire import Refused, over_grpc
+
+FAULTY = 7
+# The scorer's own model.py with some lines more.
+FAULT = """
+import torch
+
+_launch = Scorer._launch
+
+
+def _faulty_launch(self, calls, batch):
+    if any(call.labels[0] == {label} for call in calls):
+        {fault}
+    return _launch(self, calls, batch)
+
+
+Scorer._launch = _faulty_launch
+"""
+
+
+def check_that_the_process_ends_and_is_seen(
+    fault: str, device: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    """fault: a statement that fails as the device does, with the scorer as `self`."""
+    repository = tmp_path / "repository"
+    original = ServeSettings.model_fields["model_repository"].default
+    shutil.copytree(original, repository)
+    with (repository / "scorer/1/model.py").open("a") as model:
+        model.write(FAULT.format(label=FAULTY, fault=fault))
+    log = tmp_path / "server.log"
+    settings = ServeSettings(
+        model=str(checkpoint), models="scorer", device=device, model_repository=repository,
+        http_port=0, grpc_port=0, metrics_port=0,
+    )  # fmt: skip
+
+    def score(label: int) -> None:
+        inputs = {"input_ids": [1, 2, 0, 3, 0], "delimiter_indices": [2, 4], "label_token_ids": [label]}
+        over_grpc(server, "scorer", inputs, {"apply_softmax": True})
+
+    with Server(settings, log) as server:
+        score(FAULTY + 1)  # the control: nothing is wrong with calls as such
+        assert not server.lost_model
+        with pytest.raises(Refused):
+            score(FAULTY)
+        until = time.monotonic() + 5
+        while not server.lost_model and time.monotonic() < until:
+            time.sleep(0.05)
+        assert server.lost_model
+        name = server.name
+    assert "the device is lost" in log.read_text()
+    assert leftovers(name) == []

@@ -1,0 +1,28 @@
+"""What CUDA's errors do to the process of a model; on a GPU a real one does it, in `tests/gpu`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hiscore.scorer import is_device_lost
+from tests.server.device_lost import check_that_the_process_ends_and_is_seen
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "raise torch.AcceleratorError('CUDA error: an illegal memory access was encountered')",
+        "raise RuntimeError('Triton Error [CUDA]: an illegal memory access was encountered')",
+    ],
+    ids=["torch", "kernel"],
+)
+def test_an_error_of_the_device_ends_the_process(fault: str, tiny_lm: Path, tmp_path: Path) -> None:
+    check_that_the_process_ends_and_is_seen(fault, "cpu", tiny_lm, tmp_path)
+
+
+def test_other_errors_end_no_process() -> None:
+    assert not is_device_lost(RuntimeError("shapes do not match"))
+    assert not is_device_lost(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_device_lost(None)
