@@ -116,12 +116,13 @@ class KernelSteps:
         _check_heads(q)
         heads, width = q.shape[1:]
         out = torch.empty((len(q), 1, self._max_pages), dtype=torch.float32, device=q.device)
-        block = 64
+        # A product of float32 takes many registers, as the compiler reports.
+        block, warps = (16, 8) if q.dtype == torch.float32 else (64, 4)
         select.indexer_scores[(len(q), triton.cdiv(self._max_pages, block))](
             q, gates, cache.index[cache.indexed[layer]], out, rows.slots, rows.positions, cache.host_table,
             q.stride(0), gates.stride(0), cache.host_table.stride(0), self._max_pages,
             HEADS=heads, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)),
-            M=max(16, triton.next_power_of_2(heads)), N=block, PRECISION=self._precision,
+            M=max(16, triton.next_power_of_2(heads)), N=block, PRECISION=self._precision, num_warps=warps,
         )  # fmt: skip
         return out
 

@@ -1,0 +1,113 @@
+"""Launches of every kernel, in the sizes of users' models; on a CPU they only show what would be launched."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hiscore.attention.base import AttentionShape
+from hiscore.attention.triton_attention import TileInputs, TritonAttention
+from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.kernel_steps import KernelSteps
+from hiscore.kernels.ops import TritonOps
+from hiscore.model.rope import Rope
+from hiscore.model.weights import LayerWeights, Linear
+
+ROWS = 3
+# hidden size, MLP's width, heads, KV heads, head dimension: Qwen3-0.6B, SmolLM2-135M, Gemma-2-2B
+QWEN3, SMOLLM2, GEMMA2 = (1024, 3072, 16, 8, 128), (576, 1536, 9, 3, 64), (2304, 9216, 8, 4, 256)
+GROUPED = CacheShape(
+    layers=3, heads=8, parts=2, width=128, page=32, streams=4, max_pages=1_280, host_pages=64, device_pages=48,
+    lru_pages=127, ring_pages=2, top_pages=64, dense_layers=frozenset({1}), index="bounds",
+)  # fmt: skip
+LATENT = replace(
+    GROUPED, heads=1, parts=1, width=576, page=1, max_pages=40_960, lru_pages=4_064, ring_pages=32,
+    top_pages=2_048, index="dsa", index_width=128,
+)  # fmt: skip
+
+
+def ints(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+class _Rope(Rope):
+    def __init__(self, head_dim: int) -> None:
+        self.cos = self.sin = torch.zeros(64, head_dim // 2)
+
+
+def scorer(
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    normed: bool = False,
+    sandwich: bool = False,
+    fp8: bool = False,
+) -> None:
+    """The steps of a layer and its attention."""
+    hidden, inner, heads, kv_heads, head_dim = sizes
+    ops = TritonOps(heads, kv_heads, head_dim, 1e-6, "gelu_pytorch_tanh" if sandwich else "silu")
+    weight, update = torch.zeros(hidden), torch.zeros(ROWS, hidden, dtype=dtype)
+    x, _ = ops.embed(ints(ROWS), torch.zeros(50, hidden, dtype=dtype), 1.0, weight, fp8)
+    ops.add_norm(x, update, weight if sandwich else None, weight, fp8)
+    ops.activate(torch.zeros(ROWS, 2 * inner, dtype=dtype), fp8)
+    if fp8:
+        ops.quantise(update)
+    qkv = torch.zeros(ROWS, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    pool = torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
+    norm = torch.zeros(head_dim) if normed else None
+    none = Linear(weight)
+    layer = LayerWeights(weight, none, norm, norm, none, None, weight, none, none, None)
+    ops.rotate_and_keep(layer, _Rope(head_dim), qkv, ints(ROWS), pool, ints(ROWS))
+    windows, cap = ((4_096, None), 50.0) if sandwich else ((None, None), None)
+    shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, cap, windows)
+    attention = TritonAttention(shape, dtype, multiprocessors=132)
+    attention.inputs = TileInputs(ints(ROWS), ints(ROWS), ints(ROWS), ints(6), ints(2), ints(64))
+    for index in range(len(windows)):
+        attention.run(index, qkv, pool)
+
+
+def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int | None = None) -> None:
+    """A step over a cache and the copies beside it."""
+    cache = Cache.allocate(sizes, dtype, torch.device("cpu"))
+    windows = tuple(512 if layer in sizes.dense_layers else None for layer in range(sizes.layers))
+    shape = AttentionShape(heads, sizes.heads, sizes.width, 0.1, None, windows)
+    rows = DecodeRows(ints(ROWS), ints(ROWS))
+    staging = torch.zeros(sizes.layers, 64, sizes.parts, sizes.heads, sizes.width, dtype=dtype)
+    q = torch.zeros(ROWS, heads, sizes.width, dtype=dtype)
+    for full in (False, True):
+        steps = KernelSteps(cache, shape, sizes.max_pages * sizes.page, full, value_width)
+        home, buffer = steps.newest_slots(rows)
+        for layer in range(sizes.layers):
+            if layer in cache.dense:
+                lists = steps.everything(rows)
+            else:
+                if sizes.index == "dsa":
+                    steps.write_index(layer, torch.zeros(ROWS, sizes.index_width, dtype=dtype), home)
+                    index_q = torch.zeros(ROWS, 64, sizes.index_width, dtype=dtype)
+                    scores = steps.indexer_scores(layer, index_q, torch.zeros(ROWS, 64), rows)
+                else:
+                    steps.write_index(layer, q[:, : sizes.heads], home)
+                    scores = steps.scores(layer, q, rows)
+                lists = steps.choose(layer, scores, rows).lists
+            steps.attend(layer, q, lists, rows)
+    steps.back_up(home, buffer)
+    slots, pages = ints(40), ints(-(-40 // sizes.page))
+    steps.back_up_prompt(staging, slots, pages)
+    steps.restore_prompt(staging, slots, pages)
+    steps.index_prompt(staging, slots, pages, ints(40))
+    steps.seed(staging, slots, ints(40))
+    steps.settle(staging, slots, ints(40))
+
+
+def launch_everything() -> None:
+    """What the served families launch, in the dtypes that they are served in."""
+    bfloat16, float32 = torch.bfloat16, torch.float32
+    scorer(QWEN3, bfloat16, normed=True)
+    scorer(QWEN3, bfloat16, normed=True, fp8=True)
+    scorer(QWEN3, float32, normed=True)
+    scorer(SMOLLM2, bfloat16)
+    scorer(GEMMA2, bfloat16, sandwich=True)
+    decode(GROUPED, bfloat16, heads=16)
+    decode(GROUPED, float32, heads=16)
+    decode(replace(GROUPED, page=1, index="keys"), bfloat16, heads=16)
+    decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
+    decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)
