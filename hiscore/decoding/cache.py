@@ -210,6 +210,10 @@ class Cache:
         """Where a layer's tokens lie on the device: [slots, C, H, D] of `home` or of `buffer`."""
         return self.home[self.dense[layer]] if layer in self.dense else self.buffer[self.sparse[layer]]
 
+    def index_of(self, layer: int) -> Tensor:
+        """What a layer's own selector reads: a layer's part of `index`."""
+        return self.index[self.indexed[layer]]
+
     def close(self) -> None:
         """Unpin the host pool; nothing may read or write it any more."""
         if self.buffer.device.type == "cuda":

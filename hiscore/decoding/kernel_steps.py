@@ -80,7 +80,7 @@ class KernelSteps:
         cache = self._cache
         if cache.shape.index == "none":
             return
-        index = cache.index[cache.indexed[layer]]
+        index = cache.index_of(layer)
         width = index.shape[-1]
         keys = keys.view(len(keys), -1, width)
         _check_heads(keys)
@@ -98,7 +98,7 @@ class KernelSteps:
         out = torch.empty((len(q), shape.heads, self._max_pages), dtype=torch.float32, device=q.device)
         block = 64
         select.page_scores[(len(q), shape.kv_heads, triton.cdiv(self._max_pages, block))](
-            q, cache.index[cache.indexed[layer]], out, rows.slots, rows.positions, cache.host_table,
+            q, cache.index_of(layer), out, rows.slots, rows.positions, cache.host_table,
             shape.scale, q.stride(0), cache.host_table.stride(0), self._max_pages,
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, WIDTH=q.shape[2], PADDED=self._padded,
             BOUNDS=cache.shape.index == "bounds", PAGE=cache.shape.page,
@@ -119,7 +119,7 @@ class KernelSteps:
         # A product of float32 takes many registers, as the compiler reports.
         block, warps = (16, 8) if q.dtype == torch.float32 else (64, 4)
         select.indexer_scores[(len(q), triton.cdiv(self._max_pages, block))](
-            q, gates, cache.index[cache.indexed[layer]], out, rows.slots, rows.positions, cache.host_table,
+            q, gates, cache.index_of(layer), out, rows.slots, rows.positions, cache.host_table,
             q.stride(0), gates.stride(0), cache.host_table.stride(0), self._max_pages,
             HEADS=heads, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)),
             M=max(16, triton.next_power_of_2(heads)), N=block, PRECISION=self._precision, num_warps=warps,

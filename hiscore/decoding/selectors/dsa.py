@@ -23,7 +23,7 @@ class DsaSelector:
     def write(self, layer: int, keys: Tensor, home_slots: Tensor) -> None:
         """Take index keys, [n, D] or [n, 1, D], into the index."""
         (new,) = torch.nonzero(home_slots >= 0, as_tuple=True)
-        self._cache.index[self._cache.indexed[layer]][home_slots[new].long()] = keys[new].flatten(1)
+        self._cache.index_of(layer)[home_slots[new].long()] = keys[new].flatten(1)
 
     def scores(self, layer: int, q: Tensor, gates: Tensor, rows: DecodeRows) -> Tensor:
         """Sum over index heads of gate * relu(q . key), float32 [R, 1, N].
@@ -31,7 +31,7 @@ class DsaSelector:
         q: [R, heads, D]; gates: float32 [R, heads], with all scales.
         """
         cache = self._cache
-        index = cache.index[cache.indexed[layer]]
+        index = cache.index_of(layer)
         out = no_scores(cache, rows, 1, torch.float32)
         for row, pages in scored_rows(cache, rows):
             products = torch.relu(q[row].float() @ index[pages].float().T)

@@ -17,12 +17,12 @@ class ExactSelector:
 
     def write(self, layer: int, keys: Tensor, home_slots: Tensor) -> None:
         (new,) = torch.nonzero(home_slots >= 0, as_tuple=True)
-        self._cache.index[self._cache.indexed[layer]][home_slots[new].long()] = keys[new]
+        self._cache.index_of(layer)[home_slots[new].long()] = keys[new]
 
     def scores(self, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
         cache, shape = self._cache, self._shape
         q = working(q).unflatten(1, (shape.kv_heads, -1))
-        index = cache.index[cache.indexed[layer]]
+        index = cache.index_of(layer)
         out = no_scores(cache, rows, shape.heads, q.dtype)
         for row, pages in scored_rows(cache, rows):
             keys = working(index[pages]).permute(1, 2, 0)

@@ -26,7 +26,7 @@ class QuestSelector:
         (new,) = torch.nonzero(home_slots >= 0, as_tuple=True)
         keys, slots = keys[new], home_slots[new].long()
         pages, offsets = slots // self._cache.shape.page, slots % self._cache.shape.page
-        bounds = self._cache.index[self._cache.indexed[layer]]
+        bounds = self._cache.index_of(layer)
         least, greatest = bounds[:, :, 0], bounds[:, :, 1]
         least[pages[offsets == 0]] = float("inf")
         greatest[pages[offsets == 0]] = float("-inf")
@@ -37,7 +37,7 @@ class QuestSelector:
     def scores(self, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
         cache, shape = self._cache, self._shape
         q = working(q).unflatten(1, (shape.kv_heads, -1))
-        bounds = cache.index[cache.indexed[layer]]
+        bounds = cache.index_of(layer)
         out = no_scores(cache, rows, shape.heads, q.dtype)
         for row, pages in scored_rows(cache, rows):
             least, greatest = working(bounds[pages]).permute(2, 1, 3, 0)
