@@ -15,6 +15,10 @@ class Code(Enum):
     INTERNAL = "INTERNAL"
 
 
+REASONS = ("full", "late", "cancelled")
+"""Why a call is turned away before it begins, as metrics count it."""
+
+
 class RequestError(Exception):
     """One request cannot be served; its neighbours in the batch are not concerned.
 

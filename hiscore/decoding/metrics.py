@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from hiscore.decoding.stats import EngineStats
+from hiscore.errors import REASONS
 
 # Metric -> (field of EngineStats, help).
 COUNTERS = {
@@ -27,8 +28,6 @@ GAUGES = {
     "hiscore_decode_host_rows": ("host_rows", "Tokens for which streams hold room in the host's pool"),
     "hiscore_decode_device_rows": ("device_rows", "Tokens for which streams hold room in device buffers"),
 }
-# Fields of EngineStats as well, of one counter that all models have.
-REASONS = ("full", "late", "cancelled")
 
 
 class MetricsFeed:
@@ -52,7 +51,7 @@ class MetricsFeed:
         self._add(
             **{name: getattr(now, field) - getattr(before, field) for name, (field, _) in COUNTERS.items()}
         )
-        for reason in REASONS:
+        for reason in REASONS:  # fields of EngineStats as well
             self._turned_away(reason, getattr(now, reason) - getattr(before, reason))
         self._set(**{name: getattr(now, field) for name, (field, _) in GAUGES.items()})
 

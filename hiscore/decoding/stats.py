@@ -15,9 +15,8 @@ class EngineStats:
     tokens: those sent; prompt_tokens: those prefilled. step_seconds: of steps, on the device. hits, misses: of
     pages, per layer, row and head; swap_in_rows: tokens copied in for the misses. captured: sum of the selected
     attention mass, over as many captured_rows. full, late, cancelled: calls that were turned away before they
-    began, and why. waiting: calls in the queue. prefilling: streams, those being
-    restored among them. backup_lag, host_rows, device_rows: tokens; the latter two count what is taken out of the
-    pools.
+    began, and why. waiting: calls in the queue. prefilling: streams, those being restored among them. backup_lag,
+    host_rows, device_rows: tokens; the latter two count what is taken out of the pools.
     """
 
     steps: int = 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from hiscore.errors import REASONS
 from hiscore.serving.tickets import Totals
 
 FEED_S = 1.0
@@ -18,8 +19,7 @@ SECONDS = {
     "hiscore_device_seconds_total": "Seconds spent on waiting for launched batches",
     "hiscore_answer_seconds_total": "Seconds spent on sending answers",
 }
-REJECTS = {"hiscore_rejects_total": "Calls turned away, by reason: full, late, cancelled"}
-REASONS = ("full", "late", "cancelled")
+REJECTS = {"hiscore_rejects_total": f"Calls turned away, by reason: {', '.join(REASONS)}"}
 
 
 class _Metrics:

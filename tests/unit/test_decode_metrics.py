@@ -4,8 +4,9 @@ from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 
-from hiscore.decoding.metrics import COUNTERS, GAUGES, REASONS, MetricsFeed
+from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed
 from hiscore.decoding.stats import EngineStats
+from hiscore.errors import REASONS
 from hiscore.launcher.canary import probes
 
 
