@@ -134,7 +134,8 @@ class Vllm:
             [output.outputs[0].logprobs[0][label].logprob for label in of]
             for output, of in zip(outputs, labels, strict=True)
         ]
-        return softmax(np.array(rows, np.float32))
+        found: Float32 = torch.tensor(rows).softmax(dim=1).numpy()
+        return found
 
     def close(self) -> None:
         del self._llm
@@ -185,13 +186,6 @@ PEERS: dict[str, Callable[[Path, str], Peer]] = {
     "SGLang": Sglang,
     "SGLang, multi-item": lambda checkpoint, device: Sglang(checkpoint, device, multi_item=True),
 }
-
-
-def softmax(logits: Float32) -> Float32:
-    """Over the last axis of float32 [items, labels]."""
-    found = np.exp(logits - logits.max(axis=1, keepdims=True))
-    normal: Float32 = found / found.sum(axis=1, keepdims=True)
-    return normal
 
 
 def _need(package: str) -> None:

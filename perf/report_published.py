@@ -19,25 +19,18 @@ Ours = Mapping[str, tuple[float | None, float | None, str]]
 
 def published(raw: Raw) -> Section:
     """A table for each published change."""
-    pairs = (
-        (REMOVE_DECODE, dict(_scoring(raw))),
-        (DELIMITERS, {}),
-        (BACKUP, dict(_backup(raw))),
-        (OVERLAP, {}),
+    # With each: our numbers of its rows, and our ablations of what it changes.
+    compared: tuple[tuple[Change, Ours, tuple[str, ...]], ...] = (
+        (REMOVE_DECODE, dict(_scoring(raw)), ("decode step",)),
+        (DELIMITERS, {}, ("delimiters",)),
+        (BACKUP, dict(_backup(raw)), ()),
+        (OVERLAP, {}, ("overlap",)),
     )
-    ablations = {
-        REMOVE_DECODE.title: ("decode step",),
-        DELIMITERS.title: ("delimiters",),
-        OVERLAP.title: ("overlap",),
-    }
     tables = [
-        Table(
-            (change.title, *HEAD[1:]),
-            [*_rows(change, ours), *_ratios(raw, ablations.get(change.title, ()))],
-        )
-        for change, ours in pairs
+        Table((change.title, *HEAD[1:]), [*_rows(change, ours), *_ratios(raw, groups)])
+        for change, ours, groups in compared
     ]
-    said = [FAIR, *(f"{change.title}: {change.where}." for change, _ in pairs)]
+    said = [FAIR, *(f"{change.title}: {change.where}." for change, *_ in compared)]
     devices = sorted(
         {str(f["machine"]["gpu"]) for f in raw.results.values() if f.get("machine", {}).get("gpu")}
     )
@@ -60,7 +53,7 @@ def _ratios(raw: Raw, groups: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Our own ablations of what the change is about, in the unit they were measured in."""
     found = raw.results.get("ablations.json", {}).get("groups", {})
     for name, compared in found.items():
-        if name.startswith(groups) and groups:
+        if name.startswith(groups):
             (first, base), *others = compared["arms"].items()
             after = base["value"]["median"]
             for arm, measured in others:
