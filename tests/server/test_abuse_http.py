@@ -55,7 +55,6 @@ def texts(tail: bytes, size: int | None = None, shape: Any = (1, 1)) -> bytes:
 
 
 CLOSED, ANSWERED, ERROR = "^$", "^HTTP/1.1 200 ", r"^HTTP/1.1 (400|404|405|500|501) .*\"error\":"
-
 CUT = r"^HTTP/1.1 \d+ [\w ]*$"
 
 # What is sent, and what comes back.

@@ -10,8 +10,7 @@ from hiscore.attention.triton_attention import TileInputs, TritonAttention
 from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
 from hiscore.decoding.kernel_steps import KernelSteps
 from hiscore.kernels.ops import TritonOps
-from hiscore.model.rope import Rope
-from hiscore.model.weights import LayerWeights, Linear
+from tests.support.steps import Tables, layer_of
 
 ROWS = 3
 # hidden size, MLP's width, heads, KV heads, head dimension: Qwen3-0.6B, SmolLM2-135M, Gemma-2-2B
@@ -28,11 +27,6 @@ LATENT = replace(
 
 def ints(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
-
-
-class _Rope(Rope):
-    def __init__(self, head_dim: int) -> None:
-        self.cos = self.sin = torch.zeros(64, head_dim // 2)
 
 
 def scorer(
@@ -54,9 +48,8 @@ def scorer(
     qkv = torch.zeros(ROWS, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     pool = torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
     norm = torch.zeros(head_dim) if normed else None
-    none = Linear(weight)
-    layer = LayerWeights(weight, none, norm, norm, none, None, weight, none, none, None)
-    ops.rotate_and_keep(layer, _Rope(head_dim), qkv, ints(ROWS), pool, ints(ROWS))
+    table = torch.zeros(64, head_dim // 2)
+    ops.rotate_and_keep(layer_of(norm, norm), Tables(table, table), qkv, ints(ROWS), pool, ints(ROWS))
     windows, cap = ((4_096, None), 50.0) if sandwich else ((None, None), None)
     shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, cap, windows)
     attention = TritonAttention(shape, dtype, multiprocessors=132)

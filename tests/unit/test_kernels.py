@@ -13,9 +13,10 @@ from hiscore.cuda_runner import Layout, buckets
 from hiscore.kernels.ops import TritonOps
 from hiscore.kv_pages import PAGE, KVPages
 from hiscore.model.ops import TorchOps
-from hiscore.model.weights import FP8, LayerWeights, Linear, Quantised, quantise
+from hiscore.model.weights import FP8, Quantised, quantise
 from hiscore.packing import pack, pool_reserve
 from tests.support.dense import dense_attention
+from tests.support.steps import Tables, layer_of
 from tests.support.strategies import Tokens, random_tokens
 from tests.unit.test_torch_attention import CALLS
 
@@ -150,14 +151,14 @@ def test_steps_equal_plain_torch(activation: str, normed: bool) -> None:
     gate_up = random(rows, 2 * width, seed=6)
     torch.testing.assert_close(ours.activate(gate_up), plain.activate(gate_up), atol=1e-5, rtol=1e-5)
 
-    layer = _layer(random(head_dim, seed=7) if normed else None, random(head_dim, seed=8) if normed else None)
-    rope = _Rope(random(60, head_dim // 2, seed=9), random(60, head_dim // 2, seed=10))
+    norms = (random(head_dim, seed=7), random(head_dim, seed=8)) if normed else (None, None)
+    rope = Tables(random(60, head_dim // 2, seed=9), random(60, head_dim // 2, seed=10))
     positions = torch.tensor([0, 1, 59, 5, 5], dtype=torch.int32, device=DEVICE)
     write = torch.tensor([-1, 2, 0, -1, 1], dtype=torch.int32, device=DEVICE)
     qkv, other_qkv = (random(rows, (heads + 2 * kv_heads) * head_dim, seed=11) for _ in range(2))
     pool, other_pool = (random(4, 2, kv_heads, head_dim, seed=12) for _ in range(2))
-    ours.rotate_and_keep(layer, rope, qkv, positions, pool, write)
-    plain.rotate_and_keep(layer, rope, other_qkv, positions, other_pool, write)
+    ours.rotate_and_keep(layer_of(*norms), rope, qkv, positions, pool, write)
+    plain.rotate_and_keep(layer_of(*norms), rope, other_qkv, positions, other_pool, write)
     torch.testing.assert_close(qkv, other_qkv, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(pool, other_pool, atol=1e-5, rtol=1e-5)
 
@@ -217,14 +218,3 @@ def test_steps_make_in_fp8_what_they_make_otherwise_and_quantise_it(activation: 
             torch.testing.assert_close(x, other_x, atol=0, rtol=0)
         assert_same_bits(ops.activate(gate_up, True), quantise(ops.activate(gate_up)))
         assert ops.activate(gate_up[:0], True).values.shape == (0, width)
-
-
-class _Rope:
-    def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        self.cos, self.sin = cos, sin
-
-
-def _layer(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> LayerWeights:
-    nothing = torch.empty(0)
-    linear = Linear(nothing)
-    return LayerWeights(nothing, linear, q_norm, k_norm, linear, None, nothing, linear, linear, None)

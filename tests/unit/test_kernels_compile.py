@@ -19,10 +19,10 @@ SHARED_BYTES = 227 * 1024
 STACK = {"packed_attention": 128}
 
 
-def compile_ahead(program: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -33,11 +33,7 @@ def compile_ahead(program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    done = compile_ahead(
-        "from tests.support.ahead_of_time import main\n"
-        "from tests.support.launches import launch_everything\n"
-        "main(launch_everything)"
-    )
+    done = python("-m", "tests.support.ahead_of_time")
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -59,12 +55,13 @@ def test_they_fit_a_multiprocessor_and_its_registers(found: list[dict[str, Any]]
 
 
 def test_control_what_the_interpreter_takes_and_the_compiler_does_not() -> None:
-    done = compile_ahead(
+    done = python(
+        "-c",
         "import torch\n"
         "from tests.support.ahead_of_time import main\n"
         "from hiscore.kernels.elementwise import embed\n"
         "x = torch.zeros(8)\n"
-        "main(lambda: embed[(1,)](x.int(), x, x, x, x, x, 1.0, 1e-6, WIDTH=6, BLOCK=6, FP8=False))"
+        "main(lambda: embed[(1,)](x.int(), x, x, x, x, x, 1.0, 1e-6, WIDTH=6, BLOCK=6, FP8=False))",
     )
     assert done.returncode != 0
     assert "power of 2" in done.stderr

@@ -1,0 +1,20 @@
+"""What the steps of a layer read, as small or as large as a test wants it."""
+
+from torch import Tensor, empty
+
+from hiscore.model.rope import Rope
+from hiscore.model.weights import LayerWeights, Linear
+
+
+class Tables(Rope):
+    """Rotary tables that are given: [context, head_dim / 2] each."""
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        self.cos, self.sin = cos, sin
+
+
+def layer_of(q_norm: Tensor | None, k_norm: Tensor | None) -> LayerWeights:
+    """A layer of nothing but these norms."""
+    nothing = empty(0)
+    linear = Linear(nothing)
+    return LayerWeights(nothing, linear, q_norm, k_norm, linear, None, nothing, linear, linear, None)
