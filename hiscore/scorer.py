@@ -193,12 +193,6 @@ class Scorer:
         return host, copy_done
 
 
-def is_device_lost(error: Exception | None) -> bool:
-    """Whether an error leaves the CUDA context of this process unusable."""
-    # Kernels of ours are launched by the Triton language, which has no class for it.
-    return isinstance(error, torch.AcceleratorError) or str(error).startswith("Triton Error [CUDA]")
-
-
 def _sharing_labels(calls: Sequence[ScoreCall]) -> list[list[int]]:
     """The calls by their labels: those with the same ones share a product."""
     sharing: dict[bytes, list[int]] = defaultdict(list)

@@ -255,9 +255,9 @@ class DecodeEngine:
             yield
         except Exception as error:
             answer = visible(error)
+            if error is not answer:
+                self._failed(error)
             for stream in streams:
                 stream.in_flight -= launching
                 if not stream.ended:
                     self._end(stream, answer)
-            if error is not answer:
-                self._failed(error)

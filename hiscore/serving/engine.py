@@ -43,8 +43,8 @@ def _whole(job: Job) -> Sequence[Job]:
 class Engine(Generic[Job]):
     """Runs tickets in batches, first come, first served, those of several parts by turns.
 
-    launch: starts a batch, may raise; answer: sends a ticket's answer or `RequestError`; failed: called when the
-    calls of a batch that raised have been answered; abandoned: whether a ticket's caller has gone, asked of those
+    launch: starts a batch, may raise; answer: sends a ticket's answer or `RequestError`; failed: told what a batch
+    raised, before its calls are answered; abandoned: whether a ticket's caller has gone, asked of those
     that had to wait; cost: of a job, in the unit of `budget`, which a batch exceeds only if it is a single job.
     max_queue: calls that wait; max_cost: of all that wait or are under way; a single call may exceed it.
     split: a job's parts, each a job; join: a job's answer, from those of its parts.
@@ -124,9 +124,17 @@ class Engine(Generic[Job]):
         begin = time.monotonic()
         answers, failure = finished(launched, 1)
         self.totals.device_seconds += time.monotonic() - begin
-        # Counting, or facing a failure, is left to the other thread: this one has an answer to deliver.
-        self._launched.put(([], Answered(launched) if failure is None else Raises(failure)))
+        if failure is not None:
+            self._face(failure)
+        # Counting is left to the other thread: this one has an answer to deliver.
+        self._launched.put(([], Answered(launched, failure is None)))
         return answers[0]
+
+    def _face(self, failure: Exception) -> None:
+        try:
+            self._failed(failure)
+        except Exception:
+            log.exception("a failed batch was not faced")
 
     def close(self) -> None:
         """Run what waits, answer it, and end the threads."""
@@ -249,12 +257,15 @@ class Engine(Generic[Job]):
             with self._changed:
                 self._in_flight -= 1
                 self._changed.notify_all()
+            if failure is not None:
+                self._face(failure)
             for call, answer in zip(batch, answers, strict=True):
                 self._add(call, answer)
             self.totals.device_seconds += end - begin
             self.totals.answer_seconds += time.monotonic() - end
             try:
-                launched.count() if failure is None else self._failed(failure)
+                if failure is None:
+                    launched.count()
             except Exception:
                 log.exception("a batch was answered but not counted")
             if self._inline:

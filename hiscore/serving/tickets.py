@@ -64,8 +64,7 @@ def finished(launched: Launched, jobs: int) -> tuple[Sequence[Any], Exception | 
     try:
         return launched.finish(), None
     except Exception as error:
-        # Without jobs the callers have been told already, and the log has been.
-        return [visible(error)] * jobs if jobs else [], error
+        return [visible(error)] * jobs, error
 
 
 class Raises:
@@ -82,10 +81,14 @@ class Raises:
 
 
 class Answered:
-    """A batch that has been answered, but not counted."""
+    """A batch that has been answered, but not counted, if it is to be."""
 
-    def __init__(self, launched: Launched) -> None:
-        self.count = launched.count
+    def __init__(self, launched: Launched, counts: bool) -> None:
+        self._launched, self._counts = launched, counts
 
     def finish(self) -> Sequence[Any]:
         return []
+
+    def count(self) -> None:
+        if self._counts:
+            self._launched.count()

@@ -59,5 +59,6 @@ def check_that_the_process_ends_and_is_seen(
             time.sleep(0.05)
         assert server.lost_model
         name = server.name
-    assert "the device is lost" in log.read_text()
+    written = log.read_text()
+    assert "the device is lost" in written, written[-5_000:]
     assert leftovers(name) == []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hiscore.scorer import is_device_lost
+from hiscore.serving.device_loss import is_device_lost
 from tests.server.device_lost import check_that_the_process_ends_and_is_seen
 
 

@@ -22,8 +22,8 @@ from hiscore.decoding.options import parse_decode_options
 from hiscore.decoding.request import PromptReader
 from hiscore.errors import visible
 from hiscore.logs import configure_model
-from hiscore.scorer import is_device_lost
 from hiscore.serving.batch import ReplyTo, parameters, send, strings, tensor
+from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.metrics import Counters, Gauges, Rejects
 from hiscore.serving.stream import StreamSender
 from hiscore.settings import DecodeSettings, from_model_config
@@ -108,11 +108,4 @@ class TritonPythonModel:
     def end(self, error: Exception) -> None:
         """Without the engine's thread no call is ever answered: whoever watches the server starts a new one."""
         self.sender.close()
-        os._exit(1)
-
-
-def end_if_device_is_lost(error: Exception) -> None:
-    """Every later step on a lost device would fail as well: whoever watches the server starts a new one."""
-    if is_device_lost(error):
-        log.critical("the device is lost: this process ends")
         os._exit(1)

@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,9 @@ from hiscore.errors import RequestError
 from hiscore.logs import configure_model
 from hiscore.options import parse_options
 from hiscore.parts import split_call
-from hiscore.scorer import Pending, ScoreCall, Scorer, Scores, is_device_lost
+from hiscore.scorer import Pending, ScoreCall, Scorer, Scores
 from hiscore.serving.batch import Answer, parameters, request_id, required_tensor, send, serve
+from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.engine import Engine
 from hiscore.serving.metrics import Counters, TotalsFeed
 from hiscore.settings import CANARY_ID, ScorerSettings, from_model_config
@@ -127,10 +127,3 @@ def joined(job: ScoreCall, parts: Sequence[dict[str, Any]]) -> Answer:
     scores = np.concatenate([part["scores"] for part in parts], axis=1)
     usage = np.array([[len(job.call.tokens), parts[0]["usage"][0, 1]]], np.int32)
     return {"scores": scores, "usage": usage}
-
-
-def end_if_device_is_lost(error: Exception) -> None:
-    """Every later call on a lost device would fail as well: whoever watches the server starts a new one."""
-    if is_device_lost(error):
-        log.critical("the device is lost: this process ends")
-        os._exit(1)
