@@ -31,7 +31,7 @@ def choose_launch(group: int, value_width: int, dtype: torch.dtype) -> Launch:
     m = min(64, max(16, triton.next_power_of_2(group)))
     if dtype == torch.float32:
         return Launch(m, 16, 4, 2)
-    return Launch(m, 64, 4, 3) if value_width <= 128 else Launch(m, 32, 4, 2)
+    return Launch(m, 128, 8, 2) if value_width <= 128 else Launch(m, 32, 4, 2)
 
 
 def paged_attention(
@@ -48,6 +48,7 @@ def paged_attention(
     window: int | None = None,
     value_width: int | None = None,
     by_slot: bool = False,
+    chained: bool = False,
 ) -> Tensor:
     """softmax(cap(q k^T * scale)) v over the tokens of listed pages, up to a row's own.
 
@@ -56,9 +57,11 @@ def paged_attention(
     counts: int32 [R, H], or [R, 1] for all heads alike; slots, positions: int32 [R], -1 for padding. A list ends
     with the page of the row's position, or has pages of a single token, and is no longer than max_length tokens.
     Only its last `window` tokens are seen. Returns [R, heads, D or value_width]; a row without pages, and padding,
-    is left as it comes from memory.
+    is left as it comes from memory. chained: see `few_rows.multiply`; then lists by_slot are of all pages.
     """
     (count, heads, width), (_, parts, kv_heads, _) = q.shape, tokens.shape
+    ahead = chained and by_slot and parts == 2
+    how = {"CHAINED": True, "launch_pdl": True} if chained else {"CHAINED": False}
     value = value_width or width
     splits = triton.cdiv(max_length, SPLIT)
     if window is not None:
@@ -80,12 +83,12 @@ def paged_attention(
         M=launch.m, N=launch.n, SPLIT=SPLIT,
         # Triton's default for float32 would be TF32, with 10 bits of mantissa.
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=launch.warps, num_stages=launch.stages,
+        AHEAD=ahead, num_warps=launch.warps, num_stages=launch.stages, **how,
     )  # fmt: skip
     block = min(128, triton.next_power_of_2(value))
     combine_splits[(count * heads, triton.cdiv(value, block))](
         partial, stats, counts, slots, positions, out, splits, *counts_by,
         HEADS=heads, KV_HEADS=kv_heads, VALUE=value, PAGE=page, WINDOW=window or 0,
-        SPLIT=SPLIT, SPLITS=COMBINED, BLOCK=block,
+        SPLIT=SPLIT, SPLITS=COMBINED, BLOCK=block, AHEAD=ahead, **how,
     )  # fmt: skip
     return out

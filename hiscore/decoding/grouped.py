@@ -94,4 +94,4 @@ def _make_ops(decoder: Decoder) -> Ops:
         return TorchOps(*sizes)
     from hiscore.kernels.ops import TritonOps
 
-    return TritonOps(*sizes)
+    return TritonOps(*sizes, few_rows=True)

@@ -14,9 +14,11 @@ from hiscore.attention.paged_triton import paged_attention
 from hiscore.decoding.cache import Cache, DecodeRows
 from hiscore.decoding.steps import PageLists
 from hiscore.kernels import cache_copy, newest, residency, select
+from hiscore.kernels.few_rows import MOST_ROWS
+from hiscore.kernels.ops import CAN_CHAIN
 
-# Programs that copy for one row and head: so many that few rows keep the bus busy as well.
-COPIERS = 16
+# Bytes that are under way from the host at once: some times what the bus holds. More came in no faster.
+UNDER_WAY = 2**18
 # Numbers that one program moves at once.
 COPIED = 4096
 
@@ -157,11 +159,14 @@ class KernelSteps:
 
     def _copy(self, layer: int, swaps: Tensor, swap_counts: Tensor) -> None:
         cache, sizes = self._cache, self._cache.shape
-        at_once = max(1, COPIED // (sizes.parts * sizes.page * self._padded))
-        cache_copy.swap_in[(swap_counts.numel(), COPIERS)](
-            cache.host[layer], cache.buffer[cache.sparse[layer]], swaps, swap_counts, swaps.shape[2],
+        lines = sizes.parts * sizes.page
+        at_once = max(1, triton.next_power_of_2(COPIED // (lines * self._padded)))
+        copiers = max(1, UNDER_WAY // (at_once * lines * sizes.width * cache.host.element_size()))
+        pairs = swap_counts.numel()
+        cache_copy.swap_in[(min(copiers, pairs * swaps.shape[2]),)](
+            cache.host[layer], cache.buffer[cache.sparse[layer]], swaps, swap_counts, pairs, swaps.shape[2],
             KV_HEADS=sizes.heads, PARTS=sizes.parts, PAGE=sizes.page, WIDTH=sizes.width, PADDED=self._padded,
-            PAGES=triton.next_power_of_2(at_once),
+            PAGES=at_once, PAIRS=triton.next_power_of_2(pairs),
         )  # fmt: skip
 
     def everything(self, rows: DecodeRows) -> PageLists:
@@ -180,6 +185,7 @@ class KernelSteps:
         return paged_attention(
             q, self._cache.tokens(layer), page, lists.pages, lists.counts, rows.slots, rows.positions, most,
             shape.scale, shape.soft_cap, shape.windows[layer], self._value_width, lists.by_slot,
+            CAN_CHAIN and len(q) <= MOST_ROWS,
         )  # fmt: skip
 
     # Beside the steps.

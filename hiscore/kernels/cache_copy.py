@@ -10,26 +10,32 @@ import triton.language as tl
 
 @triton.jit
 def swap_in(
-    host, buffer, swaps, swap_counts, width,
+    host, buffer, swaps, swap_counts, pairs, width,
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PAGES: tl.constexpr,
+    PAGES: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Copy the listed pages: host [host pages, kv_heads, C, P, D] -> buffer [slots, C, kv_heads, D].
 
-    swaps int32 [R, kv_heads, width, 2], swap_counts int32 [R, kv_heads]: as `select_and_place` left them. A grid
-    of (R * kv_heads, any number of programs that share a list); each takes PAGES at once.
+    swaps int32 [R, kv_heads, width, 2], swap_counts int32 [R, kv_heads]: as `select_and_place` left them; pairs is
+    R * kv_heads, at most PAIRS. A grid of any number of programs, which share all lists, PAGES of one list at
+    once: few of them keep the bus busy, and more would only stand in the way of other kernels.
     """
     LINES: tl.constexpr = PARTS * PAGE
-    pair = tl.program_id(0)
-    head = pair % KV_HEADS
-    count = tl.load(swap_counts + pair)
+    pair = tl.arange(0, PAIRS)
+    counts = tl.load(swap_counts + pair, mask=pair < pairs, other=0)
+    turns = tl.cdiv(counts, PAGES)
+    ends = tl.cumsum(turns, axis=0)
     line = tl.arange(0, PAGES * LINES)
     part, offset = line % LINES // PAGE, line % PAGE
     d = tl.arange(0, PADDED)[None, :]
-    for first in range(tl.program_id(1) * PAGES, count, tl.num_programs(1) * PAGES):
+    for turn in range(tl.program_id(0), tl.sum(turns, axis=0), tl.num_programs(0)):
+        mine = tl.sum((ends <= turn).to(tl.int32), axis=0)
+        first = (turn - tl.sum(tl.where(pair < mine, turns, 0), axis=0)) * PAGES
+        count = tl.sum(tl.where(pair == mine, counts, 0), axis=0)
+        head = mine % KV_HEADS
         swap = first + line // LINES
         there = swap < count
-        listed = swaps + 2 * (pair.to(tl.int64) * width + swap)
+        listed = swaps + 2 * (mine.to(tl.int64) * width + swap)
         source = tl.load(listed, mask=there, other=0).to(tl.int64)
         target = tl.load(listed + 1, mask=there, other=0).to(tl.int64)
         mask = there[:, None] & (d < WIDTH)

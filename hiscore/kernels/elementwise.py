@@ -7,6 +7,7 @@ row (float32 [T]), worked out while the row is at hand.
 import triton
 import triton.language as tl
 
+from hiscore.kernels.few_rows import gated, let_next_start, wait_for_others
 from hiscore.model import weights
 
 LARGEST = tl.constexpr(weights.LARGEST)
@@ -39,9 +40,11 @@ def quantise(x, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def embed(
     ids, table, x, h, h_scales, weight, scale, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """x = table[ids] * scale; h = rms_norm(x) * weight. ids int32 [T]; x float32 and h [T, WIDTH]."""
+    let_next_start(CHAINED)
+    wait_for_others(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -56,22 +59,26 @@ def embed(
 def add_norm(
     x, update, h, h_scales, post_weight, weight, eps,
     WIDTH: tl.constexpr, SANDWICH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """x += update (under SANDWICH: rms_norm(update) * post_weight); h = rms_norm(x) * weight.
 
     All [T, WIDTH]; x is float32.
     """
+    let_next_start(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     at = token * WIDTH + column
+    factor = tl.load(weight + column, mask=inside, other=0.0)
+    wait_for_others(CHAINED)
     change = tl.load(update + at, mask=inside, other=0.0)
     if SANDWICH:
         post = tl.load(post_weight + column, mask=inside, other=0.0)
         change = (_rms(change.to(tl.float32), WIDTH, eps) * post).to(update.dtype.element_ty)
     value = tl.load(x + at, mask=inside, other=0.0) + change.to(tl.float32)
     tl.store(x + at, value, mask=inside)
-    normed = _rms(value, WIDTH, eps) * tl.load(weight + column, mask=inside, other=0.0)
+    normed = _rms(value, WIDTH, eps) * factor
     _store_row(normed.to(update.dtype.element_ty), h, h_scales, token, WIDTH, BLOCK, FP8)
 
 
@@ -98,49 +105,55 @@ def rotate_and_keep(
     NORMED: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """Normalise (where NORMED) and rotate the heads of q and k in place; keep k and v where a slot is given.
 
     qkv [T, (heads + 2 kv_heads) head_dim]; cos, sin float32 [context, head_dim / 2]; write_slots int32 [T],
     -1 for none.
     """
+    let_next_start(CHAINED)
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BLOCK_HEADS)[:, None]
     half = tl.arange(0, BLOCK_HALF)[None, :]
     inside = (head < HEADS + KV_HEADS) & (half < HALF)
-    at = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM + half
-    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+    angle = tl.load(positions + token).to(tl.int64) * HALF + half
+    c = tl.load(cos + angle, mask=half < HALF, other=0.0)
+    s = tl.load(sin + angle, mask=half < HALF, other=0.0)
     if NORMED:
-        squares = tl.sum(first * first + second * second, axis=1)
-        factor = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        is_q = head < HEADS
         in_half = half < HALF
         q_first = tl.load(q_norm + half, mask=in_half, other=0.0)
         q_second = tl.load(q_norm + half + HALF, mask=in_half, other=0.0)
         k_first = tl.load(k_norm + half, mask=in_half, other=0.0)
         k_second = tl.load(k_norm + half + HALF, mask=in_half, other=0.0)
+    wait_for_others(CHAINED)
+    at = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM + half
+    # All that is read, before anything is written: one wait for the memory rather than three.
+    slot = tl.load(write_slots + token).to(tl.int64)
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+    kept = (half < HALF) & (head >= HEADS) & (head < tl.where(slot >= 0, HEADS + KV_HEADS, 0))
+    values = at + KV_HEADS * HEAD_DIM
+    first_value = tl.load(values, mask=kept, other=0.0)
+    second_value = tl.load(values + HALF, mask=kept, other=0.0)
+    if NORMED:
+        squares = tl.sum(first * first + second * second, axis=1)
+        factor = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        is_q = head < HEADS
         first = (first * factor * tl.where(is_q, q_first, k_first)).to(qkv.dtype.element_ty).to(tl.float32)
         second = (second * factor * tl.where(is_q, q_second, k_second)).to(qkv.dtype.element_ty)
         second = second.to(tl.float32)
-    angle = tl.load(positions + token).to(tl.int64) * HALF + half
-    c = tl.load(cos + angle, mask=half < HALF, other=0.0)
-    s = tl.load(sin + angle, mask=half < HALF, other=0.0)
     turned_first = (first * c - second * s).to(qkv.dtype.element_ty)
     turned_second = (second * c + first * s).to(qkv.dtype.element_ty)
     tl.store(at, turned_first, mask=inside)
     tl.store(at + HALF, turned_second, mask=inside)
-    slot = tl.load(write_slots + token).to(tl.int64)
-    if slot >= 0:
-        is_k = inside & (head >= HEADS)
-        to = pool + slot * pool_stride + (head - HEADS) * HEAD_DIM + half
-        tl.store(to, turned_first, mask=is_k)
-        tl.store(to + HALF, turned_second, mask=is_k)
-        values = at + KV_HEADS * HEAD_DIM
-        to += KV_HEADS * HEAD_DIM
-        tl.store(to, tl.load(values, mask=is_k, other=0.0), mask=is_k)
-        tl.store(to + HALF, tl.load(values + HALF, mask=is_k, other=0.0), mask=is_k)
+    to = pool + slot * pool_stride + (head - HEADS) * HEAD_DIM + half
+    tl.store(to, turned_first, mask=kept)
+    tl.store(to + HALF, turned_second, mask=kept)
+    to += KV_HEADS * HEAD_DIM
+    tl.store(to, first_value, mask=kept)
+    tl.store(to + HALF, second_value, mask=kept)
 
 
 @triton.jit
@@ -166,11 +179,4 @@ def activate_fp8(gate_up, out, scales, WIDTH: tl.constexpr, GELU: tl.constexpr, 
 def _gated(at, inside, WIDTH: tl.constexpr, GELU: tl.constexpr):
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + WIDTH, mask=inside, other=0.0)
-    if GELU:
-        # tanh(z) = 2 sigmoid(2 z) - 1
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        gate = gate * tl.sigmoid(2 * inner)
-    else:
-        gate = gate * tl.sigmoid(gate)
-    gate = gate.to(up.dtype).to(tl.float32)
-    return (gate * up.to(tl.float32)).to(up.dtype)
+    return gated(gate, up, GELU)

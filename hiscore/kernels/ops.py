@@ -1,22 +1,34 @@
 """`Ops` by kernels."""
 
+from typing import Any, TypeGuard
+
 import torch
 import triton
 from torch import Tensor
 
-from hiscore.kernels import elementwise
+from hiscore.kernels import elementwise, few_rows
 from hiscore.model.ops import residual_dtype
 from hiscore.model.rope import Rope
-from hiscore.model.weights import FP8, LayerWeights, Quantised
+from hiscore.model.weights import FP8, LayerWeights, Linear, Projection, Quantised
+
+CAN_CHAIN = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+"""Whether the device starts a kernel before the ones before it have ended."""
 
 
 class TritonOps:
-    """`Ops` on a CUDA device: each step one kernel."""
+    """`Ops` on a CUDA device: each step one kernel.
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str) -> None:
+    few_rows: forwards of few rows are products of `few_rows`, which begin while the step before is still at work.
+    Their sums are not those that a row gets among many.
+    """
+
+    def __init__(
+        self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str, few_rows: bool = False
+    ) -> None:
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps = eps
         self._gelu = activation == "gelu_pytorch_tanh"
+        self._few_rows = few_rows
 
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
@@ -27,7 +39,7 @@ class TritonOps:
         rounded = torch.tensor(scale, dtype=table.dtype).item()
         elementwise.embed[(len(ids),)](
             ids, table, x, *_targets(h), weight, rounded, self._eps,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), FP8=fp8,
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._chained(len(ids)),
         )  # fmt: skip
         return x, h
 
@@ -47,7 +59,7 @@ class TritonOps:
             pool, write_slots, pool.stride(0), self._eps,
             HEADS=self._heads, KV_HEADS=self._kv_heads, HEAD_DIM=self._head_dim, NORMED=normed,
             BLOCK_HEADS=triton.next_power_of_2(self._heads + self._kv_heads),
-            BLOCK_HALF=triton.next_power_of_2(self._head_dim // 2),
+            BLOCK_HALF=triton.next_power_of_2(self._head_dim // 2), **self._chained(len(qkv)),
         )  # fmt: skip
 
     def add_norm(
@@ -59,8 +71,42 @@ class TritonOps:
             elementwise.add_norm[(rows,)](
                 x, update, *_targets(h), weight if post_weight is None else post_weight, weight, self._eps,
                 WIDTH=width, SANDWICH=post_weight is not None, BLOCK=triton.next_power_of_2(width), FP8=fp8,
+                **self._chained(rows),
             )  # fmt: skip
         return h
+
+    def project(self, projection: Projection, h: Any) -> Tensor:
+        if self._by_few_rows(projection, h):
+            return few_rows.multiply(h, projection.weight, projection.bias, chained=CAN_CHAIN)
+        return projection(h)
+
+    def project_add_norm(
+        self,
+        x: Tensor,
+        projection: Projection,
+        h: Any,
+        post_weight: Tensor | None,
+        weight: Tensor,
+        fp8: bool = False,
+    ) -> Any:
+        if post_weight is None and few_rows.fits(*x.shape) and self._by_few_rows(projection, h):
+            few_rows.multiply(h, projection.weight, projection.bias, onto=x, chained=CAN_CHAIN)
+            return few_rows.Normed(x, weight, self._eps)
+        return self.add_norm(x, self.project(projection, h), post_weight, weight, fp8)
+
+    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
+        if self._by_few_rows(projection, h) and projection.bias is None:
+            return few_rows.multiply(h, projection.weight, gelu=self._gelu, chained=CAN_CHAIN)
+        return self.activate(self.project(projection, h), fp8)
+
+    def _by_few_rows(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
+        return self._few_rows and isinstance(projection, Linear) and few_rows.fits(*h.shape)
+
+    def _chained(self, rows: int) -> dict[str, bool]:
+        """How a step of so many rows is launched."""
+        if self._few_rows and CAN_CHAIN and rows <= few_rows.MOST_ROWS:
+            return {"CHAINED": True, "launch_pdl": True}
+        return {"CHAINED": False}
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2

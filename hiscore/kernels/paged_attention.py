@@ -8,6 +8,25 @@ Query heads that share a KV head are rows of one tile, for which keys and values
 import triton
 import triton.language as tl
 
+from hiscore.kernels.few_rows import let_next_start, wait_for_others
+
+
+@triton.jit
+def _ask_for(
+    rows, pages, begin, end, ROW: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr
+):
+    """Have the level-2 cache fetch rows [WIDTH] of tokens [begin, begin + SPLIT) below end; nothing waits."""
+    LINE: tl.constexpr = 128 // (rows.dtype.element_ty.primitive_bitwidth // 8)
+    token = begin + tl.arange(0, SPLIT)
+    there = token < end
+    page = tl.load(pages + token // PAGE, mask=there, other=0).to(tl.int64)
+    at = rows + (page * PAGE + token % PAGE) * ROW
+    for line in tl.static_range(0, WIDTH, LINE):
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+            "=r,l,r", [(at + line).to(tl.int64), there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
 
 @triton.jit(
     do_not_specialize=["pages_by_slot", "pages_by_row", "pages_by_head", "counts_by_row", "counts_by_head"]
@@ -20,14 +39,17 @@ def attend_splits(
     WIDTH: tl.constexpr, VALUE: tl.constexpr, PADDED_VALUE: tl.constexpr,
     PADDED_TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """q [R, heads, D], pool [slots, C, kv_heads, D] -> partial, stats: float32 [R, heads, max_splits, VALUE or 2].
 
     A list of pages stands at pages + slot * pages_by_slot + row * pages_by_row + kv_head * pages_by_head (counts
     alike); its last page ends at the row's position. C = 1: the first VALUE numbers of a key are its value; the
-    rest of the key is its tail. stats: the greatest logit, in powers of two, and the sum. WINDOW 0: none.
+    rest of the key is its tail. stats: the greatest logit, in powers of two, and the sum. WINDOW 0: none. AHEAD:
+    lists are of everything up to the position, and no kernel of a chain writes them.
     A grid of (R * kv_heads * blocks of M heads, splits); a row without pages (or padding) writes nothing.
     """
+    let_next_start(CHAINED)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCKS: tl.constexpr = (GROUP + M - 1) // M
     LOG2E: tl.constexpr = 1.4426950408889634
@@ -35,12 +57,27 @@ def attend_splits(
     row = tl.program_id(0) // (KV_HEADS * BLOCKS)
     kv_head = tl.program_id(0) // BLOCKS % KV_HEADS
     slot = tl.load(slots + row).to(tl.int64)
-    if slot < 0:
-        return
     row64 = row.to(tl.int64)
     position = tl.load(positions + row)
-    count = tl.load(counts + row64 * counts_by_row + kv_head * counts_by_head)
-    tokens = (count - 1) * PAGE + position % PAGE + 1
+    if AHEAD and slot >= 0:
+        ahead = tl.program_id(1) * SPLIT
+        if WINDOW:
+            ahead += tl.maximum(position + 1 - WINDOW, 0) // SPLIT * SPLIT
+        keys = pool + kv_head * WIDTH
+        _ask_for(
+            keys, pages + slot * pages_by_slot, ahead, position, PARTS * KV_HEADS * WIDTH, WIDTH, SPLIT, PAGE
+        )
+        keys += KV_HEADS * WIDTH
+        _ask_for(
+            keys, pages + slot * pages_by_slot, ahead, position, PARTS * KV_HEADS * WIDTH, WIDTH, SPLIT, PAGE
+        )
+    wait_for_others(CHAINED)
+    if slot < 0:
+        return
+    tokens = position + 1
+    if not AHEAD:
+        count = tl.load(counts + row64 * counts_by_row + kv_head * counts_by_head)
+        tokens = (count - 1) * PAGE + position % PAGE + 1
     first = 0
     if WINDOW:
         first = tl.maximum(tokens - WINDOW, 0)
@@ -111,24 +148,27 @@ def attend_splits(
 def combine_splits(
     partial, stats, counts, slots, positions, out, max_splits, counts_by_row, counts_by_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, VALUE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    SPLIT: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The splits of `attend_splits` -> out [R, heads, VALUE], SPLITS of them at a time.
 
     A grid of (R * heads, blocks of VALUE).
     """
+    let_next_start(CHAINED)
     row = tl.program_id(0) // HEADS
     kv_head = tl.program_id(0) % HEADS // (HEADS // KV_HEADS)
-    if tl.load(slots + row) < 0:
-        return
+    slot = tl.load(slots + row)
     position = tl.load(positions + row)
-    count = tl.load(counts + row.to(tl.int64) * counts_by_row + kv_head * counts_by_head)
-    tokens = (count - 1) * PAGE + position % PAGE + 1
+    wait_for_others(CHAINED)
+    if slot < 0:
+        return
+    tokens = position + 1
+    if not AHEAD:
+        count = tl.load(counts + row.to(tl.int64) * counts_by_row + kv_head * counts_by_head)
+        tokens = tl.where(count > 0, (count - 1) * PAGE + position % PAGE + 1, 0)
     splits = tl.cdiv(tokens, SPLIT)
     if WINDOW:
         splits -= tl.maximum(tokens - WINDOW, 0) // SPLIT
-    if count == 0:
-        splits = 0
     s = tl.arange(0, SPLITS)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = d < VALUE

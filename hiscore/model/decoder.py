@@ -7,6 +7,7 @@ of a query that a later forward sees again.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,25 +72,28 @@ class Decoder:
         table, norm = self.weights.embedding, layers[0].input_norm
         x, h = ops.embed(rows.input_ids, table, a.embedding_scale, norm, fp8)
         for index, layer in enumerate(layers):
-            qkv = layer.qkv(h)
+            qkv = ops.project(layer.qkv, h)
             rope = self._ropes[a.rope_kinds[index]]
             ops.rotate_and_keep(layer, rope, qkv, rows.positions, pool[index], rows.write_slots[index])
             attended = attention.run(index, qkv, pool[index])
             if index < a.layers - 1:
-                out = self._after_attention(layer, x, attended, ops)
-                h = ops.add_norm(x, out, layer.post_mlp_norm, layers[index + 1].input_norm, fp8)
+                inner, next_norm = (
+                    self._after_attention(layer, x, attended, ops),
+                    layers[index + 1].input_norm,
+                )
+                h = ops.project_add_norm(x, layer.down, inner, layer.post_mlp_norm, next_norm, fp8)
         return x, attended
 
     def tail(self, x: Tensor, attended: Tensor, ops: Ops) -> Tensor:
         """The rest of the last layer and the final norm, for those rows alone that are read: [R, hidden]."""
         layer = self.weights.layers[-1]
-        out = self._after_attention(layer, x, attended, ops)
+        out = ops.project(layer.down, self._after_attention(layer, x, attended, ops))
         # The head reads it, in full precision.
         final: Tensor = ops.add_norm(x, out, layer.post_mlp_norm, self.weights.final_norm)
         return final
 
-    def _after_attention(self, layer: LayerWeights, x: Tensor, attended: Tensor, ops: Ops) -> Tensor:
-        """Add what attention gave to x, in place; returns what the MLP makes of it, yet to be added."""
-        out = layer.output(ops.quantise(attended) if self.fp8 else attended)
-        h = ops.add_norm(x, out, layer.post_attention_norm, layer.mlp_norm, self.fp8)
-        return layer.down(ops.activate(layer.gate_up(h), self.fp8))
+    def _after_attention(self, layer: LayerWeights, x: Tensor, attended: Tensor, ops: Ops) -> Any:
+        """Add what attention gave to x, in place; returns what the MLP's last projection is made of."""
+        read = ops.quantise(attended) if self.fp8 else attended
+        h = ops.project_add_norm(x, layer.output, read, layer.post_attention_norm, layer.mlp_norm, self.fp8)
+        return ops.gate(layer.gate_up, h, self.fp8)

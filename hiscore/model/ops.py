@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hiscore.model.rope import Rope
-from hiscore.model.weights import LayerWeights, Quantised, quantise
+from hiscore.model.weights import LayerWeights, Projection, Quantised, quantise
 
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
@@ -31,7 +31,7 @@ class Ops(Protocol):
 
     Norm weights are float32.
 
-    What goes into a projection (h, and what `activate` gives) is a Tensor, under fp8 a Quantised.
+    What goes into a projection (h, and what `gate` gives) is a Tensor, under fp8 a Quantised.
     """
 
     def embed(
@@ -61,8 +61,24 @@ class Ops(Protocol):
         """x += update (normalised first, where there is a post_weight) in place; returns h = norm(x)."""
         ...
 
-    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
-        """act(gate) * up, from [T, 2 F] to [T, F]."""
+    def project(self, projection: Projection, h: Any) -> Tensor:
+        """The projection of what another step has made for it: [T, in] to [T, out]."""
+        ...
+
+    def project_add_norm(
+        self,
+        x: Tensor,
+        projection: Projection,
+        h: Any,
+        post_weight: Tensor | None,
+        weight: Tensor,
+        fp8: bool = False,
+    ) -> Any:
+        """`add_norm` of a projection; what it returns is for `project` and `gate` alone."""
+        ...
+
+    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
+        """act(gate) * up of a projection to both, as `project` takes it: [T, in] to [T, F]."""
         ...
 
     def quantise(self, x: Tensor) -> Quantised:
@@ -112,7 +128,25 @@ class TorchOps:
         x += update if post_weight is None else self._norm(update, post_weight, update.dtype)
         return _for_projection(self._norm(x, weight, update.dtype), fp8)
 
+    def project(self, projection: Projection, h: Any) -> Tensor:
+        return projection(h)
+
+    def project_add_norm(
+        self,
+        x: Tensor,
+        projection: Projection,
+        h: Any,
+        post_weight: Tensor | None,
+        weight: Tensor,
+        fp8: bool = False,
+    ) -> Any:
+        return self.add_norm(x, projection(h), post_weight, weight, fp8)
+
+    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
+        return self.activate(projection(h), fp8)
+
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
+        """act(gate) * up, from [T, 2 F] to [T, F]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return _for_projection(self._activation(gate) * up, fp8)
 

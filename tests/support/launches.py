@@ -7,14 +7,19 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.triton_attention import TileInputs, TritonAttention
+from hiscore.decoding import kernel_steps
 from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
 from hiscore.decoding.kernel_steps import KernelSteps
+from hiscore.kernels import few_rows as few
+from hiscore.kernels import ops as kernel_ops
 from hiscore.kernels.ops import TritonOps
+from hiscore.model.weights import Linear
 from tests.support.steps import Tables, layer_of
 
 ROWS = 3
 # hidden size, MLP's width, heads, KV heads, head dimension: Qwen3-0.6B, SmolLM2-135M, Gemma-2-2B
-QWEN3, SMOLLM2, GEMMA2 = (1024, 3072, 16, 8, 128), (576, 1536, 9, 3, 64), (2304, 9216, 8, 4, 256)
+QWEN3, QWEN3_8B = (1024, 3072, 16, 8, 128), (4096, 12288, 32, 8, 128)
+SMOLLM2, GEMMA2 = (576, 1536, 9, 3, 64), (2304, 9216, 8, 4, 256)
 GROUPED = CacheShape(
     layers=3, heads=8, parts=2, width=128, page=32, streams=4, max_pages=1_280, host_pages=64, device_pages=48,
     lru_pages=127, ring_pages=2, top_pages=64, dense_layers=frozenset({1}), index="bounds",
@@ -91,6 +96,26 @@ def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int |
     steps.settle(staging, slots, ints(40))
 
 
+def chained(sizes: tuple[int, ...], rows: int) -> None:
+    """The steps of a layer for few rows, where a kernel may start before the last has ended."""
+    hidden, inner, heads, kv_heads, head_dim = sizes
+    ops, dtype = TritonOps(heads, kv_heads, head_dim, 1e-6, "silu", few_rows=True), torch.bfloat16
+    norm = torch.zeros(hidden)
+    x, h = ops.embed(ints(rows), torch.zeros(50, hidden, dtype=dtype), 1.0, norm)
+    width = (heads + 2 * kv_heads) * head_dim
+    qkv = ops.project(Linear(torch.zeros(width, hidden, dtype=dtype), torch.zeros(width, dtype=dtype)), h)
+    of_head = torch.zeros(head_dim)
+    layer, turns = layer_of(of_head, of_head), torch.zeros(64, head_dim // 2)
+    pool = torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
+    ops.rotate_and_keep(layer, Tables(turns, turns), qkv, ints(rows), pool, ints(rows))
+    output, down = (Linear(torch.zeros(hidden, width, dtype=dtype)) for width in (heads * head_dim, inner))
+    h = ops.project_add_norm(x, output, qkv[:, : heads * head_dim], None, norm)
+    wide = ops.gate(Linear(torch.zeros(2 * inner, hidden, dtype=dtype)), h)
+    h = ops.project_add_norm(x, down, wide, None, norm)
+    ops.project(Linear(torch.zeros(width, hidden, dtype=dtype)), h)
+    ops.add_norm(x, ops.project(down, wide), None, norm)
+
+
 def launch_everything() -> None:
     """What the served families launch, in the dtypes that they are served in."""
     bfloat16, float32 = torch.bfloat16, torch.float32
@@ -99,6 +124,10 @@ def launch_everything() -> None:
     scorer(QWEN3, float32, normed=True)
     scorer(SMOLLM2, bfloat16)
     scorer(GEMMA2, bfloat16, sandwich=True)
+    kernel_ops.CAN_CHAIN = kernel_steps.CAN_CHAIN = True
+    for rows in range(1, few.MOST_ROWS + 1):
+        chained(QWEN3, rows)
+        chained(QWEN3_8B, rows)
     decode(GROUPED, bfloat16, heads=16)
     decode(GROUPED, float32, heads=16)
     decode(replace(GROUPED, page=1, index="keys"), bfloat16, heads=16)

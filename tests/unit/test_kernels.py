@@ -10,10 +10,11 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.tiles import cut_into_tiles, most_tiles
 from hiscore.attention.triton_attention import TritonAttention
 from hiscore.cuda_runner import Layout, buckets
+from hiscore.kernels import few_rows
 from hiscore.kernels.ops import TritonOps
 from hiscore.kv_pages import PAGE, KVPages
 from hiscore.model.ops import TorchOps
-from hiscore.model.weights import FP8, Quantised, quantise
+from hiscore.model.weights import FP8, Linear, Quantised, quantise
 from hiscore.packing import pack, pool_reserve
 from tests.support.dense import dense_attention
 from tests.support.steps import Tables, layer_of
@@ -161,6 +162,65 @@ def test_steps_equal_plain_torch(activation: str, normed: bool) -> None:
     plain.rotate_and_keep(layer_of(*norms), rope, other_qkv, positions, other_pool, write)
     torch.testing.assert_close(qkv, other_qkv, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(pool, other_pool, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [24, 1024, 3000])
+@pytest.mark.parametrize("rows", [1, 3, few_rows.MOST_ROWS])
+def test_products_of_few_rows_equal_plain_torch(rows: int, inputs: int) -> None:
+    """Bound: float32 sums of up to 3,000 products, in another order."""
+    x, weight, bias = (
+        random(rows, inputs, seed=1),
+        random(38, inputs, seed=2) / inputs**0.5,
+        random(38, seed=3),
+    )
+    for offset in (None, bias):
+        expected = torch.nn.functional.linear(x, weight, offset)
+        torch.testing.assert_close(few_rows.multiply(x, weight, offset), expected, atol=1e-5, rtol=1e-5)
+    for activation in ("silu", "gelu_pytorch_tanh"):
+        expected = TorchOps(1, 1, 2, 1e-6, activation).gate(Linear(weight), x)
+        found = few_rows.multiply(x, weight, gelu=activation != "silu")
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    norm, onto = random(inputs, seed=4), random(rows, 38, seed=5)
+    ops, read = TorchOps(1, 1, 2, 1e-6, "silu"), few_rows.Normed(x, norm, 1e-6)
+    normed = ops._norm(x, norm, torch.float32)
+    torch.testing.assert_close(few_rows.multiply(read, weight), normed @ weight.T, atol=1e-5, rtol=1e-5)
+    expected = ops.gate(Linear(weight), normed)
+    torch.testing.assert_close(few_rows.multiply(read, weight, gelu=False), expected, atol=1e-5, rtol=1e-5)
+    expected = onto + torch.nn.functional.linear(x, weight, bias)
+    few_rows.multiply(x, weight, bias, onto)
+    torch.testing.assert_close(onto, expected, atol=1e-5, rtol=1e-5)
+    for row in range(rows):  # in one order, however many there are
+        alone = few_rows.multiply(x[row : row + 1], weight)
+        torch.testing.assert_close(few_rows.multiply(x, weight)[row : row + 1], alone, atol=0, rtol=0)
+
+
+def test_few_rows_are_taken_where_they_may_be() -> None:
+    taken = []
+    ops = TritonOps(4, 2, 16, 1e-6, "silu", few_rows=True)
+    for rows, inputs in ((4, 40), (5, 40), (4, few_rows.MOST_INPUTS + 1), (0, 40)):
+        x, weight = random(rows, inputs), random(6, inputs, seed=1)
+        taken.append(ops._by_few_rows(Linear(weight), x))
+        torch.testing.assert_close(ops.project(Linear(weight), x), x @ weight.T, atol=1e-3, rtol=1e-4)
+        assert ops.gate(Linear(weight), x).shape == (rows, 3)
+    assert taken == [True, False, False, False]
+
+
+@pytest.mark.parametrize("sandwich", [False, True])
+@pytest.mark.parametrize("rows", [few_rows.MOST_ROWS, few_rows.MOST_ROWS + 1])
+@pytest.mark.parametrize("inputs", [24, few_rows.MOST_INPUTS + 8])
+def test_a_norm_may_be_left_to_the_product_that_reads_it(inputs: int, rows: int, sandwich: bool) -> None:
+    """Bound: float32 sums of up to 4,104 products of O(1) and 1/64."""
+    arguments = 4, 2, 16, 1e-6, "silu"
+    ours, plain = TritonOps(*arguments, few_rows=True), TorchOps(*arguments)
+    output, after = (Linear(random(*size, seed=1) / inputs**0.5) for size in ((48, inputs), (20, 48)))
+    norm, post = random(48, seed=2), random(48, seed=3) if sandwich else None
+    results = []
+    for ops in (ours, plain):
+        x, h = random(rows, 48, seed=4), random(rows, inputs, seed=5)
+        h = ops.project_add_norm(x, output, h, post, norm)
+        results.append((x, ops.project(after, h), ops.gate(after, h)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture

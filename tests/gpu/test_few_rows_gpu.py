@@ -1,0 +1,88 @@
+"""Steps of few rows on a GPU: kernels that start while those before are still at work."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from hiscore.kernels import few_rows
+from hiscore.kernels import ops as kernel_ops
+from hiscore.kernels.ops import TritonOps
+from hiscore.model.ops import Ops, TorchOps
+from hiscore.model.weights import LayerWeights, Linear
+
+HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 16, 8, 128, 1024, 3072
+
+
+def weight(*shape: int, seed: int) -> torch.Tensor:
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
+    return values.bfloat16().cuda()
+
+
+def layers() -> list[LayerWeights]:
+    ones = torch.ones(WIDTH, device="cuda")
+    return [
+        LayerWeights(
+            input_norm=ones,
+            qkv=Linear(weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, WIDTH, seed=4 * i)),
+            q_norm=None,
+            k_norm=None,
+            output=Linear(weight(WIDTH, HEADS * HEAD_DIM, seed=4 * i + 1)),
+            post_attention_norm=None,
+            mlp_norm=ones,
+            gate_up=Linear(weight(2 * INNER, WIDTH, seed=4 * i + 2)),
+            down=Linear(weight(WIDTH, INNER, seed=4 * i + 3)),
+            post_mlp_norm=None,
+        )
+        for i in range(8)
+    ]
+
+
+def _in_float32(layer: LayerWeights) -> LayerWeights:
+    projections = ("qkv", "output", "gate_up", "down")
+    return replace(layer, **{name: Linear(getattr(layer, name).weight.float()) for name in projections})
+
+
+def run(weights: list[LayerWeights], ops: Ops, x: torch.Tensor) -> torch.Tensor:
+    """Layers without attention: each kernel reads what the one before it has written."""
+    x = x.clone()
+    h = ops.add_norm(x, torch.zeros_like(x, dtype=weights[0].down.weight.dtype), None, weights[0].input_norm)
+    for layer in weights:
+        qkv = ops.project(layer.qkv, h)
+        heads = qkv[:, : HEADS * HEAD_DIM].contiguous()
+        h = ops.project_add_norm(x, layer.output, heads, None, layer.mlp_norm)
+        h = ops.project_add_norm(x, layer.down, ops.gate(layer.gate_up, h), None, layer.input_norm)
+    return x
+
+
+@pytest.mark.parametrize("rows", [1, 2, few_rows.MOST_ROWS])
+def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel_ops.CAN_CHAIN, "written for a device of compute capability 9.0"
+    weights = layers()
+    ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", few_rows=True)
+    x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1)).cuda()
+    monkeypatch.setattr(kernel_ops, "CAN_CHAIN", False)
+    expected = run(weights, ops, x)
+    monkeypatch.setattr(kernel_ops, "CAN_CHAIN", True)
+    run(weights, ops, x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(weights, ops, x)
+    for _ in range(100):
+        found.zero_()
+        graph.replay()
+        assert torch.equal(found, expected)
+        assert torch.equal(run(weights, ops, x), expected)
+    # As near to what float32 gives as a library's products, which round more often.
+    exact = run(
+        [_in_float32(layer) for layer in weights], TorchOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu"), x
+    )
+    library = run(weights, TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu"), x)
+    assert (found - exact).square().mean() <= 1.1 * (library - exact).square().mean()
+    assert (found - exact).abs().max() < 0.1 < exact.std()
+    # Control: another weight is seen.
+    weights[3] = replace(weights[3], down=Linear(weight(WIDTH, INNER, seed=99)))
+    assert not torch.equal(run(weights, ops, x), expected)
