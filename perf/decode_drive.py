@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,9 +129,9 @@ class Driver:
         worker = self._worker
         sample = type(worker)._sample
 
-        def keep(logits: Tensor, slots: Int32, sampling: Sampling) -> Tensor:
+        def keep(logits: Tensor, *others: Any) -> Tensor:
             self.logits = logits.clone()
-            return sample(worker, logits, slots, sampling)
+            return sample(worker, logits, *others)
 
         setattr(worker, "_sample", keep)  # noqa: B010
 

@@ -110,7 +110,7 @@ def oversubscribed(raw: Raw) -> Section | None:
     load = found["load"]
     said = [
         f"{load['streams']} streams of {load['prompt']:,} tokens in and {load['tokens']:,} out at once, with "
-        f"{number(found['device_kv_bytes'] / 2**30)} GiB of device memory for all but the weights. The last arm "
+        f"{number(found['device_kv_bytes'] / 2**30)} GiB of device memory for all but the weights. The second arm "
         f"makes {found['ratio']:.2f} times the first one's tokens a second, prefill included; in steps alone "
         f"{found['ratio_of_steps']:.2f} times."
     ]

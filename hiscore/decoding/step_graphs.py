@@ -9,7 +9,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +17,9 @@ from hiscore.decoding.cache import DecodeRows
 from hiscore.decoding.cuda_streams import CudaStreams
 from hiscore.decoding.kernel_steps import KernelSteps
 from hiscore.decoding.model import DecodeModel
+from hiscore.decoding.step_runner import Stepped, feed, new_fed, step
 from hiscore.decoding.steps import Steps
 from hiscore.decoding.streams import Lane
-from hiscore.decoding.uploads import upload
 from hiscore.decoding.worker_api import Geometry, Int32
 
 log = logging.getLogger(__name__)
@@ -44,17 +43,21 @@ class Kind:
     full: bool
 
 
+Left = tuple[Tensor, Tensor, Tensor]
+"""As `Stepped` has them, padding included: logits, written (int32 [2, rows], of home and buffer), and found."""
+
+
 @dataclass(frozen=True)
 class Captured:
     """A graph, where it reads its rows (int32 [2, rows]), and what it leaves behind."""
 
     graph: torch.cuda.CUDAGraph
     rows: Tensor
-    results: tuple[Tensor, Tensor, Tensor]
+    left: Left
 
 
 class GraphRunner:
-    """Captures at load what is common, and the rest when it first comes up."""
+    """Captures at load all that may come up: a capture holds up every stream."""
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class GraphRunner:
         self._model, self._attention, self._value_width = model, attention, value_width
         self._device = model.staging.device
         self.steps: Steps = self._steps(geometry.context_length, full=False)
-        self.fed = torch.zeros(geometry.max_streams, dtype=torch.int32, device=self._device)
+        self.fed = new_fed(geometry.max_streams, self._device)
         self._rows = up_to(ROWS, geometry.max_streams, 16)
         self._reaches = up_to(REACHES, geometry.context_length, 2**30)
         self._use_graphs = graphs
@@ -76,70 +79,80 @@ class GraphRunner:
         self._memory: Any = None
         if graphs:
             with torch.cuda.stream(streams[Lane.FORWARD]):
-                self._capture_common()
+                self._capture_all()
 
-    def run(self, slots: Int32, positions: Int32, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def run(self, slots: Int32, positions: Int32, full: bool) -> Stepped:
         """See `StepRunner`."""
         count, longest = len(slots), int(positions.max()) + 1
         kind = Kind(
             next(rows for rows in self._rows if rows >= count),
             next(reach for reach in self._reaches if reach >= longest),
-            full,
+            full and bool(self._model.cache.sparse),
         )
-        padded = np.zeros((2, kind.rows), np.int32)
-        padded[0] = -1
-        padded[:, :count] = slots, positions
-        rows = upload(padded, self._device)
+        padded = torch.zeros((2, kind.rows), dtype=torch.int32, pin_memory=True)
+        values = padded.numpy()
+        values[0] = -1
+        values[:, :count] = slots, positions
         if not self._use_graphs:
-            logits, home, buffer = self._step(rows, self._steps(kind.reach, full))
-            return logits[:count], home[:count], buffer[:count]
-        if kind not in self._captured:
-            log.info("capturing a CUDA graph for %s", kind)
-            self._capture(kind, rows)
-        captured = self._captured[kind]
-        captured.rows.copy_(rows)
-        captured.graph.replay()
-        logits, home, buffer = captured.results
-        # The next step may be replayed before these two have been read in the other lane.
-        return logits[:count], home[:count].clone(), buffer[:count].clone()
+            rows = padded.to(self._device, non_blocking=True)
+            logits, written, found = self._step(rows, self._steps(kind.reach, full))
+        else:
+            captured = self._captured[kind]
+            captured.rows.copy_(padded, non_blocking=True)
+            captured.graph.replay()
+            logits, written, found = captured.left
+            # The next step may be replayed before this has been read in the other lane.
+            written = written.clone()
+        home, buffer = written[:, :count]
+        return Stepped(logits[:count], home, buffer, found)
 
     def _steps(self, reach: int, full: bool) -> KernelSteps:
         return KernelSteps(self._model.cache, self._attention, reach, full, self._value_width)
 
-    def _step(self, rows: Tensor, steps: KernelSteps) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, rows: Tensor, steps: KernelSteps) -> Left:
         of = DecodeRows(rows[0], rows[1])
-        return self._model.step(torch.index_select(self.fed, 0, of.streams), of, steps)
+        logits, home, buffer = step(self._model, of, self.fed, steps)
+        found = feed(logits, of, self.fed, self._model.cache)
+        return logits, torch.stack((home, buffer)), found
+
+    def _kinds(self) -> list[Kind]:
+        """All there are, the largest first: the others reuse their memory."""
+        some = (False, True) if self._model.cache.sparse else (False,)
+        return [
+            Kind(rows, reach, full)
+            for reach in reversed(self._reaches)
+            for rows in reversed(self._rows)
+            for full in some
+        ]
 
     @torch.inference_mode()
-    def _capture_common(self) -> None:
+    def _capture_all(self) -> None:
         before = torch.cuda.memory_reserved(self._device)
-        for reach in reversed(self._reaches):
-            for count in reversed(self._rows):
-                # Padding alone: what warms up reads and writes nothing of a stream.
-                rows = torch.zeros((2, count), dtype=torch.int32, device=self._device)
-                rows[0] = -1
-                self._capture(Kind(count, reach, False), rows)
-        used = torch.cuda.memory_reserved(self._device) - before
-        log.info("captured %d CUDA graphs of steps, which hold %d MiB", len(self._captured), used >> 20)
-
-    def _capture(self, kind: Kind, rows: Tensor) -> None:
-        steps, static = self._steps(kind.reach, kind.full), rows.clone()
-        # A step may be run twice: it writes the same again, and only counts of hits see it. This one compiles the
-        # kernels.
-        self._step(static, steps)
-        graph = torch.cuda.CUDAGraph()
         # A graph that the collector happens to destroy while another is captured would spoil the capture.
         gc.collect()
         gc.disable()
         try:
-            with torch.cuda.graph(
-                graph,
-                pool=self._memory,
-                stream=torch.cuda.current_stream(),
-                capture_error_mode="thread_local",
-            ):
-                results = self._step(static, steps)
+            for kind in self._kinds():
+                self._capture(kind)
         finally:
             gc.enable()
+        used = torch.cuda.memory_reserved(self._device) - before
+        log.info("captured %d CUDA graphs of steps, which hold %d MiB", len(self._captured), used >> 20)
+
+    def _capture(self, kind: Kind) -> None:
+        # Padding alone: what warms up reads and writes nothing of a stream.
+        rows = torch.zeros((2, kind.rows), dtype=torch.int32, device=self._device)
+        rows[0] = -1
+        steps = self._steps(kind.reach, kind.full)
+        # Compiles the kernels.
+        self._step(rows, steps)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph,
+            pool=self._memory,
+            stream=torch.cuda.current_stream(),
+            capture_error_mode="thread_local",
+        ):
+            left = self._step(rows, steps)
         self._memory = graph.pool()
-        self._captured[kind] = Captured(graph, static, results)
+        self._captured[kind] = Captured(graph, rows, left)

@@ -1,16 +1,63 @@
 """Runs decode steps: the interface, and one that launches each step's work piece by piece."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.cache import DecodeRows
+from hiscore.decoding.cache import Cache, DecodeRows
 from hiscore.decoding.model import DecodeModel
+from hiscore.decoding.sampling import finite, greedy
 from hiscore.decoding.steps import Steps
 from hiscore.decoding.uploads import upload
-from hiscore.decoding.worker_api import Int32
+from hiscore.decoding.worker_api import NOT_FINITE, Int32
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step leaves on the device. `logits` and `found` hold until the next step is launched.
+
+    logits: float32 [R, vocabulary]. home, buffer: where tokens were written, int32 [R]: see `DecodeModel.step`.
+    found: what the host is to read, int64 [COUNTERS + R] or more: `counters`, then greedy tokens, fed next as they
+    stand, as `readable` marks them.
+    """
+
+    logits: Tensor
+    home: Tensor
+    buffer: Tensor
+    found: Tensor
+
+
+COUNTERS = 4
+
+
+def counters(cache: Cache) -> Tensor:
+    """Hits, misses, captured mass and its rows, as bits of int64 [COUNTERS]."""
+    return torch.cat((cache.hits, cache.misses, cache.mass.view(torch.int64)))
+
+
+def readable(ids: Tensor, logits: Tensor) -> Tensor:
+    """The tokens int64 [R], `NOT_FINITE` in the place of those whose logits [R, vocabulary] say nothing."""
+    return ids.masked_fill(~finite(logits), NOT_FINITE)
+
+
+def new_fed(streams: int, device: torch.device) -> Tensor:
+    """`StepRunner.fed`, and a place more, for what padding would feed."""
+    return torch.zeros(streams + 1, dtype=torch.int32, device=device)
+
+
+def step(model: DecodeModel, rows: DecodeRows, fed: Tensor, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
+    """A step fed with `fed`: see `DecodeModel.step`."""
+    return model.step(torch.index_select(fed, 0, rows.streams), rows, steps)
+
+
+def feed(logits: Tensor, rows: DecodeRows, fed: Tensor, cache: Cache) -> Tensor:
+    """Feed the next step the greedy tokens: `Stepped.found`."""
+    ids = greedy(logits)
+    fed.index_copy_(0, rows.streams.where(rows.valid, len(fed) - 1), ids.int())
+    return torch.cat((counters(cache), readable(ids, logits)))
 
 
 class StepRunner(Protocol):
@@ -19,14 +66,12 @@ class StepRunner(Protocol):
     steps: Steps
     """For the copies beside the steps."""
     fed: Tensor
-    """int32 [streams]: the token that each slot feeds next."""
+    """int32 [streams + 1]: the token that each slot feeds next."""
 
-    def run(self, slots: Int32, positions: Int32, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def run(self, slots: Int32, positions: Int32, full: bool) -> Stepped:
         """One step of the streams in int32 [R] slots, whose new tokens stand at int32 [R] positions.
 
         full: a stream that attends to everything is among them.
-        Returns logits float32 [R, vocabulary], which hold until the next step is launched, and where tokens were
-        written, int32 [R] each: see `DecodeModel.step`.
         """
         ...
 
@@ -36,10 +81,11 @@ class EagerRunner:
 
     def __init__(self, model: DecodeModel, steps: Steps, streams: int) -> None:
         self.steps = steps
-        self.fed = torch.zeros(streams, dtype=torch.int32, device=model.staging.device)
+        self.fed = new_fed(streams, model.staging.device)
         self._model = model
 
-    def run(self, slots: Int32, positions: Int32, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def run(self, slots: Int32, positions: Int32, full: bool) -> Stepped:
         both = upload(np.stack((slots, positions)), self.fed.device)
         rows = DecodeRows(both[0], both[1])
-        return self._model.step(torch.index_select(self.fed, 0, rows.streams), rows, self.steps)
+        logits, home, buffer = step(self._model, rows, self.fed, self.steps)
+        return Stepped(logits, home, buffer, feed(logits, rows, self.fed, self._model.cache))

@@ -14,11 +14,10 @@ from torch import Tensor
 from hiscore.decoding.backup import BackupSchedule
 from hiscore.decoding.model import DecodeModel, staging_slots
 from hiscore.decoding.residency import seed
-from hiscore.decoding.sampling import finite, greedy, sample
-from hiscore.decoding.step_runner import StepRunner
+from hiscore.decoding.sampling import greedy, sample
+from hiscore.decoding.step_runner import COUNTERS, StepRunner, counters, readable
 from hiscore.decoding.uploads import upload
 from hiscore.decoding.worker_api import (
-    NOT_FINITE,
     Admission,
     Chunk,
     Geometry,
@@ -57,7 +56,7 @@ class CacheWorker:
     def prefill(self, chunks: Sequence[Chunk], sampling: Sampling) -> Launched:
         pages = np.concatenate([chunk.staging_pages for chunk in chunks])
         slots = np.array([chunk.slot for chunk in chunks if chunk.last], np.int32)
-        launched = OnItsWay(self)
+        launched = OnItsWay(self, len(slots))
         self._schedule.stage(
             pages, lambda: launched.run(lambda: self._sample(self._model.prefill(chunks), slots, sampling))
         )
@@ -65,14 +64,14 @@ class CacheWorker:
 
     @torch.inference_mode()
     def step(self, rows: StepRows) -> Launched:
-        launched = OnItsWay(self)
+        launched = OnItsWay(self, len(rows.slots))
         written: list[Tensor] = []
 
         def forward() -> Tensor:
             full = bool(self._full[rows.slots].any())
-            logits, home, buffer = self._runner.run(rows.slots, rows.positions, full)
-            written.extend((home, buffer))
-            return self._sample(logits, rows.slots, rows.sampling)
+            stepped = self._runner.run(rows.slots, rows.positions, full)
+            written.extend((stepped.home, stepped.buffer))
+            return self._sample(stepped.logits, rows.slots, rows.sampling, stepped.found)
 
         def back_up() -> None:
             home, buffer = written
@@ -146,47 +145,49 @@ class CacheWorker:
             pages = (upload(each.astype(np.int64), self._device) for each in (host_pages, device_pages))
             self._schedule.forward(lambda: self._cache.poison(*pages))
 
-    def _sample(self, logits: Tensor, slots: Int32, sampling: Sampling) -> Tensor:
-        """Sample the rows of logits, keep what their slots feed next; the tokens to be sent, int64 [R]."""
+    def _sample(
+        self, logits: Tensor, slots: Int32, sampling: Sampling, greedy_found: Tensor | None = None
+    ) -> Tensor:
+        """Sample the rows of logits, keep what their slots feed next; `Stepped.found`.
+
+        greedy_found: the same for greedy tokens, which are already fed.
+        """
         if sampling.temperature.any():
             options = [sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms]
             temperature, top_k, top_p, uniforms = upload(np.array(options, np.float64), self._device)
             filtered = bool((sampling.top_k > 0).any() or (sampling.top_p < 1).any())
             ids = sample(logits, temperature.float(), top_k.int(), top_p.float(), uniforms, filtered=filtered)
+        elif greedy_found is not None:
+            return greedy_found
         else:
             ids = greedy(logits)
         self._runner.fed[upload(slots.astype(np.int64), self._device)] = ids.int()
-        return torch.where(finite(logits), ids, NOT_FINITE)
+        return torch.cat((counters(self._cache), readable(ids, logits)))
 
-    def counters(self) -> Tensor:
-        """Hits, misses, captured mass and its rows, as bits of int64 [4]."""
-        cache = self._cache
-        return torch.cat((cache.hits, cache.misses, cache.mass.view(torch.int64)))
-
-    def result(self, found: Tensor, seconds: float) -> StepResult:
-        """Read what `run` has collected, on the host: int64 [R + 4]."""
-        tokens, counters = found[:-4], found[-4:]
-        now = np.concatenate((counters[:2].numpy().astype(np.float64), counters[2:].view(torch.float64)))
-        (hits, misses, captured, rows), self._seen = now - self._seen, now
+    def result(self, found: Tensor, rows: int, seconds: float) -> StepResult:
+        """Read `Stepped.found` of so many rows, on the host."""
+        counted, tokens = found[:COUNTERS], found[COUNTERS : COUNTERS + rows]
+        now = np.concatenate((counted[:2].numpy().astype(np.float64), counted[2:].view(torch.float64)))
+        (hits, misses, captured, judged), self._seen = now - self._seen, now
         backed_up, self._backed_up = self._schedule.backed_up - self._backed_up, self._schedule.backed_up
         return StepResult(
             tokens.numpy().astype(np.int32), int(hits), int(misses), seconds, backed_up,
-            int(self._schedule.lag().sum()), float(captured), int(rows),
+            int(self._schedule.lag().sum()), float(captured), int(judged),
         )  # fmt: skip
 
 
 class OnItsWay:
     """`Launched`: what was launched, and on a CUDA device the one event that its result waits for."""
 
-    def __init__(self, worker: CacheWorker) -> None:
-        self._worker = worker
+    def __init__(self, worker: CacheWorker, rows: int) -> None:
+        self._worker, self._rows = worker, rows
         self._seconds = 0.0
 
     def run(self, work: Callable[[], Tensor]) -> None:
-        """Launch work, which gives int64 [R] on the device, and the copy of that to the host."""
+        """Launch work, which gives `Stepped.found` on the device, and the copy of that to the host."""
         begun = time.perf_counter()
         self._begin = _timed_event() if self._worker._device.type == "cuda" else None
-        self._found = torch.cat((work(), self._worker.counters()))
+        self._found = work()
         if self._begin is None:
             self._seconds = time.perf_counter() - begun
             return
@@ -198,7 +199,7 @@ class OnItsWay:
         if self._begin is not None:
             self._copy_done.synchronize()
             self._seconds = self._begin.elapsed_time(self._copy_done) / 1e3
-        return self._worker.result(self._found, self._seconds)
+        return self._worker.result(self._found, self._rows, self._seconds)
 
 
 def _timed_event() -> torch.cuda.Event:

@@ -53,8 +53,9 @@ def _inference() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., CacheWorker]:
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., CacheWorker]]:
     """Workers, each built once: every test gives all back that it takes."""
+    built: list[CacheWorker] = []
 
     @cache
     def path(family: str) -> Any:
@@ -63,10 +64,15 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., CacheWork
     @cache
     def get(selector: str, family: str, top_k: int, buffer: int, **settings: Any) -> CacheWorker:
         settings = {"device": "cuda", **settings}
-        return build(path(family), selector, top_k, buffer, **settings)
+        built.append(build(path(family), selector, top_k, buffer, **settings))
+        return built[-1]
 
     get.path = path  # type: ignore[attr-defined]
-    return get
+    yield get
+    torch.cuda.synchronize()
+    # Memory that were given back while it is pinned could not be copied from or to by its next owner.
+    for worker in built:
+        worker._cache.close()
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

@@ -111,9 +111,9 @@ class Driver:
         self.sampling: Callable[[int], Sampling] = greedy
         self._logits: list[Tensor] = []
 
-        def keep_and_sample(logits: Tensor, slots: np.ndarray, sampling: Sampling) -> Tensor:
+        def keep_and_sample(logits: Tensor, *others: Any) -> Tensor:
             self._logits.append(logits.clone())
-            return CacheWorker._sample(worker, logits, slots, sampling)
+            return CacheWorker._sample(worker, logits, *others)
 
         worker._sample = keep_and_sample  # type: ignore[method-assign]
 
