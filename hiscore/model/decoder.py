@@ -77,11 +77,9 @@ class Decoder:
             ops.rotate_and_keep(layer, rope, qkv, rows.positions, pool[index], rows.write_slots[index])
             attended = attention.run(index, qkv, pool[index])
             if index < a.layers - 1:
-                inner, next_norm = (
-                    self._after_attention(layer, x, attended, ops),
-                    layers[index + 1].input_norm,
-                )
-                h = ops.project_add_norm(x, layer.down, inner, layer.post_mlp_norm, next_norm, fp8)
+                norm = layers[index + 1].input_norm
+                inner = self._after_attention(layer, x, attended, ops)
+                h = ops.project_add_norm(x, layer.down, inner, layer.post_mlp_norm, norm, fp8)
         return x, attended
 
     def tail(self, x: Tensor, attended: Tensor, ops: Ops) -> Tensor:
