@@ -124,13 +124,14 @@ class _Builder:
     def add(self, p: _Packed, first: int, last: int) -> None:
         """Add tokens `first` to `last` of a call."""
         shift = self.rows - first  # from token to row
-        edges = np.unique(p.bounds.clip(first, last))
-        nodes = np.searchsorted(p.bounds, edges[:-1], side="right") - 1
+        spans = np.diff(p.bounds.clip(first, last))
+        nodes = np.flatnonzero(spans)  # the query or an item each, where there is a token of it
+        lengths = spans[nodes]
+        ends = first + np.cumsum(lengths)
         origins = p.bounds[nodes] - np.where(nodes > 0, p.query, 0)
-        lengths = np.diff(edges)
         self.input_ids.append(p.tokens[first:last])
         self.positions.append(np.arange(first, last) - np.repeat(origins, lengths))
-        self.seqlens.append(edges[1:] + shift)
+        self.seqlens.append(ends + shift)
         self.write_slots.append(p.slots[first:last])
         answered = np.flatnonzero((p.read_at >= first) & (p.read_at < last))
         self.scored_rows.append(p.read_at[answered] + shift)
@@ -143,7 +144,7 @@ class _Builder:
         elif p.bounds[nodes[0]] < first:
             # The rest of an item that was cut: it sees its own earlier part as well.
             own = p.slots[p.bounds[nodes[0]] : first]
-            items = int(edges[1])
+            items = int(ends[0])
             self.groups.append(Group(self.rows, items + shift, np.append(p.slots[: p.query], own), none))
         if items < last:
             in_pool = min(first, p.query)

@@ -35,36 +35,30 @@ class Tiles:
 
 def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:
     """Cut a forward's groups into tiles of at most `rows_per_tile` rows."""
-    groups = forward.groups
-    first = np.array([group.first_row for group in groups])
-    last = np.array([group.last_row for group in groups])
-    lengths = [len(group.context_slots) for group in groups]
-    slot_end = np.cumsum(lengths)
-    counts = -(-(last - first) // rows_per_tile)
-    of = np.repeat(np.arange(len(groups)), counts)
-    begin = first[of] + rows_per_tile * (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts))
-    tiles = np.stack(
-        (
-            begin,
-            np.minimum(begin + rows_per_tile, last[of]),
-            (slot_end - lengths)[of],
-            slot_end[of],
-            np.array([group.context_rows.start for group in groups])[of],
-            np.array([group.context_rows.stop for group in groups])[of],
-        ),
-        axis=1,
+    groups = np.array(
+        [
+            (g.first_row, g.last_row, len(g.context_slots), g.context_rows.start, g.context_rows.stop)
+            for g in forward.groups
+        ]
     )
+    counts = -(-(groups[:, 1] - groups[:, 0]) // rows_per_tile)
+    of = np.repeat(np.arange(len(groups)), counts)
+    first, last, slots, begin_row, end_row = groups[of].T
+    begin = first + rows_per_tile * (np.arange(len(of)) - (np.cumsum(counts) - counts)[of])
+    end = np.minimum(begin + rows_per_tile, last)
+    slot_end = np.cumsum(groups[:, 2])[of]
+    tiles = np.stack((begin, end, slot_end - slots, slot_end, begin_row, end_row), axis=1, dtype=np.int32)
     # A tile holds a scored row if one lies between its first and its last.
     ordered = np.sort(forward.scored_rows)
-    holds = np.searchsorted(ordered, tiles[:, 0]) < np.searchsorted(ordered, tiles[:, 1])
+    holds = np.searchsorted(ordered, begin) < np.searchsorted(ordered, end)
     edges = forward.cu_seqlens
-    segment = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    lengths = np.diff(edges)
     return Tiles(
-        segment_starts=edges[segment],
-        segment_ends=edges[segment + 1],
-        tiles=np.concatenate((tiles[holds], tiles[~holds])).astype(np.int32),
+        segment_starts=np.repeat(edges[:-1], lengths),
+        segment_ends=np.repeat(edges[1:], lengths),
+        tiles=np.concatenate((tiles[holds], tiles[~holds])),
         scored=int(holds.sum()),
-        context_slots=np.concatenate([group.context_slots for group in groups]).astype(np.int32),
+        context_slots=np.concatenate([group.context_slots for group in forward.groups]).astype(np.int32),
     )
 
 
