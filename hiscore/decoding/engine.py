@@ -51,7 +51,7 @@ class DecodeEngine:
 
     detokenizer: makes one for a stream, or is None without a tokenizer. emit: gets each stream's outputs, the last
     of which has a finish reason, or an error instead; called on the engine's thread, it must not block or raise.
-    failed: called with what the worker raised, when those whom it concerned have been told; died: after it, if the
+    failed: called with what the worker raised, before those whom it concerns are told; died: after them, if the
     engine can do no more. quantum: of steps, see `Scheduler`.
     """
 
@@ -130,11 +130,11 @@ class DecodeEngine:
             with self._changed:
                 self._dead = True
                 arrived = self._arrived
+            self._failed(error)
             for stream in [*self._live.values(), *arrived]:
                 self._emit(
                     stream.reply_to, RequestError("internal error, see the server's log", Code.INTERNAL)
                 )
-            self._failed(error)
             self._died(error)
 
     def _serve(self) -> None:

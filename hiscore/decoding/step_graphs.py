@@ -77,6 +77,7 @@ class GraphRunner:
         self._use_graphs = graphs
         self._captured: dict[Kind, Captured] = {}
         self._memory: Any = None
+        self._logits: Tensor | None = None  # of all graphs: float32 [most rows, vocabulary]
         if graphs:
             with torch.cuda.stream(streams[Lane.FORWARD]):
                 self._capture_all()
@@ -117,7 +118,7 @@ class GraphRunner:
 
     def _kinds(self) -> list[Kind]:
         """All there are, the largest first: the others reuse their memory."""
-        some = (False, True) if self._model.cache.sparse else (False,)
+        some = (True, False) if self._model.cache.sparse else (False,)
         return [
             Kind(rows, reach, full)
             for reach in reversed(self._reaches)
@@ -145,7 +146,10 @@ class GraphRunner:
         rows[0] = -1
         steps = self._steps(kind.reach, kind.full)
         # Compiles the kernels.
-        self._step(rows, steps)
+        logits, _, _ = self._step(rows, steps)
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        kept = self._logits[: kind.rows]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph,
@@ -153,6 +157,7 @@ class GraphRunner:
             stream=torch.cuda.current_stream(),
             capture_error_mode="thread_local",
         ):
-            left = self._step(rows, steps)
+            logits, written, found = self._step(rows, steps)
+            kept.copy_(logits)
         self._memory = graph.pool()
-        self._captured[kind] = Captured(graph, rows, left)
+        self._captured[kind] = Captured(graph, rows, (kept, written, found))

@@ -142,12 +142,15 @@ def multiply(
     """x [rows, in] with weight [out, in], for at most MOST_ROWS rows of at most MOST_INPUTS: [rows, out].
 
     onto: float32, added to in place instead. gelu: not None if weight is of gate and up, [2 out, in], with GELU or
-    SiLU between. chained: every kernel before it in its stream has ended or calls `wait_for_others`.
+    SiLU between. chained: every kernel before it in its stream has ended or calls `wait_for_others`. Raises
+    ValueError where a tensor has gaps.
     """
     rows, inputs = x.shape
     outputs = len(weight) if gelu is None else len(weight) // 2
     out = torch.empty((rows, outputs), dtype=weight.dtype, device=weight.device) if onto is None else onto
     values, norm, eps = (x.x, x.weight, x.eps) if isinstance(x, Normed) else (x, x, 0.0)
+    if not (values.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
+        raise ValueError("products of few rows step through tensors without gaps")
     held = HELD if gelu is None else HELD // 2
     block = max(2, held // triton.next_power_of_2(inputs))
     multiply_few_rows[(triton.cdiv(outputs, block),)](

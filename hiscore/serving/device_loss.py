@@ -10,6 +10,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 1.0
 """For the answers that say so to leave."""
+_ending = threading.Lock()
 
 
 def is_device_lost(error: Exception | None) -> bool:
@@ -23,6 +24,8 @@ def end_if_device_is_lost(error: Exception) -> None:
 
     To be called where the loss is first seen. Torch may end the process sooner, when it gives memory back.
     """
-    if is_device_lost(error):
+    if is_device_lost(error) and _ending.acquire(blocking=False):
         log.critical("the device is lost: this process ends")
-        threading.Timer(GRACE_S, os._exit, (1,)).start()
+        end = threading.Timer(GRACE_S, os._exit, (1,))
+        end.daemon = True
+        end.start()

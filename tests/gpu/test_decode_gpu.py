@@ -168,6 +168,27 @@ def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype
     assert not torch.equal(captured[1], captured[2])  # each step says something of its own
 
 
+@pytest.mark.parametrize("selector", ["dense", "quest"])
+def test_kernels_that_start_early_give_the_bits_of_kernels_that_wait(
+    workers: Any, selector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hiscore.decoding.step_graphs import GraphRunner
+    from hiscore.kernels import ops
+
+    assert ops.CAN_CHAIN, "written for a device of compute capability 9.0"
+    worker = workers(selector, *SPARSE[selector], dtype=torch.bfloat16)
+    early, _ = run(worker)
+    monkeypatch.setattr(ops, "CAN_CHAIN", False)
+    runner = worker._runner
+    waiting = GraphRunner(
+        runner._model, runner._attention, runner._value_width, worker.geometry, worker._schedule._streams
+    )
+    monkeypatch.setattr(worker, "_runner", waiting)
+    late, _ = run(worker)
+    assert same(early, late)
+    assert not torch.equal(early[1], early[2])
+
+
 # Quest always selects the pages of the ring, so the rings must be of one size.
 @pytest.mark.parametrize(("selector", "ring"), [("quest", 1), ("dsa", 4)])
 def test_the_protocol_of_the_backup_changes_no_token(workers: Any, selector: str, ring: int) -> None:

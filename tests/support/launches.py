@@ -1,13 +1,13 @@
 """Launches of every kernel, in the sizes of users' models; on a CPU they only show what would be launched."""
 
 from dataclasses import replace
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.triton_attention import TileInputs, TritonAttention
-from hiscore.decoding import kernel_steps
 from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
 from hiscore.decoding.kernel_steps import KernelSteps
 from hiscore.kernels import few_rows as few
@@ -109,7 +109,7 @@ def chained(sizes: tuple[int, ...], rows: int) -> None:
     pool = torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
     ops.rotate_and_keep(layer, Tables(turns, turns), qkv, ints(rows), pool, ints(rows))
     output, down = (Linear(torch.zeros(hidden, width, dtype=dtype)) for width in (heads * head_dim, inner))
-    h = ops.project_add_norm(x, output, qkv[:, : heads * head_dim], None, norm)
+    h = ops.project_add_norm(x, output, qkv[:, : heads * head_dim].contiguous(), None, norm)
     wide = ops.gate(Linear(torch.zeros(2 * inner, hidden, dtype=dtype)), h)
     h = ops.project_add_norm(x, down, wide, None, norm)
     ops.project(Linear(torch.zeros(width, hidden, dtype=dtype)), h)
@@ -124,12 +124,14 @@ def launch_everything() -> None:
     scorer(QWEN3, float32, normed=True)
     scorer(SMOLLM2, bfloat16)
     scorer(GEMMA2, bfloat16, sandwich=True)
-    kernel_ops.CAN_CHAIN = kernel_steps.CAN_CHAIN = True
-    for rows in range(1, few.MOST_ROWS + 1):
-        chained(QWEN3, rows)
-        chained(QWEN3_8B, rows)
-    decode(GROUPED, bfloat16, heads=16)
-    decode(GROUPED, float32, heads=16)
-    decode(replace(GROUPED, page=1, index="keys"), bfloat16, heads=16)
-    decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
-    decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)
+    for chains in (False, True):  # of few rows; more are launched as where nothing chains
+        with mock.patch.object(kernel_ops, "CAN_CHAIN", chains):
+            decode(GROUPED, bfloat16, heads=16)
+            decode(GROUPED, float32, heads=16)
+            decode(replace(GROUPED, page=1, index="keys"), bfloat16, heads=16)
+            decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
+            decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)
+    with mock.patch.object(kernel_ops, "CAN_CHAIN", True):
+        for rows in range(1, few.MOST_ROWS + 1):
+            chained(QWEN3, rows)
+            chained(QWEN3_8B, rows)
