@@ -67,7 +67,8 @@ class Process:
             return False
         lost = bool(self._stubs - alive)
         self._stubs |= alive
-        return lost
+        # The server itself may have died since it was asked, and its children with it.
+        return lost and self.exit_code() is None
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
         """Wait for `ready`.
