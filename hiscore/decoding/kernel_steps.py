@@ -14,7 +14,6 @@ from hiscore.attention.paged_triton import paged_attention
 from hiscore.decoding.cache import Cache, DecodeRows
 from hiscore.decoding.steps import PageLists
 from hiscore.kernels import cache_copy, newest, ops, residency, select
-from hiscore.kernels.few_rows import MOST_ROWS
 
 # Bytes that are under way from the host at once: some times what the bus holds. More came in no faster.
 UNDER_WAY = 2**18
@@ -184,7 +183,7 @@ class KernelSteps:
         return paged_attention(
             q, self._cache.tokens(layer), page, lists.pages, lists.counts, rows.slots, rows.positions, most,
             shape.scale, shape.soft_cap, shape.windows[layer], self._value_width, lists.by_slot,
-            ops.CAN_CHAIN and len(q) <= MOST_ROWS,
+            ops.chains(len(q)),
         )  # fmt: skip
 
     # Beside the steps.

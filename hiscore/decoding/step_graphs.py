@@ -17,7 +17,7 @@ from hiscore.decoding.cache import DecodeRows
 from hiscore.decoding.cuda_streams import CudaStreams
 from hiscore.decoding.kernel_steps import KernelSteps
 from hiscore.decoding.model import DecodeModel
-from hiscore.decoding.step_runner import Stepped, feed, new_fed, step
+from hiscore.decoding.step_runner import Stepped, new_fed, step
 from hiscore.decoding.steps import Steps
 from hiscore.decoding.streams import Lane
 from hiscore.decoding.worker_api import Geometry, Int32
@@ -111,10 +111,8 @@ class GraphRunner:
         return KernelSteps(self._model.cache, self._attention, reach, full, self._value_width)
 
     def _step(self, rows: Tensor, steps: KernelSteps) -> Left:
-        of = DecodeRows(rows[0], rows[1])
-        logits, home, buffer = step(self._model, of, self.fed, steps)
-        found = feed(logits, of, self.fed, self._model.cache)
-        return logits, torch.stack((home, buffer)), found
+        stepped = step(self._model, DecodeRows(rows[0], rows[1]), self.fed, steps)
+        return stepped.logits, torch.stack((stepped.home, stepped.buffer)), stepped.found
 
     def _kinds(self) -> list[Kind]:
         """All there are, the largest first: the others reuse their memory."""

@@ -48,16 +48,17 @@ def new_fed(streams: int, device: torch.device) -> Tensor:
     return torch.zeros(streams + 1, dtype=torch.int32, device=device)
 
 
-def step(model: DecodeModel, rows: DecodeRows, fed: Tensor, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
-    """A step fed with `fed`: see `DecodeModel.step`."""
-    return model.step(torch.index_select(fed, 0, rows.streams), rows, steps)
-
-
-def feed(logits: Tensor, rows: DecodeRows, fed: Tensor, cache: Cache) -> Tensor:
-    """Feed the next step the greedy tokens: `Stepped.found`."""
-    ids = greedy(logits)
-    fed.index_copy_(0, rows.streams.where(rows.valid, len(fed) - 1), ids.int())
+def feed(ids: Tensor, logits: Tensor, places: Tensor, fed: Tensor, cache: Cache) -> Tensor:
+    """Feed the next step tokens int64 [R], at int64 [R] places of `fed`: `Stepped.found` for them."""
+    fed.index_copy_(0, places, ids.int())
     return torch.cat((counters(cache), readable(ids, logits)))
+
+
+def step(model: DecodeModel, rows: DecodeRows, fed: Tensor, steps: Steps) -> Stepped:
+    """A step fed with `fed`, which gets the greedy tokens for the next one."""
+    logits, home, buffer = model.step(torch.index_select(fed, 0, rows.streams), rows, steps)
+    places = rows.streams.where(rows.valid, len(fed) - 1)
+    return Stepped(logits, home, buffer, feed(greedy(logits), logits, places, fed, model.cache))
 
 
 class StepRunner(Protocol):
@@ -87,5 +88,4 @@ class EagerRunner:
     def run(self, slots: Int32, positions: Int32, full: bool) -> Stepped:
         both = upload(np.stack((slots, positions)), self.fed.device)
         rows = DecodeRows(both[0], both[1])
-        logits, home, buffer = step(self._model, rows, self.fed, self.steps)
-        return Stepped(logits, home, buffer, feed(logits, rows, self.fed, self._model.cache))
+        return step(self._model, rows, self.fed, self.steps)

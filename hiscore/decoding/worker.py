@@ -15,7 +15,7 @@ from hiscore.decoding.backup import BackupSchedule
 from hiscore.decoding.model import DecodeModel, staging_slots
 from hiscore.decoding.residency import seed
 from hiscore.decoding.sampling import greedy, sample
-from hiscore.decoding.step_runner import COUNTERS, StepRunner, counters, readable
+from hiscore.decoding.step_runner import COUNTERS, StepRunner, feed
 from hiscore.decoding.uploads import upload
 from hiscore.decoding.worker_api import (
     Admission,
@@ -161,8 +161,8 @@ class CacheWorker:
             return greedy_found
         else:
             ids = greedy(logits)
-        self._runner.fed[upload(slots.astype(np.int64), self._device)] = ids.int()
-        return torch.cat((counters(self._cache), readable(ids, logits)))
+        places = upload(slots.astype(np.int64), self._device)
+        return feed(ids, logits, places, self._runner.fed, self._cache)
 
     def result(self, found: Tensor, rows: int, seconds: float) -> StepResult:
         """Read `Stepped.found` of so many rows, on the host."""

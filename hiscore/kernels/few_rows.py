@@ -113,6 +113,11 @@ def gated(gate, up, GELU: tl.constexpr):
     return (gate * up.to(tl.float32)).to(up.dtype)
 
 
+def how(chained: bool) -> dict[str, bool]:
+    """How a kernel with `CHAINED` is launched. chained: all before it in its stream have ended, or wait."""
+    return {"CHAINED": True, "launch_pdl": True} if chained else {"CHAINED": False}
+
+
 def fits(rows: int, inputs: int) -> bool:
     """Whether `multiply` may be called."""
     return 0 < rows <= MOST_ROWS and inputs <= MOST_INPUTS
@@ -142,8 +147,7 @@ def multiply(
     """x [rows, in] with weight [out, in], for at most MOST_ROWS rows of at most MOST_INPUTS: [rows, out].
 
     onto: float32, added to in place instead. gelu: not None if weight is of gate and up, [2 out, in], with GELU or
-    SiLU between. chained: every kernel before it in its stream has ended or calls `wait_for_others`. Raises
-    ValueError where a tensor has gaps.
+    SiLU between. chained: see `how`. Raises ValueError where a tensor has gaps.
     """
     rows, inputs = x.shape
     outputs = len(weight) if gelu is None else len(weight) // 2
@@ -157,7 +161,6 @@ def multiply(
         values, norm, weight, weight if bias is None else bias, out, outputs, eps,
         K=inputs, ROWS=rows, NORMED=isinstance(x, Normed), BIASED=bias is not None, ONTO=onto is not None,
         GATED=gelu is not None, GELU=bool(gelu),
-        BLOCK=block, STEP=min(STEP, triton.next_power_of_2(inputs)), CHAINED=chained,
-        **({"launch_pdl": True} if chained else {}),
+        BLOCK=block, STEP=min(STEP, triton.next_power_of_2(inputs)), **how(chained),
     )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from hiscore.kernels import elementwise, few_rows
-from hiscore.model.ops import residual_dtype
+from hiscore.model.ops import Ops, residual_dtype
 from hiscore.model.rope import Rope
 from hiscore.model.weights import FP8, LayerWeights, Linear, Projection, Quantised
 
@@ -15,7 +15,12 @@ CAN_CHAIN = torch.cuda.is_available() and torch.cuda.get_device_capability() >= 
 """Whether the device starts a kernel before the ones before it have ended."""
 
 
-class TritonOps:
+def chains(rows: int) -> bool:
+    """Whether the kernels of a step of so many rows are chained."""
+    return CAN_CHAIN and rows <= few_rows.MOST_ROWS
+
+
+class TritonOps(Ops):
     """`Ops` on a CUDA device: each step one kernel.
 
     few_rows: forwards of few rows are products of `few_rows`, which begin while the step before is still at work.
@@ -78,7 +83,7 @@ class TritonOps:
     def project(self, projection: Projection, h: Any) -> Tensor:
         if self._by_few_rows(projection, h):
             return few_rows.multiply(h, projection.weight, projection.bias, chained=CAN_CHAIN)
-        return projection(h)
+        return super().project(projection, h)
 
     def project_add_norm(
         self,
@@ -92,21 +97,19 @@ class TritonOps:
         if post_weight is None and few_rows.fits(*x.shape) and self._by_few_rows(projection, h):
             few_rows.multiply(h, projection.weight, projection.bias, onto=x, chained=CAN_CHAIN)
             return few_rows.Normed(x, weight, self._eps)
-        return self.add_norm(x, self.project(projection, h), post_weight, weight, fp8)
+        return super().project_add_norm(x, projection, h, post_weight, weight, fp8)
 
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
         if self._by_few_rows(projection, h) and projection.bias is None:
             return few_rows.multiply(h, projection.weight, gelu=self._gelu, chained=CAN_CHAIN)
-        return self.activate(self.project(projection, h), fp8)
+        return super().gate(projection, h, fp8)
 
     def _by_few_rows(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
         return self._few_rows and isinstance(projection, Linear) and few_rows.fits(*h.shape)
 
     def _chained(self, rows: int) -> dict[str, bool]:
         """How a step of so many rows is launched."""
-        if self._few_rows and CAN_CHAIN and rows <= few_rows.MOST_ROWS:
-            return {"CHAINED": True, "launch_pdl": True}
-        return {"CHAINED": False}
+        return few_rows.how(self._few_rows and chains(rows))
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2

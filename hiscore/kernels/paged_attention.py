@@ -63,14 +63,10 @@ def attend_splits(
         ahead = tl.program_id(1) * SPLIT
         if WINDOW:
             ahead += tl.maximum(position + 1 - WINDOW, 0) // SPLIT * SPLIT
-        keys = pool + kv_head * WIDTH
-        _ask_for(
-            keys, pages + slot * pages_by_slot, ahead, position, PARTS * KV_HEADS * WIDTH, WIDTH, SPLIT, PAGE
-        )
-        keys += KV_HEADS * WIDTH
-        _ask_for(
-            keys, pages + slot * pages_by_slot, ahead, position, PARTS * KV_HEADS * WIDTH, WIDTH, SPLIT, PAGE
-        )
+        for part in tl.static_range(PARTS):
+            rows = pool + (part * KV_HEADS + kv_head) * WIDTH
+            listed = pages + slot * pages_by_slot
+            _ask_for(rows, listed, ahead, position, PARTS * KV_HEADS * WIDTH, WIDTH, SPLIT, PAGE)
     wait_for_others(CHAINED)
     if slot < 0:
         return

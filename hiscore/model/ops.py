@@ -31,6 +31,8 @@ class Ops(Protocol):
 
     Norm weights are float32.
 
+    Projections are plain products, unless an implementation has a better way.
+
     What goes into a projection (h, and what `gate` gives) is a Tensor, under fp8 a Quantised.
     """
 
@@ -63,7 +65,8 @@ class Ops(Protocol):
 
     def project(self, projection: Projection, h: Any) -> Tensor:
         """The projection of what another step has made for it: [T, in] to [T, out]."""
-        ...
+        found: Tensor = projection(h)
+        return found
 
     def project_add_norm(
         self,
@@ -75,10 +78,14 @@ class Ops(Protocol):
         fp8: bool = False,
     ) -> Any:
         """`add_norm` of a projection; what it returns is for `project` and `gate` alone."""
-        ...
+        return self.add_norm(x, self.project(projection, h), post_weight, weight, fp8)
 
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
         """act(gate) * up of a projection to both, as `project` takes it: [T, in] to [T, F]."""
+        return self.activate(self.project(projection, h), fp8)
+
+    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
+        """act(gate) * up, from [T, 2 F] to [T, F]."""
         ...
 
     def quantise(self, x: Tensor) -> Quantised:
@@ -86,7 +93,7 @@ class Ops(Protocol):
         ...
 
 
-class TorchOps:
+class TorchOps(Ops):
     """`Ops` in plain torch."""
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str) -> None:
@@ -128,25 +135,7 @@ class TorchOps:
         x += update if post_weight is None else self._norm(update, post_weight, update.dtype)
         return _for_projection(self._norm(x, weight, update.dtype), fp8)
 
-    def project(self, projection: Projection, h: Any) -> Tensor:
-        return projection(h)
-
-    def project_add_norm(
-        self,
-        x: Tensor,
-        projection: Projection,
-        h: Any,
-        post_weight: Tensor | None,
-        weight: Tensor,
-        fp8: bool = False,
-    ) -> Any:
-        return self.add_norm(x, projection(h), post_weight, weight, fp8)
-
-    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
-        return self.activate(projection(h), fp8)
-
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
-        """act(gate) * up, from [T, 2 F] to [T, F]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return _for_projection(self._activation(gate) * up, fp8)
 

@@ -127,7 +127,7 @@ class Engine(Generic[Job]):
         if failure is not None:
             self._face(failure)
         # Counting is left to the other thread: this one has an answer to deliver.
-        self._launched.put(([], Answered(launched, failure is None)))
+        self._launched.put(([], Answered(launched if failure is None else Raises(failure))))
         return answers[0]
 
     def _face(self, failure: Exception) -> None:

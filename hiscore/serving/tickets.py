@@ -81,14 +81,10 @@ class Raises:
 
 
 class Answered:
-    """A batch that has been answered, but not counted, if it is to be."""
+    """A batch that has been answered, but not counted."""
 
-    def __init__(self, launched: Launched, counts: bool) -> None:
-        self._launched, self._counts = launched, counts
+    def __init__(self, launched: Launched) -> None:
+        self.count = launched.count
 
     def finish(self) -> Sequence[Any]:
         return []
-
-    def count(self) -> None:
-        if self._counts:
-            self._launched.count()
