@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,6 @@ class Driver:
     def _begin(self, slot: int, prompt: Int32, room: int, full: bool, staged: Staged | None) -> Staged:
         worker, g = self._worker, self._geometry
         staging = np.arange(-(-len(prompt) // STAGING_PAGE), dtype=np.int32)
-        if staged is None:
-            staged = self._prefill(slot, prompt, staging, full)
-        else:
-            with torch.inference_mode():
-                worker._model.staging[:, : len(prompt)] = staged.rows
         pages = -(-(len(prompt) + room) // g.page)
         host = np.arange(self._host, self._host + pages, dtype=np.int32)
         owned = 0 if g.dense else pages if full else min(pages, g.lru_pages + g.ring_pages)
@@ -111,18 +106,24 @@ class Driver:
         self._host, self._device = self._host + pages, self._device + owned
         if self._host > g.host_pages or self._device > g.device_pages:
             raise ValueError(f"{slot + 1} streams do not fit into the worker's pools")
+        whole = Chunk(slot, prompt, 0, staging, host, True, full)
+        if staged is None:
+            staged = self._prefill(whole)
+        else:
+            with torch.inference_mode():
+                worker._model.staging[:, : len(prompt)] = staged.rows
+            worker.back_up_prompt(whole, 0, len(prompt))
         worker.admit(Admission(slot, len(prompt), host, places, staging, full, None))
         while not worker.drained(slot):
             time.sleep(0.001)
         return staged
 
-    def _prefill(self, slot: int, prompt: Int32, staging: Int32, full: bool) -> Staged:
-        for start in range(0, len(prompt), self._geometry.chunk):
-            part = prompt[start : start + self._geometry.chunk]
-            last = start + len(part) == len(prompt)
-            chunk = Chunk(slot, part, start, staging, last, full)
-            self._worker.prefill([chunk], greedy(int(last))).result()
-        return Staged(self._worker._model.staging[:, : len(prompt)].clone(), self.logits[0])
+    def _prefill(self, whole: Chunk) -> Staged:
+        for start in range(0, whole.end, self._geometry.chunk):
+            part = whole.tokens[start : start + self._geometry.chunk]
+            chunk = replace(whole, tokens=part, start=start, last=start + len(part) == whole.end)
+            self._worker.prefill([chunk], greedy(int(chunk.last))).result()
+        return Staged(self._worker._model.staging[:, : whole.end].clone(), self.logits[0])
 
     def _watch(self) -> None:
         """Keep every forward's logits on their way to the sampler."""

@@ -22,7 +22,7 @@ And at the edges of a stream's life:
 
 - A copy waits for the forward that wrote what it reads. All earlier work of the forward lane has ended then, too,
   so host pages that change hands are never written while an old swap-in reads them.
-- Staging pages are written only when the copy of the prompt that stood in them has ended.
+- Staging pages are written only when the copies of the prompt that stood in them have ended.
 - A slot, its pages and its staging are given up only when `drained` says that all its copies have landed.
 """
 
@@ -96,29 +96,23 @@ class BackupSchedule:
         self._pending: Pending | None = None
 
     def stage(self, pages: Int32, work: Work) -> None:
-        """A forward that writes staging pages: a chunk of a prompt, or a stream coming back from the host."""
+        """A forward that writes staging pages. pages: those of them in which nothing of the same stream stands."""
         self._poll()
         self._await(int(self._staging[pages].max(initial=0)))
         self._streams.launch(Lane.FORWARD, work)
 
-    def admit(self, slot: int, length: int, pages: Int32, seed: Work, backup: Work | None) -> None:
-        """A stream of `length` tokens stands in staging pages and takes a slot that is free.
+    def back_up_prompt(self, slot: int, start: int, end: int, pages: Int32, work: Work) -> None:
+        """The copy of a prompt's tokens [start, end) after all before them, out of these staging pages."""
+        last = np.array([slot], np.int32), np.array([end - 1], np.int32)
+        ticket = self._copy(Lane.BACKUP, work, *last, tokens=end - start)
+        self._staging[pages] = self._newest[slot] = ticket
+        self._tickets[slot, np.arange(max(start, end - self.width), end) % self.width] = ticket
+        self._written[slot] = end - 1
 
-        seed: copies what the device keeps, in the forward lane; backup: copies all tokens to the host, None for a
-        stream that comes back, since they are there.
-        """
-        ticket = 0
-        if backup is not None:
-            rows = np.array([slot], np.int32), np.array([length - 1], np.int32)
-            ticket = self._copy(Lane.BACKUP, backup, *rows, tokens=length)
-            self._staging[pages] = ticket
-        self._newest[slot] = ticket
-        self._tickets[slot] = 0
-        self._tickets[slot, np.arange(max(0, length - self.width), length) % self.width] = ticket
-        self._written[slot] = length - 1
-        self._landed[slot] = -1 if backup is not None else length - 1
-        # Last: should it fail, the copy is under way all the same.
-        self._streams.launch(Lane.FORWARD, seed)
+    def restore(self, slot: int, length: int, pages: Int32, work: Work) -> None:
+        """`stage` for a stream that comes back: the host has all of its `length` tokens."""
+        self.stage(pages, work)
+        self._written[slot] = self._landed[slot] = length - 1
 
     def step(self, slots: Int32, positions: Int32, forward: Work, backup: Work) -> None:
         """One decode step, for rows that each continue the stream of their slot by one token.
@@ -143,14 +137,13 @@ class BackupSchedule:
         self._tickets[cells] = self._newest[slots] = ticket
 
     def forward(self, work: Work) -> None:
-        """Work at the end of the forward lane that no copy reads or writes."""
+        """Work at the end of the forward lane that writes nothing that copies under way read or write."""
         self._streams.launch(Lane.FORWARD, work)
 
     def drained(self, slot: int) -> bool:
         """Whether all copies of a slot's tokens have landed. Never waits.
 
-        Between `admit` and the first step it says that the prompt has landed: its staging is free, and its first
-        step will not wait.
+        Before the first step it says that the prompt has landed: its staging is free, and that step will not wait.
         """
         self._poll()
         if self._pending and self._streams.happened(self._pending.forward):

@@ -68,7 +68,7 @@ class CacheAttention:
 def forward_of(chunks: Sequence[Chunk]) -> Forward:
     """Parts of prompts as a packed forward: each sees what was prefilled of its prompt before, and itself."""
     ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
-    slots = [staging_slots(chunk.staging_pages, chunk.start + len(chunk.tokens)) for chunk in chunks]
+    slots = [staging_slots(chunk.staging_pages, chunk.end) for chunk in chunks]
     groups = tuple(
         Group(int(end) - len(chunk.tokens), int(end), of[: chunk.start].astype(np.int64), slice(0, 0))
         for chunk, end, of in zip(chunks, ends, slots, strict=True)

@@ -17,6 +17,8 @@ from hiscore.kernels import cache_copy, newest, ops, residency, select
 
 # Bytes that are under way from the host at once: some times what the bus holds. More came in no faster.
 UNDER_WAY = 2**18
+# Of a prompt on its way to the host, beside forwards, whose multiprocessors wait where one stores there.
+LEAVING = 2**16
 # Numbers that one program moves at once.
 COPIED = 4096
 
@@ -157,9 +159,7 @@ class KernelSteps:
 
     def _copy(self, layer: int, swaps: Tensor, swap_counts: Tensor) -> None:
         cache, sizes = self._cache, self._cache.shape
-        lines = sizes.parts * sizes.page
-        at_once = max(1, triton.next_power_of_2(COPIED // (lines * self._padded)))
-        copiers = max(1, UNDER_WAY // (at_once * lines * sizes.width * cache.host.element_size()))
+        at_once, copiers = self._copiers(UNDER_WAY)
         pairs = swap_counts.numel()
         cache_copy.swap_in[(min(copiers, pairs * swaps.shape[2]),)](
             cache.host[layer], cache.buffer[cache.sparse[layer]], swaps, swap_counts, pairs, swaps.shape[2],
@@ -208,11 +208,20 @@ class KernelSteps:
 
     def _pages(self, staging: Tensor, slots: Tensor, host_pages: Tensor, to_host: bool) -> None:
         cache, sizes = self._cache, self._cache.shape
-        cache_copy.copy_pages[(triton.cdiv(len(slots), sizes.page), sizes.heads, sizes.layers)](
-            staging, slots, cache.host, host_pages, len(slots), staging.stride(0), cache.host.stride(0),
+        at_once, copiers = self._copiers(LEAVING if to_host else UNDER_WAY)
+        units = triton.cdiv(len(slots), at_once * sizes.page) * sizes.heads * sizes.layers
+        cache_copy.copy_pages[(min(copiers, units),)](
+            staging, slots, cache.host, host_pages, len(slots), units, staging.stride(0), cache.host.stride(0),
             KV_HEADS=sizes.heads, PARTS=sizes.parts, PAGE=sizes.page, WIDTH=sizes.width, PADDED=self._padded,
-            TO_HOST=to_host,
+            PAGES=at_once, TO_HOST=to_host,
         )  # fmt: skip
+
+    def _copiers(self, under_way: int) -> tuple[int, int]:
+        """Pages that a program copies at once, and how many programs have so many bytes under way."""
+        sizes, item = self._cache.shape, self._cache.host.element_size()
+        lines = sizes.parts * sizes.page
+        at_once = max(1, triton.next_power_of_2(COPIED // (lines * self._padded)))
+        return at_once, max(1, under_way // (at_once * lines * sizes.width * item))
 
     def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, home_slots: Tensor) -> None:
         """Take a prompt's keys into the index of all sparse layers: `bounds` or `keys`, which are the cache's own.

@@ -50,7 +50,7 @@ class LatentModel:
         return self._head.logits(self._decoder.tail(x[last], attended[last]))
 
     def _segment(self, chunk: Chunk, dense: bool) -> Segment:
-        slots = staging_slots(chunk.staging_pages, chunk.start + len(chunk.tokens)).astype(np.int64)
+        slots = staging_slots(chunk.staging_pages, chunk.end).astype(np.int64)
         return Segment(upload(slots, self._device), len(chunk.tokens), chunk.full or dense)
 
     def step(self, ids: Tensor, rows: DecodeRows, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:

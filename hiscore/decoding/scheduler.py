@@ -19,7 +19,7 @@ import numpy as np
 from hiscore.decoding.reservation import Needs, Pools, Release, needs_of
 from hiscore.decoding.rows import sampling_of, step_rows
 from hiscore.decoding.stream import Stage, Stream
-from hiscore.decoding.worker_api import STAGING_PAGE, Chunk, Geometry, Sampling, StepRows
+from hiscore.decoding.worker_api import NO_PAGES, STAGING_PAGE, Chunk, Geometry, Sampling, StepRows
 
 MOST_OVERTAKEN = 16
 # So many from the front of the queue are looked at in each iteration.
@@ -160,8 +160,12 @@ class Scheduler:
         start, end = stream.prefilled, stream.prefilled + tokens
         last = tokens == stream.unfilled
         plan.prefilling.append(stream)
-        tokens_of, full = stream.call.prompt[start:end], not stream.call.options.sparse
-        plan.chunks.append(Chunk(stream.slot, tokens_of, start, stream.staging, last, full))
+        tokens_of, options = stream.call.prompt[start:end], stream.call.options
+        # Nothing will read the keys and values of a stream that ends with its first token.
+        host = stream.host if options.max_tokens > 1 else NO_PAGES
+        plan.chunks.append(
+            Chunk(stream.slot, tokens_of, start, stream.staging, host, last, not options.sparse)
+        )
         stream.prefilled = end
         stream.in_flight += 1
         if last:

@@ -18,6 +18,7 @@ from hiscore.decoding.sampling import greedy, sample
 from hiscore.decoding.step_runner import COUNTERS, StepRunner, feed
 from hiscore.decoding.uploads import upload
 from hiscore.decoding.worker_api import (
+    STAGING_PAGE,
     Admission,
     Chunk,
     Geometry,
@@ -54,13 +55,39 @@ class CacheWorker:
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk], sampling: Sampling) -> Launched:
-        pages = np.concatenate([chunk.staging_pages for chunk in chunks])
+        # Where the chunk before ends, in the middle of a page, its copy may read on.
+        begun = [_staging_pages(chunk.staging_pages, chunk.start, chunk.end, begun=True) for chunk in chunks]
         slots = np.array([chunk.slot for chunk in chunks if chunk.last], np.int32)
         launched = OnItsWay(self, len(slots))
         self._schedule.stage(
-            pages, lambda: launched.run(lambda: self._sample(self._model.prefill(chunks), slots, sampling))
+            np.concatenate(begun),
+            lambda: launched.run(lambda: self._sample(self._model.prefill(chunks), slots, sampling)),
         )
+        for chunk in chunks:
+            if len(chunk.host_pages):
+                end = chunk.end if chunk.last else self._page_edge(chunk.end)
+                self.back_up_prompt(chunk, self._page_edge(chunk.start), end)
         return launched
+
+    @torch.inference_mode()
+    def back_up_prompt(self, chunk: Chunk, start: int, end: int) -> None:
+        """Copy a prompt's tokens [start, end) from staging to the host. start: at the edge of a page there."""
+        if start == end:
+            return
+
+        def work() -> None:
+            slots = staging_slots(chunk.staging_pages, end)[start:]
+            pages = chunk.host_pages[start // self.geometry.page :]
+            self._steps.back_up_prompt(
+                self._model.staging, upload(slots, self._device), upload(pages, self._device)
+            )
+
+        pages = _staging_pages(chunk.staging_pages, start, end)
+        self._schedule.back_up_prompt(chunk.slot, start, end, pages, work)
+
+    def _page_edge(self, position: int) -> int:
+        """Where the host's page of a position begins."""
+        return position // self.geometry.page * self.geometry.page
 
     @torch.inference_mode()
     def step(self, rows: StepRows) -> Launched:
@@ -90,29 +117,17 @@ class CacheWorker:
             slots = upload(staging_slots(staging_pages, length), self._device)
             self._steps.restore_prompt(self._model.staging, slots, upload(host_pages, self._device))
 
-        self._schedule.stage(staging_pages, work)
+        self._schedule.restore(slot, length, staging_pages, work)
 
     @torch.inference_mode()
     def admit(self, admission: Admission) -> None:
-        a, staging = admission, self._model.staging
-        slots = staging_slots(a.staging_pages, a.length)
-        prefilled = a.first_token is None
-        self._full[a.slot] = a.full
+        self._full[admission.slot] = admission.full
+        self._schedule.forward(lambda: self._seed(admission))
 
-        def back_up() -> None:
-            self._steps.back_up_prompt(
-                staging, upload(slots, self._device), upload(a.host_pages, self._device)
-            )
-
-        self._schedule.admit(
-            a.slot, a.length, a.staging_pages,
-            seed=lambda: self._seed(a, slots),
-            backup=back_up if prefilled else None,
-        )  # fmt: skip
-
-    def _seed(self, a: Admission, slots: Int32) -> None:
+    def _seed(self, a: Admission) -> None:
         """Fill the tables, and bring what the device keeps to its places."""
         page, staging, device = self.geometry.page, self._model.staging, self._device
+        slots = staging_slots(a.staging_pages, a.length)
         seeds = seed(
             self._cache, a.slot, a.length,
             torch.from_numpy(a.host_pages.astype(np.int64)), torch.from_numpy(a.device_pages.astype(np.int64)),
@@ -174,6 +189,12 @@ class CacheWorker:
             tokens.numpy().astype(np.int32), int(hits), int(misses), seconds, backed_up,
             int(self._schedule.lag().sum()), float(captured), int(judged),
         )  # fmt: skip
+
+
+def _staging_pages(of_prompt: Int32, start: int, end: int, begun: bool = False) -> Int32:
+    """The staging pages in which tokens [start, end) of a prompt stand. begun: but not where one before stands."""
+    first = -(-start // STAGING_PAGE) if begun else start // STAGING_PAGE
+    return of_prompt[first : -(-end // STAGING_PAGE)]
 
 
 class OnItsWay:

@@ -64,17 +64,24 @@ class Sampling:
 class Chunk:
     """A part of a prompt to prefill.
 
-    slot: the stream's. tokens: int32 [n]. start: position of the first. staging_pages: int32, those of the whole
-    prompt in the order of positions. last: the prompt ends here, its last row is sampled. full: it attends to
-    everything, which matters where a checkpoint selects in its prefill too.
+    slot: the stream's. tokens: int32 [n]. start: position of the first. staging_pages, host_pages: int32, those of
+    the whole prompt in the order of positions; without pages of the host it is not backed up. last: the prompt
+    ends here, its last row is sampled. full: it attends to everything, which matters where a checkpoint selects in
+    its prefill too.
     """
 
     slot: int
     tokens: Int32
     start: int
     staging_pages: Int32
+    host_pages: Int32
     last: bool
     full: bool = False
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.start + len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Admission:
 
     length: tokens in staging. host_pages, staging_pages: int32, in the order of positions; device_pages: int32, in
     the order of the buffer's slots. full: it attends to everything. first_token: what its first step feeds; None
-    after a prefill: the prefill's sample, still on the device, and the host has no copy of the tokens yet.
+    after a prefill: the prefill's sample, still on the device.
     """
 
     slot: int
@@ -144,7 +151,8 @@ class Worker(Protocol):
     def prefill(self, chunks: Sequence[Chunk], sampling: Sampling) -> Launched:
         """Run parts of prompts in one forward; sampling has one row for each chunk that is its prompt's last.
 
-        The sampled tokens also stay on the device, as what their slots feed next.
+        Each part is backed up as far as it fills pages of the host, the last to its end. The sampled tokens also
+        stay on the device, as what their slots feed next.
         """
         ...
 
@@ -153,7 +161,7 @@ class Worker(Protocol):
         ...
 
     def admit(self, admission: Admission) -> None:
-        """Staging to the host (after a prefill), to the resident seeds and the index; fill the tables."""
+        """Staging to the resident seeds, after a prefill to index and dense layers too; fill the tables."""
         ...
 
     def step(self, rows: StepRows) -> Launched:
@@ -163,7 +171,7 @@ class Worker(Protocol):
     def drained(self, slot: int) -> bool:
         """Whether no copy of this slot is under way: its backups have landed, its staging pages are read.
 
-        Does not wait. True for a slot that was never admitted.
+        Does not wait. True for a slot whose prompt was never begun.
         """
         ...
 

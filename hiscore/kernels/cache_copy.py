@@ -79,32 +79,35 @@ def back_up_rows(
 
 @triton.jit
 def copy_pages(
-    pool, slots, host, host_pages, tokens, pool_stride, host_stride,
+    pool, slots, host, host_pages, tokens, units, pool_stride, host_stride,
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    TO_HOST: tl.constexpr,
+    PAGES: tl.constexpr, TO_HOST: tl.constexpr,
 ):  # fmt: skip
     """A prompt between pool [L, slots, C, kv_heads, D] and host [L, host pages, kv_heads, C, P, D].
 
-    Token t stands at slots[t] of the pool (int32 [tokens]) and in page host_pages[t // P] (int32). A grid of
-    (pages, kv_heads, L).
+    Token t stands at slots[t] of the pool (int32 [tokens]) and in page host_pages[t // P] (int32). units: PAGES
+    pages of a head of a layer each. A grid of any number of programs, few for the reason of `swap_in`.
     """
-    page = tl.program_id(0)
-    head = tl.program_id(1)
-    layer = tl.program_id(2).to(tl.int64)
-    line = tl.arange(0, PARTS * PAGE)
-    part, offset = line // PAGE, line % PAGE
+    LINES: tl.constexpr = PARTS * PAGE
+    groups = tl.cdiv(tokens, PAGES * PAGE)
+    line = tl.arange(0, PAGES * LINES)
+    part = line % LINES // PAGE
     d = tl.arange(0, PADDED)[None, :]
-    token = page * PAGE + offset
-    there = token < tokens
-    mask = there[:, None] & (d < WIDTH)
-    slot = tl.load(slots + token, mask=there, other=0).to(tl.int64)
-    here = pool + layer * pool_stride + ((slot * PARTS + part) * KV_HEADS + head)[:, None] * WIDTH + d
-    unit = tl.load(host_pages + page).to(tl.int64) * KV_HEADS + head
-    there_at = host + layer * host_stride + (unit * (PARTS * PAGE) + line)[:, None] * WIDTH + d
-    if TO_HOST:
-        tl.store(there_at, tl.load(here, mask=mask, other=0.0), mask=mask)
-    else:
-        tl.store(here, tl.load(there_at, mask=mask, other=0.0, cache_modifier=".cg"), mask=mask)
+    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
+        head = unit % KV_HEADS
+        page = unit // KV_HEADS % groups * PAGES + line // LINES
+        layer = (unit // KV_HEADS // groups).to(tl.int64)
+        token = page * PAGE + line % PAGE
+        there = token < tokens
+        mask = there[:, None] & (d < WIDTH)
+        slot = tl.load(slots + token, mask=there, other=0).to(tl.int64)
+        here = pool + layer * pool_stride + ((slot * PARTS + part) * KV_HEADS + head)[:, None] * WIDTH + d
+        run = (tl.load(host_pages + page, mask=there, other=0).to(tl.int64) * KV_HEADS + head) * LINES
+        there_at = host + layer * host_stride + (run + line % LINES)[:, None] * WIDTH + d
+        if TO_HOST:
+            tl.store(there_at, tl.load(here, mask=mask, other=0.0), mask=mask)
+        else:
+            tl.store(here, tl.load(there_at, mask=mask, other=0.0, cache_modifier=".cg"), mask=mask)
 
 
 @triton.jit

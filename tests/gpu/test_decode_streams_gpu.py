@@ -60,7 +60,7 @@ def test_the_ring_overlaps(protocol: BackupProtocol) -> None:
     streams = CudaStreams(device)
     schedule = BackupSchedule(streams, protocol, 4, 1, 1)
     nothing = np.empty(0, np.int32)
-    schedule.admit(0, 1, nothing, lambda: None, None)
+    schedule.restore(0, 1, nothing, lambda: None)
 
     def forward() -> None:
         torch.cuda._sleep(50_000_000)

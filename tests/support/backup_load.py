@@ -89,27 +89,25 @@ class Run:
         self._running: list[Stream] = []
         self._leaving: list[tuple[Stream, bool]] = []
         self._away: list[Stream] = []
+        self._results: list[Callable[[], None]] = []
         self.written = 0
         self.most_lag = 0
 
     def run(self) -> None:
-        results: list[Callable[[], None]] = []
-        while len(results) < self.load.steps:
+        while len(self._results) < self.load.steps:
             self._collect()
             self._join()
+            self._leave(0.0, 0.0)
             if not self._running:
                 self.memory.pause()
                 continue
             self._step()
-            results.append(self.memory.after(Lane.FORWARD))
-            if len(results) > 1:
-                results[-2]()
             self._leave(0.05, 0.05)
         self._leave(1.0, 0.0)
         while self._leaving:
             self._collect()
             self.memory.pause()
-        for result in results:
+        for result in self._results:
             result()
 
     def _join(self) -> None:
@@ -136,34 +134,65 @@ class Run:
         length = stream.length = stream.length or stream.prompt
         stream.first_decoded = length
         staging = self._staging.take(-(-length // self.load.page))
-        positions = range(length)
-        staged = [self._cell("device", staging, p, STAGING) for p in positions]
-        stored = [self._cell("host", stream.host, p) for p in positions]
-        values = [stream.value(p) for p in positions]
-
-        def write() -> None:
-            if back:
-                self.memory.copy(list(zip(stored, staged, strict=True)))
-            else:
-                self.memory.fill(staged, values)
-
-        newest = (length - 1) // self.load.page
-        kept = [p for p in positions if stream.resident or p // self.load.page > newest - self._ring]
+        staged = [self._cell("device", staging, p, STAGING) for p in range(length)]
+        stored = [self._cell("host", stream.host, p) for p in range(length)]
+        if back:
+            self.memory.during = "stage"
+            self.schedule.restore(
+                stream.slot,
+                length,
+                _int32(staging),
+                lambda: self.memory.copy([*zip(stored, staged, strict=True)]),
+            )
+        else:
+            self._prefill(stream, staging, staged, stored)
+        newest = (stream.length - 1) // self.load.page
+        kept = [
+            p for p in range(stream.length) if stream.resident or p // self.load.page > newest - self._ring
+        ]
 
         def seed() -> None:
             self.memory.copy([(staged[p], self._device_cell(stream, p)) for p in kept])
 
-        def backup() -> None:
-            self.memory.copy(list(zip(staged, stored, strict=True)))
-
-        self.memory.during = "stage"
-        pages = np.array(staging, np.int32)
-        self.schedule.stage(pages, write)
-        self.memory.during = "admit"
-        self.schedule.admit(stream.slot, length, pages, seed, None if back else backup)
-        self.written += 0 if back else length
         self._staging.free += staging
+        if stream.length < length:
+            self._leaving.append((stream, False))
+            return
+        self.memory.during = "seed"
+        self.schedule.forward(seed)
         self._running.append(stream)
+
+    def _prefill(self, stream: Stream, staging: list[int], staged: list[Cell], stored: list[Cell]) -> None:
+        """The prompt in parts, between steps of others. Some streams leave before their last: then shorter."""
+        page, left, copied = self.load.page, stream.length, 0
+        leaves = self._random.random() < 0.1
+        while left:
+            start = stream.length - left
+            tokens = self._random.randint(1, left)
+            end, left = start + tokens, left - tokens
+            values = [stream.value(p) for p in range(start, end)]
+            begun = staging[-(-start // page) : -(-end // page)]
+            self.memory.during = "stage"
+            self.schedule.stage(
+                _int32(begun), lambda at=staged[start:end], values=values: self.memory.fill(at, values)
+            )
+            # What does not fill a page is left to the next copy.
+            upto = self._random.randint(start + 1, end) if left else end
+            if not left or self._random.random() < 0.8:
+                pairs = [*zip(staged[copied:upto], stored[copied:upto], strict=True)]
+                pages = staging[copied // page : -(-upto // page)]
+                self.memory.during = "prompt"
+                self.schedule.back_up_prompt(
+                    stream.slot, copied, upto, _int32(pages), lambda pairs=pairs: self.memory.copy(pairs)
+                )
+                self.written += upto - copied
+                copied = upto
+            if left and leaves:
+                stream.length = copied
+                return
+            self._leave(0.0, 0.0)
+            if self._running and self._random.random() < 0.3:
+                self._step()
 
     def _step(self) -> None:
         rows = [(stream, stream.length) for stream in self._running]
@@ -187,6 +216,9 @@ class Run:
         # A stream's first steps may still wait for its prompt's copy.
         settled = [s.slot for s, p in rows if p >= s.first_decoded + 2]
         self.most_lag = max(self.most_lag, *self.schedule.lag()[settled].tolist(), 0)
+        self._results.append(self.memory.after(Lane.FORWARD))
+        if len(self._results) > 1:
+            self._results[-2]()
 
     def _forward(self, rows: list[tuple[Stream, int]]) -> None:
         """Writes the new tokens, then reads all that attention may: the buffer, and what can be swapped in."""

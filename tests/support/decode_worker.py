@@ -118,7 +118,9 @@ class HashWorker:
             if chunk.start == 0:
                 self._check(chunk.slot not in self.slots, f"slot {chunk.slot} is taken")
                 self._own_staging(chunk.slot, chunk.staging_pages)
+                self._own("host", chunk.slot, chunk.host_pages)
             held = self.slots[chunk.slot]
+            self._check(np.array_equal(held.host, chunk.host_pages), "other pages on the host")
             self._check(len(chunk.tokens) > 0 and chunk.start == held.filled, "not the next part of a prompt")
             self._check(not held.whole, "prefilled again")
             held.filled += len(chunk.tokens)
@@ -133,7 +135,8 @@ class HashWorker:
         self._check(kept is not None and kept.length == length, "restored is not what was preempted")
         self._own_staging(slot, staging_pages)
         held = self.slots[slot]
-        held.filled, held.whole, held.host = length, True, host_pages
+        held.filled, held.whole = length, True
+        self._own("host", slot, host_pages)
         self.restores += 1
 
         def work() -> None:
@@ -149,20 +152,14 @@ class HashWorker:
         self._check(held.whole and held.length < 0 and held.filled == length, "admitted too early, or twice")
         self._check(len(admission.host_pages) * self.geometry.page > length, "too few pages on the host")
         self._check(np.array_equal(admission.staging_pages, held.staging), "other staging pages")
-        others = [each for other, each in self.slots.items() if other != slot] + list(self.kept.values())
-        for name in ("host", "device"):
-            pages = getattr(admission, f"{name}_pages")
-            taken = np.concatenate([NO_PAGES, *(getattr(each, name) for each in others)])
-            self._check(len(np.unique(pages)) == len(pages), f"a {name} page twice")
-            self._check(not np.isin(pages, taken).any(), f"a {name} page of another stream")
-        held.host, held.device, held.length = admission.host_pages, admission.device_pages, length
+        self._check(np.array_equal(admission.host_pages, held.host), "other pages on the host")
+        self._own("device", slot, admission.device_pages)
+        held.length = length
 
         def work() -> None:
-            staged = self._staging[_places(admission.staging_pages, STAGING_PAGE)[:length]].copy()
             if restored:
                 self._newest[slot] = admission.first_token
-            self._tails[slot] = dict(enumerate(staged.tolist()))
-            self._copy(slot, held.host, dict(self._tails[slot]))
+                self._tails[slot] = {}
 
         self._task([slot], work)
 
@@ -227,14 +224,23 @@ class HashWorker:
     def _fill(self, chunks: Sequence[Chunk], sampling: Sampling) -> list[int]:
         for chunk in chunks:
             places = _places(chunk.staging_pages, STAGING_PAGE)
-            self._staging[places[chunk.start : chunk.start + len(chunk.tokens)]] = chunk.tokens
+            self._staging[places[chunk.start : chunk.end]] = chunk.tokens
+            if len(chunk.host_pages):
+                self._back_up(chunk, self._staging[places[: chunk.end]].tolist())
         sampled = []
         for row, chunk in enumerate(chunk for chunk in chunks if chunk.last):
-            prompt = self._staging[
-                _places(chunk.staging_pages, STAGING_PAGE)[: chunk.start + len(chunk.tokens)]
-            ]
+            prompt = self._staging[_places(chunk.staging_pages, STAGING_PAGE)[: chunk.end]]
             sampled.append(self._sample(chunk.slot, prompt, sampling, row))
         return sampled
+
+    def _back_up(self, chunk: Chunk, staged: list[int]) -> None:
+        """Whole pages, and at the prompt's end the rest."""
+        page = self.geometry.page
+        begin, end = chunk.start // page * page, chunk.end if chunk.last else chunk.end // page * page
+        tail = self._tails.setdefault(chunk.slot, {}) if chunk.start else {}
+        self._tails[chunk.slot] = tail
+        tail.update(enumerate(staged[chunk.start :], chunk.start))
+        self._copy(chunk.slot, chunk.host_pages, {at: staged[at] for at in range(begin, end)})
 
     def _decode(self, rows: StepRows, pages: list[Int32]) -> list[int]:
         sampled = []
@@ -283,6 +289,13 @@ class HashWorker:
         return not any(slot in task.slots for task in self._tasks) and all(
             copy.slot != slot for copy in self._copies
         )
+
+    def _own(self, name: str, slot: int, pages: Int32) -> None:
+        others = [each for other, each in self.slots.items() if other != slot] + list(self.kept.values())
+        taken = np.concatenate([NO_PAGES, *(getattr(each, name) for each in others)])
+        self._check(len(np.unique(pages)) == len(pages), f"a {name} page twice")
+        self._check(not np.isin(pages, taken).any(), f"a {name} page of another stream")
+        setattr(self.slots[slot], name, pages)
 
     def _own_staging(self, slot: int, pages: Int32) -> None:
         for other, held in self.slots.items():

@@ -127,7 +127,7 @@ class Driver:
         for start in range(0, len(tokens), geometry.chunk):
             part = tokens[start : start + geometry.chunk]
             last = start + len(part) == len(tokens)
-            chunk = Chunk(stream.slot, part, start, stream.staging, last, not sparse)
+            chunk = Chunk(stream.slot, part, start, stream.staging, stream.host, last, not sparse)
             self._read(worker.prefill([chunk], greedy(int(last))))
             logits = self._logits.pop()
         stream.prefilled, stream.sampled = len(tokens), 1

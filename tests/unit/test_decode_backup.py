@@ -126,7 +126,7 @@ def two_steps(protocol: BackupProtocol) -> tuple[Streams, list[float]]:
     """Two steps of one stream, forwards of 1, copies of `SLOW`; when the host came back from each."""
     on, back = streams("backup slow"), []
     schedule = BackupSchedule(on, protocol, 4, 1, 1)
-    schedule.admit(0, 1, np.empty(0, np.int32), lambda: None, None)
+    schedule.restore(0, 1, np.empty(0, np.int32), lambda: None)
     for p in (1, 2):
 
         def forward(p: int = p) -> None:
@@ -167,12 +167,8 @@ def test_a_prompt_is_waited_for_only_by_steps_that_may_read_it_from_the_host() -
         on = streams("backup slow")
         schedule = BackupSchedule(on, "ring", 4, 1, 1)
         on.fill([("device", 9)], [9])
-        schedule.admit(
-            0,
-            length,
-            np.zeros(1, np.int32),
-            lambda: None,
-            lambda on=on: on.copy([(("device", 9), ("host", 9))]),
+        schedule.back_up_prompt(
+            0, 0, length, np.zeros(1, np.int32), lambda on=on: on.copy([(("device", 9), ("host", 9))])
         )
         on.during = "step"
         schedule.step(np.zeros(1, np.int32), np.array([length], np.int32), lambda: None, lambda: None)
@@ -191,7 +187,7 @@ def test_events_are_few_and_used_again() -> None:
 def test_what_does_not_continue_a_stream_or_frees_too_early_is_refused() -> None:
     on = streams("backup slow")
     schedule = BackupSchedule(on, "ring", 4, 2, 1)
-    schedule.admit(1, 5, np.zeros(1, np.int32), lambda: None, lambda: on.fill([("host", 0)], [0]))
+    schedule.back_up_prompt(1, 0, 5, np.zeros(1, np.int32), lambda: on.fill([("host", 0)], [0]))
     assert schedule.lag().tolist() == [0, 5]
     with pytest.raises(ValueError, match="next position"):
         schedule.step(np.ones(1, np.int32), np.array([6], np.int32), lambda: None, lambda: None)
@@ -206,20 +202,25 @@ def test_what_does_not_continue_a_stream_or_frees_too_early_is_refused() -> None
         BackupSchedule(on, "ring", 0, 1, 1)
 
 
-def test_a_copy_under_way_is_known_though_what_follows_it_failed() -> None:
-    """The device has no memory left for the seeds, say: the prompt's copy still reads and writes."""
+def test_a_prompts_parts_are_copied_beside_the_forwards_after_them() -> None:
+    """Copies of 50 beside forwards of 1: nothing waits for a copy but a step, and who gets its staging."""
     on = streams("backup slow")
-    schedule = BackupSchedule(on, "ring", 4, 1, 1)
-
-    def fails() -> None:
-        raise MemoryError
-
-    with pytest.raises(MemoryError):
-        schedule.admit(0, 5, np.zeros(1, np.int32), fails, lambda: on.fill([("host", 0)], [0]))
-    assert not schedule.drained(0)
-    on.pause()
-    schedule.release(0)
-    assert schedule.lag().tolist() == [0]
+    schedule = BackupSchedule(on, "ring", 4, 2, 4)
+    for part in range(3):
+        cell = ("device", part)
+        schedule.stage(np.array([part], np.int32), lambda cell=cell: on.fill([cell], [1]))
+        schedule.back_up_prompt(
+            0, 4 * part, 4 * part + 4, np.array([part], np.int32),
+            lambda part=part: on.copy([(("device", part), ("host", part))]),
+        )  # fmt: skip
+    schedule.stage(np.array([1], np.int32), lambda: on.fill([("device", 9)], [1]))
+    while not schedule.drained(0):
+        on.pause()
+    forwards = [each for each in on.trace if each.lane is Lane.FORWARD]
+    copies = [each for each in on.trace if each.lane is Lane.BACKUP]
+    assert [each.started for each in forwards[:3]] == [0, 1, 2]
+    assert [each.started for each in copies] == [1, 1 + SLOW, 1 + 2 * SLOW]
+    assert forwards[3].started == copies[1].ended
 
 
 class Immediate(Mutated, TensorMemory, ImmediateStreams):

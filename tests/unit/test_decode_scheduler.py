@@ -103,7 +103,11 @@ def test_a_stream_of_one_token_is_never_admitted() -> None:
     plan = drive.go()
     assert plan.filled == [each]
     assert plan.admitted == []
+    # Nor is it backed up, as others are.
+    assert [len(chunk.host_pages) for chunk in plan.chunks] == [0]
     assert drive.until(each, Stage.GONE) <= 3
+    drive.add(other := stream(max_tokens=2))
+    assert [chunk.host_pages is other.host for chunk in drive.go().chunks] == [True]
 
 
 def test_streams_that_run_are_in_every_step_while_others_prefill() -> None:
