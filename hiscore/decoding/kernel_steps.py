@@ -17,10 +17,11 @@ from hiscore.kernels import cache_copy, newest, ops, residency, select
 
 # Bytes that are under way from the host at once: some times what the bus holds. More came in no faster.
 UNDER_WAY = 2**18
-# Of a prompt on its way to the host, beside forwards, whose multiprocessors wait where one stores there.
-LEAVING = 2**16
 # Numbers that one program moves at once.
 COPIED = 4096
+# Programs that take a prompt to the host, twice as many numbers at once: they fill the bus. Forwards run beside
+# them, and are held up on each multiprocessor that stores to the host.
+LEAVING = 3
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class KernelSteps:
 
     def _copy(self, layer: int, swaps: Tensor, swap_counts: Tensor) -> None:
         cache, sizes = self._cache, self._cache.shape
-        at_once, copiers = self._copiers(UNDER_WAY)
+        at_once, copiers = self._at_once(COPIED)
         pairs = swap_counts.numel()
         cache_copy.swap_in[(min(copiers, pairs * swaps.shape[2]),)](
             cache.host[layer], cache.buffer[cache.sparse[layer]], swaps, swap_counts, pairs, swaps.shape[2],
@@ -208,20 +209,20 @@ class KernelSteps:
 
     def _pages(self, staging: Tensor, slots: Tensor, host_pages: Tensor, to_host: bool) -> None:
         cache, sizes = self._cache, self._cache.shape
-        at_once, copiers = self._copiers(LEAVING if to_host else UNDER_WAY)
+        at_once, copiers = self._at_once(2 * COPIED)
         units = triton.cdiv(len(slots), at_once * sizes.page) * sizes.heads * sizes.layers
-        cache_copy.copy_pages[(min(copiers, units),)](
+        cache_copy.copy_pages[(min(LEAVING if to_host else copiers, units),)](
             staging, slots, cache.host, host_pages, len(slots), units, staging.stride(0), cache.host.stride(0),
             KV_HEADS=sizes.heads, PARTS=sizes.parts, PAGE=sizes.page, WIDTH=sizes.width, PADDED=self._padded,
             PAGES=at_once, TO_HOST=to_host,
         )  # fmt: skip
 
-    def _copiers(self, under_way: int) -> tuple[int, int]:
-        """Pages that a program copies at once, and how many programs have so many bytes under way."""
+    def _at_once(self, numbers: int) -> tuple[int, int]:
+        """Pages of so many numbers, one at least; and how many programs then have `UNDER_WAY` bytes under way."""
         sizes, item = self._cache.shape, self._cache.host.element_size()
         lines = sizes.parts * sizes.page
-        at_once = max(1, triton.next_power_of_2(COPIED // (lines * self._padded)))
-        return at_once, max(1, under_way // (at_once * lines * sizes.width * item))
+        pages = max(1, triton.next_power_of_2(numbers // (lines * self._padded)))
+        return pages, max(1, UNDER_WAY // (pages * lines * sizes.width * item))
 
     def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, home_slots: Tensor) -> None:
         """Take a prompt's keys into the index of all sparse layers: `bounds` or `keys`, which are the cache's own.

@@ -6,13 +6,18 @@ import torch
 import triton
 from torch import Tensor
 
-from hiscore.kernels import elementwise, few_rows
+from hiscore.kernels import elementwise, few_rows, gated_product
 from hiscore.model.ops import Ops, residual_dtype
 from hiscore.model.rope import Rope
 from hiscore.model.weights import FP8, LayerWeights, Linear, Projection, Quantised
 
-CAN_CHAIN = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+_CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+CAN_CHAIN = _CAPABILITY >= (9, 0)
 """Whether the device starts a kernel before the ones before it have ended."""
+HOPPER = torch.cuda.get_device_properties("cuda").multi_processor_count if _CAPABILITY[0] == 9 else 0
+"""Multiprocessors of the kind on which `gated_product` was compared with a library, or 0."""
+MANY_ROWS = 1024
+"""From so many on, chained steps between a library's products are faster; below, they were slower."""
 
 
 def chains(rows: int) -> bool:
@@ -102,6 +107,10 @@ class TritonOps(Ops):
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
         if self._by_few_rows(projection, h) and projection.bias is None:
             return few_rows.multiply(h, projection.weight, gelu=self._gelu, chained=CAN_CHAIN)
+        if HOPPER and isinstance(projection, Linear) and projection.bias is None and h.element_size() == 2:
+            tile = gated_product.tile_for(*h.shape, len(projection.weight) // 2, HOPPER)
+            if tile:
+                return gated_product.multiply(h, projection.weight, self._gelu, tile, HOPPER)
         return super().gate(projection, h, fp8)
 
     def _by_few_rows(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
@@ -109,7 +118,7 @@ class TritonOps(Ops):
 
     def _chained(self, rows: int) -> dict[str, bool]:
         """How a step of so many rows is launched."""
-        return few_rows.how(self._few_rows and chains(rows))
+        return few_rows.how((self._few_rows and chains(rows)) or (CAN_CHAIN and rows >= MANY_ROWS))
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2

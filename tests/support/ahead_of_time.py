@@ -23,6 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -71,6 +72,8 @@ def _specialise(parameter: Any, value: Any) -> tuple[str, bool]:
     """A parameter's type, and whether it is known to be a whole number of 16."""
     if isinstance(value, torch.Tensor):
         return f"*{TYPES[value.dtype]}", True
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>", False
     if isinstance(value, bool):
         return "i1", False
     if isinstance(value, int):

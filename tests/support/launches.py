@@ -11,6 +11,7 @@ from hiscore.attention.triton_attention import TileInputs, TritonAttention
 from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
 from hiscore.decoding.kernel_steps import KernelSteps
 from hiscore.kernels import few_rows as few
+from hiscore.kernels import gated_product
 from hiscore.kernels import ops as kernel_ops
 from hiscore.kernels.ops import TritonOps
 from hiscore.model.weights import Linear
@@ -116,6 +117,15 @@ def chained(sizes: tuple[int, ...], rows: int) -> None:
     ops.add_norm(x, ops.project(down, wide), None, norm)
 
 
+def gated(sizes: tuple[int, ...]) -> None:
+    """The MLP's first product, of many rows."""
+    hidden, inner, *_ = sizes
+    x, weight = (torch.zeros(count, hidden, dtype=torch.bfloat16) for count in (ROWS, 2 * inner))
+    for tile in (gated_product.SMALL, gated_product.MEDIUM, gated_product.LARGE):
+        for gelu in (False, True):
+            gated_product.multiply(x, weight, gelu, tile, multiprocessors=132)
+
+
 def launch_everything() -> None:
     """What the served families launch, in the dtypes that they are served in."""
     bfloat16, float32 = torch.bfloat16, torch.float32
@@ -124,6 +134,8 @@ def launch_everything() -> None:
     scorer(QWEN3, float32, normed=True)
     scorer(SMOLLM2, bfloat16)
     scorer(GEMMA2, bfloat16, sandwich=True)
+    gated(QWEN3)
+    gated(SMOLLM2)
     for chains in (False, True):  # of few rows; more are launched as where nothing chains
         with mock.patch.object(kernel_ops, "CAN_CHAIN", chains):
             decode(GROUPED, bfloat16, heads=16)

@@ -1,5 +1,7 @@
 """The kernels against plain torch. Without a GPU they run in Triton's interpreter, on the CPU."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,9 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.tiles import cut_into_tiles, most_tiles
 from hiscore.attention.triton_attention import TritonAttention
 from hiscore.cuda_runner import Layout, buckets
-from hiscore.kernels import few_rows
+from hiscore.kernels import few_rows, gated_product
+from hiscore.kernels import ops as kernel_ops
+from hiscore.kernels.gated_product import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
 from hiscore.kernels.ops import TritonOps
 from hiscore.kv_pages import PAGE, KVPages
 from hiscore.model.ops import TorchOps
@@ -203,6 +207,58 @@ def test_few_rows_are_taken_where_they_may_be() -> None:
         torch.testing.assert_close(ops.project(Linear(weight), x), x @ weight.T, atol=1e-3, rtol=1e-4)
         assert ops.gate(Linear(weight), x).shape == (rows, 3)
     assert taken == [True, False, False, False]
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 100])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("tile", [SMALL, MEDIUM, LARGE], ids=["small", "medium", "large"])
+def test_a_gated_product_equals_plain_torch(tile: Tile, activation: str, multiprocessors: int) -> None:
+    """Tiles over the edges. Bound: float32 sums; on a GPU, which takes 16 bits only, a rounding of 8 bits each."""
+    dtype, near = (torch.bfloat16, 2**-7) if DEVICE == "cuda" else (torch.float32, 1e-5)
+    for rows, inputs, outputs in ((1, 8, 8), (130, 72, 200), (300, 200, 72), (2200, 16, 136)):
+        x, weight = random(rows, inputs, seed=1), random(2 * outputs, inputs, seed=2) / inputs**0.5
+        x, weight = x.to(dtype), weight.to(dtype)
+        found = multiply(x, weight, activation != "silu", tile, multiprocessors)
+        expected = TorchOps(1, 1, 2, 1e-6, activation).gate(Linear(weight), x)
+        torch.testing.assert_close(found, expected, atol=near, rtol=near)
+        # Control: gate and up in each other's place.
+        wrong = multiply(x, weight.roll(outputs, 0), activation != "silu", tile, multiprocessors)
+        assert not torch.allclose(wrong, expected, atol=10 * near, rtol=10 * near)
+
+
+def test_a_tile_is_taken_where_it_fills_the_device() -> None:
+    """Of the numbers of rows that were timed, at the sizes of Qwen3-0.6B on 132 multiprocessors."""
+    taken = {rows: tile_for(rows, 1024, 3072, 132) for rows in (64, 320, 384, 640, 768, 1536, 1920, 15360)}
+    assert taken == {
+        64: None, 320: SMALL, 384: None, 640: MEDIUM, 768: None, 1536: None, 1920: MEDIUM, 15360: LARGE,
+    }  # fmt: skip
+    assert MEDIUM.fill(1920, 3072, 132) == 15 * 48 / (3 * 264)
+    assert tile_for(15360, 2048, 6144, 132) is LARGE
+    assert tile_for(15360, 4096, 12288, 132) is tile_for(1920, 2048, 6144, 132) is None
+    assert tile_for(15360, 1020, 3072, 132) is tile_for(15360, 1024, 3076, 132) is None
+
+
+def test_steps_take_it_for_16_bits_without_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Tile] = []
+
+    def watched(x: Any, weight: Any, gelu: bool, tile: Tile, multiprocessors: int) -> torch.Tensor:
+        called.append(tile)
+        return multiply(x, weight, gelu, tile, multiprocessors)
+
+    monkeypatch.setattr(gated_product, "multiply", watched)
+    monkeypatch.setattr(kernel_ops, "HOPPER", 5)
+    ops = TritonOps(4, 2, 16, 1e-6, "silu")
+    x, weight = (random(count, 64, seed=count).half() for count in (600, 256))
+    expected = TorchOps(4, 2, 16, 1e-6, "silu").gate(Linear(weight), x)
+    torch.testing.assert_close(ops.gate(Linear(weight), x), expected, atol=2**-5, rtol=2**-8)
+    assert called == [MEDIUM]
+    ops.gate(Linear(weight, random(256).half()), x)
+    ops.gate(Linear(weight.float()), x.float())
+    ops.gate(Linear(weight), x[:560])
+    assert called == [MEDIUM] * 2
+    monkeypatch.setattr(kernel_ops, "HOPPER", 0)
+    ops.gate(Linear(weight), x)
+    assert called == [MEDIUM] * 2
 
 
 @pytest.mark.parametrize("sandwich", [False, True])

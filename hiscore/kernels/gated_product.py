@@ -1,0 +1,99 @@
+"""act(x gate.T) * (x up.T) for many rows in one kernel.
+
+A library writes both products to memory for another kernel to read. Here they meet in registers: a program forms a
+tile of either, from the same rows of x, and stores what the activation leaves of them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from hiscore.kernels.few_rows import gated
+
+# Tiles of rows that follow each other on one column of weights, which the cache keeps meanwhile.
+GROUP = 16
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program forms at once, `inputs` of the sums at a time, and how it is launched."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+    programs: int
+    """On a multiprocessor."""
+
+    def fill(self, rows: int, outputs: int, multiprocessors: int) -> float:
+        """The share of its time in which a device has a tile for every program."""
+        at_once = self.programs * multiprocessors
+        tiles = triton.cdiv(rows, self.rows) * triton.cdiv(outputs, self.outputs)
+        return float(tiles / (at_once * triton.cdiv(tiles, at_once)))
+
+
+SMALL = Tile(64, 64, 64, warps=4, stages=4, programs=2)
+MEDIUM = Tile(128, 64, 64, warps=4, stages=3, programs=2)
+LARGE = Tile(128, 128, 64, warps=8, stages=3, programs=1)
+
+
+def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile | None:
+    """The tile that was faster than a library on an H200 (perf/results/h200), or None.
+
+    Long sums leave little to gain, and a library's last tiles leave less of a device idle.
+    """
+    if inputs % 8 or outputs % 8:  # rows would not begin where the device can fetch tiles from
+        return None
+    if rows >= 4096:
+        return LARGE if inputs <= 2560 else None
+    tile, least = (SMALL, 0.9) if rows <= 512 else (MEDIUM, 0.8)
+    return tile if inputs <= 1024 and tile.fill(rows, outputs, multiprocessors) > least else None
+
+
+@triton.jit
+def multiply_gated(
+    x, weight, out, rows, outputs, inputs,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    """out = act(x gate.T) * (x up.T), rounded as if both products were stored.
+
+    Descriptors of x [rows, inputs], weight [2 outputs, inputs] (gate, then up) and out [rows, outputs]: what they
+    give beyond an edge of x or out does not matter, or is zero. A grid of any number of programs.
+    """
+    down = tl.cdiv(rows, ROWS)
+    tiles = down * tl.cdiv(outputs, OUTPUTS)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        group = tile // (tiles // down * GROUP) * GROUP
+        high = tl.minimum(down - group, GROUP)
+        within = tile - tiles // down * group
+        row = (group + within % high) * ROWS
+        column = within // high * OUTPUTS
+        gate = tl.zeros([ROWS, OUTPUTS], tl.float32)
+        up = tl.zeros([ROWS, OUTPUTS], tl.float32)
+        for begin in range(0, inputs, INPUTS):
+            part = x.load([row, begin])
+            gate = tl.dot(part, weight.load([column, begin]).T, gate)
+            up = tl.dot(part, weight.load([outputs + column, begin]).T, up)
+        rounded = gate.to(out.dtype).to(tl.float32)
+        out.store([row, column], gated(rounded, up.to(out.dtype), GELU))
+
+
+def multiply(x: Tensor, weight: Tensor, gelu: bool, tile: Tile, multiprocessors: int) -> Tensor:
+    """x [rows, in], weight [2 out, in] (gate, then up), 16-bit: [rows, out], with GELU or SiLU between."""
+    (rows, inputs), outputs = x.shape, len(weight) // 2
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs)
+    multiply_gated[(min(tiles, tile.programs * multiprocessors),)](
+        TensorDescriptor.from_tensor(x, [tile.rows, tile.inputs]),
+        TensorDescriptor.from_tensor(weight, [tile.outputs, tile.inputs]),
+        TensorDescriptor.from_tensor(out, [tile.rows, tile.outputs]),
+        rows, outputs, inputs,
+        ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, GROUP=GROUP, GELU=gelu,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out

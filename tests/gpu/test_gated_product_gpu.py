@@ -1,0 +1,42 @@
+"""The gated product on a device: against a library's product and the activation after it, at the served sizes."""
+
+import pytest
+import torch
+
+from hiscore.kernels import gated_product
+from hiscore.kernels import ops as kernel_ops
+from hiscore.kernels.ops import TritonOps
+from hiscore.model.ops import TorchOps
+from hiscore.model.weights import Linear
+
+SIZES = {"Qwen3-0.6B": (1024, 3072), "SmolLM2-135M": (576, 1536), "Qwen3-1.7B": (2048, 6144)}
+
+
+@pytest.mark.parametrize("rows", [1, 320, 1280, 1920, 5120])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("name", SIZES)
+def test_it_gives_what_two_steps_give(name: str, activation: str, rows: int) -> None:
+    """Both sum in float32 and round alike: what differs is the order of sums, in a rounding of few numbers."""
+    assert kernel_ops.HOPPER, "written for a device of compute capability 9.0"
+    inputs, outputs = SIZES[name]
+    generator = torch.Generator("cuda").manual_seed(rows)
+    x = torch.randn(rows, inputs, generator=generator, device="cuda").bfloat16()
+    weight = torch.randn(2 * outputs, inputs, generator=generator, device="cuda").bfloat16() / inputs**0.5
+    ops = TritonOps(1, 1, 2, 1e-6, activation)
+    expected = ops.activate(torch.nn.functional.linear(x, weight))
+    exact = TorchOps(1, 1, 2, 1e-6, activation).gate(Linear(weight.float()), x.float())
+    for tile in (gated_product.SMALL, gated_product.MEDIUM, gated_product.LARGE):
+        found = gated_product.multiply(x, weight, activation != "silu", tile, kernel_ops.HOPPER)
+        assert (found == expected).float().mean() > 0.99
+        assert (found - exact).square().mean() <= 1.01 * (expected - exact).square().mean()
+        torch.testing.assert_close(found, expected, atol=2**-6, rtol=2**-6)
+        # Every tile forms its sums in one order: no bit of a row depends on how many there are.
+        some = gated_product.multiply(
+            x[: -(-rows // 3)], weight, activation != "silu", tile, kernel_ops.HOPPER
+        )
+        assert torch.equal(some, found[: len(some)])
+    found = ops.gate(Linear(weight), x)
+    torch.testing.assert_close(found, expected, atol=2**-6, rtol=2**-6)
+    # Control: gate and up in each other's place.
+    wrong = ops.gate(Linear(weight.roll(outputs, 0)), x)
+    assert (wrong == expected).float().mean() < 0.1
