@@ -47,7 +47,7 @@ def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile
 
     Long sums leave little to gain, and a library's last tiles leave less of a device idle.
     """
-    if inputs % 8 or outputs % 8:  # rows would not begin where the device can fetch tiles from
+    if not rows or inputs % 8 or outputs % 8:  # of 8: else rows begin where the device fetches no tiles from
         return None
     if rows >= 4096:
         return LARGE if inputs <= 2560 else None

@@ -235,6 +235,7 @@ def test_a_tile_is_taken_where_it_fills_the_device() -> None:
     assert MEDIUM.fill(1920, 3072, 132) == 15 * 48 / (3 * 264)
     assert tile_for(15360, 2048, 6144, 132) is LARGE
     assert tile_for(15360, 4096, 12288, 132) is tile_for(1920, 2048, 6144, 132) is None
+    assert tile_for(0, 1024, 3072, 132) is None
     assert tile_for(15360, 1020, 3072, 132) is tile_for(15360, 1024, 3076, 132) is None
 
 
@@ -254,6 +255,7 @@ def test_steps_take_it_for_16_bits_without_bias(monkeypatch: pytest.MonkeyPatch)
     assert called == [MEDIUM]
     ops.gate(Linear(weight, random(256).half()), x)
     ops.gate(Linear(weight.float()), x.float())
+    assert ops.gate(Linear(weight), x[:0]).shape == (0, 128)
     ops.gate(Linear(weight), x[:560])
     assert called == [MEDIUM] * 2
     monkeypatch.setattr(kernel_ops, "HOPPER", 0)
