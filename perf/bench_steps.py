@@ -38,6 +38,7 @@ def cpu(given: Given) -> list[Step]:
         Step("the scorer under load", "serving", (*to, "--quick"), 75),
         Step("a published load", "score_load", to, 75),
         Step("where the time goes", "trace", (*to, *model), 30),
+        Step("gate and up in one kernel", "gated_product", to, 90),
         Step("what text costs", "text_cost", (*to, "--model", checkpoint), 100),
         Step("what each choice is worth", "ablations", to, 20),
         Step("peers", "peers", (*to, *model), 60),
@@ -68,13 +69,14 @@ def gpu(given: Given, gpus: int) -> list[Step]:
         Step("one forward", "forward", to, 60),
         Step("one forward in fp8", "forward", (*to, "--dtype", "fp8"), 60),
         Step("attention alone", "attention", to, 120),
+        Step("gate and up in one kernel", "gated_product", to, 90),
         Step("what text costs", "text_cost", (*to, *tokenizer), 90),
         *([Step("several GPUs", "two_gpus", to, 90)] if gpus > 1 else []),
     ]
 
 
 # What computes on a GPU alone; all else has a rehearsal's sizes for a CPU.
-GPU_ONLY = ("forward", "attention", "two_gpus")
+GPU_ONLY = ("forward", "attention", "gated_product", "two_gpus")
 WEIGHTS = ("quality", "quality_served")
 TEXT = ("score_load", "serving", "trace", "text_cost", "cpu_cost")
 

@@ -81,6 +81,7 @@ class Driver:
         with torch.inference_mode():
             fed = self._worker._runner.fed
             fed[: len(tokens)] = torch.from_numpy(tokens).to(fed.device)
+        _synchronize()
         self.result: StepResult = self._launch().result()
         return self.logits
 
@@ -112,6 +113,7 @@ class Driver:
         else:
             with torch.inference_mode():
                 worker._model.staging[:, : len(prompt)] = staged.rows
+            _synchronize()  # the worker's lanes wait for no other
             worker.back_up_prompt(whole, 0, len(prompt))
         worker.admit(Admission(slot, len(prompt), host, places, staging, full, None))
         while not worker.drained(slot):
@@ -135,6 +137,11 @@ class Driver:
             return sample(worker, logits, *others)
 
         setattr(worker, "_sample", keep)  # noqa: B010
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def greedy(rows: int) -> Sampling:

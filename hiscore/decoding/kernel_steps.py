@@ -22,6 +22,8 @@ COPIED = 4096
 # Programs that take a prompt to the host, twice as many numbers at once: they fill the bus. Forwards run beside
 # them, and are held up on each multiprocessor that stores to the host.
 LEAVING = 3
+# Up to so many tokens hold nothing up for long, and leave programs waiting for the memory rather than for the bus.
+SHORT = 64
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class KernelSteps:
             )  # fmt: skip
 
     def back_up_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy a prompt from staging [L, slots, C, H, D], at slots int32 [n], to pages of the host int32."""
+        """From staging [L, slots, C, H, D], at slots int32 [n], to pages of the host int32: see `Steps`."""
         self._pages(staging, slots, host_pages, to_host=True)
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
@@ -211,7 +213,9 @@ class KernelSteps:
         cache, sizes = self._cache, self._cache.shape
         at_once, copiers = self._at_once(2 * COPIED)
         units = triton.cdiv(len(slots), at_once * sizes.page) * sizes.heads * sizes.layers
-        cache_copy.copy_pages[(min(LEAVING if to_host else copiers, units),)](
+        if to_host and len(slots) > SHORT:
+            copiers = LEAVING
+        cache_copy.copy_pages[(min(copiers, units),)](
             staging, slots, cache.host, host_pages, len(slots), units, staging.stride(0), cache.host.stride(0),
             KV_HEADS=sizes.heads, PARTS=sizes.parts, PAGE=sizes.page, WIDTH=sizes.width, PADDED=self._padded,
             PAGES=at_once, TO_HOST=to_host,

@@ -24,7 +24,7 @@ GAUGES = {
     "hiscore_decode_prefilling": ("prefilling", "Streams whose prompt is being read"),
     "hiscore_decode_running": ("running", "Streams that get a token in every step"),
     "hiscore_decode_preempted": ("preempted", "Streams that wait on the host to come back"),
-    "hiscore_decode_backup_lag_tokens": ("backup_lag", "Tokens computed but not yet on the host"),
+    "hiscore_decode_backup_lag_tokens": ("backup_lag", "Tokens whose copies to the host are under way"),
     "hiscore_decode_host_rows": ("host_rows", "Tokens for which streams hold room in the host's pool"),
     "hiscore_decode_device_rows": ("device_rows", "Tokens for which streams hold room in device buffers"),
 }

@@ -76,7 +76,7 @@ class Steps(Protocol):
         """Copy a step's new tokens, all layers, to the host pool: slots int32 [R], -1 for none."""
 
     def back_up_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy a prompt to the host pool."""
+        """Copy a prompt, or a part of it that begins where its first page does, to the host pool."""
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         """Copy what `back_up_prompt` and `back_up` have copied to the host back to staging."""

@@ -118,7 +118,7 @@ class StepResult:
     tokens: int32, one for each row of a step, or for each chunk of a prefill that was its prompt's last;
     `NOT_FINITE` where the logits were not finite. The rest is counted since the result before: hits and misses of
     pages (per layer, row and head), seconds on the device, tokens backed up; captured: sum of the selected
-    attention mass over as many captured_rows. backup_lag: tokens written but not yet on the host.
+    attention mass over as many captured_rows. backup_lag: tokens whose copies to the host are under way.
     """
 
     tokens: Int32
@@ -169,7 +169,7 @@ class Worker(Protocol):
         ...
 
     def drained(self, slot: int) -> bool:
-        """Whether no copy of this slot is under way: its backups have landed, its staging pages are read.
+        """Whether no copy of this slot is under way: what was launched of its backups has landed.
 
         Does not wait. True for a slot whose prompt was never begun.
         """

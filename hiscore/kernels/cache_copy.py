@@ -83,7 +83,7 @@ def copy_pages(
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     PAGES: tl.constexpr, TO_HOST: tl.constexpr,
 ):  # fmt: skip
-    """A prompt between pool [L, slots, C, kv_heads, D] and host [L, host pages, kv_heads, C, P, D].
+    """Tokens between pool [L, slots, C, kv_heads, D] and host [L, host pages, kv_heads, C, P, D].
 
     Token t stands at slots[t] of the pool (int32 [tokens]) and in page host_pages[t // P] (int32). units: PAGES
     pages of a head of a layer each. A grid of any number of programs, few for the reason of `swap_in`.

@@ -58,6 +58,39 @@ def run(weights: list[LayerWeights], ops: Ops, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@pytest.mark.parametrize("rows", [kernel_ops.MANY_ROWS, 1_920])
+def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many rows: embedding and norms chained, between products that are not."""
+    assert kernel_ops.CAN_CHAIN, "written for a device of compute capability 9.0"
+    weights, norm = layers(), torch.ones(WIDTH, device="cuda")
+    ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu")
+    generator = torch.Generator().manual_seed(rows)
+    table = torch.randn(500, WIDTH, generator=generator).bfloat16().cuda()
+    ids = torch.randint(500, (rows,), generator=generator).int().cuda()
+
+    def embed_and_run() -> torch.Tensor:
+        x, _ = ops.embed(ids, table, 1.0, norm)
+        return run(weights, ops, x)
+
+    monkeypatch.setattr(kernel_ops, "CAN_CHAIN", False)
+    expected = embed_and_run()
+    monkeypatch.setattr(kernel_ops, "CAN_CHAIN", True)
+    assert torch.equal(embed_and_run(), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = embed_and_run()
+    for _ in range(100):
+        found.zero_()
+        graph.replay()
+        assert torch.equal(found, expected)
+    # Control: another token is seen.
+    ids[0] = (ids[0] + 1) % 500
+    graph.replay()
+    assert not torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("rows", [1, 2, few_rows.MOST_ROWS])
 def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_ops.CAN_CHAIN, "written for a device of compute capability 9.0"

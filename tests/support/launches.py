@@ -136,7 +136,13 @@ def launch_everything() -> None:
     scorer(GEMMA2, bfloat16, sandwich=True)
     gated(QWEN3)
     gated(SMOLLM2)
-    for chains in (False, True):  # of few rows; more are launched as where nothing chains
+    with mock.patch.multiple(kernel_ops, CAN_CHAIN=True, MANY_ROWS=1):
+        for sizes in (QWEN3, SMOLLM2):
+            scorer(sizes, bfloat16, normed=sizes is QWEN3)
+            scorer(sizes, bfloat16, normed=sizes is QWEN3, fp8=True)
+        scorer(QWEN3, float32, normed=True)
+        scorer(GEMMA2, bfloat16, sandwich=True)
+    for chains in (False, True):
         with mock.patch.object(kernel_ops, "CAN_CHAIN", chains):
             decode(GROUPED, bfloat16, heads=16)
             decode(GROUPED, float32, heads=16)

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
+from hiscore.decoding import kernel_steps
 from hiscore.decoding.cache import Cache
 from hiscore.decoding.kernel_steps import KernelSteps
 from hiscore.decoding.residency import newest_slots
@@ -67,12 +68,19 @@ def test_new_tokens_go_where_plain_torch_says(ring: int) -> None:
     assert told_apart
 
 
-@pytest.mark.parametrize("length", [1, 7, 8, 9])
-def test_a_prompt_goes_to_the_host_home_and_buffer_and_back(length: int) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 64])
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 27])
+def test_a_prompt_goes_to_the_host_home_and_buffer_and_back(
+    length: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """at_once: pages of 4 tokens that a program copies, in turns of so many."""
+    monkeypatch.setattr(kernel_steps, "SHORT", 8)
     cache = on_device(Cache.allocate(SHAPE, torch.float32, torch.device("cpu")))
     for tensor in (cache.host, cache.home, cache.buffer):
         tensor.fill_(-1.0)
     steps = KernelSteps(cache, attention_shape(SHAPE, 1), 96)
+    monkeypatch.setattr(kernel_steps, "COPIED", at_once * SHAPE.parts * SHAPE.page * steps._padded // 2)
+    assert steps._at_once(2 * kernel_steps.COPIED)[0] == at_once
     staging = torch.arange(3 * 32 * 16, dtype=torch.float32, device=DEVICE).view(3, 32, 2, 2, 4)
     rng = np.random.default_rng(length)
     slots = torch.from_numpy(rng.permutation(32)[:length]).int().to(DEVICE)

@@ -170,25 +170,6 @@ def test_prefill_in_one_piece_or_in_many_is_backed_up_alike(path: Any, kept: lis
     assert (rows[0] - rows[1]).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize("selector", ["quest", "exact"])
-def test_a_prompt_s_parts_are_on_their_way_while_it_is_prefilled(
-    path: Any, kept: list[Tensor], selector: str
-) -> None:
-    """Forwards wait for none of their copies; parts of 23 tokens end in the middle of pages."""
-    family, top_k, buffer = SETTINGS[selector]
-    worker = build(path(family), selector, top_k, buffer, chunk=23)
-    worker._schedule._streams = streams = LateBackups(patience=1_000)
-    watched = Watched(worker, kept)
-    watched.admit(100, 20)
-    # Of quest's pages of 32 tokens, the first part fills none, nor does the fourth.
-    assert len(streams._under_way) == {"quest": 3, "exact": 5}[selector]
-    assert worker._schedule.backed_up == 0
-    assert worker._schedule.lag().tolist()[0] == 100
-    watched.driver.drain(0)
-    assert watched.faults(drained=True) == []
-    assert worker._schedule.backed_up == 100
-
-
 # Controls: each must be seen.
 
 
