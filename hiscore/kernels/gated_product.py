@@ -43,16 +43,19 @@ LARGE = Tile(128, 128, 64, warps=8, stages=3, programs=1)
 
 
 def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile | None:
-    """The tile that was faster than a library on an H200 (perf/results/h200), or None.
+    """The tile that was faster than a library on an H200 (perf/results/h200/gated_product.json), or None.
 
-    Long sums leave little to gain, and a library's last tiles leave less of a device idle.
+    Longer sums leave less to gain, and a library's last tiles leave less of a device idle.
     """
     if not rows or inputs % 8 or outputs % 8:  # of 8: else rows begin where the device fetches no tiles from
         return None
-    if rows >= 4096:
-        return LARGE if inputs <= 2560 else None
-    tile, least = (SMALL, 0.9) if rows <= 512 else (MEDIUM, 0.8)
-    return tile if inputs <= 1024 and tile.fill(rows, outputs, multiprocessors) > least else None
+    if rows >= 12_288 and 1024 <= inputs <= 2560:
+        return LARGE
+    if rows <= 512:
+        tile, most_inputs, least = SMALL, 1024, 0.9
+    else:
+        tile, most_inputs, least = MEDIUM, 2048, 0.8 if inputs <= 1024 else 0.9
+    return tile if inputs <= most_inputs and tile.fill(rows, outputs, multiprocessors) > least else None
 
 
 @triton.jit

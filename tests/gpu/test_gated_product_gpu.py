@@ -44,7 +44,7 @@ def test_it_gives_what_two_steps_give(name: str, activation: str, rows: int) -> 
 
 @pytest.mark.parametrize(
     ("rows", "tile"),
-    [(320, gated_product.SMALL), (1_920, gated_product.MEDIUM), (5_120, gated_product.LARGE)],
+    [(320, gated_product.SMALL), (1_920, gated_product.MEDIUM), (15_360, gated_product.LARGE)],
 )
 def test_a_graph_replays_it(rows: int, tile: gated_product.Tile) -> None:
     """At the sizes of Qwen3-0.6B, by the steps that choose it; on other numbers than were there at the capture."""

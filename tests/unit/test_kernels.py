@@ -234,7 +234,8 @@ def test_a_tile_is_taken_where_it_fills_the_device() -> None:
     }  # fmt: skip
     assert MEDIUM.fill(1920, 3072, 132) == 15 * 48 / (3 * 264)
     assert tile_for(15360, 2048, 6144, 132) is LARGE
-    assert tile_for(15360, 4096, 12288, 132) is tile_for(1920, 2048, 6144, 132) is None
+    assert tile_for(1920, 2048, 6144, 132) is MEDIUM
+    assert tile_for(15360, 4096, 12288, 132) is tile_for(320, 2048, 6144, 132) is None
     assert tile_for(0, 1024, 3072, 132) is None
     assert tile_for(15360, 1020, 3072, 132) is tile_for(15360, 1024, 3076, 132) is None
 
