@@ -217,11 +217,11 @@ def test_stages_add_up_to_what_the_client_waited() -> None:
     forward = json.loads((RECORDED / "forward.json").read_text())
     found = stages.read((RECORDED / "perf-analyzer.txt").read_text(), forward)
     assert found.keys() == {"one prompt", "one call"}
-    assert sum(found["one call"].values()) == pytest.approx(5.983)
+    assert sum(found["one call"].values()) == pytest.approx(5.615)
     assert found["one call"]["forward, GPU"] == forward["1 x (120 + 10 x 180)"]["gpu_ms"]
     assert min(value for parts in found.values() for value in parts.values()) > 0
     alone = stages.read((RECORDED / "perf-analyzer.txt").read_text(), {})
-    assert alone["one call"]["execute"] == pytest.approx(5.281)
+    assert alone["one call"]["execute"] == pytest.approx(5.086)
 
 
 @pytest.mark.parametrize("directory", sorted(file.parent for file in RECORDED.parent.glob("*/report.html")))
