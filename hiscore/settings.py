@@ -86,6 +86,9 @@ class CacheSettings(BaseModel):
     device_buffer_size: PositiveInt = Field(
         default=4_096, validate_default=True, description="tokens of a stream kept on the device"
     )
+    quest_dense_layers: NonNegativeInt = Field(
+        default=2, description="first layers that attend to everything under quest, whole on the device"
+    )
     backup: Backup = Field(default="ring", description="when a step's keys and values go to the host")
     backup_ring: PositiveInt = Field(
         default=32,

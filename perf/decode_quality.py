@@ -62,15 +62,15 @@ class Variant:
     @property
     def arm(self) -> Arm:
         sizes = {"sparse_top_k": self.budget, "device_buffer_size": 2 * self.budget} if self.budget else {}
-        return Arm(self.name, {"selector": self.selector, **sizes})
+        layers = {"quest_dense_layers": self.dense_layers} if self.selector == "quest" else {}
+        return Arm(self.name, {"selector": self.selector, **sizes, **layers})
 
     @contextmanager
     def built(self) -> Iterator[None]:
-        """Workers built meanwhile have its page and its dense layers."""
+        """Workers built meanwhile have its page."""
         with ExitStack() as stack:
             if self.page:
                 stack.enter_context(mock.patch.object(sizing, "QUEST_PAGE", self.page))
-                stack.enter_context(mock.patch.object(sizing, "QUEST_DENSE_LAYERS", self.dense_layers))
             yield
 
 
@@ -93,7 +93,7 @@ def variants() -> list[Variant]:
     found = [Variant(DENSE)]
     for budget in BUDGETS:
         found += [Variant("quest", budget, page, 2) for page in (32, 16)] + [Variant("exact", budget)]
-    return found + [Variant("quest", 256, 32, layers) for layers in (0, 1)]
+    return found + [Variant("quest", budget, 32, layers) for budget in BUDGETS for layers in (0, 1)]
 
 
 def judge(driver: Driver, tasks: Sequence[Task]) -> tuple[list[Judged], int, int]:

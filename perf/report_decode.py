@@ -1,6 +1,7 @@
 """The report on decoding: arms in turn, memory, the floor, more streams than fit, scoring beside it."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from perf import charts
 from perf.charts import Bar
@@ -102,9 +103,14 @@ def oversubscribed(raw: Raw) -> Section | None:
     found = raw.results.get("decode_oversubscribed.json")
     if found is None:
         return None
+    dense = next(iter(found["arms"].values()))
+
+    def rate(arm: Mapping[str, Any], of: str) -> str:
+        return f"{number(arm[of])} ({arm[of] / dense[of]:.2f} x)"
+
     rows = [
         (
-            name, number(arm["tokens_per_s"]), number(arm["decode_tokens_per_s"]), number(arm["rows_per_step"]),
+            name, rate(arm, "tokens_per_s"), rate(arm, "decode_tokens_per_s"), number(arm["rows_per_step"]),
             number(arm["ttft_ms"] / 1e3), share(arm["hit_rate"]),
         )
         for name, arm in found["arms"].items()
@@ -112,9 +118,8 @@ def oversubscribed(raw: Raw) -> Section | None:
     load = found["load"]
     said = [
         f"{load['streams']} streams of {load['prompt']:,} tokens in and {load['tokens']:,} out at once, with "
-        f"{number(found['device_kv_bytes'] / 2**30)} GiB of device memory for all but the weights. The second arm "
-        f"makes {found['ratio']:.2f} times the first one's tokens a second, prefill included; in steps alone "
-        f"{found['ratio_of_steps']:.2f} times."
+        f"{number(found['device_kv_bytes'] / 2**30)} GiB of device memory for all but the weights. Tokens a "
+        "second, prefill included and of the steps alone, and how many times dense's they are."
     ]
     head = ("selector", "tokens/s", "in steps alone", "streams a step", "first token s (p50)", "hits")
     return Section("More streams than fit", said, [Table(head, rows)])

@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 QUEST_PAGE = 32
 # Streams that are held shorter than the context are so many tokens long, or a multiple.
 CONTEXT_PAGE = 256
-# Quest's bounds say little of the first layers, which attend widely.
-QUEST_DENSE_LAYERS = 2
 INDEX: dict[str, Index] = {"dense": "none", "exact": "keys", "quest": "bounds", "dsa": "dsa"}
 
 
@@ -97,7 +95,7 @@ def _plan(
     of_one_page = CacheShape(
         layers=len(model.windows), heads=model.heads, parts=model.parts, width=model.width,
         page=page, streams=memory.streams, max_pages=max_pages, host_pages=1, device_pages=1,
-        lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=_dense_layers(selector, model),
+        lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=_dense_layers(settings, model),
         index=INDEX[selector], index_width=model.index_width, sharing_layers=model.sharing_layers,
     )  # fmt: skip
     one = of_one_page.bytes(dtype)
@@ -126,8 +124,9 @@ def _plan(
     return shape, geometry
 
 
-def _dense_layers(selector: str, model: ModelShape) -> frozenset[int]:
-    first = {"dense": len(model.windows), "quest": QUEST_DENSE_LAYERS}.get(selector, 0)
+def _dense_layers(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
+    """Under quest the first ones too: its bounds say little of layers that attend widely."""
+    first = {"dense": len(model.windows), "quest": settings.quest_dense_layers}.get(settings.selector, 0)
     return frozenset(
         layer for layer, window in enumerate(model.windows) if layer < first or window is not None
     )

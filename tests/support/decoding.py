@@ -61,11 +61,13 @@ def build(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     poison: bool = True,
+    dense_layers: int = 2,
 ) -> CacheWorker:
     """A worker whose memory holds nothing but NaN: to begin with, and wherever something was released."""
     settings = CacheSettings(
-        selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup=backup, backup_ring=ring
-    )  # type: ignore[arg-type]
+        selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup=backup, backup_ring=ring,
+        quest_dense_layers=dense_layers,
+    )  # type: ignore[arg-type]  # fmt: skip
     memory = Memory(BYTES, BYTES, streams)
     worker = build_worker(path, settings, memory, torch.device(device), dtype, chunk, poison)
     if poison:

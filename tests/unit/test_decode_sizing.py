@@ -111,6 +111,24 @@ def test_what_is_always_selected_has_room(selector: str) -> None:
     assert shape.top_pages == 2
 
 
+def test_fewer_dense_layers_leave_room_for_larger_buffers() -> None:
+    """One of four layers has a window: it is whole on the device anyway."""
+    model = ModelShape(2, 2, 16, (None, None, None, 128), 8_192)
+    longest = []
+    for layers, dense in ((0, {3}), (1, {0, 3}), (2, {0, 1, 3}), (3, {0, 1, 2, 3}), (9, {0, 1, 2, 3})):
+        settings = CacheSettings(selector="quest", sparse_top_k=256, quest_dense_layers=layers)
+        shape, geometry = plan_cache(settings, model, Memory(MIB * 64, MIB * 24, 8), torch.float32, 256)
+        assert shape.dense_layers == dense
+        assert geometry.dense == (len(dense) == 4)
+        longest.append(geometry.host_pages)
+    assert longest[0] > longest[1] > longest[2] > longest[3] == longest[4]
+    # Of quest alone.
+    shape, _ = plan_cache(
+        CacheSettings(selector="exact"), model, Memory(MIB * 64, MIB * 64, 1), torch.float32, 1
+    )
+    assert shape.dense_layers == {3}
+
+
 def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
     model = ModelShape(2, 2, 16, (128,) * 4, 4_096)
     _, geometry = plan_cache(

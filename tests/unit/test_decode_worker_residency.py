@@ -67,6 +67,18 @@ def test_all_selected_and_all_from_the_host_is_dense(path: Any, selector: str, d
     assert torch.equal(cold, dense)
 
 
+@pytest.mark.parametrize("layers", [0, 1])
+def test_with_fewer_dense_layers_too(path: Any, layers: int) -> None:
+    family, top_k, buffer, length = WHOLE["quest"]
+    dense, _ = run(build(path(family), "dense"), length)
+    worker = build(path(family), "quest", top_k, buffer, dense_layers=layers)
+    usual = build(path(family), "quest", top_k, buffer)
+    assert len(worker._cache.sparse) > len(usual._cache.sparse)
+    cold, misses = run(worker, length, cold=True)
+    assert misses > 50
+    assert torch.equal(cold, dense)
+
+
 @pytest.mark.parametrize("selector", SPARSE)
 def test_all_missing_is_as_it_happens_to_be(path: Any, selector: str) -> None:
     family, top_k, buffer, length = SPARSE[selector]

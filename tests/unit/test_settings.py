@@ -22,6 +22,7 @@ DECODE: dict[str, Any] = {"checkpoint": "/a", "selector": "quest"}
         ({"backup": "never"}, "backup", "'ring', 'deferred' or 'blocking'"),
         ({"host_kv_bytes": -1}, "host_kv_bytes", "greater than or equal to 0"),
         ({"device_kv_bytes": -1}, "device_kv_bytes", "greater than or equal to 0"),
+        ({"quest_dense_layers": -1}, "quest_dense_layers", "greater than or equal to 0"),
         ({"max_streams": -1}, "max_streams", "greater than or equal to 0"),
     ],
 )
