@@ -11,9 +11,8 @@ stand in a ring of `ring_pages(W, P)` pages, so that the rule gives all that a s
 - A slot is written anew only when its copy has ended. Writing position p may overwrite position
   p - (ring_pages - 1) * P - 1 or an older one; none is newer than p - W.
 - A swap-in reads whole rows. A step at p swaps in pages below p // P - ring_pages + 1 only. The newest token of
-  these is again p - (ring_pages - 1) * P - 1 or older. A prompt is copied part by
-  part, each behind the forward that wrote it; so its first step, at position n, waits for the part that holds
-  position n - W and for those before it.
+  these is again p - (ring_pages - 1) * P - 1 or older. A prompt is copied part by part, each behind the forward
+  that wrote it; so its first step, at position n, waits for the part with position n - W and those before it.
 - After a step at p, the host holds every token but the newest W.
 
 `deferred` is W = 1: a forward waits for the copy of the step before. `blocking` has no lane of its own for a
