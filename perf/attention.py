@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import triton
 
 from hiscore.attention import triton_attention
 from hiscore.attention.base import AttentionShape
@@ -21,6 +20,7 @@ from hiscore.cuda_runner import Layout
 from hiscore.kv_pages import PAGE, KVPages
 from hiscore.layout import Call
 from hiscore.packing import Forward, pack
+from perf.graph_time import microseconds
 
 # Of two layers: in the last one of a model only scored rows are attended for.
 SHAPE = AttentionShape(16, 8, 128, 128**-0.5, None, (None, None))
@@ -31,7 +31,6 @@ SHAPES = {
     "2000+100x20": [(2000, [20] * 100)],
     "100+100x5": [(100, [5] * 100)],
 }
-# Long enough to fill the gap between two launches on the host.
 GRAPH_LAYERS = 28
 
 
@@ -45,15 +44,9 @@ def forward_of(calls: list[tuple[int, list[int]]]) -> Forward:
     return forward
 
 
-def microseconds(run: Callable[[], object]) -> float:
-    """GPU time of one call, out of a graph that repeats it as often as a model has layers."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(GRAPH_LAYERS):
-            run()
-    return 1e3 * triton.testing.do_bench(graph.replay, warmup=20, rep=60, return_mode="median") / GRAPH_LAYERS
+def layers_us(run: Callable[[], object]) -> float:
+    """GPU time of one call, out of as many as a model has layers."""
+    return microseconds([run] * GRAPH_LAYERS, warmup_ms=20, measured_ms=60)
 
 
 def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:
@@ -68,7 +61,7 @@ def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, to
     *_, attention.inputs = layout.views(torch.from_numpy(buffer).cuda(), device_slots)
     pool = torch.zeros(PAGE, 2, 8, 128, dtype=torch.bfloat16, device="cuda")
     out = attention.run(0, qkv, pool)
-    return microseconds(lambda: attention.run(0, qkv, pool)), out
+    return layers_us(lambda: attention.run(0, qkv, pool)), out
 
 
 def flashinfer_paged(forward: Forward, backend: str, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:
@@ -96,7 +89,7 @@ def flashinfer_paged(forward: Forward, backend: str, qkv: torch.Tensor) -> tuple
     q = heads[:, :16].contiguous()
     k, v = heads[:, 16:24].unsqueeze(1).contiguous(), heads[:, 24:].unsqueeze(1).contiguous()
     out = wrapper.run(q, (k, v)).flatten(1)
-    return microseconds(lambda: wrapper.run(q, (k, v))), out
+    return layers_us(lambda: wrapper.run(q, (k, v))), out
 
 
 def main() -> None:

@@ -38,7 +38,6 @@ def cpu(given: Given) -> list[Step]:
         Step("the scorer under load", "serving", (*to, "--quick"), 75),
         Step("a published load", "score_load", to, 75),
         Step("where the time goes", "trace", (*to, *model), 30),
-        Step("gate and up in one kernel", "gated_product", to, 90),
         Step("what text costs", "text_cost", (*to, "--model", checkpoint), 100),
         Step("what each choice is worth", "ablations", to, 20),
         Step("peers", "peers", (*to, *model), 60),

@@ -64,7 +64,8 @@ def main() -> int:
     for arm in options.arms.split(","):
         top_k, buffer, layers = map(int, arm.split(":"))
         sizes = {"sparse_top_k": top_k, "device_buffer_size": buffer, "quest_dense_layers": layers}
-        name = f"{own}, top {top_k}, buffer {buffer}" + (f", {layers} dense layers" * (own == "quest"))
+        dense_layers = f", {layers} dense layers" if own == "quest" else ""
+        name = f"{own}, top {top_k}, buffer {buffer}{dense_layers}"
         arms.append(Arm(name, {"selector": own} | sizes))
     results: dict[str, Any] = {
         "machine": facts(None if rehearsal else torch.cuda.get_device_name(), None, None, None),

@@ -15,7 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -62,16 +62,11 @@ class Variant:
     @property
     def arm(self) -> Arm:
         sizes = {"sparse_top_k": self.budget, "device_buffer_size": 2 * self.budget} if self.budget else {}
-        layers = {"quest_dense_layers": self.dense_layers} if self.selector == "quest" else {}
-        return Arm(self.name, {"selector": self.selector, **sizes, **layers})
+        return Arm(self.name, {"selector": self.selector, "quest_dense_layers": self.dense_layers, **sizes})
 
-    @contextmanager
-    def built(self) -> Iterator[None]:
+    def built(self) -> AbstractContextManager[object]:
         """Workers built meanwhile have its page."""
-        with ExitStack() as stack:
-            if self.page:
-                stack.enter_context(mock.patch.object(sizing, "QUEST_PAGE", self.page))
-            yield
+        return mock.patch.object(sizing, "QUEST_PAGE", self.page) if self.page else nullcontext()
 
 
 @dataclass

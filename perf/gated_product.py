@@ -9,15 +9,16 @@ are compared with the two steps'.
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
-import triton
 from torch import Tensor
 
 from hiscore.cuda_runner import buckets
-from hiscore.kernels.gated_product import LARGE, MEDIUM, SMALL, multiply, tile_for
+from hiscore.kernels.gated_product import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
 from hiscore.kernels.ops import TritonOps
+from perf.graph_time import microseconds
 from perf.machine import facts
 
 # Hidden size and MLP's width.
@@ -33,15 +34,9 @@ WEIGHTS_BYTES = 400 << 20
 """Of all layers together: more than a cache holds."""
 
 
-def microseconds(run: Callable[[Tensor], Tensor], weights: list[Tensor]) -> float:
-    """GPU time of one call, the median over replays of all layers."""
-    run(weights[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for weight in weights:
-            run(weight)
-    return 1e3 * triton.testing.do_bench(graph.replay, warmup=2, rep=8, return_mode="median") / len(weights)
+def layers_us(run: Callable[[Tensor], Tensor], weights: list[Tensor]) -> float:
+    """GPU time of a layer, each with a weight of its own."""
+    return microseconds([partial(run, weight) for weight in weights], warmup_ms=2, measured_ms=8)
 
 
 def measure(inputs: int, outputs: int, rows: int, multiprocessors: int) -> dict[str, object]:
@@ -56,17 +51,18 @@ def measure(inputs: int, outputs: int, rows: int, multiprocessors: int) -> dict[
         return ops.activate(torch.nn.functional.linear(x, weight))
 
     expected = library(weights[0])
-    found: dict[str, object] = {"library": microseconds(library, weights)}
+    found: dict[str, object] = {"library": layers_us(library, weights)}
     for name, tile in TILES.items():
         if tile is SMALL and rows > 1024:
             continue
-        output = multiply(x, weights[0], False, tile, multiprocessors)
+
+        def ours(weight: Tensor, tile: Tile = tile) -> Tensor:
+            return multiply(x, weight, False, tile, multiprocessors)
+
+        output = ours(weights[0])
         # Sums in another order would round otherwise, now and then.
         torch.testing.assert_close(output, expected, atol=2**-6, rtol=2**-6)
-        found[name] = microseconds(
-            lambda weight, tile=tile: multiply(x, weight, False, tile, multiprocessors),  # type: ignore[misc]
-            weights,
-        )
+        found[name] = layers_us(ours, weights)
         found[f"{name}: same bits"] = torch.equal(output, expected)
     taken = tile_for(rows, inputs, outputs, multiprocessors)
     found["taken"] = next((name for name, tile in TILES.items() if tile is taken), "library")

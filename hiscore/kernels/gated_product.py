@@ -30,10 +30,13 @@ class Tile:
     programs: int
     """On a multiprocessor."""
 
+    def count(self, rows: int, outputs: int) -> int:
+        """How many there are."""
+        return int(triton.cdiv(rows, self.rows) * triton.cdiv(outputs, self.outputs))
+
     def fill(self, rows: int, outputs: int, multiprocessors: int) -> float:
         """The share of its time in which a device has a tile for every program."""
-        at_once = self.programs * multiprocessors
-        tiles = triton.cdiv(rows, self.rows) * triton.cdiv(outputs, self.outputs)
+        at_once, tiles = self.programs * multiprocessors, self.count(rows, outputs)
         return float(tiles / (at_once * triton.cdiv(tiles, at_once)))
 
 
@@ -68,12 +71,11 @@ def multiply_gated(
     Descriptors of x [rows, inputs], weight [2 outputs, inputs] (gate, then up) and out [rows, outputs]: what they
     give beyond an edge of x or out does not matter, or is zero. A grid of any number of programs.
     """
-    down = tl.cdiv(rows, ROWS)
-    tiles = down * tl.cdiv(outputs, OUTPUTS)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        group = tile // (tiles // down * GROUP) * GROUP
+    down, across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
+    for tile in range(tl.program_id(0), down * across, tl.num_programs(0)):
+        group = tile // (across * GROUP) * GROUP
         high = tl.minimum(down - group, GROUP)
-        within = tile - tiles // down * group
+        within = tile - across * group
         row = (group + within % high) * ROWS
         column = within // high * OUTPUTS
         gate = tl.zeros([ROWS, OUTPUTS], tl.float32)
@@ -90,8 +92,7 @@ def multiply(x: Tensor, weight: Tensor, gelu: bool, tile: Tile, multiprocessors:
     """x [rows, in], weight [2 out, in] (gate, then up), 16-bit: [rows, out], with GELU or SiLU between."""
     (rows, inputs), outputs = x.shape, len(weight) // 2
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs)
-    multiply_gated[(min(tiles, tile.programs * multiprocessors),)](
+    multiply_gated[(min(tile.count(rows, outputs), tile.programs * multiprocessors),)](
         TensorDescriptor.from_tensor(x, [tile.rows, tile.inputs]),
         TensorDescriptor.from_tensor(weight, [tile.outputs, tile.inputs]),
         TensorDescriptor.from_tensor(out, [tile.rows, tile.outputs]),

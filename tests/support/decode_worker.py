@@ -237,9 +237,9 @@ class HashWorker:
         """Whole pages, and at the prompt's end the rest."""
         page = self.geometry.page
         begin, end = chunk.start // page * page, chunk.end if chunk.last else chunk.end // page * page
-        tail = self._tails.setdefault(chunk.slot, {}) if chunk.start else {}
-        self._tails[chunk.slot] = tail
-        tail.update(enumerate(staged[chunk.start :], chunk.start))
+        if chunk.start == 0:
+            self._tails[chunk.slot] = {}
+        self._tails[chunk.slot].update(enumerate(staged[chunk.start :], chunk.start))
         self._copy(chunk.slot, chunk.host_pages, {at: staged[at] for at in range(begin, end)})
 
     def _decode(self, rows: StepRows, pages: list[Int32]) -> list[int]:

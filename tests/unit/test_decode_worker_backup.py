@@ -1,8 +1,5 @@
 """What the host has after every step is what the forwards wrote: no token missing, none twice, none too early."""
 
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ from hiscore.decoding.torch_steps import TorchSteps
 from hiscore.decoding.worker import CacheWorker
 from hiscore.model.dsa.cache import StagedLatents
 from hiscore.model.ops import TorchOps
-from tests.support.decoding import Driver, LateBackups, build, checkpoint, host_rows, prompt
+from tests.support.decoding import Driver, LateBackups, build, host_rows, prompt
 
 # Family, tokens selected, tokens in the buffer.
 SETTINGS = {
@@ -26,11 +23,6 @@ SETTINGS = {
 }
 PROTOCOLS = ["ring", "deferred", "blocking"]
 STREAMS = 6
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return cache(lambda family: checkpoint(family, tmp_path_factory.mktemp("checkpoint")))
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from tests.support.decoding import (
     LateBackups,
     Outcome,
     build,
-    checkpoint,
     host_rows,
     prompt,
     serving,
@@ -36,11 +35,6 @@ SETTINGS = {
 }
 Call = dict[str, Any]
 COUNT = 16
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return cache(lambda family: checkpoint(family, tmp_path_factory.mktemp("checkpoint")))
 
 
 @pytest.fixture(scope="module")

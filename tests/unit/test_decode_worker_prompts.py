@@ -1,8 +1,5 @@
 """A prompt's parts on their way to the host while the next is prefilled: who waits for them, and who does not."""
 
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,17 +10,12 @@ from torch import Tensor
 from hiscore.decoding import worker as worker_module
 from hiscore.decoding.streams import Lane, Work
 from hiscore.decoding.worker_api import NO_PAGES
-from tests.support.decoding import Driver, LateBackups, build, checkpoint, host_rows, prompt
+from tests.support.decoding import Driver, LateBackups, build, host_rows, prompt
 
 # Selector: family, tokens selected, tokens in the buffer. Parts of 23 tokens end in the middle of all pages but
 # those of one token.
 SETTINGS = {"quest": ("gemma2", 96, 128), "exact": ("llama", 16, 24)}
 CHUNK, LENGTH = 23, 100
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return cache(lambda family: checkpoint(family, tmp_path_factory.mktemp("checkpoint")))
 
 
 def driver_of(path: Any, selector: str, late: bool = True) -> Driver:

@@ -13,7 +13,7 @@ from hiscore.decoding import residency
 from hiscore.decoding.worker import CacheWorker
 from tests.support import tiny_dsa, tiny_models
 from tests.support.decode_truth import DecodeTruth
-from tests.support.decoding import Driver, build, checkpoint, prompt
+from tests.support.decoding import Driver, build, prompt
 
 # Sums of 60 terms in another order, with 53 bits; norms and rotary tables are float32 in both.
 EXACT = 1e-9
@@ -29,11 +29,6 @@ STEPS = 6
 # Enough to select all of these, and too little to keep all that the longest may become.
 EVERYTHING = {"top_k": 224, "buffer": 224}
 LONGER = (200, 7, 33)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return cache(lambda family: checkpoint(family, tmp_path_factory.mktemp("checkpoint")))
 
 
 @pytest.fixture(scope="module")
