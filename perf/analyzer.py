@@ -91,7 +91,8 @@ class Analyzer:
                 log.write(f"$ perf_analyzer {shown(command[1:])}\n{done.stdout}{done.stderr}\n")
             if done.returncode:
                 raise RuntimeError(f"perf_analyzer ended with {done.returncode}: {done.stderr[-300:]}")
-            (experiment,) = json.loads(export.read_text())["experiments"]
+            # Texts stand there as the protocol has them, behind their lengths in bytes, which need not be UTF-8.
+            (experiment,) = json.loads(export.read_text(errors="replace"))["experiments"]
             if self._exports and name:
                 self._exports.mkdir(parents=True, exist_ok=True)
                 file = self._exports / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

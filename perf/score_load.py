@@ -1,6 +1,7 @@
 """`score` and `scorer` under perf_analyzer, with a published load: fresh calls, repeated queries, text and ids.
 
 usage: python -m perf.score_load --out DIR [--tokenizer DIR] [--seconds 120] [--rate 70]
+           [--kinds fresh,repeated,text]
 
 Poisson arrivals of calls of 120 query tokens and 10 items of 180: fresh ids through `scorer`, with one query for
 all, and fresh texts through `score`; then a closed loop of each. On a GPU the weights are random, of Qwen3-0.6B's
@@ -186,7 +187,7 @@ def main() -> int:
                 "check",
                 lambda: results.update(check=asdict(check_scores(server.grpc_url, some, chosen.tolerance))),
             )
-            measure(windows, list(load.seconds))
+            measure(windows, options.kinds)
     results["failures"] = windows.failures
     write()
     return 1 if windows.failures else 0
@@ -199,10 +200,14 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="where score_load.json goes")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json")
+    parser.add_argument("--kinds", default=",".join(TITLES), help="of calls, by comma (default: %(default)s)")
     parser.add_argument("--rate", type=float, help="calls a second")
     parser.add_argument("--seconds", type=float, help="length of each Poisson window")
     parser.add_argument("--commit", help="what to record where there is no git history")
     options = parser.parse_args()
+    options.kinds = options.kinds.split(",")
+    if unknown := set(options.kinds) - set(TITLES):
+        parser.error(f"--kinds: {', '.join(sorted(unknown))} is none of {', '.join(TITLES)}")
     if not options.tokenizer and choose_device("auto")[0] == "cuda":
         parser.error("random weights have no tokenizer: --tokenizer DIR is missing")
     return options

@@ -23,6 +23,7 @@ def select_and_place(
     soft_cap, top_pages, lru_pages, ring_pages, newest_forced, width, max_pages, table_stride, keys_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, SINK: tl.constexpr,
     SOFTMAX: tl.constexpr, CAPPED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    LRU_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From scores to the pages to attend to and the list of those to copy; tables as `Cache` has them.
 
@@ -30,7 +31,8 @@ def select_and_place(
     chosen by as they are, and whose softmax is thought to be attention's shares).
     Out: pages, places int32 [R, kv_heads, width], counts int32 [R, kv_heads], mass float32 [R, kv_heads];
     swaps int32 [R, kv_heads, width, 2], pairs (page of the host, page of the buffer), of which swap_counts [R,
-    kv_heads] count. keys: room for uint32 [R, kv_heads, keys_stride]. A grid of (R, kv_heads).
+    kv_heads] count. keys: room for uint32 [R, kv_heads, keys_stride]. A grid of (R, kv_heads), each walking its
+    pages BLOCK at a time, and the places under LRU LRU_BLOCK at a time.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -95,7 +97,7 @@ def select_and_place(
             greatest = tl.max(tops, axis=0)
             total = tl.sum(totals * tl.exp2(tops - greatest), axis=0)
         tl.debug_barrier()
-        low, allowed = kth_largest(keys, count, budget, BLOCK)
+        low, allowed = kth_largest(keys, count, budget, ALWAYS, BLOCK)
 
     ties = count * 0
     taken = count * 0
@@ -153,7 +155,7 @@ def select_and_place(
             missing,
             lru_pages,
             KV_HEADS,
-            BLOCK,
+            LRU_BLOCK,
         )
 
 
@@ -210,7 +212,7 @@ def _make_room(
         age = 2 * position + 1 - tl.load(used + at * KV_HEADS, mask=there, other=0)
         tl.store(keys + place, age.to(tl.uint32), mask=there)
     tl.debug_barrier()
-    low, allowed = kth_largest(keys, lru_pages, missing, BLOCK)
+    low, allowed = kth_largest(keys, lru_pages, missing, (2 * position + 2).to(tl.uint32), BLOCK)
     ties = missing * 0
     taken = missing * 0
     for begin in range(0, lru_pages, BLOCK):

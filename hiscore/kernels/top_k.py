@@ -24,13 +24,17 @@ def float_key(value):
 
 
 @triton.jit
-def kth_largest(keys, count, k, BLOCK: tl.constexpr):
+def kth_largest(keys, count, k, most, BLOCK: tl.constexpr):
     """The k-th largest of keys uint32 [count], 1 <= k <= count < 2^21, and how many equal to it are chosen.
 
-    A search that ends early returns less than the k-th, yet more than the one after it.
+    most: uint32, no key is greater. A search that ends early returns less than the k-th, yet more than the one
+    after it.
     """
     low = tl.zeros([], tl.uint32)
     step = low + (1 << 30)
+    # Bits that no key has need no pass.
+    while step > most:
+        step = step >> 2
     # Keys that reach `low`, and those that reach the end of the range that is left: reaching >= k > beyond.
     reaching = count + 0
     beyond = count * 0

@@ -229,7 +229,7 @@ def test_a_block_of_places_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
     class Small:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *args, **named: kernel[grid](*args, **{**named, "BLOCK": 8})
+            return lambda *args, **named: kernel[grid](*args, **{**named, "BLOCK": 8, "LRU_BLOCK": 4})
 
     monkeypatch.setattr(residency, "select_and_place", Small())
     for case in ("quest", "dsa"):

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiscore.decoding import residency
-from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.cache import HUGE_PAGE, Cache, CacheShape, DecodeRows
 from hiscore.decoding.residency import swap_in
 from hiscore.decoding.selection import Selection
 from tests.support.decode_cache import KnownCache, forget, unique_contents
@@ -249,6 +249,15 @@ def test_a_pool_on_a_cpu_takes_memory_as_it_is_written() -> None:
     assert resident_bytes() - before < size // 2
     cache.host.fill_(1.0)
     assert resident_bytes() - before > size // 2
+
+
+def test_the_host_pool_begins_where_a_huge_page_does() -> None:
+    for _ in range(3):
+        host = Cache.allocate(SHAPE, torch.bfloat16, torch.device("cpu")).host
+        assert host.data_ptr() % HUGE_PAGE == 0
+        assert not host.any()
+    # The control: memory as NumPy gives it.
+    assert np.zeros(2**25, np.int8).ctypes.data % HUGE_PAGE
 
 
 def resident_bytes() -> int:
