@@ -33,12 +33,12 @@ def device(raw: Raw) -> Section | None:
 
 
 def _windows(raw: Raw) -> Iterator[tuple[str, ...]]:
-    for name in ("serving.json", "score_load.json", "decode_serving.json"):
-        found = raw.results.get(name, {})
-        for window in (*found.get("points", ()), *found.get("windows", ())):
-            if window["gpu_busy"] is not None:
-                yield (
-                    f"{window['name']} ({name.removesuffix('.json')})",
-                    share(1 - window["gpu_busy"]),
-                    number(window.get("gpu_memory_gib")),
-                )
+    for tool in ("serving", "score_load", "decode_serving"):
+        for found in raw.named(tool).values():
+            for window in (*found.get("points", ()), *found.get("windows", ())):
+                if window["gpu_busy"] is not None:
+                    yield (
+                        f"{window['name']} ({tool})",
+                        share(1 - window["gpu_busy"]),
+                        number(window.get("gpu_memory_gib")),
+                    )

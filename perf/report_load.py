@@ -5,17 +5,19 @@ from perf.report_parts import Raw, Section, Table, number, shape, share
 
 
 def score_load(raw: Raw) -> Section | None:
-    """A published load on `scorer` and `score`, from perf.score_load."""
-    found = raw.results.get("score_load.json")
-    if found is None:
+    """A published load on `scorer` and `score`, from runs of perf.score_load: score_load*.json."""
+    runs = list(raw.named("score_load").values())
+    if not runs:
         return None
+    found = runs[0]
     rows = [
         (
             p["name"], str(p["calls"]), str(p["failed"]), number(p["rate"]), number(p["items_per_s"]),
             *(number(p[name]) for name in ("avg", "p50", "p90", "p99")), share(p["within_50_ms"]),
             number(p["late_p99"]), share(p["cached_calls"] / p["calls"]),
         )
-        for p in found["points"]
+        for run in runs
+        for p in run["points"]
     ]  # fmt: skip
     head = (
         "load", "calls", "failed", "calls/s", "items/s", "avg ms", "p50", "p90", "p99", "in 50 ms",
@@ -26,7 +28,7 @@ def score_load(raw: Raw) -> Section | None:
         "nothing with any other, “one query for all” differ in their items alone. Poisson windows last "
         + ", ".join(f"{number(s)} s ({kind})" for kind, s in found["load"]["seconds"].items())
         + "; their latencies count from the intended send time.",
-        *(f"FAILED: {line}" for line in found["failures"]),
+        *(f"FAILED: {line}" for run in runs for line in run["failures"]),
     ]
     return Section("A published load, by perf_analyzer", said, [Table(head, rows)])
 

@@ -66,11 +66,15 @@ def test_its_numbers_are_the_raw_ones_and_change_with_them() -> None:
     assert {name for name in figures[0] if figures[0][name] != figures[2][name]} == {"open-loop"}
 
 
-def load_of(serving: Any) -> dict[str, Any]:
+def load_of(serving: Any, more: str = "") -> dict[str, Any]:
     """A result of perf.score_load, of windows of perf.serving."""
-    points = [{**point, "gpu_memory_gib": 12.5} for point in serving["points"] if point["group"] == "open"]
-    load = {"seconds": {"fresh": 120}}
-    return {"plan": {"request": serving["plan"]["request"]}, "load": load, "points": points, "failures": []}
+    points = [
+        {**point, "name": point["name"] + more, "gpu_memory_gib": 12.5}
+        for point in serving["points"]
+        if point["group"] == "open"
+    ]
+    request, load = serving["plan"]["request"], {"seconds": {"fresh": 120}}
+    return {"plan": {"request": request}, "load": load, "points": points, "failures": [f"none{more}"]}
 
 
 def streams(group: str, per_token: float) -> dict[str, Any]:
@@ -95,11 +99,13 @@ def test_published_numbers_stand_beside_ours() -> None:
         return found
 
     assert row(raw, 0, "call, p99 ms")[1:4] == ["622", "392", "-36.9%"]
-    point = next(p for p in raw.results["serving.json"]["points"] if p["name"] == "Poisson 70/s")
+    point = next(
+        p for p in raw.results["score_load.json"]["points"] if p["name"] == "fresh ids, Poisson 70/s"
+    )
     assert row(raw, 0, "call, p99 ms")[5] == f"{point['p99']:.3g}"
     assert row(raw, 1, "delimiters, alone, ms a call")[6] == "-3.9%"
     mean = "per token after the first, mean ms"
-    assert row(raw, 2, mean)[1:7] == ["33.9", "32.1", "-5.4%", "3.29", "3.04", "-7.5%"]
+    assert row(raw, 2, mean)[1:7] == ["33.9", "32.1", "-5.4%", "3.27", "3.02", "-7.8%"]
     in_process = Raw({name: found for name, found in raw.results.items() if name != "decode_serving.json"})
     assert row(in_process, 2, mean)[4:7] == ["2.92", "2.73", "-6.3%"]
     windows = [streams("benchmark, blocking", 8.0), streams("benchmark, ring", 6.0)]
@@ -111,7 +117,8 @@ def test_published_numbers_stand_beside_ours() -> None:
 
 def test_a_failed_step_stands_in_the_report() -> None:
     raw = read(RECORDED)
-    assert "FAILED" not in shown(raw)
+    # A run whose text windows could not be read: score_load-text.json has them.
+    assert shown(raw).count("FAILED") == 3 == shown(raw).count("FAILED: fresh text")
     failed = changed(raw, "serving.json", lambda serving: serving["failures"].append("text: <b>wrong</b>"))
     html = render("A title", sections(failed))
     assert "<p class=failed>FAILED: text: &lt;b&gt;wrong&lt;/b&gt;</p>" in html
@@ -133,6 +140,7 @@ def test_every_section_has_something_to_say_of_its_own_file() -> None:
         {
             **recorded.results,
             "score_load.json": load_of(recorded.results["serving.json"]),
+            "score_load-more.json": load_of(recorded.results["serving.json"], ", more"),
             "decode_serving.json": {
                 "settings": {"selector": "quest", "sparse_top_k": 64, "device_buffer_size": 128},
                 "failures": ["a window: too late"],
@@ -204,6 +212,9 @@ def test_every_section_has_something_to_say_of_its_own_file() -> None:
         "RuntimeError: no",
         "0.900 [0.800",
         "FAILED: a window: too late",
+        "FAILED: none, more",
+        "/s, more</td>",
+        "/s, more (score_load)</td>",
         "56 of 1,234",
         "0.750 [0.500",
         "quest 128, page 16",
