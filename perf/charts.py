@@ -53,10 +53,7 @@ def curves(
     for colour, (name, (xs, ys)) in zip(_colours(len(lines)), lines.items(), strict=True):
         axes.plot(xs, ys, marker="o", color=colour, label=name)
     if log:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-        # Of the ticks between powers of ten it writes some, where few powers are in sight.
-        axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(1.5, 0.5)))
+        _logarithmic(axes)
     axes.set_xlim(left=0)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -121,9 +118,7 @@ def roofline(roofs: Sequence[Roof], points: Sequence[Placed]) -> bytes:
         label = f"{point.label} ({point.flops / 1e12:.3g} TFLOP/s)"
         axes.plot(point.intensity, point.flops / 1e12, marker="o", ls="none", color=colour, label=label)
     axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    _logarithmic(axes)
     axes.set_xlabel("FLOP for each byte of weights read")
     axes.set_ylabel("TFLOP/s")
     axes.legend(frameon=False, fontsize=7)
@@ -137,6 +132,14 @@ def _axes(height: float) -> tuple[Figure, Any]:
     axes.grid(alpha=0.25, lw=0.6)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def _logarithmic(axes: Any) -> None:
+    """The y axis."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    # Of the ticks between powers of ten it writes some, where few powers are in sight.
+    axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(1.5, 0.5)))
 
 
 def _colours(count: int) -> list[str]:
