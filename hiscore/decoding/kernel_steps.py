@@ -19,8 +19,10 @@ from hiscore.kernels import cache_copy, newest, ops, residency, select
 UNDER_WAY = 2**18
 # Numbers that one program moves at once.
 COPIED = 4096
-# Pages that a selecting program looks at at once, and its warps.
+# Pages that a selecting program looks at at once, and its warps; places under LRU, at least so many at once: with
+# fewer the compiler runs out of registers.
 WALKED, WALKERS = 1024, 8
+LEAST_PLACES = 512
 # Programs that take a prompt to the host, twice as many numbers at once: they fill the bus. Forwards run beside
 # them, and are held up on each multiprocessor that stores to the host.
 LEAVING = 3
@@ -158,7 +160,7 @@ class KernelSteps:
             HEADS=heads, KV_HEADS=sizes.heads, PADDED_GROUP=triton.next_power_of_2(heads // sizes.heads),
             SINK=not own, SOFTMAX=not own, CAPPED=self._shape.soft_cap is not None, PAGE=sizes.page,
             BLOCK=min(WALKED, triton.next_power_of_2(self._max_pages)),
-            LRU_BLOCK=min(WALKED, max(512, triton.next_power_of_2(sizes.lru_pages))), num_warps=WALKERS,
+            LRU_BLOCK=min(WALKED, max(LEAST_PLACES, triton.next_power_of_2(sizes.lru_pages))), num_warps=WALKERS,
         )  # fmt: skip
         self._copy(layer, swaps, swap_counts)
         return KernelChosen(pages, PageLists(places, counts), mass, swaps, swap_counts)
