@@ -33,12 +33,14 @@ def device(raw: Raw) -> Section | None:
 
 
 def _windows(raw: Raw) -> Iterator[tuple[str, ...]]:
-    for tool in ("serving", "score_load", "decode_serving"):
-        for found in raw.named(tool).values():
-            for window in (*found.get("points", ()), *found.get("windows", ())):
-                if window["gpu_busy"] is not None:
-                    yield (
-                        f"{window['name']} ({tool})",
-                        share(1 - window["gpu_busy"]),
-                        number(window.get("gpu_memory_gib")),
-                    )
+    return (
+        (
+            f"{window['name']} ({tool})",
+            share(1 - window["gpu_busy"]),
+            number(window.get("gpu_memory_gib")),
+        )
+        for tool in ("serving", "score_load", "decode_serving")
+        for found in raw.named(tool).values()
+        for window in (*found.get("points", ()), *found.get("windows", ()))
+        if window["gpu_busy"] is not None
+    )

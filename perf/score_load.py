@@ -200,14 +200,15 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="where score_load.json goes")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json")
-    parser.add_argument("--kinds", default=",".join(TITLES), help="of calls, by comma (default: %(default)s)")
+    parser.add_argument(
+        "--kinds", type=lambda text: text.split(","), default=list(TITLES), help="of calls, by comma"
+    )
     parser.add_argument("--rate", type=float, help="calls a second")
     parser.add_argument("--seconds", type=float, help="length of each Poisson window")
     parser.add_argument("--commit", help="what to record where there is no git history")
     options = parser.parse_args()
-    options.kinds = options.kinds.split(",")
-    if unknown := set(options.kinds) - set(TITLES):
-        parser.error(f"--kinds: {', '.join(sorted(unknown))} is none of {', '.join(TITLES)}")
+    if unknown := set(options.kinds) - TITLES.keys():
+        parser.error(f"no kind is called {', '.join(sorted(unknown))}; there are: {', '.join(TITLES)}")
     if not options.tokenizer and choose_device("auto")[0] == "cuda":
         parser.error("random weights have no tokenizer: --tokenizer DIR is missing")
     return options
