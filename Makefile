@@ -32,7 +32,7 @@ test: lint ## Lint, then run every test that needs no GPU
 	@$(BIN)/python -m pytest -m "not gpu" --ignore=tests/gpu
 
 test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
-	@$(BIN)/python -m pytest tests/gpu tests/unit/test_*kernels*.py
+	@$(BIN)/python -m pytest tests/gpu tests/unit/kernels tests/unit/layers/test_triton_ops.py
 
 soak: $(INSTALLED) ## Make calls of all kinds for SOAK_MINUTES (30) and look for growth
 	@SOAK_MINUTES=$(or $(SOAK_MINUTES),30) $(BIN)/python -m pytest -s tests/server/test_soak.py
@@ -44,10 +44,11 @@ bench: $(INSTALLED) ## Measure what a CPU can show, and write a report (10 minut
 bench-gpu: $(INSTALLED) ## Measure everything on a CUDA GPU, and write a report (some 40 minutes)
 	@$(BIN)/python -m perf.bench --full $(BENCH)
 
-lint: $(INSTALLED) ## ruff and mypy
+lint: $(INSTALLED) ## ruff, mypy and the import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
 
 format: $(INSTALLED) ## Format and fix what can be fixed
 	@$(BIN)/ruff format .

@@ -38,3 +38,7 @@ def visible(error: Exception) -> RequestError:
         return error
     log.error("a call failed", exc_info=error)
     return RequestError("internal error, see the server's log", Code.INTERNAL)
+
+
+class PoolExhausted(Exception):
+    """More pages are needed at once than the pool has."""

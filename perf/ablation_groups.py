@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from hiscore.layout import Call, IntArray
-from hiscore.options import ScoreOptions
-from hiscore.scorer import ScoreCall, Scorer
+from hiscore.arrays import Int32
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import Call
+from hiscore.scoring.scorer import ScoreCall, Scorer
 from perf import variants
 from perf.ablation_sizes import Sizes
 from perf.calls import Shape
@@ -49,7 +50,7 @@ class _Draw:
     sizes: Sizes
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    def call(self, shape: Shape, query: IntArray | None = None) -> ScoreCall:
+    def call(self, shape: Shape, query: Int32 | None = None) -> ScoreCall:
         tokens = self.rng.integers(0, self.sizes.vocabulary, shape.tokens).astype(np.int32)
         tokens[tokens == self.sizes.delimiter] = 0
         if query is not None:

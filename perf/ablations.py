@@ -22,12 +22,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from hiscore.arrays import Float32
 from hiscore.errors import RequestError
-from hiscore.scorer import Scorer, Scores
+from hiscore.scoring.scorer import Scorer, Scores
 from perf import ablation_groups, checkpoints, idle, machine
 from perf.ablation_groups import Arm, Batch, Group
 from perf.ablation_sizes import CPU, GPU, Sizes
-from perf.calls import Float32
 from perf.interleave import ArmResult, interleave
 
 # Float32 as the contract has it. Bfloat16 rounds differently in products of other sizes; this is the project's

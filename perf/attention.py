@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hiscore.attention import triton_attention
+from hiscore.attention import packed_triton
 from hiscore.attention.base import AttentionShape
+from hiscore.attention.metadata import Forward
+from hiscore.attention.packed_triton import Launch, TritonAttention
 from hiscore.attention.tiles import most_tiles
-from hiscore.attention.triton_attention import Launch, TritonAttention
-from hiscore.cuda_runner import Layout
-from hiscore.kv_pages import PAGE, KVPages
-from hiscore.layout import Call
-from hiscore.packing import Forward, pack
+from hiscore.prefill.cuda_runner import Layout
+from hiscore.scoring.packing import pack
+from hiscore.scoring.prefix_cache import PAGE, KVPages
+from hiscore.scoring.request import Call
 from perf.graph_time import microseconds
 
 # Of two layers: in the last one of a model only scored rows are attended for.
@@ -50,7 +51,7 @@ def layers_us(run: Callable[[], object]) -> float:
 
 
 def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:
-    triton_attention.choose_launch = lambda *_: launch  # type: ignore[assignment]
+    packed_triton.choose_launch = lambda *_: launch  # type: ignore[assignment]
     attention = TritonAttention(
         SHAPE, torch.bfloat16, torch.cuda.get_device_properties(0).multi_processor_count
     )

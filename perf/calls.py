@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import service_pb2
 
-from hiscore.layout import lay_out
+from hiscore.scoring.request import lay_out
 
 Float32 = npt.NDArray[np.float32]
 INPUTS = ("input_ids", "delimiter_indices", "label_token_ids")

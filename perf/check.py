@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hiscore.arrays import Float32
 from hiscore_client import ScoreClient
-from perf.calls import Float32, Ids
+from perf.calls import Ids
 from perf.load import Sample
 from perf.measure import WrongScores
 

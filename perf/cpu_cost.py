@@ -25,15 +25,16 @@ import numpy as np
 import psutil
 import torch
 
-from hiscore.capabilities import read_facts
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
-from hiscore.kv_pages import KVPages
 from hiscore.launcher import Server
-from hiscore.layout import Call
-from hiscore.packing import pack
+from hiscore.models.config import read_facts
+from hiscore.scoring.encode import TextCall, encode_calls
+from hiscore.scoring.packing import pack
+from hiscore.scoring.prefix_cache import KVPages
+from hiscore.scoring.request import Call
 from hiscore.settings import Device, Limits, ServeSettings
-from hiscore.tokenization import TextCall, encode_calls, load_tokenizer
+from hiscore.tokenization import load_tokenizer
 from perf import checkpoints, machine
 from perf.calls import Shape, draw
 from perf.load import Generator

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.sizing import Memory, ModelShape, plan_cache
+from hiscore.decoding.kv_cache.sizing import Memory, ModelShape, plan_cache
 from hiscore.settings import CacheSettings
 from perf.geometries import GEOMETRIES, LATENT
 

@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.worker import CacheWorker
-from hiscore.decoding.worker_api import (
+from hiscore.arrays import Int32
+from hiscore.decoding.worker.interface import (
     STAGING_PAGE,
     Admission,
     Chunk,
-    Int32,
     Launched,
     Sampling,
     StepResult,
     StepRows,
 )
+from hiscore.decoding.worker.worker import CacheWorker
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.sizing import Memory
+from hiscore.decoding.kv_cache.sizing import Memory
 from perf import geometry
 from perf.decode_drive import Driver
 from perf.decode_load import PLENTY, Arm, Bench, Load, build_worker, close, device, shared_weights

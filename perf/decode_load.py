@@ -16,12 +16,12 @@ from unittest import mock
 import numpy as np
 import torch
 
-from hiscore.decoding import build
 from hiscore.decoding.engine import DecodeEngine, Output
-from hiscore.decoding.options import parse_decode_options
-from hiscore.decoding.sizing import Memory
-from hiscore.decoding.stream import DecodeCall
-from hiscore.decoding.worker import CacheWorker
+from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.sampling_params import parse_decode_options
+from hiscore.decoding.sequence import DecodeCall
+from hiscore.decoding.worker import build
+from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
 from hiscore.settings import CacheSettings
 from perf import geometry
@@ -104,7 +104,7 @@ def build_worker(checkpoint: Path, arm: Arm, memory: Memory) -> CacheWorker:
         if arm.left_out == "swap-in":
             if device().type != "cuda":
                 raise Unavailable("a swap-in can be left out on a CUDA device only")
-            from hiscore.decoding.kernel_steps import KernelSteps
+            from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
 
             # While the graphs are captured.
             stack.enter_context(mock.patch.object(KernelSteps, "_copy", _nothing))

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.sizing import Memory
-from hiscore.decoding.worker_api import STAGING_PAGE
+from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.worker.interface import STAGING_PAGE
 from hiscore.settings import CacheSettings
 from perf import geometry
 from perf.decode_bytes import model_shape, request_bytes, slot_bytes

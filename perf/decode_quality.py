@@ -28,9 +28,10 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hiscore import checkpoint as checkpoints
-from hiscore.decoding import build, sizing
-from hiscore.decoding.sizing import Memory
-from hiscore.model.decoder import Decoder
+from hiscore.decoding.kv_cache import sizing
+from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.worker import build
+from hiscore.models.decoder import Decoder
 from hiscore.settings import DEFAULT_MODEL
 from perf import decode_tasks
 from perf.decode_drive import Driver, Staged

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.layout import IntArray
-from hiscore.model.head import Head
-from hiscore.packing import NOT_KEPT, Forward, Group
-from hiscore.runner import Runner
+from hiscore.arrays import Int32
+from hiscore.attention.metadata import NOT_KEPT, Forward, Group
+from hiscore.layers.lm_head import Head
+from hiscore.prefill.runner import Runner
 
 NO_ROWS = slice(0, 0)
 
@@ -59,7 +59,7 @@ def keeping_all(forward: Forward, slots: int) -> Forward:
     return replace(forward, write_slots=np.arange(rows))
 
 
-def decode_step(forward: Forward, tokens: IntArray) -> Forward:
+def decode_step(forward: Forward, tokens: Int32) -> Forward:
     """A forward over one more token (int32 [R]) for each item that `forward`, kept by `keeping_all`, has read."""
     groups = []
     firsts = np.array([group.first_row for group in forward.groups])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hiscore.decoding.worker_api import Int32
+from hiscore.arrays import Int32
 
 Encode = Callable[[str], list[int]]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hiscore.layout import Call
-from hiscore.options import ScoreOptions
-from hiscore.scorer import ScoreCall, Scorer
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import Call
+from hiscore.scoring.scorer import ScoreCall, Scorer
 from perf import geometry
 
 LABELS = np.array([9454, 2753], np.int32)

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hiscore.cuda_runner import buckets
-from hiscore.kernels.gated_product import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
-from hiscore.kernels.ops import TritonOps
+from hiscore.kernels.gated_mlp import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
+from hiscore.layers.triton_ops import TritonOps
+from hiscore.prefill.cuda_runner import buckets
 from perf.graph_time import microseconds
 from perf.machine import facts
 

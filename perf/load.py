@@ -18,7 +18,8 @@ from multiprocessing import get_context
 import grpc
 import numpy as np
 
-from perf.calls import Float32, read_answer
+from hiscore.arrays import Float32
+from perf.calls import read_answer
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 DEADLINE_SECONDS = 30.0

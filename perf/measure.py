@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hiscore.arrays import Float32
 from hiscore.launcher import Server
 from perf import guards
-from perf.calls import Float32, Shape
+from perf.calls import Shape
 from perf.gpu import GpuSampler
 from perf.load import Sample
 

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from hiscore.layout import Call
-from hiscore.options import ScoreOptions
-from hiscore.scorer import ScoreCall, Scorer, Scores
-from perf.calls import Float32, Ids
+from hiscore.arrays import Float32
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import Call
+from hiscore.scoring.scorer import ScoreCall, Scorer, Scores
+from perf.calls import Ids
 
 BUDGET = 16_384
 # The share of the device's memory that an engine may take; several of them stand side by side.

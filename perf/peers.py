@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hiscore.model.architecture import read_architecture
+from hiscore.arrays import Float32
+from hiscore.models.config import read_architecture
 from perf import machine
-from perf.calls import Float32, Ids, Shape, draw
+from perf.calls import Ids, Shape, draw
 from perf.interleave import interleave
 from perf.measure import WrongScores
 from perf.peer_arms import PEERS, Peer, Unavailable

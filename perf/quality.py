@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
-from hiscore.layout import unpack
-from hiscore.options import ScoreOptions
-from hiscore.scorer import FP8_CAPABILITY, ScoreCall, Scorer
+from hiscore.scoring.encode import TextCall, encode_calls
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import unpack
+from hiscore.scoring.scorer import FP8_CAPABILITY, ScoreCall, Scorer
 from hiscore.settings import Limits
-from hiscore.tokenization.calls import TextCall, encode_calls
-from hiscore.tokenization.text_tokenizer import TextTokenizer, load_tokenizer
+from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from perf import agreement, reviews
-from perf.agreement import Float64, Interval
+from perf.agreement import Interval
 from perf.reviews import Review
 
 GROUP = 10

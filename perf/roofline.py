@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 from hiscore.checkpoint import resolve
-from hiscore.layout import Call
-from hiscore.model.architecture import Architecture, read_architecture
-from hiscore.options import ScoreOptions
-from hiscore.scorer import ScoreCall, Scorer
+from hiscore.models.config import Architecture, read_architecture
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import Call
+from hiscore.scoring.scorer import ScoreCall, Scorer
 from perf import checkpoints, machine
 from perf.calls import Shape
 

@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import InferenceServerClient
 
-from hiscore.capabilities import read_facts
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
+from hiscore.models.config import read_facts
+from hiscore.scoring.encode import TextCall, encode_calls
 from hiscore.settings import DEFAULT_MODEL, Limits, ServeSettings
-from hiscore.tokenization import TextCall, encode_calls, load_tokenizer
+from hiscore.tokenization import load_tokenizer
 from perf import checkpoints, machine
 from perf.calls import Shape
 from perf.check import check_control

@@ -25,19 +25,20 @@ from unittest import mock
 import numpy as np
 import torch
 
-from hiscore import packing
-from hiscore import scorer as scorer_module
-from hiscore.capabilities import read_facts
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.launcher import server as server_module
 from hiscore.launcher.command import tritonserver_flags
-from hiscore.layout import unpack
-from hiscore.options import ScoreOptions
-from hiscore.scorer import ScoreCall, Scorer
+from hiscore.models.config import read_facts
+from hiscore.scoring import packing
+from hiscore.scoring import scorer as scorer_module
+from hiscore.scoring.encode import TextCall, TokenCall, encode_calls
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import unpack
+from hiscore.scoring.scorer import ScoreCall, Scorer
 from hiscore.settings import Device, Limits, ServeSettings
-from hiscore.tokenization import TextCall, TokenCall, encode_calls, load_tokenizer
+from hiscore.tokenization import load_tokenizer
 from hiscore_client import ScoreClient
 from perf import checkpoints, machine
 from perf.calls import Shape

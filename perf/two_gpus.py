@@ -25,12 +25,13 @@ from typing import Any
 
 import numpy as np
 
+from hiscore.arrays import Float32
 from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
 from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
 from perf import checkpoints, machine, plan
-from perf.calls import Float32, Ids, draw
+from perf.calls import Ids, draw
 from perf.check import check_control, together
 from perf.gpu import GpuSampler, visible_gpus
 from perf.interleave import interleave

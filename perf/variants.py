@@ -8,16 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.layout import Call, IntArray, lay_out, unpack
-from hiscore.model.head import ROW_SLICE, Head
-from hiscore.scorer import Pending, ScoreCall, Scorer
+from hiscore.arrays import Int32
+from hiscore.layers.lm_head import ROW_SLICE, Head
+from hiscore.scoring.request import Call, lay_out, unpack
+from hiscore.scoring.scorer import Pending, ScoreCall, Scorer
 from perf.decode_step import StepAfter
 
 
 class WholeVocabulary(Head):
     """Logits of the whole vocabulary at every item, their log-softmax, and the labels' columns of that."""
 
-    def label_logits(self, hidden: Tensor, labels: IntArray | None) -> Tensor:
+    def label_logits(self, hidden: Tensor, labels: Int32 | None) -> Tensor:
         """hidden [R, H] -> float32 [R, labels]: softmax over labels is the same as of their logits."""
         assert labels is not None, "a classifier has no vocabulary"
         columns = torch.from_numpy(labels.astype(np.int64))
@@ -36,7 +37,7 @@ def with_whole_vocabulary(scorer: Scorer) -> Scorer:
 
 def without_graphs(scorer: Scorer) -> Scorer:
     """The scorer of a CUDA device, every kernel launched by the host; its pool is another one of the same size."""
-    from hiscore.cuda_runner import CudaRunner
+    from hiscore.prefill.cuda_runner import CudaRunner
 
     assert isinstance(scorer.runner, CudaRunner)
     changed = copy.copy(scorer)
@@ -58,11 +59,11 @@ def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
 class Marked:
     """A call as it is sent: int32 ids with a delimiter's id before, between and after the items."""
 
-    input_ids: IntArray
-    delimiter_indices: IntArray
+    input_ids: Int32
+    delimiter_indices: Int32
     like: ScoreCall
 
-    def unpacked(self, delimiters: IntArray) -> ScoreCall:
+    def unpacked(self, delimiters: Int32) -> ScoreCall:
         """The call whose items stand between these."""
         return replace(self.like, call=unpack(self.input_ids, delimiters))
 
@@ -114,7 +115,7 @@ def as_single_items(call: ScoreCall) -> list[ScoreCall]:
     ]
 
 
-def parts(call: Call) -> list[IntArray]:
+def parts(call: Call) -> list[Int32]:
     """The tokens of the query, then of each item."""
     ends = call.query_length + np.cumsum(call.item_lengths)
     return np.split(call.tokens, [call.query_length, *ends[:-1]][: len(ends)])

@@ -7,14 +7,12 @@ groups and its items' rows fill tiles whatever their lengths are: there are hard
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from hiscore.packing import Forward
+from hiscore.arrays import Int32
+from hiscore.attention.metadata import Forward
 
 # Of a tile: first and last row, begin and end of its context's slots, begin and end of its context's rows.
 FIELDS = 6
-
-Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)

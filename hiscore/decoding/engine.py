@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hiscore.decoding.reservation import check_fits
+from hiscore.decoding.block_manager import check_fits
 from hiscore.decoding.scheduler import Plan, Scheduler
+from hiscore.decoding.sequence import DecodeCall, Output, Stage, Stream
 from hiscore.decoding.stats import EngineStats, Tally
-from hiscore.decoding.stops import Detokenizer, StreamEnd
-from hiscore.decoding.stream import DecodeCall, Output, Stage, Stream
-from hiscore.decoding.worker_api import NOT_FINITE, Launched, Worker
+from hiscore.decoding.stop_strings import Detokenizer, StreamEnd
+from hiscore.decoding.worker.interface import NOT_FINITE, Launched, Worker
 from hiscore.errors import Code, RequestError, visible
 
 __all__ = ["DecodeCall", "DecodeEngine", "EngineStats", "Output"]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from queue import Full, Queue
 from typing import Any
 
-from hiscore.decoding.options import DecodeOptions
+from hiscore.arrays import Int32
 from hiscore.decoding.request import PromptReader
-from hiscore.decoding.stream import DecodeCall
-from hiscore.decoding.worker_api import Int32
+from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import Code, RequestError, visible
 
 # A core encodes about a megabyte in a second: smaller texts hold nobody up for long.

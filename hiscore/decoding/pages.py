@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hiscore.decoding.worker_api import Int32
-from hiscore.kv_pages import PoolExhausted
+from hiscore.arrays import Int32
+from hiscore.errors import PoolExhausted
 
 
 class PagePool:

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hiscore.decoding.options import DecodeOptions
-from hiscore.decoding.worker_api import Int32
+from hiscore.arrays import Int32
+from hiscore.decoding.sampling_params import DecodeOptions
 from hiscore.errors import RequestError
+from hiscore.models.support import CheckpointFacts
+from hiscore.parameters import check_ids
 from hiscore.tokenization.panics import Panic
-from hiscore.tokenization.text_tokenizer import TextTokenizer
-from hiscore.validation import CheckpointFacts, check_ids
+from hiscore.tokenization.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from itertools import islice
 
 import numpy as np
 
-from hiscore.decoding.reservation import Needs, Pools, Release, needs_of
-from hiscore.decoding.rows import sampling_of, step_rows
-from hiscore.decoding.stream import Stage, Stream
-from hiscore.decoding.worker_api import NO_PAGES, STAGING_PAGE, Chunk, Geometry, Sampling, StepRows
+from hiscore.decoding.batch import sampling_of, step_rows
+from hiscore.decoding.block_manager import Needs, Pools, Release, needs_of
+from hiscore.decoding.sequence import Stage, Stream
+from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE, Chunk, Geometry, Sampling, StepRows
 
 MOST_OVERTAKEN = 16
 # So many from the front of the queue are looked at in each iteration.

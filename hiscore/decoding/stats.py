@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hiscore.decoding.scheduler import Scheduler
-from hiscore.decoding.stream import Stage
-from hiscore.decoding.worker_api import Geometry, StepResult
+from hiscore.decoding.sequence import Stage
+from hiscore.decoding.worker.interface import Geometry, StepResult
 
 
 @dataclass(frozen=True)

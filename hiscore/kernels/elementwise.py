@@ -7,11 +7,11 @@ row (float32 [T]), worked out while the row is at hand.
 import triton
 import triton.language as tl
 
-from hiscore.kernels.few_rows import gated, let_next_start, wait_for_others
-from hiscore.model import weights
+from hiscore.kernels import fp8
+from hiscore.kernels.gemv import gated, let_next_start, wait_for_others
 
-LARGEST = tl.constexpr(weights.LARGEST)
-SMALLEST_PEAK = tl.constexpr(weights.SMALLEST_PEAK)
+LARGEST = tl.constexpr(fp8.LARGEST)
+SMALLEST_PEAK = tl.constexpr(fp8.SMALLEST_PEAK)
 
 
 @triton.jit

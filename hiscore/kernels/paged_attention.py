@@ -8,7 +8,7 @@ Query heads that share a KV head are rows of one tile, for which keys and values
 import triton
 import triton.language as tl
 
-from hiscore.kernels.few_rows import let_next_start, wait_for_others
+from hiscore.kernels.gemv import let_next_start, wait_for_others
 
 
 @triton.jit

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from hiscore.capabilities import DEFAULT_MODELS, MODELS, Capabilities
 from hiscore.launcher.errors import LaunchError
+from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
 from hiscore.settings import (
     CacheSettings,
     DecodeSettings,

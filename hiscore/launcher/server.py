@@ -6,7 +6,6 @@ from pathlib import Path
 from types import TracebackType
 
 from hiscore import checkpoint
-from hiscore.capabilities import servable
 from hiscore.launcher import preflight
 from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
 from hiscore.launcher.devices import choose_device
@@ -18,6 +17,7 @@ from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
 from hiscore.launcher.repository import model_values, select, write_repository
 from hiscore.launcher.workspace import Workspace
+from hiscore.models.support import servable
 from hiscore.settings import ServeSettings
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,5 @@
-"""Text to token space: one query and its items become a packed layout, exactly as if each had come alone."""
+"""A checkpoint's tokenizer: texts to token ids, in parts and many at a time, and back."""
 
-from hiscore.tokenization.calls import TextCall, TokenCall, encode_calls
-from hiscore.tokenization.text_tokenizer import TextTokenizer, load_tokenizer
+from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 
-__all__ = ["TextCall", "TextTokenizer", "TokenCall", "encode_calls", "load_tokenizer"]
+__all__ = ["TextTokenizer", "load_tokenizer"]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiscore.decoding.step_runner import Stepped
-from hiscore.decoding.streams import Lane
-from hiscore.decoding.worker import CacheWorker
-from hiscore.decoding.worker_api import Sampling
+from hiscore.decoding.worker.device_queues import Lane
+from hiscore.decoding.worker.interface import Sampling
+from hiscore.decoding.worker.step_runner import Stepped
+from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
 from tests.support.decode_truth import DecodeTruth, near_best
 from tests.support.decoding import (
@@ -148,7 +148,7 @@ def test_what_is_selected_is_what_the_cpu_selects(workers: Any, selector: str) -
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("selector", SPARSE)
 def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype: torch.dtype) -> None:
-    from hiscore.decoding.step_graphs import GraphRunner
+    from hiscore.decoding.worker.cuda_graphs import GraphRunner
 
     worker = workers(selector, *SPARSE[selector], dtype=dtype)
     runner = worker._runner
@@ -172,13 +172,13 @@ def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype
 def test_kernels_that_start_early_give_the_bits_of_kernels_that_wait(
     workers: Any, selector: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hiscore.decoding.step_graphs import GraphRunner
-    from hiscore.kernels import ops
+    from hiscore.decoding.worker.cuda_graphs import GraphRunner
+    from hiscore.layers import triton_ops
 
-    assert ops.CAN_CHAIN, "written for a device of compute capability 9.0"
+    assert triton_ops.CAN_CHAIN, "written for a device of compute capability 9.0"
     worker = workers(selector, *SPARSE[selector], dtype=torch.bfloat16)
     early, _ = run(worker)
-    monkeypatch.setattr(ops, "CAN_CHAIN", False)
+    monkeypatch.setattr(triton_ops, "CAN_CHAIN", False)
     runner = worker._runner
     waiting = GraphRunner(
         runner._model, runner._attention, runner._value_width, worker.geometry, worker._schedule._streams

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.decoding.backup import BackupProtocol, BackupSchedule
-from hiscore.decoding.cuda_streams import CudaStreams
-from hiscore.decoding.streams import Lane
+from hiscore.decoding.worker.cuda_queues import CudaStreams
+from hiscore.decoding.worker.device_queues import Lane
+from hiscore.decoding.worker.offload_schedule import BackupProtocol, BackupSchedule
 from tests.support.backup_load import SLOTS, Load, Run
 from tests.support.stream_mutations import Kind, Mutated
 from tests.support.tensor_memory import TensorMemory

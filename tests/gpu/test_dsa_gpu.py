@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiscore.model.dsa.cache import Segment, StagedLatents
-from hiscore.model.dsa.decoder import DsaDecoder
-from hiscore.model.dsa.moe import grouped, looped, route
-from hiscore.model.dsa.weights import MoeWeights
+from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
+from hiscore.models.deepseek.loader import MoeWeights
+from hiscore.models.deepseek.moe import grouped, looped, route
 from tests.support import tiny_dsa
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]

@@ -8,11 +8,11 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from hiscore.kernels import few_rows
-from hiscore.kernels import ops as kernel_ops
-from hiscore.kernels.ops import TritonOps
-from hiscore.model.ops import Ops, TorchOps
-from hiscore.model.weights import LayerWeights, Linear
+from hiscore.kernels import gemv
+from hiscore.layers import triton_ops as kernel_ops
+from hiscore.layers.ops import Ops, TorchOps
+from hiscore.layers.triton_ops import TritonOps
+from hiscore.layers.weights import LayerWeights, Linear
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 16, 8, 128, 1024, 3072
 
@@ -91,7 +91,7 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
     assert not torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("rows", [1, 2, few_rows.MOST_ROWS])
+@pytest.mark.parametrize("rows", [1, 2, gemv.MOST_ROWS])
 def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_ops.CAN_CHAIN, "written for a device of compute capability 9.0"
     weights = layers()

@@ -2,7 +2,7 @@
 
 Steps of 1/8 turn the last bit of a bfloat16 now and then into a sixteenth of a value. So what is computed in
 another order is held to tight bounds product by product (the kernels' own steps are held to the same bits by
-tests/unit/test_kernels.py), and whole models to a share of what fp8 itself changes.
+tests/unit/layers/test_triton_ops.py), and whole models to a share of what fp8 itself changes.
 """
 
 from pathlib import Path
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.cuda_runner import CudaRunner
-from hiscore.model.weights import Fp8Linear, Linear, quantise
-from hiscore.options import ScoreOptions
-from hiscore.scorer import FP8_CAPABILITY, ScoreCall, Scorer
+from hiscore.layers.weights import Fp8Linear, Linear, quantise
+from hiscore.prefill.cuda_runner import CudaRunner
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.scorer import FP8_CAPABILITY, ScoreCall, Scorer
 from tests.support.fp8 import EmulatedLinear, emulated_scorer
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import FAMILIES, SIZES, VOCABULARY, make

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from hiscore.kernels import gated_product
-from hiscore.kernels import ops as kernel_ops
-from hiscore.kernels.ops import TritonOps
-from hiscore.model.ops import TorchOps
-from hiscore.model.weights import Linear
+from hiscore.kernels import gated_mlp
+from hiscore.layers import triton_ops as kernel_ops
+from hiscore.layers.ops import TorchOps
+from hiscore.layers.triton_ops import TritonOps
+from hiscore.layers.weights import Linear
 
 SIZES = {"Qwen3-0.6B": (1024, 3072), "SmolLM2-135M": (576, 1536), "Qwen3-1.7B": (2048, 6144)}
 
@@ -25,31 +25,27 @@ def test_it_gives_what_two_steps_give(name: str, activation: str, rows: int) -> 
     ops = TritonOps(1, 1, 2, 1e-6, activation)
     expected = ops.activate(torch.nn.functional.linear(x, weight))
     exact = TorchOps(1, 1, 2, 1e-6, activation).gate(Linear(weight.float()), x.float())
-    for tile in (gated_product.SMALL, gated_product.MEDIUM, gated_product.LARGE):
-        found = gated_product.multiply(x, weight, activation != "silu", tile, kernel_ops.HOPPER)
+    for tile in (gated_mlp.SMALL, gated_mlp.MEDIUM, gated_mlp.LARGE):
+        found = gated_mlp.multiply(x, weight, activation != "silu", tile, kernel_ops.HOPPER)
         assert (found == expected).float().mean() > 0.99
         assert (found - exact).square().mean() <= 1.01 * (expected - exact).square().mean()
         torch.testing.assert_close(found, expected, atol=2**-6, rtol=2**-6)
         # Every tile forms its sums in one order: no bit of a row depends on how many there are.
-        some = gated_product.multiply(
-            x[: -(-rows // 3)], weight, activation != "silu", tile, kernel_ops.HOPPER
-        )
+        some = gated_mlp.multiply(x[: -(-rows // 3)], weight, activation != "silu", tile, kernel_ops.HOPPER)
         assert torch.equal(some, found[: len(some)])
         # Control: gate and up in each other's place.
-        wrong = gated_product.multiply(
-            x, weight.roll(outputs, 0), activation != "silu", tile, kernel_ops.HOPPER
-        )
+        wrong = gated_mlp.multiply(x, weight.roll(outputs, 0), activation != "silu", tile, kernel_ops.HOPPER)
         assert (wrong == expected).float().mean() < 0.1
 
 
 @pytest.mark.parametrize(
     ("rows", "tile"),
-    [(320, gated_product.SMALL), (1_920, gated_product.MEDIUM), (15_360, gated_product.LARGE)],
+    [(320, gated_mlp.SMALL), (1_920, gated_mlp.MEDIUM), (15_360, gated_mlp.LARGE)],
 )
-def test_a_graph_replays_it(rows: int, tile: gated_product.Tile) -> None:
+def test_a_graph_replays_it(rows: int, tile: gated_mlp.Tile) -> None:
     """At the sizes of Qwen3-0.6B, by the steps that choose it; on other numbers than were there at the capture."""
     inputs, outputs = SIZES["Qwen3-0.6B"]
-    assert gated_product.tile_for(rows, inputs, outputs, kernel_ops.HOPPER) is tile
+    assert gated_mlp.tile_for(rows, inputs, outputs, kernel_ops.HOPPER) is tile
     generator = torch.Generator("cuda").manual_seed(rows)
     x = torch.randn(rows, inputs, generator=generator, device="cuda").bfloat16()
     weight = torch.randn(2 * outputs, inputs, generator=generator, device="cuda").bfloat16() / inputs**0.5
@@ -59,7 +55,7 @@ def test_a_graph_replays_it(rows: int, tile: gated_product.Tile) -> None:
     with torch.cuda.graph(graph):
         found = ops.gate(Linear(weight), x)
     x.copy_(torch.randn(rows, inputs, generator=generator, device="cuda"))
-    expected = gated_product.multiply(x, weight, False, tile, kernel_ops.HOPPER)
+    expected = gated_mlp.multiply(x, weight, False, tile, kernel_ops.HOPPER)
     graph.replay()
     assert torch.equal(found, expected)
     assert not torch.equal(found, before)

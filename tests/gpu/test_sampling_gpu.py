@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiscore.decoding.sampling import greedy, sample
+from hiscore.decoding.worker.sampler import greedy, sample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.cuda_runner import CudaRunner
-from hiscore.options import ScoreOptions
-from hiscore.scorer import ScoreCall, Scorer
+from hiscore.prefill.cuda_runner import CudaRunner
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.scorer import ScoreCall, Scorer
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import FAMILIES, VOCABULARY

@@ -3,7 +3,7 @@
 import numpy as np
 import tritonclient.grpc as triton
 
-from hiscore.layout import lay_out
+from hiscore.scoring.request import lay_out
 
 
 def inputs(items: int) -> list[triton.InferInput]:

@@ -108,7 +108,7 @@ def test_people_get_a_line_of_text(lm: Server) -> None:
     score(lm, "for people", labels=[LABEL])
     (line,) = [line for line in text_of(lm).splitlines() if "for people" in line]
     assert line.startswith(
-        "hiscore INFO hiscore.serving.refusals: a call was refused request_id='for people' "
+        "hiscore INFO hiscore.serving.error_log: a call was refused request_id='for people' "
     )
 
 

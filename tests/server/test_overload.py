@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
-from hiscore.layout import lay_out
+from hiscore.scoring.request import lay_out
 from tests.server.busy import inputs, score
 from tests.server.conftest import StartServer
 from tests.server.counters import settled

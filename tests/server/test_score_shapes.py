@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hiscore.launcher import Server
-from hiscore.layout import lay_out
+from hiscore.scoring.request import lay_out
 from tests.server.wire import WAYS, score, score_tokens
 from tests.support.comparison import INVARIANCE, check, truth_of
 from tests.support.strategies import Tokens, random_tokens

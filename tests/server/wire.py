@@ -16,7 +16,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from hiscore.launcher import Server
-from hiscore.layout import lay_out
+from hiscore.scoring.request import lay_out
 from tests.support.strategies import Tokens
 
 Inputs = Mapping[str, Any]

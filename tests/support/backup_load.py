@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from hiscore.decoding.backup import BackupProtocol, BackupSchedule, Int32, ring_pages
-from hiscore.decoding.streams import Lane, Work
+from hiscore.arrays import Int32
+from hiscore.decoding.worker.device_queues import Lane, Work
+from hiscore.decoding.worker.offload_schedule import BackupProtocol, BackupSchedule, ring_pages
 from tests.support.stream_simulator import POISON, Cell, Memory
 
 SLOTS = 3

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
-from hiscore.decoding.residency import newest_slots, seed
-from hiscore.decoding.selection import Selector
+from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.sparse.residency import newest_slots, seed
+from hiscore.decoding.sparse.selection import Selector
 
 Contents = Callable[[int, int, Tensor], Tensor]
 """From a stream's number, a layer and positions int64 [n] to rows [n, C, H, D]."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

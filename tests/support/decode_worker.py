@@ -13,15 +13,15 @@ from itertools import count
 
 import numpy as np
 
-from hiscore.decoding.stream import DecodeCall
+from hiscore.arrays import Int32
+from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.uniforms import uniform
-from hiscore.decoding.worker_api import (
+from hiscore.decoding.worker.interface import (
     NO_PAGES,
     STAGING_PAGE,
     Admission,
     Chunk,
     Geometry,
-    Int32,
     Sampling,
     StepResult,
     StepRows,
@@ -88,7 +88,7 @@ class Copy:
 
 
 class HashWorker:
-    """See `hiscore.decoding.worker_api.Worker`. delay: ticks that each copy to the host takes."""
+    """See `hiscore.decoding.worker.interface.Worker`. delay: ticks that each copy to the host takes."""
 
     def __init__(self, geometry: Geometry = TINY, delay: int = 0) -> None:
         self.geometry = geometry

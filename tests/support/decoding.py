@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.build import build_worker
+from hiscore.decoding.block_manager import Pools, needs_of
 from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
-from hiscore.decoding.options import DecodeOptions
-from hiscore.decoding.reservation import Pools, needs_of
-from hiscore.decoding.sizing import Memory
+from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.sequence import Stream
 from hiscore.decoding.stats import EngineStats
-from hiscore.decoding.stops import Detokenizer, StreamEnd
-from hiscore.decoding.stream import Stream
-from hiscore.decoding.streams import Event, ImmediateStreams, Lane, Work
-from hiscore.decoding.worker import CacheWorker
-from hiscore.decoding.worker_api import Chunk, Launched, Sampling, StepResult, StepRows
+from hiscore.decoding.stop_strings import Detokenizer, StreamEnd
+from hiscore.decoding.worker.build import build_worker
+from hiscore.decoding.worker.device_queues import Event, ImmediateStreams, Lane, Work
+from hiscore.decoding.worker.interface import Chunk, Launched, Sampling, StepResult, StepRows
+from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
 from hiscore.settings import CacheSettings
 from tests.support import tiny_dsa, tiny_models

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.packing import Forward
+from hiscore.attention.metadata import Forward
 
 
 def dense_attention(

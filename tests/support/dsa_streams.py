@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
-from hiscore.decoding.latents import LatentStep
-from hiscore.decoding.residency import newest_slots, seed
-from hiscore.decoding.steps import Steps
-from hiscore.decoding.torch_steps import TorchSteps
-from hiscore.model.dsa.cache import Segment, StagedLatents
-from hiscore.model.dsa.decoder import DsaDecoder
+from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.models.latent_attention import LatentStep
+from hiscore.decoding.sparse.cache_ops import Steps
+from hiscore.decoding.sparse.residency import newest_slots, seed
+from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from tests.support import tiny_dsa
 from tests.support.decode_cache import forget
 

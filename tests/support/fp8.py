@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hiscore.model.decoder import Decoder
-from hiscore.model.weights import LayerWeights, Linear
-from hiscore.runner import TorchRunner
-from hiscore.scorer import Scorer
+from hiscore.layers.weights import LayerWeights, Linear
+from hiscore.models.decoder import Decoder
+from hiscore.prefill.runner import TorchRunner
+from hiscore.scoring.scorer import Scorer
 
 PROJECTIONS = ("qkv", "output", "gate_up", "down")
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.triton_attention import TileInputs, TritonAttention
-from hiscore.decoding.cache import Cache, CacheShape, DecodeRows
-from hiscore.decoding.kernel_steps import KernelSteps
-from hiscore.kernels import few_rows as few
-from hiscore.kernels import gated_product
-from hiscore.kernels import ops as kernel_ops
-from hiscore.kernels.ops import TritonOps
-from hiscore.model.weights import Linear
+from hiscore.attention.packed_triton import TileInputs, TritonAttention
+from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+from hiscore.kernels import gated_mlp
+from hiscore.kernels import gemv as few
+from hiscore.layers import triton_ops as kernel_ops
+from hiscore.layers.triton_ops import TritonOps
+from hiscore.layers.weights import Linear
 from tests.support.steps import Tables, layer_of
 
 ROWS = 3
@@ -121,9 +121,9 @@ def gated(sizes: tuple[int, ...]) -> None:
     """The MLP's first product, of many rows."""
     hidden, inner, *_ = sizes
     x, weight = (torch.zeros(count, hidden, dtype=torch.bfloat16) for count in (ROWS, 2 * inner))
-    for tile in (gated_product.SMALL, gated_product.MEDIUM, gated_product.LARGE):
+    for tile in (gated_mlp.SMALL, gated_mlp.MEDIUM, gated_mlp.LARGE):
         for gelu in (False, True):
-            gated_product.multiply(x, weight, gelu, tile, multiprocessors=132)
+            gated_mlp.multiply(x, weight, gelu, tile, multiprocessors=132)
 
 
 def launch_everything() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hiscore.errors import RequestError
-from hiscore.options import ScoreOptions
-from hiscore.scorer import ScoreCall, Scorer
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.scorer import ScoreCall, Scorer
 from tests.support.strategies import Tokens
 
 LABELS = [5, 77, 401]

@@ -2,8 +2,8 @@
 
 from torch import Tensor, empty
 
-from hiscore.model.rope import Rope
-from hiscore.model.weights import LayerWeights, Linear
+from hiscore.layers.rope import Rope
+from hiscore.layers.weights import LayerWeights, Linear
 
 
 class Tables(Rope):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from hiscore.layout import Call, lay_out, unpack
+from hiscore.scoring.request import Call, lay_out, unpack
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hiscore.decoding.streams import Event, Lane
+from hiscore.decoding.worker.device_queues import Event, Lane
 
 Kind = tuple[str, str, str]
 """What the schedule was doing ("step"), the call ("wait") and its lane, "" where it has none."""

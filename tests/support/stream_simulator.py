@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hiscore.decoding.streams import Event, Lane, Work
+from hiscore.decoding.worker.device_queues import Event, Lane, Work
 
 Cell = tuple[str, int]
 """A token's place: a memory ("device", "host") and an index in it."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hiscore.decoding.streams import Lane, Work
+from hiscore.decoding.worker.device_queues import Lane, Work
 from tests.support.backup_load import CELLS
 from tests.support.stream_simulator import POISON, Cell
 

@@ -19,7 +19,7 @@ from tokenizers import (
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from hiscore.tokenization.cuts import CL100K, O200K, QWEN2
+from hiscore.tokenization.safe_splits import CL100K, O200K, QWEN2
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CORPUS = [

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hiscore.errors import Code, RequestError
 from hiscore.logs import JsonFormatter, TextFormatter, configure_model
-from hiscore.serving.refusals import LONGEST_ID, RefusalLog, detail
+from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.labels import resolve_labels
+from hiscore.serving.error_log import LONGEST_ID, RefusalLog, detail
 from hiscore.settings import Limits
-from hiscore.tokenization.labels import resolve_labels
-from hiscore.validation import CheckpointFacts
 
 FACTS = CheckpointFacts(vocab_size=100, context_length=100, is_classifier=False)
 FORGED = 'x"\n{"level": "INFO", "request_id": "forged"}'
@@ -39,7 +39,7 @@ def lines() -> Iterator[list[logging.LogRecord]]:
     found: list[logging.LogRecord] = []
     handler = logging.Handler(logging.DEBUG)
     handler.emit = found.append  # type: ignore[method-assign]
-    log = logging.getLogger("hiscore.serving.refusals")
+    log = logging.getLogger("hiscore.serving.error_log")
     before = log.level
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
@@ -98,7 +98,7 @@ def test_what_a_caller_sent_is_not_in_the_detail(label: str) -> None:
     said = detail(error)
     assert label not in said
     module, _, line = said.rpartition(":")
-    assert module == "hiscore.tokenization.labels.resolve_labels"
+    assert module == "hiscore.scoring.labels.resolve_labels"
     assert int(line) > 0
 
 

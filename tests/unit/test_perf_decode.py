@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.decoding.sizing import Memory, plan_cache
+from hiscore.decoding.kv_cache.sizing import Memory, plan_cache
 from hiscore.settings import CacheSettings
 from perf import decode_load, decode_streams, geometry
 from perf.decode import summarise
@@ -35,8 +35,8 @@ def tiny(tmp_path_factory):
 @pytest.mark.parametrize("name", ["tiny", "tiny-dsa"])
 def test_weights_in_memory_are_those_of_the_file(name: str, tmp_path) -> None:
     """The strict loader reads all of both; a seed apart they differ."""
-    from hiscore.model.decoder import Decoder
-    from hiscore.model.dsa.decoder import DsaDecoder
+    from hiscore.models.decoder import Decoder
+    from hiscore.models.deepseek.decoder import DsaDecoder
 
     kind = DsaDecoder if name == "tiny-dsa" else Decoder
     geometry.write(name, tmp_path)

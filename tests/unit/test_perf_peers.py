@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from hiscore.model.architecture import read_architecture
+from hiscore.models.config import read_architecture
 from perf import cpu_cost, peers, roofline
 from perf.calls import Ids, Shape, draw
 from perf.measure import WrongScores

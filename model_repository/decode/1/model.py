@@ -12,22 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from hiscore.capabilities import has_tokenizer, read_eos_ids, read_facts
-from hiscore.decoding.build import make_worker
-from hiscore.decoding.detokenizer import TextDecoder
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.intake import Asked, Intake
 from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed, descriptions
-from hiscore.decoding.options import parse_decode_options
 from hiscore.decoding.request import PromptReader
+from hiscore.decoding.sampling_params import parse_decode_options
+from hiscore.decoding.worker.build import make_worker
 from hiscore.errors import visible
 from hiscore.logs import configure_model
-from hiscore.serving.batch import ReplyTo, parameters, send, strings, tensor
+from hiscore.models.config import read_facts
+from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.metrics import Counters, Gauges, Rejects
-from hiscore.serving.stream import StreamSender
+from hiscore.serving.response_sender import StreamSender
+from hiscore.serving.triton_io import ReplyTo, parameters, send, strings, tensor
 from hiscore.settings import DecodeSettings, from_model_config
 from hiscore.tokenization import load_tokenizer
+from hiscore.tokenization.detokenizer import TextDecoder
 
 log = logging.getLogger("hiscore.decode.model")
 

@@ -1,4 +1,4 @@
-"""The `scorer` model: token ids in, scores out. The logic is in `hiscore.scorer`."""
+"""The `scorer` model: token ids in, scores out. The logic is in `hiscore.scoring.scorer`."""
 
 import gc
 import logging
@@ -11,17 +11,18 @@ import numpy as np
 
 from hiscore.errors import RequestError
 from hiscore.logs import configure_model
-from hiscore.options import parse_options
-from hiscore.parts import split_call
-from hiscore.scorer import Pending, ScoreCall, Scorer, Scores
-from hiscore.serving.batch import Answer, parameters, request_id, required_tensor, send, serve
+from hiscore.parameters import one_row
+from hiscore.scoring.options import parse_options
+from hiscore.scoring.parts import split_call
+from hiscore.scoring.scorer import Pending, ScoreCall, Scorer, Scores
+from hiscore.scoring.validation import check_call, check_labels
+from hiscore.serving.batcher import Engine
 from hiscore.serving.device_loss import end_if_device_is_lost
-from hiscore.serving.engine import Engine
 from hiscore.serving.metrics import Counters, TotalsFeed
+from hiscore.serving.triton_io import Answer, parameters, request_id, required_tensor, send, serve
 from hiscore.settings import CANARY_ID, ScorerSettings, from_model_config
-from hiscore.validation import check_call, check_labels, one_row
 
-log = logging.getLogger("hiscore.scorer.model")
+log = logging.getLogger("hiscore.scoring.scorer.model")
 
 COUNTERS = {
     "hiscore_batches_total": "Batches that the scorer formed",

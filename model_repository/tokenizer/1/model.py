@@ -5,16 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from hiscore.capabilities import read_facts
 from hiscore.errors import RequestError
 from hiscore.logs import configure_model
-from hiscore.options import parse_options
-from hiscore.serving.batch import Answer, parameters, required_tensor, send, serve, strings, tensor
-from hiscore.serving.engine import Engine
+from hiscore.models.config import read_facts
+from hiscore.parameters import one_row
+from hiscore.scoring.encode import TextCall, TokenCall, encode_calls
+from hiscore.scoring.options import parse_options
+from hiscore.serving.batcher import Engine
 from hiscore.serving.metrics import Counters, TotalsFeed
+from hiscore.serving.triton_io import Answer, parameters, required_tensor, send, serve, strings, tensor
 from hiscore.settings import TokenizerSettings, from_model_config
-from hiscore.tokenization import TextCall, TokenCall, encode_calls, load_tokenizer
-from hiscore.validation import one_row
+from hiscore.tokenization import load_tokenizer
 
 # Characters encoded in one batch: enough to use every core, few enough that a small call does not wait long.
 MAX_BATCH_CHARACTERS = 2**20

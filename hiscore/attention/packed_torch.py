@@ -1,0 +1,118 @@
+"""Attention in plain torch, for the CPU: exact, in float32, without padding.
+
+Segments of one length that share a context are computed together, as one product with the context's keys and a
+small causal one of each segment with itself. A long segment is cut into pieces, each of which has the earlier
+ones in its context: that is the same attention, and bounds the memory.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.attention.base import AttentionShape
+from hiscore.attention.metadata import Forward
+from hiscore.attention.paged_torch import working
+
+# Long enough for efficient products, short enough that a causal triangle's empty half costs little.
+PIECE = 256
+# Attention weights alive at once, in elements: 64 MiB of float32.
+MAX_WEIGHTS = 2**24
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Segments of one length with one context."""
+
+    rows: Tensor  # int64 [segments, length]
+    context_slots: Tensor  # int64
+    context_rows: Tensor  # int64
+
+
+class TorchAttention:
+    """`Attention` on the CPU."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+        self._work: list[_Work] = []
+
+    def plan(self, forward: Forward) -> None:
+        self._work = []
+        edges = forward.cu_seqlens.astype(np.int64)
+        for group in forward.groups:
+            slots = torch.from_numpy(group.context_slots)
+            rows = torch.arange(group.context_rows.start, group.context_rows.stop)
+            of_group = slice(*np.searchsorted(edges, (group.first_row, group.last_row)))
+            starts, lengths = edges[of_group], np.diff(edges[of_group.start : of_group.stop + 1])
+            for length in np.unique(lengths):
+                first = torch.from_numpy(starts[lengths == length])
+                if length <= PIECE:
+                    self._add(first, int(length), slots, rows)
+                else:
+                    for start in first.tolist():
+                        self._add_pieces(start, int(length), slots, rows)
+
+    def _add_pieces(self, start: int, length: int, slots: Tensor, rows: Tensor) -> None:
+        for begin in range(0, length, PIECE):
+            before = torch.cat((rows, torch.arange(start, start + begin)))
+            self._add(torch.tensor([start + begin]), min(PIECE, length - begin), slots, before)
+
+    def _add(self, first: Tensor, length: int, context_slots: Tensor, context_rows: Tensor) -> None:
+        rows = first[:, None] + torch.arange(length)
+        seen = len(context_slots) + len(context_rows) + length
+        for part in rows.split(max(1, MAX_WEIGHTS // (self._shape.heads * length * seen))):
+            self._work.append(_Work(part, context_slots, context_rows))
+
+    def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
+        shape = self._shape
+        q, k, v = qkv.unflatten(1, (-1, shape.head_dim)).split(
+            [shape.heads, shape.kv_heads, shape.kv_heads], 1
+        )
+        out = torch.empty_like(q)
+        for work in self._work:
+            out[work.rows] = self._attend(
+                shape.windows[layer],
+                working(q[work.rows]),
+                working(torch.cat((pool[work.context_slots, 0], k[work.context_rows]))),
+                working(torch.cat((pool[work.context_slots, 1], v[work.context_rows]))),
+                working(k[work.rows]),
+                working(v[work.rows]),
+            ).to(q.dtype)
+        return out.flatten(1)
+
+    def _attend(
+        self,
+        window: int | None,
+        q: Tensor,
+        context_k: Tensor,
+        context_v: Tensor,
+        own_k: Tensor,
+        own_v: Tensor,
+    ) -> Tensor:
+        """q [n, m, heads, d], context [p, kv_heads, d], own [n, m, kv_heads, d] -> [n, m, heads, d]."""
+        segments, length, heads, head_dim = q.shape
+        before, kv_heads = context_k.shape[:2]
+        # [kv_heads, segments, length * group, head_dim]: the heads of a group share keys and values.
+        q = q.view(segments, length, kv_heads, -1, head_dim).permute(2, 0, 1, 3, 4).flatten(2, 3)
+        own_k, own_v = own_k.permute(2, 0, 1, 3), own_v.permute(2, 0, 1, 3)
+        to_context = q.flatten(1, 2) @ context_k.permute(1, 2, 0)
+        logits = torch.cat((to_context.view(*q.shape[:-1], before), q @ own_k.transpose(-1, -2)), dim=-1)
+        logits *= self._shape.scale
+        if self._shape.soft_cap is not None:
+            logits = torch.tanh(logits / self._shape.soft_cap) * self._shape.soft_cap
+        logits = logits.view(kv_heads, segments, length, -1, before + length)
+        logits.masked_fill_(_hidden(before, length, window)[:, None, :], float("-inf"))
+        weights = logits.softmax(dim=-1).flatten(2, 3)
+        of_context = weights[..., :before].flatten(1, 2) @ context_v.permute(1, 0, 2)
+        out = of_context.view(q.shape) + weights[..., before:] @ own_v
+        out = out.view(kv_heads, segments, length, -1, head_dim).permute(1, 2, 0, 3, 4)
+        return out.reshape(segments, length, heads, head_dim)
+
+
+def _hidden(before: int, length: int, window: int | None) -> Tensor:
+    """bool [length, before + length]: which positions a segment's tokens do not see."""
+    token = torch.arange(before, before + length)[:, None]
+    seen = torch.arange(before + length)
+    hidden = seen > token
+    return hidden if window is None else hidden | (seen <= token - window)

@@ -1,0 +1,78 @@
+"""Attention by our kernel on a CUDA device; see `hiscore.kernels.packed_attention` for how it works."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from hiscore.attention import tiles
+from hiscore.attention.base import AttentionShape
+from hiscore.kernels.packed_attention import packed_attention
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch: M rows of queries (times heads that share keys), N keys at a time, programs per multiprocessor."""
+
+    m: int
+    n: int
+    warps: int
+    stages: int
+    programs: int
+
+
+def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
+    """Block sizes by what fits a multiprocessor's registers and shared memory, measured on an H200."""
+    m = max(16, triton.next_power_of_2(group))
+    if dtype == torch.float32:
+        return Launch(max(m, 32), 32, 4, 1, 1)
+    if head_dim > 128:
+        return Launch(max(m, 64), 32, 4, 2, 2)
+    return Launch(max(m, 64), 32, 4, 3, 3)
+
+
+@dataclass
+class TileInputs:
+    """Where the kernel finds its tiles on the device, int32: see `tiles.Tiles`."""
+
+    positions: Tensor
+    segment_starts: Tensor
+    segment_ends: Tensor
+    tiles: Tensor
+    tile_count: Tensor
+    """How many tiles there are, and how many of the first hold a scored row: [2]."""
+    context_slots: Tensor
+
+
+class TritonAttention:
+    """`Attention` over inputs that stand on the device already; whoever runs it fills them."""
+
+    def __init__(self, shape: AttentionShape, dtype: torch.dtype, multiprocessors: int) -> None:
+        self._shape = shape
+        self._launch = choose_launch(shape.head_dim, shape.heads // shape.kv_heads, dtype)
+        self._programs = self._launch.programs * multiprocessors
+        # Triton's default for float32 would be TF32, with 10 bits of mantissa.
+        self._precision = "ieee" if dtype == torch.float32 else "tf32"
+        self.inputs: TileInputs | None = None
+
+    @property
+    def rows_per_tile(self) -> int:
+        return self._launch.m // (self._shape.heads // self._shape.kv_heads)
+
+    def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
+        shape, launch, inputs = self._shape, self._launch, self.inputs
+        assert inputs is not None
+        out = torch.empty((len(qkv), shape.heads * shape.head_dim), dtype=qkv.dtype, device=qkv.device)
+        # Of the last layer only scored rows are read.
+        count = inputs.tile_count[1:] if layer == len(shape.windows) - 1 else inputs.tile_count
+        packed_attention[(self._programs,)](
+            qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.segment_ends,
+            inputs.tiles, count, inputs.context_slots, shape.scale, shape.soft_cap or 0.0, pool.stride(0),
+            HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim,
+            PADDED_DIM=max(16, triton.next_power_of_2(shape.head_dim)),
+            WINDOW=shape.windows[layer] or 0, CAPPED=shape.soft_cap is not None,
+            M=launch.m, N=launch.n, FIELDS=tiles.FIELDS, PRECISION=self._precision,
+            num_warps=launch.warps, num_stages=launch.stages,
+        )  # fmt: skip
+        return out

@@ -1,0 +1,1 @@
+"""GGUF files converted to Hugging Face style checkpoints."""

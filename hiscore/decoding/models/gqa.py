@@ -1,0 +1,97 @@
+"""`DecodeModel` for the families that the scorer computes: grouped-query attention over keys and values."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from hiscore.attention.metadata import Forward, Group
+from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.models.base import staging_slots
+from hiscore.decoding.sparse.cache_ops import PageLists, Steps
+from hiscore.decoding.worker.interface import Chunk
+from hiscore.layers.lm_head import Head
+from hiscore.layers.ops import Ops, TorchOps
+from hiscore.models.decoder import Decoder, Rows
+from hiscore.prefill.runner import make_runner
+
+
+class GroupedModel:
+    """Prompts run through the scorer's own forwards; a step runs the same decoder over pages."""
+
+    def __init__(self, decoder: Decoder, cache: Cache, staging_tokens: int, chunk: int) -> None:
+        a = decoder.architecture
+        self.cache = cache
+        self._decoder = decoder
+        self._runner = make_runner(decoder, staging_tokens, chunk)
+        self.staging = self._runner.pool
+        self._head = Head(decoder.weights.head, a.logit_soft_cap)
+        self._ops = _make_ops(decoder)
+        self._tokens = [cache.tokens(layer) for layer in range(a.layers)]
+
+    def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
+        return self._head.logits(self._runner.run([forward_of(chunks)]))
+
+    def step(self, ids: Tensor, rows: DecodeRows, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
+        home, buffer = steps.newest_slots(rows)
+        attention = CacheAttention(self._decoder, self.cache, steps, rows, home)
+        slots = [home if layer in self.cache.dense else buffer for layer in range(len(self._tokens))]
+        x, attended = self._decoder.body(Rows(ids, rows.positions, slots), self._ops, attention, self._tokens)
+        return self._head.logits(self._decoder.tail(x, attended, self._ops)), home, buffer
+
+    def index_prompt(self, steps: Steps, slots: Tensor, host_pages: Tensor, home_slots: Tensor) -> None:
+        steps.index_prompt(self.staging, slots, host_pages, home_slots)
+
+
+class CacheAttention:
+    """`Attention` of one decode step: in sparse layers to what is selected, in dense ones to everything."""
+
+    def __init__(
+        self, decoder: Decoder, cache: Cache, steps: Steps, rows: DecodeRows, home_slots: Tensor
+    ) -> None:
+        a = decoder.architecture
+        self._heads = [a.heads, a.kv_heads, a.kv_heads]
+        self._head_dim = a.head_dim
+        self._cache, self._steps, self._rows, self._home = cache, steps, rows, home_slots
+        self._everything: PageLists | None = steps.everything(rows) if cache.dense else None
+
+    def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
+        q, k, _ = qkv.unflatten(1, (-1, self._head_dim)).split(self._heads, dim=1)
+        if layer in self._cache.dense:
+            assert self._everything is not None
+            return self._steps.attend(layer, q, self._everything, self._rows).flatten(1)
+        self._steps.write_index(layer, k, self._home)
+        chosen = self._steps.choose(layer, self._steps.scores(layer, q, self._rows), self._rows)
+        return self._steps.attend(layer, q, chosen.lists, self._rows).flatten(1)
+
+
+def forward_of(chunks: Sequence[Chunk]) -> Forward:
+    """Parts of prompts as a packed forward: each sees what was prefilled of its prompt before, and itself."""
+    ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
+    slots = [staging_slots(chunk.staging_pages, chunk.end) for chunk in chunks]
+    groups = tuple(
+        Group(int(end) - len(chunk.tokens), int(end), of[: chunk.start].astype(np.int64), slice(0, 0))
+        for chunk, end, of in zip(chunks, ends, slots, strict=True)
+    )
+    last = np.array([chunk.last for chunk in chunks])
+    positions = [chunk.start + np.arange(len(chunk.tokens)) for chunk in chunks]
+    kept = [of[chunk.start :] for chunk, of in zip(chunks, slots, strict=True)]
+    return Forward(
+        input_ids=np.concatenate([chunk.tokens for chunk in chunks]).astype(np.int32),
+        positions=np.concatenate(positions).astype(np.int32),
+        cu_seqlens=np.concatenate(([0], ends)).astype(np.int32),
+        groups=groups,
+        write_slots=np.concatenate(kept).astype(np.int64),
+        scored_rows=ends[last].astype(np.int64) - 1,
+        answers=np.arange(last.sum(), dtype=np.int64),
+    )
+
+
+def _make_ops(decoder: Decoder) -> Ops:
+    a = decoder.architecture
+    sizes = a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation
+    if decoder.device.type != "cuda":
+        return TorchOps(*sizes)
+    from hiscore.layers.triton_ops import TritonOps
+
+    return TritonOps(*sizes, few_rows=True)

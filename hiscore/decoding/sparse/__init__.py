@@ -1,0 +1,1 @@
+"""Sparse attention over the offloaded KV cache: selection, residency, swap-in."""

@@ -1,0 +1,1 @@
+"""The device side of decode: device queues, offload schedule, step runner, CUDA graphs."""

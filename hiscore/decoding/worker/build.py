@@ -1,0 +1,150 @@
+"""From settings and a checkpoint to a worker on a device."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from hiscore.attention.base import AttentionShape
+from hiscore.decoding.kv_cache.cache import Cache, CacheShape
+from hiscore.decoding.kv_cache.sizing import Memory, ModelShape, plan_cache
+from hiscore.decoding.models.base import DecodeModel
+from hiscore.decoding.models.gqa import GroupedModel
+from hiscore.decoding.models.mla import LatentModel
+from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.decoding.worker.device_queues import ImmediateStreams, Streams
+from hiscore.decoding.worker.interface import Geometry
+from hiscore.decoding.worker.offload_schedule import BackupSchedule
+from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
+from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.models.decoder import Decoder
+from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.deepseek.families import FAMILIES as LATENT_FAMILIES
+from hiscore.settings import CacheSettings, DecodeSettings
+
+log = logging.getLogger(__name__)
+
+# Tokens of a forward that prefills: what a running stream may have to wait for between two of its tokens.
+CHUNK = {"cpu": 256, "cuda": 2_048}
+# Streams at once, unless MAX_STREAMS says.
+STREAMS = {"cpu": 32, "cuda": 64}
+# Shares of the host's free memory and of the device's whole memory that the pools take, unless settings say. The
+# scorer's weights and pools stand on the same device.
+HOST_SHARE, DEVICE_SHARE = 0.25, 0.25
+# On a CPU memory that is never written is never taken: what a machine seems to have left says little.
+LEAST_HOST_BYTES = 2**30
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def make_worker(settings: DecodeSettings, device: str) -> CacheWorker:
+    """Load the checkpoint and allocate the pools.
+
+    Raises:
+        ValueError: a setting does not fit the device or the checkpoint; the message names it.
+    """
+    where = torch.device(device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if where.type == "cuda" else "float32"
+    if dtype == "fp8":
+        log.warning("fp8 is the scorer's alone: decode computes in bfloat16")
+        dtype = "bfloat16"
+    memory = Memory(
+        settings.host_kv_bytes or _host_bytes(where),
+        settings.device_kv_bytes or _device_bytes(where),
+        settings.max_streams or STREAMS[where.type],
+    )
+    return build_worker(Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], CHUNK[where.type])
+
+
+@torch.inference_mode()
+def build_worker(
+    checkpoint: Path,
+    settings: CacheSettings,
+    memory: Memory,
+    device: torch.device,
+    dtype: torch.dtype,
+    chunk: int,
+    poison: bool = False,
+) -> CacheWorker:
+    """The same from parts; `settings.selector` is one that the checkpoint has."""
+    family = json.loads((checkpoint / "config.json").read_text())["model_type"]
+    if family in LATENT_FAMILIES:
+        latent = DsaDecoder(checkpoint, device, dtype)
+        shape, geometry = plan_cache(settings, _latent_shape(latent), memory, dtype, chunk)
+        cache = _allocate(shape, geometry, dtype, device)
+        model: DecodeModel = LatentModel(latent, cache, geometry.staging_pages * 16)
+        attention, value_width = latent.attention_shape, latent.architecture.latent_rank
+    else:
+        grouped = Decoder(checkpoint, device, dtype)
+        shape, geometry = plan_cache(settings, _grouped_shape(grouped), memory, dtype, chunk)
+        cache = _allocate(shape, geometry, dtype, device)
+        model = GroupedModel(grouped, cache, geometry.staging_pages * 16, chunk)
+        attention, value_width = grouped.attention_shape, None
+    streams, runner = _runner(model, attention, value_width, geometry)
+    schedule = BackupSchedule(
+        streams, settings.backup, settings.backup_ring, geometry.max_streams, geometry.staging_pages
+    )
+    return CacheWorker(model, runner, schedule, geometry, poison)
+
+
+def _runner(
+    model: DecodeModel, attention: AttentionShape, value_width: int | None, geometry: Geometry
+) -> tuple[Streams, StepRunner]:
+    if model.staging.device.type != "cuda":
+        steps = TorchSteps(model.cache, attention, value_width)
+        return ImmediateStreams(), EagerRunner(model, steps, geometry.max_streams)
+    from hiscore.decoding.worker.cuda_graphs import GraphRunner
+    from hiscore.decoding.worker.cuda_queues import CudaStreams
+
+    cuda = CudaStreams(model.staging.device)
+    return cuda, GraphRunner(model, attention, value_width, geometry, cuda)
+
+
+def _allocate(shape: CacheShape, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Cache:
+    sizes = shape.bytes(dtype)
+    log.info(
+        "%d streams; the host holds %d tokens in %d MiB, the device's buffers %d tokens in %d MiB, beside them "
+        "%d MiB of dense layers and %d MiB of index",
+        shape.streams, shape.host_pages * shape.page, sizes["host"] >> 20,
+        shape.device_pages * shape.page, sizes["buffer"] >> 20, sizes["home"] >> 20, sizes["index"] >> 20,
+    )  # fmt: skip
+    return Cache.allocate(shape, dtype, device)
+
+
+def _grouped_shape(decoder: Decoder) -> ModelShape:
+    a = decoder.architecture
+    return ModelShape(a.kv_heads, 2, a.head_dim, a.windows, a.context_length)
+
+
+def _latent_shape(decoder: DsaDecoder) -> ModelShape:
+    a = decoder.architecture
+    windows = (None,) * a.layers
+    sharing = frozenset(layer for layer, own in enumerate(a.own_index) if not own)
+    return ModelShape(
+        1, 1, a.row_dim, windows, a.context_length, a.indexer.head_dim, a.indexer.top_k, sharing
+    )
+
+
+def _host_bytes(device: torch.device) -> int:
+    share = int(HOST_SHARE * _free_host_bytes())
+    # Beside a GPU the pool is pinned, so all of it is taken.
+    return share if device.type == "cuda" else max(share, LEAST_HOST_BYTES)
+
+
+def _device_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(DEVICE_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return _host_bytes(device)
+
+
+def _free_host_bytes() -> int:
+    """What the kernel thinks can be had without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

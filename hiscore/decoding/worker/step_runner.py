@@ -1,0 +1,92 @@
+"""Runs decode steps: the interface, and one that launches each step's work piece by piece."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.arrays import Int32
+from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.models.base import DecodeModel
+from hiscore.decoding.sparse.cache_ops import Steps
+from hiscore.decoding.worker.interface import NOT_FINITE
+from hiscore.decoding.worker.sampler import finite, greedy
+from hiscore.device import upload
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step leaves on the device. `logits` and `found` hold until the next step is launched.
+
+    logits: float32 [R, vocabulary]. home, buffer: where tokens were written, int32 [R]: see `DecodeModel.step`.
+    found: what the host is to read, int64 [COUNTERS + R] or more: `counters`, then greedy tokens, fed next as they
+    stand, as `readable` marks them.
+    """
+
+    logits: Tensor
+    home: Tensor
+    buffer: Tensor
+    found: Tensor
+
+
+COUNTERS = 4
+
+
+def counters(cache: Cache) -> Tensor:
+    """Hits, misses, captured mass and its rows, as bits of int64 [COUNTERS]."""
+    return torch.cat((cache.hits, cache.misses, cache.mass.view(torch.int64)))
+
+
+def readable(ids: Tensor, logits: Tensor) -> Tensor:
+    """The tokens int64 [R], `NOT_FINITE` in the place of those whose logits [R, vocabulary] say nothing."""
+    return ids.masked_fill(~finite(logits), NOT_FINITE)
+
+
+def new_fed(streams: int, device: torch.device) -> Tensor:
+    """`StepRunner.fed`, and a place more, for what padding would feed."""
+    return torch.zeros(streams + 1, dtype=torch.int32, device=device)
+
+
+def feed(ids: Tensor, logits: Tensor, places: Tensor, fed: Tensor, cache: Cache) -> Tensor:
+    """Feed the next step tokens int64 [R], at int64 [R] places of `fed`: `Stepped.found` for them."""
+    fed.index_copy_(0, places, ids.int())
+    return torch.cat((counters(cache), readable(ids, logits)))
+
+
+def step(model: DecodeModel, rows: DecodeRows, fed: Tensor, steps: Steps) -> Stepped:
+    """A step fed with `fed`, which gets the greedy tokens for the next one."""
+    logits, home, buffer = model.step(torch.index_select(fed, 0, rows.streams), rows, steps)
+    places = rows.streams.where(rows.valid, len(fed) - 1)
+    return Stepped(logits, home, buffer, feed(greedy(logits), logits, places, fed, model.cache))
+
+
+class StepRunner(Protocol):
+    """Launches steps on the current stream."""
+
+    steps: Steps
+    """For the copies beside the steps."""
+    fed: Tensor
+    """int32 [streams + 1]: the token that each slot feeds next."""
+
+    def run(self, slots: Int32, positions: Int32, full: bool) -> Stepped:
+        """One step of the streams in int32 [R] slots, whose new tokens stand at int32 [R] positions.
+
+        full: a stream that attends to everything is among them.
+        """
+        ...
+
+
+class EagerRunner:
+    """`StepRunner` without anything prepared: for the CPU, where nothing is gained by it."""
+
+    def __init__(self, model: DecodeModel, steps: Steps, streams: int) -> None:
+        self.steps = steps
+        self.fed = new_fed(streams, model.staging.device)
+        self._model = model
+
+    def run(self, slots: Int32, positions: Int32, full: bool) -> Stepped:
+        both = upload(np.stack((slots, positions)), self.fed.device)
+        rows = DecodeRows(both[0], both[1])
+        return step(self._model, rows, self.fed, self.steps)

@@ -1,0 +1,169 @@
+"""`Ops` by kernels."""
+
+from typing import Any, TypeGuard
+
+import torch
+import triton
+from torch import Tensor
+
+from hiscore.kernels import elementwise, gated_mlp, gemv
+from hiscore.layers.ops import Ops, residual_dtype
+from hiscore.layers.rope import Rope
+from hiscore.layers.weights import FP8, LayerWeights, Linear, Projection, Quantised
+
+_CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+CAN_CHAIN = _CAPABILITY >= (9, 0)
+"""Whether the device starts a kernel before the ones before it have ended."""
+HOPPER = torch.cuda.get_device_properties("cuda").multi_processor_count if _CAPABILITY[0] == 9 else 0
+"""Multiprocessors of the kind on which `gated_product` was compared with a library, or 0."""
+MANY_ROWS = 1024
+"""From so many on, chained steps between a library's products are faster; below, they were slower."""
+
+
+def chains(rows: int) -> bool:
+    """Whether the kernels of a step of so many rows are chained."""
+    return CAN_CHAIN and rows <= gemv.MOST_ROWS
+
+
+class TritonOps(Ops):
+    """`Ops` on a CUDA device: each step one kernel.
+
+    few_rows: forwards of few rows are products of `few_rows`, which begin while the step before is still at work.
+    Their sums are not those that a row gets among many.
+    """
+
+    def __init__(
+        self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str, few_rows: bool = False
+    ) -> None:
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._eps = eps
+        self._gelu = activation == "gelu_pytorch_tanh"
+        self._few_rows = few_rows
+
+    def embed(
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
+    ) -> tuple[Tensor, Tensor | Quantised]:
+        width = table.shape[1]
+        x = torch.empty((len(ids), width), dtype=residual_dtype(table.dtype), device=table.device)
+        h = torch.empty_like(x, dtype=table.dtype) if not fp8 else _quantised(len(ids), width, x)
+        rounded = torch.tensor(scale, dtype=table.dtype).item()
+        elementwise.embed[(len(ids),)](
+            ids, table, x, *_targets(h), weight, rounded, self._eps,
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._chained(len(ids)),
+        )  # fmt: skip
+        return x, h
+
+    def rotate_and_keep(
+        self,
+        layer: LayerWeights,
+        rope: Rope,
+        qkv: Tensor,
+        positions: Tensor,
+        pool: Tensor,
+        write_slots: Tensor,
+    ) -> None:
+        normed = layer.q_norm is not None
+        elementwise.rotate_and_keep[(len(qkv),)](
+            qkv, positions, rope.cos, rope.sin,
+            layer.q_norm if normed else qkv, layer.k_norm if normed else qkv,
+            pool, write_slots, pool.stride(0), self._eps,
+            HEADS=self._heads, KV_HEADS=self._kv_heads, HEAD_DIM=self._head_dim, NORMED=normed,
+            BLOCK_HEADS=triton.next_power_of_2(self._heads + self._kv_heads),
+            BLOCK_HALF=triton.next_power_of_2(self._head_dim // 2), **self._chained(len(qkv)),
+        )  # fmt: skip
+
+    def add_norm(
+        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
+    ) -> Tensor | Quantised:
+        rows, width = x.shape
+        h = torch.empty_like(update) if not fp8 else _quantised(rows, width, x)
+        if rows:
+            elementwise.add_norm[(rows,)](
+                x, update, *_targets(h), weight if post_weight is None else post_weight, weight, self._eps,
+                WIDTH=width, SANDWICH=post_weight is not None, BLOCK=triton.next_power_of_2(width), FP8=fp8,
+                **self._chained(rows),
+            )  # fmt: skip
+        return h
+
+    def project(self, projection: Projection, h: Any) -> Tensor:
+        if self._by_few_rows(projection, h):
+            return gemv.multiply(h, projection.weight, projection.bias, chained=CAN_CHAIN)
+        return super().project(projection, h)
+
+    def project_add_norm(
+        self,
+        x: Tensor,
+        projection: Projection,
+        h: Any,
+        post_weight: Tensor | None,
+        weight: Tensor,
+        fp8: bool = False,
+    ) -> Any:
+        if post_weight is None and gemv.fits(*x.shape) and self._by_few_rows(projection, h):
+            gemv.multiply(h, projection.weight, projection.bias, onto=x, chained=CAN_CHAIN)
+            return gemv.Normed(x, weight, self._eps)
+        return super().project_add_norm(x, projection, h, post_weight, weight, fp8)
+
+    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
+        if self._by_few_rows(projection, h) and projection.bias is None:
+            return gemv.multiply(h, projection.weight, gelu=self._gelu, chained=CAN_CHAIN)
+        if HOPPER and isinstance(projection, Linear) and projection.bias is None and h.element_size() == 2:
+            tile = gated_mlp.tile_for(*h.shape, len(projection.weight) // 2, HOPPER)
+            if tile:
+                return gated_mlp.multiply(h, projection.weight, self._gelu, tile, HOPPER)
+        return super().gate(projection, h, fp8)
+
+    def _by_few_rows(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
+        return self._few_rows and isinstance(projection, Linear) and gemv.fits(*h.shape)
+
+    def _chained(self, rows: int) -> dict[str, bool]:
+        """How a step of so many rows is launched."""
+        return gemv.how((self._few_rows and chains(rows)) or (CAN_CHAIN and rows >= MANY_ROWS))
+
+    def activate(self, gate_up: Tensor, fp8: bool = False) -> Tensor | Quantised:
+        rows, width = len(gate_up), gate_up.shape[1] // 2
+        if fp8:
+            return self._activate_fp8(gate_up, rows, width)
+        out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+        block = min(1024, triton.next_power_of_2(width))
+        if rows:
+            elementwise.activate[(rows, triton.cdiv(width, block))](
+                gate_up, out, WIDTH=width, GELU=self._gelu, BLOCK=block
+            )
+        return out
+
+    def _activate_fp8(self, gate_up: Tensor, rows: int, width: int) -> Quantised:
+        out = _quantised(rows, width, gate_up)
+        if rows:
+            elementwise.activate_fp8[(rows,)](
+                gate_up, out.values, out.scales, WIDTH=width, GELU=self._gelu,
+                BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+            )  # fmt: skip
+        return out
+
+    def quantise(self, x: Tensor) -> Quantised:
+        rows, width = x.shape
+        out = _quantised(rows, width, x)
+        if rows:
+            elementwise.quantise[(rows,)](
+                x, out.values, out.scales,
+                WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+            )  # fmt: skip
+        return out
+
+
+def _quantised(rows: int, width: int, like: Tensor) -> Quantised:
+    return Quantised(
+        torch.empty((rows, width), dtype=FP8, device=like.device),
+        torch.empty((rows, 1), dtype=torch.float32, device=like.device),
+    )
+
+
+def _targets(out: Tensor | Quantised) -> tuple[Tensor, Tensor]:
+    """Values and scales as a kernel takes them; without fp8 nothing is ever written to the second."""
+    return (out, out) if isinstance(out, Tensor) else (out.values, out.scales)
+
+
+def _warps(width: int) -> int:
+    """So many that a thread holds some 16 values of a row: more would spill out of its registers."""
+    return min(max(triton.next_power_of_2(width) // 512, 4), 16)

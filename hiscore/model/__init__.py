@@ -1,1 +1,0 @@
-"""The decoder: one compact implementation of every family, read from a Hugging Face checkpoint."""

@@ -1,0 +1,1 @@
+"""Families with latent attention and a lightning indexer: DeepSeek-V3.2 and GLM-MoE-DSA."""

@@ -1,0 +1,151 @@
+"""What the decoder must know of a checkpoint with a lightning indexer, as data.
+
+Read from transformers' config, whose classes fill in each family's defaults. Between DeepSeek-V3.2 and GLM-MoE-DSA
+only the indexer differs: how it pairs rotary dimensions, and that GLM's layers may share a selection.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from hiscore.models.config import UnsupportedCheckpoint
+from hiscore.models.deepseek.families import unsupported
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The routed and shared experts of the layers that have them."""
+
+    routed: int
+    per_token: int
+    groups: int
+    groups_per_token: int
+    intermediate_size: int
+    shared_intermediate_size: int
+    normalise: bool
+    """Whether a token's weights are made to sum to one before they are scaled."""
+    scale: float
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """The lightning indexer: small heads that score every earlier token for the attention of a layer."""
+
+    heads: int
+    head_dim: int
+    top_k: int
+    interleaved: bool
+    """Rotary pairs are neighbours (GLM) rather than halves (DeepSeek); latent attention has neighbours in both."""
+
+
+@dataclass(frozen=True)
+class DsaArchitecture:
+    """Sizes and switches of one checkpoint."""
+
+    family: str
+    vocab_size: int
+    context_length: int
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    q_rank: int
+    latent_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    attention_bias: bool
+    attention_scale: float
+    norm_eps: float
+    indexer: Indexer
+    own_index: tuple[bool, ...]
+    """For each layer, whether it runs its own indexer; otherwise it uses the selection of the last one before."""
+    routed: tuple[bool, ...]
+    """For each layer, whether its MLP is made of experts."""
+    experts: Experts
+    tied_head: bool
+    lookahead_layers: int
+    """Layers beyond the last that predict further tokens; the checkpoint holds them, decoding leaves them out."""
+
+    @property
+    def row_dim(self) -> int:
+        """Width of a token's cache row: the latent, then the rotated key that all heads share."""
+        return self.latent_rank + self.rope_dim
+
+
+def read_architecture(checkpoint: Path) -> tuple[DsaArchitecture, Any]:
+    """Read a checkpoint's `DsaArchitecture`, and transformers' config for the rope parameters.
+
+    Raises:
+        UnsupportedCheckpoint: a family or a feature that the decoder does not compute.
+    """
+    if reason := unsupported(json.loads((checkpoint / "config.json").read_text())):
+        raise UnsupportedCheckpoint(reason)
+    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+    return from_config(config), config
+
+
+def from_config(config: Any) -> DsaArchitecture:
+    """Translate a transformers config of one of `families.FAMILIES`.
+
+    Raises:
+        UnsupportedCheckpoint: the first layer shares a selection that no layer before it makes.
+    """
+    own_index = tuple(
+        kind == "full" for kind in getattr(config, "indexer_types", ["full"] * config.num_hidden_layers)
+    )
+    if len(own_index) != config.num_hidden_layers or not own_index[0]:
+        raise UnsupportedCheckpoint(
+            f"indexer_types must name {config.num_hidden_layers} layers and start with 'full'"
+        )
+    return DsaArchitecture(
+        family=config.model_type,
+        vocab_size=config.vocab_size,
+        context_length=config.max_position_embeddings,
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        heads=config.num_attention_heads,
+        q_rank=config.q_lora_rank,
+        latent_rank=config.kv_lora_rank,
+        nope_dim=config.qk_nope_head_dim,
+        rope_dim=config.qk_rope_head_dim,
+        value_dim=config.v_head_dim,
+        attention_bias=config.attention_bias,
+        attention_scale=_attention_scale(config),
+        norm_eps=config.rms_norm_eps,
+        indexer=Indexer(
+            heads=config.index_n_heads,
+            head_dim=config.index_head_dim,
+            top_k=config.index_topk,
+            interleaved=config.model_type == "glm_moe_dsa",
+        ),
+        own_index=own_index,
+        routed=tuple(kind == "sparse" for kind in config.mlp_layer_types),
+        experts=Experts(
+            routed=config.n_routed_experts,
+            per_token=config.num_experts_per_tok,
+            groups=config.n_group,
+            groups_per_token=config.topk_group,
+            intermediate_size=config.moe_intermediate_size,
+            shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
+            normalise=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+        ),
+        tied_head=bool(config.tie_word_embeddings),
+        lookahead_layers=getattr(config, "num_nextn_predict_layers", None) or 0,
+    )
+
+
+def _attention_scale(config: Any) -> float:
+    """The scale of q k^T; under yarn also the square of its temperature, which the tables leave out."""
+    scale: float = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+    rope = config.rope_parameters
+    stretched = rope.get("rope_type", "default") != "default" and rope["factor"] > 1
+    if stretched and (all_dims := rope.get("mscale_all_dim", 0)):
+        scale *= (0.1 * all_dims * math.log(rope["factor"]) + 1.0) ** 2
+    return scale

@@ -1,0 +1,75 @@
+"""The decoder with a lightning indexer over packed rows: one loop for prefill, decode, and every device.
+
+No shape depends on data: rows in, rows out. Where rows stand, which of them a layer sees and how it attends to
+them is the cache's business.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hiscore.attention.base import AttentionShape
+from hiscore.layers.rope import Rope
+from hiscore.models.deepseek import mla
+from hiscore.models.deepseek.config import read_architecture
+from hiscore.models.deepseek.functional import rms_norm
+from hiscore.models.deepseek.indexer import index_key, index_query
+from hiscore.models.deepseek.latent_cache import LatentCache
+from hiscore.models.deepseek.loader import DsaLayerWeights, MoeWeights, load_weights
+from hiscore.models.deepseek.moe import mlp, moe
+
+
+class DsaDecoder:
+    """Weights, rotary tables and the loop over layers; the cache comes from outside."""
+
+    def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype) -> None:
+        self.architecture, config = read_architecture(checkpoint)
+        self.weights = load_weights(checkpoint, self.architecture, device, dtype)
+        self.device, self.dtype = device, dtype
+        self._rope = Rope(config, None, self.architecture.rope_dim, device)
+
+    @property
+    def attention_shape(self) -> AttentionShape:
+        """Of attention over latents: one head of the cache for all heads."""
+        a = self.architecture
+        return AttentionShape(a.heads, 1, a.row_dim, a.attention_scale, None, (None,) * a.layers)
+
+    def body(self, input_ids: Tensor, positions: Tensor, cache: LatentCache) -> tuple[Tensor, Tensor]:
+        """All layers up to the last one's attention, over the forward that the cache is planned for.
+
+        input_ids, positions: int32 [T]. Returns the residual stream [T, hidden] and what the last layer attended
+        to, [T, heads, latent_rank].
+        """
+        layers, last = self.weights.layers, self.architecture.layers - 1
+        cos, sin = self._rope.cos[positions], self._rope.sin[positions]
+        x = self.weights.embedding[input_ids]
+        for index, layer in enumerate(layers):
+            attended = self._attend(index, layer, x, cos, sin, cache)
+            if index < last:
+                x = self._after_attention(layer, x, attended)
+        return x, attended
+
+    def tail(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The rest of the last layer and the final norm, for those rows alone that are read: [R, hidden]."""
+        x = self._after_attention(self.weights.layers[-1], x, attended)
+        return rms_norm(x, self.weights.final_norm, self.architecture.norm_eps)
+
+    def _attend(
+        self, index: int, layer: DsaLayerWeights, x: Tensor, cos: Tensor, sin: Tensor, cache: LatentCache
+    ) -> Tensor:
+        a = self.architecture
+        h = rms_norm(x, layer.input_norm, a.norm_eps)
+        new = mla.project(layer.attention, a, h, cos, sin)
+        if layer.indexer is None:
+            cache.keep(index, new.row, None)
+            return cache.attend(index, new.q, None)
+        cache.keep(index, new.row, index_key(layer.indexer, a.indexer, h, cos, sin))
+        return cache.attend(index, new.q, index_query(layer.indexer, a.indexer, h, new.q_low, cos, sin))
+
+    def _after_attention(self, layer: DsaLayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + mla.output(layer.attention, attended)
+        h = rms_norm(x, layer.mlp_norm, self.architecture.norm_eps)
+        if isinstance(layer.mlp, MoeWeights):
+            return x + moe(layer.mlp, self.architecture.experts, h)
+        return x + mlp(layer.mlp, h)

@@ -1,0 +1,204 @@
+"""Weights of a checkpoint with a lightning indexer, from safetensors: strict, fused, and absorbed.
+
+Absorbed: the product that would expand a latent to keys and values for each head is kept as two small matrices for
+each head, one for the query's side and one for the result's, so that attention works on the latents themselves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hiscore.layers.weights import Linear
+from hiscore.models.config import UnsupportedCheckpoint
+from hiscore.models.deepseek.config import DsaArchitecture
+from hiscore.models.deepseek.functional import at_least_float32
+from hiscore.models.loader import _Reader
+
+
+@dataclass(frozen=True)
+class MlaWeights:
+    """Latent attention of one layer."""
+
+    down: Linear
+    """[q_rank + latent_rank + rope_dim, hidden]: the query's low-rank form, the latent, the shared rotary key."""
+    q_norm: Tensor
+    latent_norm: Tensor
+    q_up: Linear
+    """[heads (nope_dim + rope_dim), q_rank]"""
+    to_latent: Tensor
+    """[heads, nope_dim, latent_rank]: from a head's query to one for latents."""
+    from_latent: Tensor
+    """[heads, latent_rank, value_dim]: from attended latents to a head's values."""
+    output: Linear
+
+
+@dataclass(frozen=True)
+class IndexerWeights:
+    """The lightning indexer of one layer."""
+
+    query: Linear
+    """[index heads index dim, q_rank]"""
+    key: Linear
+    """[index dim, hidden]"""
+    key_norm: Tensor
+    key_norm_bias: Tensor
+    head_weights: Tensor
+    """[index heads, hidden], in float32 at least: rounded scores would tie."""
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """A gated MLP: gate_up [2 F, hidden], down [hidden, F]."""
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    """Routed experts, and the shared ones as one MLP."""
+
+    router: Tensor
+    """float32 [experts, hidden]"""
+    correction: Tensor
+    """float32 [experts]: added to the scores for the choice alone."""
+    gate_up: Tensor
+    """[experts, 2 F, hidden]"""
+    down: Tensor
+    """[experts, hidden, F]"""
+    shared: MlpWeights
+
+
+@dataclass(frozen=True)
+class DsaLayerWeights:
+    """One layer; indexer is None where the layer uses an earlier one's selection."""
+
+    input_norm: Tensor
+    attention: MlaWeights
+    indexer: IndexerWeights | None
+    mlp_norm: Tensor
+    mlp: MlpWeights | MoeWeights
+
+
+@dataclass(frozen=True)
+class DsaWeights:
+    """A whole checkpoint on one device, in one dtype but for routers and index weights."""
+
+    embedding: Tensor
+    layers: tuple[DsaLayerWeights, ...]
+    final_norm: Tensor
+    head: Tensor
+
+
+class _Shaped:
+    """Reads tensors whose shapes it knows."""
+
+    def __init__(self, read: _Reader) -> None:
+        self._read = read
+
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        tensor = self._read(name, dtype=dtype)
+        if tensor.shape != shape:
+            raise UnsupportedCheckpoint(
+                f"'{name}' has shape {list(tensor.shape)}, the config announces {list(shape)}"
+            )
+        return tensor
+
+    def linear(self, outs: dict[str, int], inner: int, bias: bool = False) -> Linear:
+        """Projections of the same rows as one: names with their widths, joined in order."""
+        weight = torch.cat([self.tensor(f"{name}.weight", out, inner) for name, out in outs.items()])
+        if not bias:
+            return Linear(weight)
+        return Linear(weight, torch.cat([self.tensor(f"{name}.bias", out) for name, out in outs.items()]))
+
+    def stack(self, names: Sequence[str], *shape: int) -> Tensor:
+        """Many tensors of one shape [a, b] as one [names, a, b]."""
+        return torch.stack([self.tensor(f"{name}.weight", *shape) for name in names])
+
+
+def load_weights(
+    checkpoint: Path, a: DsaArchitecture, device: torch.device, dtype: torch.dtype
+) -> DsaWeights:
+    """Load, fuse and absorb a checkpoint's weights.
+
+    Raises:
+        UnsupportedCheckpoint: a tensor is missing, left over, or of a shape that the config does not announce.
+    """
+    reader = _Reader(checkpoint, device, dtype, fp8=False)
+    read = _Shaped(reader)
+    embedding = read.tensor("model.embed_tokens.weight", a.vocab_size, a.hidden_size)
+    layers = tuple(_layer(read, f"model.layers.{index}", a, index, dtype) for index in range(a.layers))
+    final_norm = read.tensor("model.norm.weight", a.hidden_size)
+    head = embedding if a.tied_head else read.tensor("lm_head.weight", a.vocab_size, a.hidden_size)
+    ahead = tuple(f"model.layers.{a.layers + index}." for index in range(a.lookahead_layers))
+    left_over = reader.unread(derived={"lm_head.weight"} if a.tied_head else set())
+    if left_over := [name for name in left_over if not name.startswith(ahead)]:
+        raise UnsupportedCheckpoint(
+            f"the checkpoint holds {len(left_over)} tensors that a {a.family} model does not have, "
+            f"'{left_over[0]}' for one"
+        )
+    return DsaWeights(embedding, layers, final_norm, head)
+
+
+def _layer(read: _Shaped, prefix: str, a: DsaArchitecture, index: int, dtype: torch.dtype) -> DsaLayerWeights:
+    mlp = f"{prefix}.mlp"
+    return DsaLayerWeights(
+        input_norm=read.tensor(f"{prefix}.input_layernorm.weight", a.hidden_size),
+        attention=_attention(read, f"{prefix}.self_attn", a),
+        indexer=_indexer(read, f"{prefix}.self_attn.indexer", a, dtype) if a.own_index[index] else None,
+        mlp_norm=read.tensor(f"{prefix}.post_attention_layernorm.weight", a.hidden_size),
+        mlp=_moe(read, mlp, a) if a.routed[index] else _mlp(read, mlp, a.hidden_size, a.intermediate_size),
+    )
+
+
+def _attention(read: _Shaped, prefix: str, a: DsaArchitecture) -> MlaWeights:
+    expand = read.tensor(f"{prefix}.kv_b_proj.weight", a.heads * (a.nope_dim + a.value_dim), a.latent_rank)
+    keys, values = expand.unflatten(0, (a.heads, -1)).split([a.nope_dim, a.value_dim], dim=1)
+    down = {f"{prefix}.q_a_proj": a.q_rank, f"{prefix}.kv_a_proj_with_mqa": a.row_dim}
+    return MlaWeights(
+        down=read.linear(down, a.hidden_size, a.attention_bias),
+        q_norm=read.tensor(f"{prefix}.q_a_layernorm.weight", a.q_rank),
+        latent_norm=read.tensor(f"{prefix}.kv_a_layernorm.weight", a.latent_rank),
+        q_up=read.linear({f"{prefix}.q_b_proj": a.heads * (a.nope_dim + a.rope_dim)}, a.q_rank),
+        to_latent=keys.contiguous(),
+        from_latent=values.transpose(1, 2).contiguous(),
+        output=read.linear({f"{prefix}.o_proj": a.hidden_size}, a.heads * a.value_dim, a.attention_bias),
+    )
+
+
+def _indexer(read: _Shaped, prefix: str, a: DsaArchitecture, dtype: torch.dtype) -> IndexerWeights:
+    heads, dim = a.indexer.heads, a.indexer.head_dim
+    return IndexerWeights(
+        query=read.linear({f"{prefix}.wq_b": heads * dim}, a.q_rank),
+        key=read.linear({f"{prefix}.wk": dim}, a.hidden_size),
+        key_norm=read.tensor(f"{prefix}.k_norm.weight", dim),
+        key_norm_bias=read.tensor(f"{prefix}.k_norm.bias", dim),
+        head_weights=read.tensor(
+            f"{prefix}.weights_proj.weight", heads, a.hidden_size, dtype=at_least_float32(dtype)
+        ),
+    )
+
+
+def _mlp(read: _Shaped, prefix: str, hidden: int, width: int) -> MlpWeights:
+    return MlpWeights(
+        gate_up=read.linear({f"{prefix}.gate_proj": width, f"{prefix}.up_proj": width}, hidden),
+        down=read.linear({f"{prefix}.down_proj": hidden}, width),
+    )
+
+
+def _moe(read: _Shaped, prefix: str, a: DsaArchitecture) -> MoeWeights:
+    e, hidden, width = a.experts, a.hidden_size, a.experts.intermediate_size
+    names = [f"{prefix}.experts.{index}" for index in range(e.routed)]
+    gate, up = (
+        read.stack([f"{name}.{part}_proj" for name in names], width, hidden) for part in ("gate", "up")
+    )
+    return MoeWeights(
+        router=read.tensor(f"{prefix}.gate.weight", e.routed, hidden, dtype=torch.float32),
+        correction=read.tensor(f"{prefix}.gate.e_score_correction_bias", e.routed, dtype=torch.float32),
+        gate_up=torch.cat((gate, up), dim=1),
+        down=read.stack([f"{name}.down_proj" for name in names], hidden, width),
+        shared=_mlp(read, f"{prefix}.shared_experts", hidden, e.shared_intermediate_size),
+    )

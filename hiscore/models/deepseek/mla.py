@@ -1,0 +1,57 @@
+"""Multi-head latent attention in its absorbed form: all heads read one row for each token.
+
+A cache row is the token's normalised latent and the rotated key that all heads share. A query is carried over to
+the latent's space before attention, and what was attended to is carried back after it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hiscore.models.deepseek.config import DsaArchitecture
+from hiscore.models.deepseek.functional import LATENT_EPS, at_least_float32, rms_norm, rotate
+from hiscore.models.deepseek.loader import MlaWeights
+
+
+@dataclass(frozen=True)
+class Projected:
+    """The new rows of one layer."""
+
+    q_low: Tensor
+    """[T, q_rank]: the query's low-rank form, which the indexer reads too."""
+    q: Tensor
+    """[T, heads, row_dim]"""
+    row: Tensor
+    """[T, row_dim]: what the cache keeps."""
+
+
+def project(w: MlaWeights, a: DsaArchitecture, h: Tensor, cos: Tensor, sin: Tensor) -> Projected:
+    """h [T, hidden]: the layer's input; cos, sin [T, rope_dim / 2]."""
+    q_low, latent, shared_key = w.down(h).split([a.q_rank, a.latent_rank, a.rope_dim], dim=1)
+    q_low = rms_norm(q_low, w.q_norm, LATENT_EPS)
+    latent = rms_norm(latent, w.latent_norm, LATENT_EPS)
+    row = torch.cat((latent, rotate(shared_key, cos, sin, interleaved=True)), dim=1)
+    nope, turned = w.q_up(q_low).unflatten(1, (a.heads, -1)).split([a.nope_dim, a.rope_dim], dim=2)
+    to_latents = (nope.transpose(0, 1) @ w.to_latent).transpose(0, 1)
+    q = torch.cat((to_latents, rotate(turned, cos[:, None], sin[:, None], interleaved=True)), dim=2)
+    return Projected(q_low, q, row)
+
+
+def output(w: MlaWeights, attended: Tensor) -> Tensor:
+    """attended [T, heads, latent_rank] to what the layer adds, [T, hidden]."""
+    values = attended.transpose(0, 1) @ w.from_latent
+    return w.output(values.transpose(0, 1).flatten(1))
+
+
+def attend_latents(q: Tensor, rows: Tensor, hidden: Tensor, scale: float, latent_rank: int) -> Tensor:
+    """softmax(q rows^T scale) latents, in float32 at least.
+
+    q [T, heads, row_dim]; rows [N, row_dim] where the queries share them, [T, N, row_dim] where each has its own;
+    hidden bool [T, N], False at one or more in each line. Returns [T, heads, latent_rank].
+    """
+    wide = at_least_float32(q.dtype)
+    rows = rows.to(wide)
+    logits = (q.to(wide) @ rows.transpose(-1, -2)) * scale
+    weights = logits.masked_fill(hidden[:, None], float("-inf")).softmax(dim=-1)
+    return (weights @ rows[..., :latent_rank]).to(q.dtype)

@@ -1,0 +1,134 @@
+"""Weights from safetensors, fused where the decoder uses them together.
+
+Strict both ways: a tensor that is missing and one that nobody reads are errors, since a bias that is dropped in
+silence gives plausible but wrong scores.
+
+Under fp8 the layers' projections hold float8_e4m3fn, each row of a weight and of what it is multiplied with by a
+scale of its own: an outlier costs precision in its own row alone, and no row's result depends on another's.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from hiscore.layers.weights import MULTIPLE, Fp8Linear, LayerWeights, Linear, Projection, Weights, quantise
+from hiscore.models.config import Architecture, UnsupportedCheckpoint
+
+INDEX = "model.safetensors.index.json"
+# A buffer that old checkpoints carry along; it follows from the config.
+ROPE_BUFFER = ".rotary_emb.inv_freq"
+
+
+class _Reader:
+    """Hands tensors out by name, moved and converted, and knows which were never asked for."""
+
+    def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool) -> None:
+        self._device, self._dtype, self._fp8 = device, dtype, fp8
+        self._files = {
+            name: handle
+            for handle in _open_shards(checkpoint)
+            for name in handle.keys()  # noqa: SIM118
+        }
+        self._read: set[str] = set()
+
+    def __call__(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
+        """One tensor, or several joined along their first dimension, in the dtype of the rest or in another."""
+        for name in names:
+            if name not in self._files:
+                raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{name}'")
+        self._read.update(names)
+        parts = [self._files[name].get_tensor(name) for name in names]
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return joined.to(device=self._device, dtype=dtype or self._dtype)
+
+    def projection(self, *names: str, bias: bool) -> Projection:
+        weights = [f"{name}.weight" for name in names]
+        added = self(*[f"{name}.bias" for name in names]) if bias else None
+        if not self._fp8:
+            return Linear(self(*weights), added)
+        # From float32: rounded once.
+        weight = self(*weights, dtype=torch.float32)
+        if any(size % MULTIPLE for size in weight.shape):
+            raise UnsupportedCheckpoint(
+                f"'{weights[0]}' belongs to a projection of shape {list(weight.shape)}; dtype fp8 needs multiples "
+                f"of {MULTIPLE}"
+            )
+        return Fp8Linear(quantise(weight), added)
+
+    def unread(self, derived: set[str]) -> list[str]:
+        left_over = set(self._files) - self._read - derived
+        return sorted(name for name in left_over if not name.endswith(ROPE_BUFFER))
+
+
+def _open_shards(checkpoint: Path) -> Iterator[safe_open]:
+    index = checkpoint / INDEX
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    for name in names:
+        yield safe_open(checkpoint / name, framework="pt", device="cpu")
+
+
+def load_weights(
+    checkpoint: Path,
+    architecture: Architecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    fp8: bool = False,
+) -> Weights:
+    """Load and fuse a checkpoint's weights; under fp8 the layers' projections are `Fp8Linear`.
+
+    Raises:
+        UnsupportedCheckpoint: a tensor is missing, left over, or of a shape that the config does not announce.
+    """
+    read = _Reader(checkpoint, device, dtype, fp8)
+    embedding = read("model.embed_tokens.weight")
+    if embedding.shape != (architecture.vocab_size, architecture.hidden_size):
+        raise UnsupportedCheckpoint(
+            f"the embedding has shape {list(embedding.shape)}, the config announces "
+            f"{[architecture.vocab_size, architecture.hidden_size]}"
+        )
+    layers = tuple(
+        _load_layer(read, f"model.layers.{index}", architecture) for index in range(architecture.layers)
+    )
+    final_norm = _norm(read, "model.norm", architecture)
+    if architecture.is_classifier:
+        head = read("score.weight")
+    else:
+        head = embedding if architecture.tied_head else read("lm_head.weight")
+    if left_over := read.unread(derived={"lm_head.weight"} if architecture.tied_head else set()):
+        raise UnsupportedCheckpoint(
+            f"the checkpoint holds {len(left_over)} tensors that a {architecture.family} model does not have, "
+            f"'{left_over[0]}' for one"
+        )
+    return Weights(embedding, layers, final_norm, head)
+
+
+def _load_layer(read: _Reader, prefix: str, a: Architecture) -> LayerWeights:
+    def norm(name: str) -> Tensor:
+        return _norm(read, f"{prefix}.{name}", a)
+
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    return LayerWeights(
+        input_norm=norm("input_layernorm"),
+        qkv=read.projection(*[f"{attention}.{part}_proj" for part in "qkv"], bias=a.qkv_bias),
+        q_norm=norm("self_attn.q_norm") if a.qk_norm else None,
+        k_norm=norm("self_attn.k_norm") if a.qk_norm else None,
+        output=read.projection(f"{attention}.o_proj", bias=a.output_bias),
+        post_attention_norm=norm("post_attention_layernorm") if a.sandwich_norms else None,
+        mlp_norm=norm("pre_feedforward_layernorm" if a.sandwich_norms else "post_attention_layernorm"),
+        gate_up=read.projection(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=a.mlp_bias),
+        down=read.projection(f"{mlp}.down_proj", bias=a.mlp_bias),
+        post_mlp_norm=norm("post_feedforward_layernorm") if a.sandwich_norms else None,
+    )
+
+
+def _norm(read: _Reader, name: str, a: Architecture) -> Tensor:
+    """An RMSNorm's factors in float32, Gemma's one already added."""
+    weight = read(f"{name}.weight").float()
+    return weight + 1 if a.norm_plus_one else weight

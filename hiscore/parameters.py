@@ -1,0 +1,64 @@
+"""Checks of request parameters and tensors that every model shares."""
+
+import json
+import math
+import reprlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hiscore.arrays import Int32
+from hiscore.errors import RequestError
+
+# A message travels in a header of gRPC's, and one that is too long arrives as another error: values are shortened.
+
+
+def known_only(parameters: str, known: Sequence[str]) -> dict[str, object]:
+    """The parameters of a request by name, none of which is unknown."""
+    given: dict[str, object] = json.loads(parameters) if parameters else {}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise RequestError(f"unknown parameter '{unknown[0][:64]}': known are {', '.join(known)}")
+    return given
+
+
+def flag(name: str, value: object) -> bool:
+    """A parameter that must be true or false."""
+    if not isinstance(value, bool):
+        raise RequestError(f"parameter '{name}' must be true or false, not {reprlib.repr(value)}")
+    return value
+
+
+def number(name: str, value: object) -> float:
+    """A parameter that must be a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(f"parameter '{name}' must be a number, not {reprlib.repr(value)}")
+    try:
+        read = float(value)
+    except OverflowError:  # an integer beyond every float
+        read = math.inf
+    if not math.isfinite(read):  # JSON as Python reads it has NaN and Infinity
+        raise RequestError(f"parameter '{name}' must be finite, not {reprlib.repr(value)}")
+    return read
+
+
+def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """The only row of a tensor with Triton's leading batch dimension, checked for rank, rows and dtype."""
+    if values.ndim != 2:
+        raise RequestError(f"'{name}' must have shape [1, n], not {list(values.shape)}")
+    if values.shape[0] != 1:
+        raise RequestError(f"'{name}' has {values.shape[0]} rows: send one call per request, shape [1, n]")
+    if values.dtype != dtype:
+        raise RequestError(f"'{name}' must be {np.dtype(dtype).name}, not {values.dtype.name}")
+    row: npt.NDArray[np.generic] = values[0]
+    return row
+
+
+def check_ids(name: str, ids: Int32, vocab_size: int) -> None:
+    """Check that every id is one of the model's embedding rows; added tokens are."""
+    wrong = (ids < 0) | (ids >= vocab_size)
+    if wrong.any():
+        raise RequestError(
+            f"'{name}' holds {int(ids[wrong.argmax()])}: ids of this model are 0 to {vocab_size - 1}"
+        )

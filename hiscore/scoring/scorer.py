@@ -1,0 +1,227 @@
+"""The scorer: a batch of calls in, scores out, by as few prefill-only forwards as the token budget allows."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.arrays import Float32, Int32
+from hiscore.attention.metadata import Forward
+from hiscore.errors import RequestError
+from hiscore.layers.lm_head import Head
+from hiscore.models.decoder import Decoder
+from hiscore.models.support import CheckpointFacts
+from hiscore.prefill.runner import make_runner
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.packing import Batch, pack, pool_reserve
+from hiscore.scoring.prefix_cache import PAGE, KVPages
+from hiscore.scoring.readout import scores_of
+from hiscore.scoring.request import Call
+
+log = logging.getLogger(__name__)
+
+# Under fp8 the projections alone are in 8 bits.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
+FP8_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True)
+class ScoreCall:
+    """A checked call in token space with its labels (int32 [labels], none for a classifier) and options.
+
+    is_canary: it only asks whether the scorer lives.
+    """
+
+    call: Call
+    labels: Int32
+    options: ScoreOptions
+    is_canary: bool = False
+
+
+@dataclass(frozen=True)
+class Scores:
+    """scores: float32 [items, labels]; usage in tokens."""
+
+    scores: Float32
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class BatchStats:
+    """What a batch cost."""
+
+    forwards: int
+    tokens: int
+    items: int
+    cached_tokens: int
+
+
+class Pending:
+    """A batch on its way: launched, perhaps not finished."""
+
+    def __init__(
+        self, calls: Sequence[ScoreCall], batch: Batch, host: Tensor, shapes: list[tuple[list[int], int]],
+        copy_done: torch.cuda.Event | None, is_classifier: bool,
+    ) -> None:  # fmt: skip
+        self._calls, self._batch = calls, batch
+        self._host, self._shapes = host, shapes
+        self._copy_done = copy_done
+        self._is_classifier = is_classifier
+
+    def result(self) -> tuple[list[Scores | RequestError], BatchStats]:
+        """Wait for the batch's results, once, and turn logits into scores."""
+        if self._copy_done is not None:
+            self._copy_done.synchronize()
+        items = [len(call.call.item_lengths) for call in self._calls]
+        found: list[list[Float32]] = [[] for _ in self._calls]
+        values = self._host.numpy()
+        for members, width in self._shapes:
+            for index in members:
+                size = items[index] * width
+                found[index].append(values[:size].reshape(items[index], width))
+                values = values[size:]
+        answers = [self._answer(index, *found[index]) for index in range(len(self._calls))]
+        forwards, cached = self._batch.forwards, self._batch.cached_tokens
+        tokens = sum(len(forward.input_ids) for forward in forwards)
+        return answers, BatchStats(len(forwards), tokens, sum(items), sum(cached))
+
+    def _answer(
+        self, index: int, logits: Float32, normaliser: Float32 | None = None
+    ) -> Scores | RequestError:
+        call = self._calls[index]
+        try:
+            scores = scores_of(
+                logits, None if normaliser is None else normaliser[:, 0], call.options, self._is_classifier
+            )
+        except RequestError as error:
+            return error
+        return Scores(scores, len(call.call.tokens), self._batch.cached_tokens[index])
+
+
+class Scorer:
+    """One checkpoint on one device."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch_tokens: int = 16_384,
+        query_cache_bytes: int = 2**30,
+    ) -> None:
+        self.device = torch.device(_pick_device(device))
+        if self.device.type == "cuda":
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            torch.cuda.set_device(index)
+            self.device = torch.device("cuda", index)
+        precision = _pick_dtype(dtype, self.device)
+        self.dtype = DTYPES[precision]
+        decoder = Decoder(checkpoint, self.device, self.dtype, fp8=precision == "fp8")
+        a = decoder.architecture
+        self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
+        self._head = Head(decoder.weights.head, a.logit_soft_cap)
+        self._budget = max_batch_tokens
+        reserve = pool_reserve(a.context_length, max_batch_tokens)
+        page_bytes = PAGE * decoder.slot_bytes
+        pages = reserve + query_cache_bytes // page_bytes
+        self._pages = KVPages(pages, reserve, caching=query_cache_bytes > 0)
+        self.runner = make_runner(decoder, pages * PAGE, max_batch_tokens)
+        log.info(
+            "%s decoder on %s in %s by %s; at most %d tokens a forward, %d MiB for keys and values of queries",
+            a.family, self.device, precision, type(self.runner).__name__, max_batch_tokens,
+            pages * page_bytes >> 20,
+        )  # fmt: skip
+
+    def score(self, calls: Sequence[ScoreCall]) -> tuple[list[Scores | RequestError], BatchStats]:
+        """Score all the calls together. An answer that is not finite fails its own call alone."""
+        return self.submit(calls).result()
+
+    @torch.inference_mode()
+    def submit(self, calls: Sequence[ScoreCall]) -> Pending:
+        """Pack and launch a batch. On a CUDA device this does not wait for it."""
+        try:
+            # The device of a launch, a stream and an event is the thread's, and any thread may come here.
+            with torch.cuda.device(-1 if self.device.index is None else self.device.index):
+                return self._launch(calls, pack([call.call for call in calls], self._budget, self._pages))
+        except Exception:
+            # The cache counts on keys and values that were perhaps never written.
+            self._pages.forget()
+            raise
+
+    def _launch(self, calls: Sequence[ScoreCall], batch: Batch) -> Pending:
+        hidden = self._in_order(self.runner.run(batch.forwards), batch.forwards)
+        ends = np.cumsum([len(call.call.item_lengths) for call in calls])
+        rows = [slice(end - len(call.call.item_lengths), end) for call, end in zip(calls, ends, strict=True)]
+
+        def of(members: list[int]) -> Tensor:
+            everything = len(members) == len(calls)
+            return hidden if everything else torch.cat([hidden[rows[index]] for index in members])
+
+        results, shapes = [], []
+        for members in _sharing_labels(calls):
+            labels = None if self.facts.is_classifier else calls[members[0]].labels
+            results.append(self._head.label_logits(of(members), labels))
+            shapes.append((members, results[-1].shape[1]))
+        normalised = [index for index, call in enumerate(calls) if not call.options.apply_softmax]
+        if normalised and not self.facts.is_classifier:
+            results.append(self._head.log_normaliser(of(normalised)))
+            shapes.append((normalised, 1))
+        host, copy_done = self._to_host(torch.cat([result.flatten() for result in results]))
+        return Pending(calls, batch, host, shapes, copy_done, self.facts.is_classifier)
+
+    def _in_order(self, hidden: Tensor, forwards: Sequence[Forward]) -> Tensor:
+        """Rows in the order of the batch's items; several forwards may answer them in another."""
+        answers = np.concatenate([np.empty(0, np.int64), *(forward.answers for forward in forwards)])
+        if (np.diff(answers) > 0).all():
+            return hidden
+        order = torch.from_numpy(np.argsort(answers))
+        if self.device.type == "cuda":
+            order = order.pin_memory().to(self.device, non_blocking=True)
+        return hidden[order]
+
+    def _to_host(self, results: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        if self.device.type != "cuda":
+            return results, None
+        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        host.copy_(results, non_blocking=True)
+        copy_done = torch.cuda.Event()
+        copy_done.record()
+        return host, copy_done
+
+
+def _sharing_labels(calls: Sequence[ScoreCall]) -> list[list[int]]:
+    """The calls by their labels: those with the same ones share a product."""
+    sharing: dict[bytes, list[int]] = defaultdict(list)
+    for index, call in enumerate(calls):
+        sharing[call.labels.tobytes()].append(index)
+    return list(sharing.values())
+
+
+def _pick_device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def _pick_dtype(dtype: str, device: torch.device) -> str:
+    if dtype == "auto":
+        return "bfloat16" if device.type == "cuda" else "float32"
+    if dtype == "fp8":
+        _check_fp8(device)
+    return dtype
+
+
+def _check_fp8(device: torch.device) -> None:
+    """A CPU could compute it, only slower than bfloat16: whoever asks for it there expects something else."""
+    needed = "DTYPE=fp8 needs a CUDA device of compute capability {}.{} or later".format(*FP8_CAPABILITY)
+    if device.type != "cuda":
+        raise ValueError(f"{needed}, and the scorer is to run on the CPU: set DTYPE to bfloat16 or float32")
+    found = torch.cuda.get_device_capability(device)
+    if found < FP8_CAPABILITY:
+        raise ValueError(f"{needed}, and {device} has {found[0]}.{found[1]}: set DTYPE to bfloat16")

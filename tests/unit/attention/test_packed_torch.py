@@ -1,0 +1,41 @@
+"""Attention over segments against one dense product under an explicit mask, in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from hiscore.attention import packed_torch
+from hiscore.attention.base import AttentionShape
+from hiscore.attention.packed_torch import TorchAttention
+from hiscore.scoring.packing import pack, pool_reserve
+from hiscore.scoring.prefix_cache import PAGE, KVPages
+from tests.support.dense import dense_attention
+from tests.support.strategies import random_tokens
+
+CALLS = [(30, [4, 4, 9, 0, 1, 17]), (0, [3, 12]), (5, []), (11, [2] * 6)]
+
+
+@pytest.mark.parametrize("budget", [1_000, 37, 8])
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("soft_cap", [None, 1.5])
+def test_segments_attend_as_the_dense_mask_says(
+    budget: int, window: int | None, soft_cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Small pieces and few weights at once, so that both ways of cutting the work are taken.
+    monkeypatch.setattr(packed_torch, "PIECE", 7)
+    monkeypatch.setattr(packed_torch, "MAX_WEIGHTS", 500)
+    rng = np.random.default_rng(1)
+    calls = [random_tokens(rng, query, items, 100).call() for query, items in CALLS]
+    shape = AttentionShape(4, 2, 8, 0.4, soft_cap, (window,))
+    generator = torch.Generator().manual_seed(2)
+    pages = KVPages(pool_reserve(64, budget), reserve=0, caching=False)
+    for forward in pack(calls, budget, pages).forwards:
+        rows = len(forward.input_ids)
+        qkv = torch.randn(rows, 8, 8, generator=generator)
+        pool = torch.randn(pages.pages * PAGE, 2, 2, 8, generator=generator)
+        attention = TorchAttention(shape)
+        attention.plan(forward)
+        out = attention.run(0, qkv.flatten(1), pool)
+        # float32 sums of at most 60 weights: 1e-5 is ten times their rounding.
+        expected = dense_attention(forward, shape, window, qkv, pool)
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)

@@ -1,0 +1,171 @@
+"""How memory is divided: never more than there is, and between the pools so that streams can use what they get."""
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hiscore.decoding.kv_cache.sizing import CONTEXT_PAGE, Memory, ModelShape, plan_cache
+from hiscore.decoding.worker.interface import STAGING_PAGE
+from hiscore.settings import Backup, CacheSettings
+
+MIB = 2**20
+SMALL = ModelShape(heads=2, parts=2, width=16, windows=(None,) * 4, context_length=4_096)
+
+
+@given(
+    selector=st.sampled_from(["dense", "quest", "exact"]),
+    host=st.integers(1, 2_000),
+    device=st.integers(1, 2_000),
+    streams=st.integers(1, 40),
+    top_k=st.integers(1, 5_000),
+    more=st.integers(0, 5_000),
+    context=st.integers(1, 50_000),
+    windowed=st.integers(0, 4),
+)
+def test_pools_take_no_more_than_there_is(
+    selector: str, host: int, device: int, streams: int, top_k: int, more: int, context: int, windowed: int
+) -> None:
+    windows = (512,) * windowed + (None,) * (4 - windowed)
+    model = ModelShape(2, 2, 16, windows, context)
+    settings = CacheSettings(
+        selector=selector, sparse_top_k=top_k, device_buffer_size=top_k + more, backup_ring=1
+    )
+    memory = Memory(host * MIB, device * MIB, streams)
+    try:
+        shape, geometry = plan_cache(settings, model, memory, torch.float32, 256)
+    except ValueError:
+        # With all of both there is always room.
+        plan_cache(settings, model, Memory(2**50, 2**50, streams), torch.float32, 256)
+        return
+    sizes = shape.bytes(torch.float32)
+    tables = sum(
+        sizes[name] for name in ("host_table", "device_table", "direct", "full", "hits", "misses", "mass")
+    )
+    row = 4 * len(windows) * prod((model.parts, model.heads, model.width))
+    staging = geometry.staging_pages * STAGING_PAGE * row
+    assert sizes["host"] <= memory.host
+    assert sum(sizes.values()) - sizes["host"] - tables + staging <= memory.device
+    if shape.sparse_layers:
+        # As many long streams fit one pool as the other.
+        buffers = geometry.device_pages // min(shape.max_pages, shape.buffer_pages)
+        assert buffers >= geometry.host_pages // shape.max_pages
+        assert buffers >= 1
+
+
+@pytest.mark.parametrize("protocol", ["ring", "deferred"])
+@pytest.mark.parametrize("top_k", [2, 8, 32])
+def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protocol: Backup) -> None:
+    """`exact` is defined by k, and an indexer by its checkpoint's: where the ring stands is no matter."""
+    settings = CacheSettings(
+        selector="exact", sparse_top_k=top_k, device_buffer_size=64, backup=protocol, backup_ring=top_k
+    )
+    indexed = replace(SMALL, heads=1, parts=1, index_width=8, top_k=top_k)
+    own = CacheSettings(selector="dsa", sparse_top_k=64, device_buffer_size=64, backup=protocol)
+    memory = Memory(2**30, 2**30, 4)
+    for chosen, model in ((settings, SMALL), (own, indexed)):
+        shape, _ = plan_cache(chosen, model, memory, torch.float32, 256)
+        assert shape.top_pages == top_k
+        assert shape.lru_pages >= top_k
+
+
+def test_only_layers_that_select_for_themselves_hold_an_index() -> None:
+    """A 32k request of GLM-MoE-DSA's rows, where one layer of four has an indexer of its own."""
+    windows, sharing = (None,) * 8, frozenset({1, 2, 3, 5, 6, 7})
+    model = ModelShape(1, 1, 576, windows, 32_768, index_width=128, top_k=2_048)
+    bytes_ = {}
+    for name, shape in {"own": model, "shared": replace(model, sharing_layers=sharing)}.items():
+        planned, _ = plan_cache(
+            CacheSettings(selector="dsa"), shape, Memory(2**50, 2**50, 1), torch.bfloat16, 256
+        )
+        bytes_[name] = replace(planned, host_pages=32_768, device_pages=4_096 + 4).bytes(torch.bfloat16)
+        assert planned.indexed_layers == tuple(range(0, 8, 1 if name == "own" else 4))
+    assert bytes_["shared"].pop("index") * 4 == bytes_["own"].pop("index") == 8 * 32_768 * 128 * 2
+    assert bytes_["shared"] == bytes_["own"]
+
+
+@pytest.mark.parametrize("selector", ["quest", "exact"])
+def test_a_buffer_is_no_longer_than_a_stream(selector: str) -> None:
+    """Tables and scratch have a place for each page of a buffer, whether a stream can use it or not."""
+    memory = Memory(2**40, 2**40, 4)
+    planned = [
+        plan_cache(
+            CacheSettings(selector=selector, device_buffer_size=size), SMALL, memory, torch.float32, 256
+        )
+        for size in (4_096, 10**9)
+    ]
+    for shape, _ in planned:
+        assert shape.lru_pages <= shape.max_pages <= shape.buffer_pages  # all of the longest stream fits
+    small, large = (sum(shape.bytes(torch.float32).values()) for shape, _ in planned)
+    assert large < 1.01 * small
+
+
+@pytest.mark.parametrize("selector", ["quest", "exact"])
+def test_what_is_always_selected_has_room(selector: str) -> None:
+    """The first page and the newest, whatever was asked for."""
+    settings = CacheSettings(selector=selector, sparse_top_k=1, backup_ring=1)
+    shape, _ = plan_cache(settings, SMALL, Memory(2**30, 2**30, 4), torch.float32, 256)
+    assert shape.top_pages == 2
+
+
+def test_fewer_dense_layers_leave_room_for_larger_buffers() -> None:
+    """One of four layers has a window: it is whole on the device anyway."""
+    model = ModelShape(2, 2, 16, (None, None, None, 128), 8_192)
+    longest = []
+    for layers, dense in ((0, {3}), (1, {0, 3}), (2, {0, 1, 3}), (3, {0, 1, 2, 3}), (9, {0, 1, 2, 3})):
+        settings = CacheSettings(selector="quest", sparse_top_k=256, quest_dense_layers=layers)
+        shape, geometry = plan_cache(settings, model, Memory(MIB * 64, MIB * 24, 8), torch.float32, 256)
+        assert shape.dense_layers == dense
+        assert geometry.dense == (len(dense) == 4)
+        longest.append(geometry.host_pages)
+    assert longest[0] > longest[1] > longest[2] > longest[3] == longest[4]
+    # Of quest alone.
+    shape, _ = plan_cache(
+        CacheSettings(selector="exact"), model, Memory(MIB * 64, MIB * 64, 1), torch.float32, 1
+    )
+    assert shape.dense_layers == {3}
+
+
+def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
+    model = ModelShape(2, 2, 16, (128,) * 4, 4_096)
+    _, geometry = plan_cache(
+        CacheSettings(selector="quest"), model, Memory(MIB * 64, MIB * 64, 4), torch.float32, 1
+    )
+    assert geometry.dense
+    assert geometry.device_pages == 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "named"),
+    [
+        (Memory(1_000, 2**30, 4), "HOST_KV_BYTES is 1000 bytes, at least"),
+        (Memory(2**30, 1_000, 4), "DEVICE_KV_BYTES"),
+    ],
+)
+def test_what_is_too_small_is_named(memory: Memory, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        plan_cache(CacheSettings(selector="quest"), SMALL, memory, torch.float32, 256)
+
+
+def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:
+    """A context that nothing has room for is no error; the longest that there is room for is found."""
+    settings = CacheSettings(selector="quest", sparse_top_k=256, device_buffer_size=512)
+    model = ModelShape(heads=2, parts=2, width=16, windows=(None,) * 4, context_length=100_000)
+    held = [context(settings, model, 2**20 * size) for size in (8, 32, 64, 1024)]
+    assert held == sorted(set(held))
+    assert held[0] >= CONTEXT_PAGE
+    assert held[-1] == model.context_length
+    assert len(caplog.records) == 3
+    assert f"room for streams of {held[0]} tokens; the model's context is 100000" in caplog.text
+    # One page of tokens more has no room: said of a model with just that context.
+    longer = replace(model, context_length=held[1] + CONTEXT_PAGE)
+    assert context(settings, longer, 2**20 * 32) == held[1]
+
+
+def context(settings: CacheSettings, model: ModelShape, device: int) -> int:
+    _, geometry = plan_cache(settings, model, Memory(2**40, device, 1), torch.float32, 256)
+    assert geometry.staging_pages * STAGING_PAGE >= geometry.context_length
+    return geometry.context_length

@@ -1,0 +1,317 @@
+"""Tables, LRU and copies against a plain Python model, with every byte checked after every step."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hiscore.decoding.kv_cache.cache import HUGE_PAGE, Cache, CacheShape, DecodeRows
+from hiscore.decoding.sparse import residency
+from hiscore.decoding.sparse.residency import swap_in
+from hiscore.decoding.sparse.selection import Selection
+from tests.support.decode_cache import KnownCache, forget, unique_contents
+from tests.support.lru_model import LruModel
+
+NEWEST = 5
+SHAPE = CacheShape(
+    layers=3, heads=3, parts=2, width=2, page=4, streams=6, max_pages=24, host_pages=80, device_pages=48,
+    lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index="bounds",
+)  # fmt: skip
+
+
+class Play:
+    """Random streams that select random pages, beside a model of each (slot, layer, head)."""
+
+    def __init__(self, shape: CacheShape, seed: int, newest: int = NEWEST) -> None:
+        self.shape = shape
+        self.known = KnownCache(shape, unique_contents(shape), newest)
+        self.rng = np.random.default_rng(seed)
+        self.models: dict[tuple[int, int, int], LruModel] = {}
+        self.ends: dict[int, int] = {}
+        self.misses = self.selected = self.joined = 0
+
+    def join(self) -> None:
+        shape = self.shape
+        free = sorted(set(range(shape.streams)) - set(self.ends))
+        if not free:
+            return
+        slot = int(self.rng.choice(free))
+        length = int(self.rng.integers(1, shape.max_pages * shape.page - 4))
+        end = int(self.rng.integers(length + 1, shape.max_pages * shape.page + 1))
+        full = bool(self.rng.random() < 0.1)
+        if not self.known.admit(slot, length, end, full):
+            return
+        self.joined += 1
+        self.ends[slot] = end
+        if not self.known.cache.direct[slot]:
+            ring = max(0, length // shape.page - shape.ring_pages + 1)
+            seeds = ([0] if ring else []) + list(range(max(1, ring - shape.lru_pages + 1), ring))
+            for layer in range(len(shape.sparse_layers)):
+                for head in range(shape.heads):
+                    self.models[slot, layer, head] = LruModel(shape.lru_pages, seeds, length)
+
+    def leave(self, slot: int) -> None:
+        self.known.leave(slot)
+        del self.ends[slot]
+        self.models = {key: model for key, model in self.models.items() if key[0] != slot}
+
+    def step(self) -> None:
+        slots = [slot for slot in self.ends if self.rng.random() < 0.8]
+        self.rng.shuffle(slots)
+        rows = self.known.rows(slots, padding=int(self.rng.integers(0, 3)))
+        self.known.write(rows)
+        for at, layer in enumerate(self.shape.sparse_layers):
+            pages = [[self._pick(slot) for _ in range(self.shape.heads)] for slot in slots]
+            selection = as_selection(pages, self.shape, len(rows.slots))
+            places = swap_in(self.known.cache, layer, selection, rows)
+            self._check(at, layer, slots, pages, places)
+        self.known.end_step(rows)
+        for slot in [slot for slot in slots if self.known.lengths[slot] >= self.ends[slot]]:
+            self.leave(slot)
+
+    def _pick(self, slot: int) -> list[int]:
+        newest = self.known.lengths[slot] // self.shape.page
+        at_most = newest + 1 if self.known.cache.full[slot] else min(newest + 1, self.shape.top_pages)
+        # Nearby pages more often than others, so that there are hits and misses.
+        weights = 1.0 / (1 + np.abs(np.arange(newest + 1) - newest * self.rng.random()))
+        count = int(self.rng.integers(1, at_most + 1))
+        pages = self.rng.choice(newest + 1, count, replace=False, p=weights / weights.sum())
+        return sorted(pages.tolist())
+
+    def _check(
+        self, at: int, layer: int, slots: list[int], pages: list[list[list[int]]], places: torch.Tensor
+    ) -> None:
+        shape, cache = self.shape, self.known.cache
+        assert (places[len(slots) :] == 0).all()
+        buffer = cache.tokens(layer).unflatten(0, (-1, shape.page))
+        for row, slot in enumerate(slots):
+            host_pages, device_pages = self.known.pages[slot]
+            length = self.known.lengths[slot] + 1
+            for head in range(shape.heads):
+                chosen = pages[row][head]
+                assert set(places[row, head, : len(chosen)].tolist()) <= set(device_pages.tolist())
+                for page, place in zip(chosen, places[row, head].tolist(), strict=False):
+                    first, last = page * shape.page, min((page + 1) * shape.page, length)
+                    right = self.known.contents(self.known.number[slot], layer, torch.arange(first, last))
+                    assert torch.equal(buffer[place, : last - first, :, head], right[:, :, head])
+                self.selected += len(chosen)
+                if cache.direct[slot]:
+                    continue
+                ring = range((length - 1) // shape.page - shape.ring_pages + 1, length)
+                model = self.models[slot, at, head]
+                self.misses += model.step([page for page in chosen if page not in ring], length - 1)
+                lru = device_pages[: shape.lru_pages]
+                held = [-1 if page is None else int(host_pages[page]) for page in model.held]
+                assert cache.holds[at, lru, head].tolist() == held
+                assert cache.used[at, lru, head].tolist() == model.used
+                # Each way is the other's inverse, and nothing else of the stream counts as resident.
+                inverse = {page: int(place) for place, page in zip(lru, held, strict=True) if page >= 0}
+                where = cache.where[at, host_pages, head].tolist()
+                assert where == [inverse.get(page, -1) for page in host_pages.tolist()]
+        assert int(cache.misses) == self.misses
+        assert int(cache.hits) == self.selected - self.misses
+
+
+def as_selection(pages: list[list[list[int]]], shape: CacheShape, rows: int) -> Selection:
+    width = max([shape.top_pages, *(len(chosen) for of_row in pages for chosen in of_row)])
+    out = torch.full((rows, shape.heads, width), -1, dtype=torch.int32)
+    for row, of_row in enumerate(pages):
+        for head, chosen in enumerate(of_row):
+            out[row, head, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
+    return Selection(out, (out >= 0).sum(-1).int(), torch.zeros(out.shape[:2]))
+
+
+def play(steps: int, seed: int = 3) -> Play:
+    game = Play(SHAPE, seed)
+    for _ in range(steps):
+        if game.rng.random() < 0.3:
+            game.join()
+        if game.ends and game.rng.random() < 0.02:
+            game.leave(int(game.rng.choice(list(game.ends))))
+        game.step()
+    return game
+
+
+def test_a_thousand_steps_match_a_plain_model() -> None:
+    game = play(1_000)
+    assert game.joined > 50
+    assert 1_000 < game.misses < game.selected
+
+
+def test_a_wrong_victim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = residency._oldest
+    monkeypatch.setattr(residency, "_oldest", lambda used, counts: right(-used, counts))
+    with pytest.raises(AssertionError):
+        play(200)
+
+
+def test_victims_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsorted(used: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return used.argsort(dim=-1, stable=True)
+
+    monkeypatch.setattr(residency, "_oldest", unsorted)
+    with pytest.raises(AssertionError):
+        play(200)
+
+
+def test_ties_broken_the_other_way_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = residency._oldest
+
+    def higher_place_first(used: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        most = used.shape[-1] - 1
+        victims = most - right(used.flip(-1), counts)
+        return victims.masked_fill(victims < 0, most + 1).sort(dim=-1).values
+
+    monkeypatch.setattr(residency, "_oldest", higher_place_first)
+    with pytest.raises(AssertionError):
+        play(200)
+
+
+def test_a_copy_of_the_wrong_page_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = residency.load
+
+    def shifted(
+        cache: Cache, layer: int, pages: torch.Tensor, heads: torch.Tensor, into: torch.Tensor
+    ) -> None:
+        right(cache, layer, pages, (heads + 1) % SHAPE.heads, into)
+
+    monkeypatch.setattr(residency, "load", shifted)
+    with pytest.raises(AssertionError):
+        play(200)
+
+
+def test_a_ring_too_short_for_the_backup_is_noticed() -> None:
+    """One page fewer, and a page leaves the ring before the backup of its tokens has landed."""
+    short = CacheShape(**{**vars_of(SHAPE), "ring_pages": 1})
+
+    def play_with(newest: int) -> None:
+        game = Play(short, 3, newest)
+        for _ in range(300):
+            game.join()
+            game.step()
+
+    play_with(1)
+    with pytest.raises(AssertionError):
+        play_with(2)
+
+
+def vars_of(shape: CacheShape) -> dict[str, object]:
+    return {name: getattr(shape, name) for name in CacheShape.__dataclass_fields__}
+
+
+def test_what_is_forgotten_comes_back_from_the_host() -> None:
+    known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST)
+    assert known.admit(2, 60, 96)
+    rows = known.rows([2])
+    known.write(rows)
+    layer = SHAPE.sparse_layers[0]
+    selection = as_selection([[[0, 10, 11, 12, 15]] * SHAPE.heads], SHAPE, 1)
+    first = swap_in(known.cache, layer, selection, rows).clone()
+    assert int(known.cache.misses) == 0
+    known.cache.buffer[:, known.pages[2][1][: SHAPE.lru_pages] * SHAPE.page] = float("nan")
+    forget(known.cache, 2)
+    second = swap_in(known.cache, layer, selection, rows)
+    assert int(known.cache.misses) == 4 * SHAPE.heads  # page 15 is the ring's
+    assert not torch.equal(first, second)
+    tokens = known.cache.tokens(layer).unflatten(0, (-1, SHAPE.page))
+    right = known.contents(0, layer, torch.arange(40, 44))
+    for head in range(SHAPE.heads):
+        assert torch.equal(tokens[second[0, head, 1].long(), :, :, head], right[:, :, head])
+
+
+def test_padding_alone_changes_nothing() -> None:
+    cache = Cache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    before = {name: getattr(cache, name).clone() for name in SHAPE.tensors(torch.float32)}
+    rows = DecodeRows(torch.full((3,), -1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32))
+    places = swap_in(cache, 0, as_selection([], SHAPE, 3), rows)
+    assert not places.any()
+    assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in before.items())
+
+
+def test_bytes_are_those_of_the_tensors() -> None:
+    cache = Cache.allocate(SHAPE, torch.bfloat16, torch.device("cpu"))
+    for name, size in SHAPE.bytes(torch.bfloat16).items():
+        tensor = getattr(cache, name)
+        assert tensor.numel() * tensor.element_size() == size, name
+
+
+def test_a_pool_on_a_cpu_takes_memory_as_it_is_written() -> None:
+    """Several servers on one machine each plan with a share of what it has; the control writes all of it."""
+    size = 2**28
+    shape = replace(SHAPE, host_pages=size // SHAPE.bytes(torch.float32)["host"] * SHAPE.host_pages)
+    before = resident_bytes()
+    cache = Cache.allocate(shape, torch.float32, torch.device("cpu"))
+    assert resident_bytes() - before < size // 2
+    cache.host.fill_(1.0)
+    assert resident_bytes() - before > size // 2
+
+
+def test_the_host_pool_begins_where_a_huge_page_does() -> None:
+    for _ in range(3):
+        host = Cache.allocate(SHAPE, torch.bfloat16, torch.device("cpu")).host
+        assert host.data_ptr() % HUGE_PAGE == 0
+        assert not host.any()
+    # The control: memory as NumPy gives it.
+    assert np.zeros(2**25, np.int8).ctypes.data % HUGE_PAGE
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("top_pages", 8, "lru_pages is 7, at least 8"),
+        ("top_pages", 2, "top_pages is 2, at least 3"),
+        ("ring_pages", 0, "ring_pages is 0"),
+        ("index", "keys", "page is 4"),
+        ("index", "none", "index is 'none'"),
+        ("host_pages", 2**30, "host_pages"),
+        ("max_pages", 2**21, "max_pages is 2097152, at most 2097151"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CacheShape(**{**vars_of(SHAPE), field: value})
+
+
+def test_a_buffer_of_another_size_is_refused() -> None:
+    known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST)
+    with pytest.raises(ValueError, match="device_pages has 8 pages for a stream of 20"):
+        known.admit(0, 10, 80, buffer=8)
+
+
+class Waits(TorchDispatchMode):
+    """Notes what would make the host wait for a CUDA device: reads of numbers, sizes that depend on data, and
+    single numbers of the host put to listed places (torch copies them there, and waits for that copy)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        number = name == "index_put_" and args[2].dim() == 0
+        if number or name in ("_local_scalar_dense", "nonzero", "masked_select", "unique"):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_admission_waits_for_nothing() -> None:
+    """It is launched while a step runs: a wait for that would leave the device idle after it."""
+    cache = Cache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    host, buffer = torch.arange(20), torch.arange(SHAPE.buffer_pages)
+    with torch.inference_mode(), Waits() as waits:
+        residency.seed(cache, 1, 70, host, buffer)
+        residency.seed(cache, 2, 9, host[:5] + 30, buffer[:5] + 20, full=True)
+    assert waits.found == []
+    with Waits() as control:
+        cache.used[:, buffer] = 3
+        assert cache.used.max().item() == 3
+    assert control.found == ["index_put_", "_local_scalar_dense"]

@@ -1,0 +1,83 @@
+"""A prompt's way from staging to the host, the buffer, home and the index, and back after a preemption."""
+
+import torch
+from torch import Tensor
+
+from hiscore.attention.base import AttentionShape
+from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.sparse.residency import newest_slots, seed
+from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+
+LAYERS, HEADS, KV_HEADS, WIDTH, PAGE, LENGTH = 3, 6, 2, 8, 4, 41
+SHAPE = CacheShape(
+    layers=LAYERS, heads=KV_HEADS, parts=2, width=WIDTH, page=PAGE, streams=3, max_pages=30, host_pages=60,
+    device_pages=40, lru_pages=6, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index="bounds",
+)  # fmt: skip
+ATTENTION = AttentionShape(HEADS, KV_HEADS, WIDTH, 0.3, None, (None,) * LAYERS)
+
+
+def random(*size: int, seed: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def step(cache: Cache, slot: int) -> list[Tensor]:
+    """What one step's row gets in each layer; its token goes to the host as well."""
+    steps = TorchSteps(cache, ATTENTION)
+    rows = DecodeRows(torch.tensor([slot], dtype=torch.int32), torch.tensor([LENGTH], dtype=torch.int32))
+    home, buffer = newest_slots(cache, rows)
+    outs = []
+    for layer in range(LAYERS):
+        q, kv = random(1, HEADS, WIDTH, seed=layer), random(1, 2, KV_HEADS, WIDTH, seed=9 + layer)
+        cache.tokens(layer)[(home if layer in cache.dense else buffer).long()] = kv
+        if layer in cache.dense:
+            lists = steps.everything(rows)
+        else:
+            steps.write_index(layer, kv[:, 0], home)
+            lists = steps.choose(layer, steps.scores(layer, q, rows), rows).lists
+        outs.append(steps.attend(layer, q, lists, rows))
+    steps.back_up(home, buffer)
+    for layer in range(LAYERS):
+        kv = random(1, 2, KV_HEADS, WIDTH, seed=9 + layer)
+        assert torch.equal(
+            cache.host[layer][home.long() // PAGE, :, :, home.long() % PAGE], kv.transpose(1, 2)
+        )
+    return outs
+
+
+def admit(
+    cache: Cache, staging: Tensor, slots: Tensor, slot: int, host_pages: Tensor, device_pages: Tensor
+) -> None:
+    steps, at = TorchSteps(cache, ATTENTION), torch.arange(LENGTH)
+    seeds = seed(cache, slot, LENGTH, host_pages, device_pages)
+    home = (host_pages[at // PAGE] * PAGE + at % PAGE).int()
+    steps.settle(staging, slots, home)
+    steps.index_prompt(staging, slots, host_pages.int(), home)
+    tokens = (seeds.pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
+    into = (seeds.places[:, None] * PAGE + torch.arange(PAGE)).flatten()
+    steps.seed(staging, slots[tokens[tokens < LENGTH]], into[tokens < LENGTH].int())
+
+
+def test_a_preempted_stream_goes_on_from_the_host_as_if_never_gone() -> None:
+    staging = random(LAYERS, 200, 2, KV_HEADS, WIDTH, seed=5)
+    slots = torch.randperm(200, generator=torch.Generator().manual_seed(6))[:LENGTH].int()
+    host_pages = torch.randperm(60, generator=torch.Generator().manual_seed(7))[:30]
+    cache = Cache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    cache.poison(torch.arange(60), torch.arange(40))
+    TorchSteps(cache, ATTENTION).back_up_prompt(staging, slots, host_pages.int())
+    admit(cache, staging, slots, 2, host_pages, torch.arange(8, 16))
+    first = step(cache, 2)
+    assert not any(out.isnan().any() for out in first)
+    assert int(cache.misses) > 0
+
+    cache.poison(host_pages[:0], torch.arange(8, 16))
+    restored = torch.full_like(staging, float("nan"))
+    TorchSteps(cache, ATTENTION).restore_prompt(restored, slots, host_pages.int())
+    assert torch.equal(restored[:, slots.long()], staging[:, slots.long()])
+    admit(cache, restored, slots, 0, host_pages, torch.arange(20, 28))
+    again = step(cache, 0)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+    # The control: one number less in what was restored, and the last layer's output is another.
+    restored[2, slots[40].long(), 1] = 0
+    admit(cache, restored, slots, 1, host_pages, torch.arange(30, 38))
+    assert not torch.equal(step(cache, 1)[2], first[2])

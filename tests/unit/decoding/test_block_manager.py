@@ -1,0 +1,91 @@
+"""Pools of pages: all or nothing, no page to two, none given back twice; and what a call needs of each pool."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hiscore.decoding.block_manager import Needs, check_fits, needs_of
+from hiscore.decoding.pages import PagePool
+from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.sequence import DecodeCall
+from hiscore.errors import Code, PoolExhausted, RequestError
+from tests.support.decode_worker import TINY
+
+
+def call(prompt: int, max_tokens: int, sparse: bool = True) -> DecodeCall:
+    return DecodeCall(np.zeros(prompt, np.int32), DecodeOptions(max_tokens=max_tokens, sparse=sparse), 0.0)
+
+
+@given(st.integers(0, 12), st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=30))
+def test_a_page_has_one_owner(size: int, moves: list[tuple[bool, int]]) -> None:
+    pool = PagePool(size)
+    held: list[np.ndarray] = []
+    for take, number in moves:
+        if take and number > pool.free:
+            with pytest.raises(PoolExhausted):
+                pool.take(number)
+        elif take:
+            held.append(pool.take(number))
+            assert held[-1].dtype == np.int32
+            assert len(held[-1]) == number
+        elif held:
+            pool.give_back(held.pop(number % len(held)))
+        owned = np.concatenate([np.empty(0, np.int32), *held])
+        assert len(set(owned.tolist())) == len(owned) == pool.used == size - pool.free
+        assert set(owned.tolist()) <= set(range(size))
+    for pages in held:
+        pool.give_back(pages)
+    assert sorted(pool.take(size).tolist()) == list(range(size))
+
+
+@pytest.mark.parametrize("wrong", [[0, 1], [1, 1], [3]])
+def test_what_nobody_holds_is_not_given_back(wrong: list[int]) -> None:
+    pool = PagePool(4)
+    pages = pool.take(3)
+    pool.give_back(pages[:1])
+    assert pages.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="nobody holds"):
+        pool.give_back(np.array(wrong, np.int32))
+    assert pool.used == 2  # and then none has been
+    pool.give_back(pages[1:])
+    assert pool.free == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "sparse", "dense", "needs"),
+    [
+        (1, 1, True, False, Needs(1, 1, 1)),
+        (16, 4, True, False, Needs(5, 5, 1)),  # all of it fits what a sparse stream may have
+        (17, 4, True, False, Needs(6, 5, 2)),
+        (17, 4, False, False, Needs(6, 6, 2)),
+        (17, 4, True, True, Needs(6, 0, 2)),
+        (17, 4, False, True, Needs(6, 0, 2)),
+    ],
+)
+def test_needs(prompt: int, max_tokens: int, sparse: bool, dense: bool, needs: Needs) -> None:
+    assert needs_of(call(prompt, max_tokens, sparse), prompt, replace(TINY, dense=dense)) == needs
+
+
+@pytest.mark.parametrize(
+    ("pool", "fits", "too_much", "sparse", "message"),
+    [
+        ({}, (100, 20), (100, 21), True, "of 100 tokens and max_tokens 21 make 121 .* context holds 120"),
+        ({"host_pages": 20}, (60, 20), (60, 21), True, r"81 tokens: the host's pool holds 80 \(HOST_KV_BYTES"),
+        (
+            {"device_pages": 7}, (1, 27), (1, 28), False,
+            r"make 29 tokens and parameter 'sparse' is false: the device's pool holds 28 \(DEVICE_KV_BYTES",
+        ),
+        ({"staging_pages": 3}, (48, 9), (49, 1), True, "the prompt has 49 tokens: at most 48 can be prefilled"),
+    ],
+)  # fmt: skip
+def test_what_could_never_fit_is_refused_with_the_bound(
+    pool: dict[str, int], fits: tuple[int, int], too_much: tuple[int, int], sparse: bool, message: str
+) -> None:
+    geometry = replace(TINY, **pool)
+    check_fits(call(*fits, sparse), geometry)
+    with pytest.raises(RequestError, match=message) as refused:
+        check_fits(call(*too_much, sparse), geometry)
+    assert refused.value.code is Code.INVALID_ARG

@@ -1,0 +1,546 @@
+"""The engine over a worker that hashes: every stream is as it would be alone, and all comes back in the end."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
+from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.sequence import Stage
+from hiscore.decoding.worker.interface import NOT_FINITE, Geometry, StepRows
+from hiscore.errors import Code, RequestError
+from tests.support.decode_worker import EOS, TINY, VOCABULARY, HashWorker, alone
+
+
+class Letters:
+    """A tokenizer's decoding: a token is a letter; for some two of them make one."""
+
+    def push(self, token: int) -> str:
+        return chr(ord("A") + token)
+
+    def flush(self) -> str:
+        return ""
+
+
+def text_of(tokens: list[int]) -> str:
+    return "".join(Letters().push(token) for token in tokens)
+
+
+class Callers:
+    """Everyone who waits for a stream. A caller is named by an object of its own, as Triton's are."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[Any, list[int]] = {}
+        self.texts: dict[Any, str] = {}
+        self.ends: dict[Any, str | RequestError] = {}
+        self.hook: Callable[[Any], None] = lambda caller: None
+        self.changed = threading.Condition()
+
+    def emit(self, caller: Any, output: Output | RequestError) -> None:
+        with self.changed:
+            assert caller not in self.ends, "an answer after the last"
+            if isinstance(output, RequestError):
+                self.ends[caller] = output
+            else:
+                self.tokens.setdefault(caller, []).extend(output.token_ids)
+                self.texts[caller] = self.texts.get(caller, "") + output.text
+                if output.finish_reason:
+                    self.ends[caller] = output.finish_reason
+            self.changed.notify_all()
+        self.hook(caller)
+
+    def wait(self, condition: Callable[[], bool], timeout: float = 20) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, timeout)
+
+
+class Caller:
+    def __init__(self, name: int) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"caller {self.name}"
+
+
+@contextmanager
+def running(
+    worker: HashWorker, callers: Callers, max_queue: int = 1000, quantum: int = 4, **more: Any
+) -> Iterator[DecodeEngine]:
+    """An engine; at its end all must have come back, and the worker must have seen nothing wrong."""
+    engine = DecodeEngine(worker, Letters, frozenset({EOS}), max_queue, callers.emit, quantum=quantum, **more)
+    try:
+        yield engine
+    finally:
+        engine.close()
+    assert_all_came_back(engine, worker)
+
+
+def assert_all_came_back(engine: DecodeEngine, worker: HashWorker) -> None:
+    assert worker.violations == []
+    assert not worker.slots
+    assert not worker.kept
+    pools = engine._scheduler.pools
+    assert [pool.used for pool in (pools.slots, pools.host, pools.device, pools.staging)] == [0, 0, 0, 0]
+    assert engine._scheduler.idle
+    assert not engine._live
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
+    assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)
+
+
+def call(prompt: list[int], max_tokens: int = 8, deadline: float = math.inf, **options: Any) -> DecodeCall:
+    return DecodeCall(np.array(prompt, np.int32), DecodeOptions(max_tokens=max_tokens, **options), deadline)
+
+
+def long_call(first: int, prompt: int = 8, max_tokens: int = 40, **options: Any) -> DecodeCall:
+    return call([first, *range(prompt - 1)], max_tokens, ignore_eos=True, **options)
+
+
+def assert_as_alone(callers: Callers, caller: Any, wanted: DecodeCall) -> None:
+    tokens, reason = alone(wanted)
+    assert callers.tokens[caller] == tokens
+    assert callers.ends[caller] == reason
+    assert callers.texts[caller] == text_of(tokens[:-1] if reason == "stop" else tokens)
+
+
+CALLS = st.builds(
+    call,
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=60),
+    st.integers(1, 60),
+    temperature=st.sampled_from([0.0, 1.0]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    sparse=st.booleans(),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    calls=st.lists(st.tuples(CALLS, st.integers(0, 40), st.none() | st.integers(0, 80)), max_size=16),
+    delay=st.integers(0, 12),
+    quantum=st.sampled_from([0, 1, 3]),
+    dense=st.booleans(),
+    chunk=st.sampled_from([1, 5, 24]),
+)
+def test_join_and_leave_at_every_step_changes_no_stream(
+    calls: list[tuple[DecodeCall, int, int | None]], delay: int, quantum: int, dense: bool, chunk: int
+) -> None:
+    """Each call comes when so many steps have been launched, and may be cancelled some steps later."""
+    worker = HashWorker(replace(TINY, dense=dense, chunk=chunk), delay)
+    callers = Callers()
+    names = [Caller(name) for name in range(len(calls))]
+    arrivals = sorted(range(len(calls)), key=lambda i: calls[i][1])
+    cancels = {i: calls[i][1] + calls[i][2] for i in arrivals if calls[i][2] is not None}
+    with running(worker, callers, quantum=quantum) as engine:
+        submitted: list[int] = []
+        one_at_a_time = (
+            threading.Lock()
+        )  # the first is submitted from here, the others by the engine's thread
+
+        def go_on(nobody_is_left: bool) -> None:
+            """Make happen what is due at this step; with nobody left to make steps, the next call is."""
+            with one_at_a_time:
+                while arrivals and (nobody_is_left or calls[arrivals[0]][1] <= worker.steps):
+                    submitted.append(arrivals.pop(0))
+                    engine.submit(calls[submitted[-1]][0], names[submitted[-1]])
+                    nobody_is_left = False
+                for i in [i for i in cancels if i in submitted and cancels[i] <= worker.steps]:
+                    engine.cancel(names[i])
+                    del cancels[i]
+
+        worker.on_step = lambda rows: go_on(nobody_is_left=False)
+        callers.hook = lambda caller: go_on(nobody_is_left=len(callers.ends) == len(submitted))
+        go_on(nobody_is_left=True)
+        callers.wait(lambda: len(callers.ends) == len(calls))
+    for (wanted, _, cancelled), name in zip(calls, names, strict=True):
+        tokens, _ = alone(wanted)
+        if callers.ends[name] == "cancelled":
+            assert cancelled is not None
+            got = callers.tokens[name]
+            assert got == tokens[: len(got)]
+        else:
+            assert_as_alone(callers, name, wanted)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_200_streams_through_pools_for_20(dense: bool) -> None:
+    geometry = Geometry(
+        page=4, lru_pages=4, ring_pages=2, host_pages=400, device_pages=120, staging_pages=16, max_streams=20,
+        chunk=64, context_length=100, dense=dense,
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    worker, callers = HashWorker(geometry, delay=3), Callers()
+    calls = [
+        call(random.integers(0, VOCABULARY, random.integers(1, 50)).tolist(), int(random.integers(1, 50)), seed=i,
+             temperature=float(i % 2), ignore_eos=bool(i % 3), sparse=bool(i % 5))
+        for i in range(200)
+    ]  # fmt: skip
+    names = [Caller(i) for i in range(200)]
+    with running(worker, callers, quantum=8) as engine:
+        for name, wanted in zip(names, calls, strict=True):
+            engine.submit(wanted, name)
+        callers.wait(lambda: len(callers.ends) == 200)
+        stats = engine.stats()
+    for name, wanted in zip(names, calls, strict=True):
+        assert_as_alone(callers, name, wanted)
+    assert stats.tokens == sum(len(tokens) for tokens in callers.tokens.values())
+    assert stats.prompt_tokens == sum(len(wanted.prompt) for wanted in calls)
+    assert stats.preemptions == worker.restores > 0
+    # Nothing was prefilled a second time.
+    assert worker.prefilled_tokens == sum(len(wanted.prompt) for wanted in calls)
+
+
+def test_a_long_prompt_is_counted_while_it_is_computed() -> None:
+    """Before its first token nothing else tells that the engine is at work."""
+    worker, callers = HashWorker(replace(TINY, chunk=5)), Callers()
+    counted: list[int] = []
+
+    def on_prefill(launch: str, slots: list[int]) -> None:
+        if launch == "prefill":
+            counted.append(engine.stats().prompt_tokens)
+
+    worker.fail = on_prefill
+    with running(worker, callers) as engine:
+        engine.submit(long_call(1, prompt=40), Caller(0))
+        callers.wait(lambda: len(callers.ends) == 1)
+    # Read one launch behind.
+    assert counted == [0, 0, 5, 10, 15, 20, 25, 30]
+
+
+def test_the_next_step_is_launched_before_the_last_is_read() -> None:
+    worker, callers = HashWorker(), Callers()
+    ahead: list[int] = []
+    wanted = long_call(1)
+    name = Caller(0)
+    worker.on_step = lambda rows: ahead.append(int(rows.positions[0]) - 7 - len(callers.tokens.get(name, [])))
+    with running(worker, callers) as engine:
+        engine.submit(wanted, name)
+    assert_as_alone(callers, name, wanted)
+    # A step feeds the token before it, which has not been read: only the device knows it.
+    assert set(ahead[1:]) == {1}
+    assert worker.steps == 39  # and a stream that ends at max_tokens has no row for nothing
+
+
+STAGES = [Stage.WAITING, Stage.PREFILLING, Stage.STAGING, Stage.RUNNING, Stage.LEAVING, Stage.PREEMPTED]
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_end_at_each_stage_gives_everything_back(stage: Stage, how: str) -> None:
+    """Streams of all sorts crowd small pools; whatever is found at this stage is ended."""
+    worker, callers = HashWorker(replace(TINY, chunk=6), delay=5), Callers()
+    calls = [long_call(i, prompt=20 + i, sparse=bool(i % 3)) for i in range(12)]
+    names = [Caller(i) for i in range(12)]
+    ended: list[Any] = []
+    with running(worker, callers) as engine:
+        plan = engine._scheduler.plan
+
+        def plan_and_end(drained: Callable[[int], bool]) -> Any:
+            planned = plan(drained)
+            for stream in engine._scheduler._at[stage]:
+                if not stream.ended and len(ended) < 6 and stream.reply_to not in ended:
+                    ended.append(stream.reply_to)
+                    if how == "cancel":
+                        engine.cancel(stream.reply_to)
+                    else:
+                        stream.call = replace(stream.call, deadline=0.0)
+                        engine._deadlines.insert(0, (0.0, id(stream.reply_to)))
+            return planned
+
+        engine._scheduler.plan = plan_and_end  # type: ignore[method-assign]
+        for name, wanted in zip(names, calls, strict=True):
+            engine.submit(wanted, name)
+        callers.wait(lambda: len(callers.ends) == 12)
+    assert ended, f"none was seen {stage}"
+    told = 0
+    for name, wanted in zip(names, calls, strict=True):
+        end = callers.ends[name]
+        if name in ended and end != "length":  # some had their last token on its way
+            told += 1
+            if how == "cancel":
+                assert end == "cancelled"
+            else:
+                assert isinstance(end, RequestError)
+                assert end.code is Code.UNAVAILABLE
+                where = "in the queue" if stage is Stage.WAITING else r"after \d+ of at most 40 tokens"
+                with pytest.raises(RequestError, match=f"Request timeout expired {where}"):
+                    raise end
+            got = callers.tokens.get(name, [])
+            assert got == alone(wanted)[0][: len(got)]
+        else:
+            assert_as_alone(callers, name, wanted)
+    assert told
+
+
+def test_a_stream_is_cancelled_within_two_steps() -> None:
+    worker, callers = HashWorker(), Callers()
+    name, wanted = Caller(0), long_call(1)
+    with running(worker, callers) as engine:
+        worker.on_step = lambda rows: engine.cancel(name) if worker.steps == 10 else None
+        engine.submit(wanted, name)
+        callers.wait(lambda: name in callers.ends)
+    assert callers.ends[name] == "cancelled"
+    assert worker.steps <= 12
+    engine.cancel(name)  # and is known no more
+
+
+class Gate:
+    """Holds the engine's thread up when a step feeds a position, until the test lets it go."""
+
+    def __init__(self, position: int, rows: int) -> None:
+        self.position, self.rows = position, rows
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def on_step(self, rows: StepRows) -> None:
+        if len(rows.slots) == self.rows and rows.positions.max() == self.position:
+            self.reached.set()
+            assert self.open.wait(20)
+
+    def wait(self) -> None:
+        assert self.reached.wait(20)
+
+
+# What runs is not in the queue; and who waits for pages is, though there are slots for more.
+@pytest.mark.parametrize(("runs", "sparse"), [(4, True), (2, False)])
+def test_a_full_queue_refuses(runs: int, sparse: bool) -> None:
+    worker, callers = HashWorker(), Callers()
+    gates = [Gate(position, runs) for position in (20, 25)]
+    worker.on_step = lambda rows: [gate.on_step(rows) for gate in gates] and None
+    wanted = {Caller(name): long_call(name, max_tokens=32, sparse=sparse) for name in range(runs + 5)}
+    names = list(wanted)
+    with running(worker, callers, max_queue=3, quantum=0) as engine:
+        for name in names[:runs]:
+            engine.submit(wanted[name], name)
+        gates[0].wait()
+        for name in names[runs : runs + 3]:
+            engine.submit(wanted[name], name)
+        gates[0].open.set()
+        gates[1].wait()
+        with pytest.raises(RequestError, match="the queue is full: 3 calls wait") as refused:
+            engine.submit(wanted[names[-2]], names[-2])
+        assert refused.value.code is Code.UNAVAILABLE
+        gates[1].open.set()
+        engine.cancel(names[runs])
+        callers.wait(lambda: len(callers.ends) == runs + 3)
+        engine.submit(wanted[names[-1]], names[-1])  # there is room again
+        assert (engine.stats().full, engine.stats().cancelled) == (1, 1)
+    assert callers.ends.pop(names[runs]) == "cancelled"
+    for name in callers.ends:
+        assert_as_alone(callers, name, wanted[name])
+
+
+def test_what_never_fits_is_refused_at_once() -> None:
+    callers = Callers()
+    with running(HashWorker(), callers) as engine:
+        with pytest.raises(RequestError, match="context holds 120") as refused:
+            engine.submit(long_call(1, prompt=81), Caller(0))
+        assert refused.value.code is Code.INVALID_ARG
+        assert engine._scheduler.idle
+    assert callers.ends == {}
+
+
+def test_close_runs_what_was_accepted_and_takes_no_more() -> None:
+    worker, callers = HashWorker(delay=2), Callers()
+    calls = {Caller(i): long_call(i) for i in range(12)}
+    with running(worker, callers) as engine:
+        for name, wanted in calls.items():
+            engine.submit(wanted, name)
+    for name, wanted in calls.items():
+        assert_as_alone(callers, name, wanted)
+    with pytest.raises(RequestError, match="shutting down") as refused:
+        engine.submit(long_call(1), Caller(99))
+    assert refused.value.code is Code.UNAVAILABLE
+    assert not engine._thread.is_alive()
+
+
+@pytest.mark.parametrize("where", ["prefill", "prefill result", "admit", "restore", "step", "step result"])
+def test_a_failure_ends_those_it_concerns_alone(where: str) -> None:
+    worker, callers = HashWorker(delay=2), Callers()
+    calls = {Caller(i): long_call(i, prompt=20) for i in range(10)}
+    failures: list[Exception] = []
+    failed_slots: list[int] = []
+
+    def fail(at: str, slots: list[int]) -> Exception | None:
+        if at != where or failed_slots or (where.startswith("step") and worker.steps < 20):
+            return None
+        failed_slots.extend(slots)
+        return ValueError("secret")
+
+    worker.fail = fail
+    with running(worker, callers, quantum=3, failed=failures.append) as engine:
+        for name, wanted in calls.items():
+            engine.submit(wanted, name)
+        callers.wait(lambda: len(callers.ends) == len(calls))
+    assert failed_slots
+    assert [str(failure) for failure in failures] == ["secret"]
+    errors = {name: end for name, end in callers.ends.items() if isinstance(end, RequestError)}
+    assert 1 <= len(errors) <= len(failed_slots)
+    for error in errors.values():
+        assert error.code is Code.INTERNAL
+        assert "secret" not in error.message
+    for name, wanted in calls.items():
+        if name not in errors:
+            assert_as_alone(callers, name, wanted)
+
+
+def test_logits_that_are_not_finite_fail_their_own_stream() -> None:
+    worker, callers, failures = HashWorker(), Callers(), []
+    bad, good = Caller(0), Caller(1)
+
+    def fail(at: str, slots: list[int]) -> int | None:
+        return NOT_FINITE if at == "prefill result" and slots == [0] else None
+
+    worker.fail = fail
+    with running(worker, callers, failed=failures.append) as engine:
+        engine.submit(long_call(1, prompt=24), bad)  # a chunk of its own, in slot 0
+        callers.wait(lambda: bad in callers.ends)
+        worker.fail = lambda at, slots: None
+        engine.submit(long_call(2), good)
+    error = callers.ends[bad]
+    assert isinstance(error, RequestError)
+    assert error.code is Code.INTERNAL
+    assert "not a finite number" in error.message
+    assert failures == []
+    assert_as_alone(callers, good, long_call(2))
+
+
+def test_a_dead_engine_answers_all_and_refuses_more() -> None:
+    worker, callers = HashWorker(), Callers()
+    failures: list[Exception] = []
+    deaths: list[Exception] = []
+    calls = {Caller(i): long_call(i) for i in range(8)}
+    engine = DecodeEngine(
+        worker, None, frozenset({EOS}), 100, callers.emit, failed=failures.append, died=deaths.append
+    )
+    worker.fail = lambda at, slots: OSError("gone") if at == "drained" and worker.steps > 5 else None
+    for name, wanted in calls.items():
+        engine.submit(wanted, name)
+    callers.wait(lambda: len(callers.ends) == len(calls))
+    engine.close()
+    for name, wanted in calls.items():  # who had all of its tokens by then has not been hurt
+        if not isinstance(callers.ends[name], RequestError):
+            assert callers.ends[name] == "length"
+            assert callers.tokens[name] == alone(wanted)[0]
+    errors = [end for end in callers.ends.values() if isinstance(end, RequestError)]
+    assert len(errors) >= 4
+    assert {error.code for error in errors} == {Code.INTERNAL}
+    assert [str(each) for each in failures + deaths] == ["gone", "gone"]
+    with pytest.raises(RequestError, match="decode has stopped"):
+        engine.submit(long_call(1), Caller(9))
+
+
+def test_text_ends_before_a_stop_string_and_what_is_held_back_comes_with_the_end() -> None:
+    wanted = long_call(3)
+    tokens, _ = alone(wanted)
+    letters = text_of(tokens)
+    cut, held = Caller(0), Caller(1)
+    callers = Callers()
+    with running(HashWorker(), callers) as engine:
+        engine.submit(replace(wanted, options=replace(wanted.options, stop=(letters[10:13],))), cut)
+        engine.submit(replace(wanted, options=replace(wanted.options, stop=(letters[38:] + "never",))), held)
+    assert (callers.ends[cut], callers.texts[cut]) == ("stop", letters[:10])
+    assert callers.tokens[cut] == tokens[:13]
+    assert (callers.ends[held], callers.texts[held]) == ("length", letters)
+
+
+def test_an_engine_with_nothing_to_launch_does_next_to_nothing() -> None:
+    worker, callers = HashWorker(), Callers()
+    landed = threading.Event()
+    drained = worker.drained
+    worker.drained = lambda slot: drained(slot) and landed.is_set()  # type: ignore[method-assign]
+    asked: list[int] = []
+    with running(worker, callers) as engine:
+        plan = engine._scheduler.plan
+        engine._scheduler.plan = lambda drained: asked.append(1) or plan(drained)  # type: ignore[method-assign]
+        began = time.monotonic()
+        engine.submit(long_call(1), Caller(0))
+        while len(asked) < 50:
+            time.sleep(0.001)
+        # It asks whether copies have landed twice in a millisecond at most; some more for its first plans.
+        assert len(asked) <= 10 + 2_000 * (time.monotonic() - began)
+        landed.set()
+        callers.wait(lambda: bool(callers.ends))
+        while not engine._scheduler.idle:
+            time.sleep(0.001)
+        asked.clear()
+        time.sleep(0.05)
+        assert len(asked) <= 1  # it may have been on its way to sleep
+
+
+def test_a_deadline_is_its_own_stream_s() -> None:
+    callers, name, wanted = Callers(), Caller(0), long_call(1, deadline=time.monotonic() + 100)
+    with running(HashWorker(), callers) as engine:
+        engine._deadlines.append((0.0, id(name)))  # as of one that had the same place in memory
+        engine.submit(wanted, name)
+    assert_as_alone(callers, name, wanted)
+
+
+def test_a_call_that_waits_too_long_expires_and_one_that_runs_does_not() -> None:
+    """`start_by` counts in the queue alone: four run past theirs, the fifth finds no slot before its own."""
+    worker, callers = HashWorker(), Callers()
+    gate = Gate(20, 4)
+    worker.on_step = gate.on_step
+    soon = time.monotonic() + 1  # long enough for four to begin on a busy machine
+    calls = [replace(long_call(i, max_tokens=32), start_by=soon) for i in range(5)]
+    names = [Caller(i) for i in range(5)]
+    with running(worker, callers, quantum=0) as engine:
+        for name, wanted in zip(names[:4], calls[:4], strict=True):
+            engine.submit(wanted, name)
+        gate.wait()
+        engine.submit(calls[4], names[4])
+        time.sleep(max(0.0, soon - time.monotonic()))
+        gate.open.set()
+    end = callers.ends[names[4]]
+    assert isinstance(end, RequestError)
+    assert end.message == "Request timeout expired in the queue"
+    assert engine.stats().late == 1
+    for name, wanted in zip(names[:4], calls[:4], strict=True):
+        assert_as_alone(callers, name, wanted)
+
+
+# Controls: what these tests must not let pass.
+
+
+class Mixing(HashWorker):
+    """Gives two rows each other's tokens, once."""
+
+    def _decode(self, rows: StepRows, pages: Any) -> list[int]:
+        tokens = super()._decode(rows, pages)
+        return tokens[::-1] if self.steps == 20 else tokens
+
+
+class Leaking(HashWorker):
+    """Reads one page of another stream."""
+
+    def _decode(self, rows: StepRows, pages: Any) -> list[int]:
+        return super()._decode(rows, pages[::-1] if self.steps == 20 else pages)
+
+
+class Forgetting(HashWorker):
+    """Says that copies have landed which have not."""
+
+    def drained(self, slot: int) -> bool:
+        super().drained(slot)
+        return True
+
+
+@pytest.mark.parametrize("broken", [Mixing, Leaking, Forgetting])
+def test_a_broken_worker_is_found_out(broken: type[HashWorker]) -> None:
+    worker, callers = broken(delay=6), Callers()
+    calls = {Caller(i): long_call(i, prompt=20) for i in range(8)}
+    with pytest.raises(AssertionError), running(worker, callers, quantum=3) as engine:  # noqa: PT012
+        for name, wanted in calls.items():
+            engine.submit(wanted, name)
+        callers.wait(lambda: len(callers.ends) == len(calls))
+        for name, wanted in calls.items():
+            assert_as_alone(callers, name, wanted)

@@ -1,0 +1,121 @@
+"""The parameters of ``decode``: strict, with messages that name the parameter, the value and the bound."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hiscore.decoding.sampling_params import DecodeOptions, parse_decode_options
+from hiscore.errors import Code, RequestError
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    assert DecodeOptions() == DecodeOptions(16, 0.0, 0, 1.0, 0, False, (), frozenset(), True)
+    for nothing in ("", "{}"):
+        assert replace(parse_decode_options(nothing), seed=0) == DecodeOptions()
+
+
+def test_every_parameter_is_read() -> None:
+    given = {
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.9,
+        "seed": -3,
+        "ignore_eos": True,
+        "stop": '["\\n", "ü"]',
+        "stop_token_ids": "[5, 0, 5]",
+        "sparse": False,
+    }
+    assert parse_decode_options(json.dumps(given)) == DecodeOptions(
+        7, 0.5, 40, 0.9, -3, True, ("\n", "ü"), frozenset({0, 5}), False
+    )
+
+
+def test_whole_numbers_are_taken_where_fractions_are_meant() -> None:
+    options = parse_decode_options('{"temperature": 1, "top_p": 1}')
+    assert (options.temperature, options.top_p) == (1.0, 1.0)
+    assert type(options.temperature) is type(options.top_p) is float
+
+
+def test_without_a_seed_each_request_gets_its_own() -> None:
+    seeds = {parse_decode_options("").seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_token": 1}, "unknown parameter 'max_token': known are max_tokens, temperature, top_k"),
+        ({"max_tokens": 0}, "'max_tokens' must be at least 1, not 0"),
+        ({"max_tokens": 2**31}, "'max_tokens' must be at most 2147483647, not 2147483648"),
+        ({"max_tokens": True}, "'max_tokens' must be an integer, not True"),
+        ({"max_tokens": 4.0}, "'max_tokens' must be an integer, not 4.0"),
+        ({"max_tokens": "4"}, "'max_tokens' must be an integer, not '4'"),
+        ({"temperature": -0.5}, "'temperature' must be at least 0, not -0.5"),
+        ({"temperature": False}, "'temperature' must be a number, not False"),
+        ({"temperature": float("nan")}, "'temperature' must be finite, not nan"),
+        ({"temperature": float("inf")}, "'temperature' must be finite, not inf"),
+        ({"temperature": 10**400}, "'temperature' must be finite, not 1000"),
+        ({"top_k": -1}, "'top_k' must be at least 0, not -1"),
+        ({"top_k": None}, "'top_k' must be an integer, not None"),
+        ({"top_p": 0}, "'top_p' must be greater than 0 and at most 1, not 0.0"),
+        ({"top_p": 1.5}, "'top_p' must be greater than 0 and at most 1, not 1.5"),
+        ({"top_p": "1"}, "'top_p' must be a number, not '1'"),
+        ({"seed": 2**63}, "'seed' must be at most 9223372036854775807"),
+        ({"seed": -(2**63) - 1}, "'seed' must be at least -9223372036854775808"),
+        ({"seed": None}, "'seed' must be an integer, not None"),
+        ({"ignore_eos": 1}, "'ignore_eos' must be true or false, not 1"),
+        ({"sparse": "true"}, "'sparse' must be true or false, not 'true'"),
+        ({"stop": "\n"}, "'stop' must be a string that holds a JSON list of non-empty strings, not '\\n'"),
+        ({"stop": ["a"]}, "'stop' must be a string that holds a JSON list of non-empty strings, not ['a']"),
+        ({"stop": '"a"'}, "'stop' must be a string that holds a JSON list"),
+        ({"stop": "[" * 100_000}, "'stop' must be a string that holds a JSON list"),
+        ({"stop": '["a", ""]'}, "'stop' holds '': not a non-empty string"),
+        ({"stop": '["a", 1]'}, "'stop' holds 1: not a non-empty string"),
+        ({"stop": json.dumps(["x" * 257])}, "'stop' holds a string of 257 characters: at most 256"),
+        ({"stop": json.dumps(["x"] * 65)}, "'stop' has 65 entries: at most 64"),
+        (
+            {"stop_token_ids": 5},
+            "'stop_token_ids' must be a string that holds a JSON list of token ids, not 5",
+        ),
+        ({"stop_token_ids": "[1.0]"}, "'stop_token_ids' holds 1.0: not a token id"),
+        ({"stop_token_ids": "[true]"}, "'stop_token_ids' holds True: not a token id"),
+        ({"stop_token_ids": "[-1]"}, "'stop_token_ids' holds -1: not a token id"),
+        ({"stop_token_ids": "[2147483648]"}, "'stop_token_ids' holds 2147483648: not a token id"),
+        ({"stop_token_ids": json.dumps([1] * 1025)}, "'stop_token_ids' has 1025 entries: at most 1024"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(given: dict[str, object], says: str) -> None:
+    with pytest.raises(RequestError) as error:
+        parse_decode_options(json.dumps(given))
+    assert says in error.value.message
+    assert error.value.code is Code.INVALID_ARG
+    assert len(error.value.message) < 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(list(DecodeOptions.__dataclass_fields__)), JSON | JSON.map(json.dumps))
+)
+def test_anything_gives_options_or_a_message(given: dict[str, object]) -> None:
+    parsed: DecodeOptions | RequestError
+    try:
+        parsed = parse_decode_options(json.dumps(given))
+    except RequestError as error:
+        parsed = error
+    if isinstance(parsed, RequestError):
+        assert any(f"'{name}'" in parsed.message for name in given)
+    else:
+        assert parsed.max_tokens >= 1
+        assert 0 < parsed.top_p <= 1
+        assert parsed.temperature >= 0

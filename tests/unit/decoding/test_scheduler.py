@@ -1,0 +1,376 @@
+"""The plan: who starts, who is overtaken, who shares a prefill forward, who is preempted and comes back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hiscore.decoding import scheduler as scheduler_module
+from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.scheduler import LOOK_AHEAD, MOST_OVERTAKEN, Plan, Scheduler
+from hiscore.decoding.sequence import DecodeCall, Stage, Stream
+from hiscore.decoding.stop_strings import StreamEnd
+from hiscore.decoding.worker.interface import Geometry
+from tests.support.decode_worker import TINY
+
+WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_streams=100)
+
+
+def stream(prompt: int = 8, max_tokens: int = 8, sparse: bool = True) -> Stream:
+    options = DecodeOptions(max_tokens=max_tokens, sparse=sparse)
+    return Stream(
+        DecodeCall(np.arange(prompt, dtype=np.int32), options, 0.0), None, StreamEnd(options, set())
+    )
+
+
+class Drive:
+    """Does what the engine does, one iteration late as it does it, without tokens."""
+
+    def __init__(self, geometry: Geometry = TINY, quantum: int = 0) -> None:
+        self.scheduler = Scheduler(geometry, quantum)
+        self.undrained: set[int] = set()
+        self._before = Plan()
+
+    def add(self, *streams: Stream) -> None:
+        for each in streams:
+            self.scheduler.add(each)
+
+    def go(self, iterations: int = 1) -> Plan:
+        plan = self._before
+        for _ in range(iterations):
+            plan = self.scheduler.plan(lambda slot: slot not in self.undrained)
+            for each in (*self._before.running, *self._before.prefilling):
+                each.in_flight -= 1
+            for each in (*self._before.running, *self._before.filled):
+                each.received += 1
+                if not each.ended and each.received == each.call.options.max_tokens:
+                    self.scheduler.end(each)
+            self._before = plan
+        return plan
+
+    def until(self, each: Stream, stage: Stage, most: int = 2000) -> int:
+        for iteration in range(most):
+            if each.stage is stage:
+                return iteration
+            self.go()
+        raise AssertionError(f"not {stage} after {most} iterations, but {each.stage}")
+
+
+def test_a_stream_s_life() -> None:
+    drive, each = Drive(), stream(prompt=30, max_tokens=3)
+    drive.add(each)
+    plan = drive.go()
+    assert [(chunk.start, len(chunk.tokens), chunk.last) for chunk in plan.chunks] == [(0, 24, False)]
+    assert (plan.filled, plan.admitted, plan.rows) == ([], [], None)
+    plan = drive.go()
+    assert [(chunk.start, len(chunk.tokens), chunk.last) for chunk in plan.chunks] == [(24, 6, True)]
+    assert plan.filled == plan.admitted == [each]
+    admission = each.admission()
+    assert (admission.length, admission.first_token, admission.full) == (30, None, False)
+    assert stream(sparse=False).admission().full
+    drive.undrained = {each.slot}
+    assert drive.go(3).rows is None  # until its prompt's backup has landed
+    assert each.stage is Stage.STAGING
+    assert len(each.staging) == 2
+    drive.undrained = set()
+    positions = []
+    for _ in range(2):
+        plan = drive.go()
+        assert plan.rows is not None
+        positions += plan.rows.positions.tolist()
+    assert positions == [30, 31]
+    assert len(each.staging) == 0
+    assert each.stage is Stage.LEAVING  # the last of its tokens is on its way: no row for nothing
+    slot, host, device = each.slot, each.host, each.device
+    drive.undrained = {slot}
+    assert drive.go(4).releases == []
+    drive.undrained = set()
+    (release,) = drive.go().releases
+    assert (release.slot, release.host.tolist(), release.device.tolist()) == (
+        slot,
+        host.tolist(),
+        device.tolist(),
+    )
+    assert each.stage is Stage.GONE
+    assert drive.scheduler.idle
+
+
+def test_a_stream_of_one_token_is_never_admitted() -> None:
+    drive, each = Drive(), stream(max_tokens=1)
+    drive.add(each)
+    plan = drive.go()
+    assert plan.filled == [each]
+    assert plan.admitted == []
+    # Nor is it backed up, as others are.
+    assert [len(chunk.host_pages) for chunk in plan.chunks] == [0]
+    assert drive.until(each, Stage.GONE) <= 3
+    drive.add(other := stream(max_tokens=2))
+    assert [chunk.host_pages is other.host for chunk in drive.go().chunks] == [True]
+
+
+def test_streams_that_run_are_in_every_step_while_others_prefill() -> None:
+    drive, first, long = Drive(WIDE), stream(max_tokens=100), stream(prompt=100)
+    drive.add(first)
+    drive.until(first, Stage.RUNNING)
+    drive.add(long)
+    plans = [drive.go() for _ in range(5)]
+    assert all(plan.running == [first] for plan in plans)
+    assert [len(chunk.tokens) for plan in plans for chunk in plan.chunks] == [24, 24, 24, 24, 4]
+
+
+def test_short_prompts_share_a_forward() -> None:
+    drive, short = Drive(WIDE), [stream(prompt=4) for _ in range(6)]
+    drive.add(*short)
+    plan = drive.go()
+    assert plan.filled == plan.admitted == short
+    assert [chunk.slot for chunk in plan.chunks] == [each.slot for each in short]
+
+
+def test_neither_short_prompts_nor_long_ones_hold_each_other_up() -> None:
+    drive, long = Drive(WIDE), stream(prompt=110)
+    drive.add(long)
+    drive.go()
+    waits = []
+    for _ in range(20):
+        drive.add(short := stream(prompt=12, max_tokens=1))
+        if long.stage is Stage.PREFILLING:
+            waits.append(drive.until(short, Stage.LEAVING))
+    assert waits
+    assert max(waits) == 1  # a half of the forward is theirs
+    assert len(waits) <= 2 * -(-110 // 24)  # and the other is the long prompt's
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 80), st.integers(0, 3)), min_size=1, max_size=12), st.integers(1, 30)
+)
+def test_a_prefill_forward_is_full_and_the_oldest_has_a_half(
+    prompts: list[tuple[int, int]], chunk: int
+) -> None:
+    drive = Drive(replace(WIDE, chunk=chunk))
+    pending = [(at, stream(prompt=length, max_tokens=1)) for length, at in prompts]
+    for iteration in range(8 + sum(length for length, _ in prompts)):
+        drive.add(*(each for at, each in pending if at == iteration))
+        ahead = list(drive.scheduler._at[Stage.PREFILLING])
+        unfilled = {
+            each: each.unfilled for _, each in pending if each.stage in (Stage.WAITING, Stage.PREFILLING)
+        }
+        known = {each: left for each, left in unfilled.items() if each in ahead or each.turn}
+        plan = drive.go()
+        sizes = {each: len(part.tokens) for each, part in zip(plan.prefilling, plan.chunks, strict=True)}
+        assert sum(sizes.values()) == min(chunk, sum(known.values()))
+        if ahead:
+            assert sizes[ahead[0]] >= min(known[ahead[0]], chunk / 2)
+    assert all(each.stage is Stage.GONE for _, each in pending)
+
+
+def test_a_large_stream_is_overtaken_so_often_and_no_more() -> None:
+    # The large one needs all pages of the device; a small one comes at each step.
+    drive, large = Drive(), stream(prompt=40, max_tokens=40, sparse=False)
+    drive.add(stream(max_tokens=20), large)
+    started: list[Stream] = []
+    for _ in range(200):
+        drive.add(small := stream(prompt=4, max_tokens=6))
+        started.append(small)
+        drive.go()
+        if large.stage is not Stage.WAITING:
+            break
+    assert large.stage is Stage.PREFILLING
+    before = sum(each.stage is not Stage.WAITING for each in started)
+    assert before == MOST_OVERTAKEN
+    # Those that it has kept waiting are not kept for ever.
+    assert drive.until(started[-1], Stage.GONE) < 2000
+
+
+@pytest.mark.parametrize("limit", [MOST_OVERTAKEN, 10**9])
+def test_without_the_limit_it_would_starve(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "MOST_OVERTAKEN", limit)
+    drive, large = Drive(), stream(prompt=40, max_tokens=40, sparse=False)
+    drive.add(stream(max_tokens=20), large)
+    for _ in range(500):
+        drive.add(stream(prompt=4, max_tokens=6))
+        drive.go()
+    assert (large.stage is Stage.WAITING) == (limit == 10**9)
+
+
+def test_small_streams_pass_a_large_one_meanwhile() -> None:
+    drive, large = Drive(), stream(prompt=40, max_tokens=40, sparse=False)
+    small = [stream(prompt=4, max_tokens=4) for _ in range(3)]
+    drive.add(runs := stream(max_tokens=100), large, *small)
+    drive.until(small[-1], Stage.GONE)
+    assert (runs.stage, large.stage) == (Stage.RUNNING, Stage.WAITING)
+
+
+def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: bool) -> list[Stream]:
+    """Streams that take every slot of `TINY`, one after the other so that the first has run longest."""
+    streams = []
+    for _ in range(number):
+        drive.add(each := stream(max_tokens=max_tokens, **options))
+        drive.until(each, Stage.RUNNING)
+        streams.append(each)
+    return streams
+
+
+def test_who_has_run_longest_is_preempted_and_comes_back_without_a_prefill() -> None:
+    drive = Drive(quantum=10)
+    running = fill(drive)
+    drive.add(late := stream())
+    before = [each.ran for each in running]
+    preempted_after = drive.until(running[0], Stage.LEAVING)
+    assert preempted_after == 10  # steps that the other has waited
+    assert before == sorted(before, reverse=True)
+    host = running[0].host
+    slot = running[0].slot
+    drive.undrained = {slot}
+    assert drive.go(5).releases == []  # not before its backups have landed
+    assert late.stage is Stage.WAITING
+    assert all(each.stage is Stage.RUNNING for each in running[1:])
+    drive.undrained = set()
+    plan = drive.go()
+    assert [(release.slot, len(release.host)) for release in plan.releases] == [(slot, 0)]
+    assert (running[0].stage, late.stage) == (Stage.PREEMPTED, Stage.STAGING)
+    assert running[0].host is host
+    assert drive.scheduler.preemptions == 1
+    length, received = running[0].length, running[0].received
+    assert length == 8 + received - 1  # all but the newest have been fed
+    while running[0].stage is Stage.PREEMPTED:
+        plan = drive.go()
+    assert plan.restored == plan.admitted == [running[0]]
+    assert plan.chunks == []
+    running[0].newest = 5
+    admission = running[0].admission()
+    assert (admission.length, admission.first_token) == (length, 5)
+    assert admission.host_pages is host
+    assert running[0].ran == 0
+    plan = drive.go()
+    assert plan.rows is not None
+    assert plan.rows.positions[plan.running.index(running[0])] == length
+    drive.until(running[0], Stage.GONE)
+    assert running[0].received == 60
+
+
+def test_nobody_is_preempted_without_a_quantum_or_before_it() -> None:
+    for quantum in (0, 50):
+        drive = Drive(quantum=quantum)
+        running = fill(drive, max_tokens=80)
+        drive.add(stream())
+        drive.go(20)
+        assert all(each.stage is Stage.RUNNING for each in running)
+    drive.go(31)
+    assert running[0].stage is not Stage.RUNNING
+
+
+def test_nobody_is_preempted_in_vain() -> None:
+    # Two streams would have to go, or pages of the host that a preempted stream keeps.
+    for geometry, late in (
+        (TINY, stream(prompt=30, max_tokens=20, sparse=False)),
+        (replace(TINY, host_pages=70), stream(prompt=20, max_tokens=20)),
+        (replace(TINY, staging_pages=2), stream(prompt=8)),  # who has grown beyond could not come back
+    ):
+        drive = Drive(geometry, quantum=5)
+        running = fill(drive, max_tokens=60)
+        drive.go(33)
+        drive.add(late)
+        drive.go(8)
+        assert drive.scheduler.preemptions == 0
+        assert all(each.stage is Stage.RUNNING for each in running)
+
+
+def test_streams_take_turns_and_each_runs_a_quantum_at_least() -> None:
+    drive = Drive(replace(TINY, host_pages=1000), quantum=20)
+    streams = [stream(max_tokens=100) for _ in range(16)]
+    drive.add(*streams)
+    shortest = 10**9
+    while not drive.scheduler.idle:
+        ran = {each: each.ran for each in streams if each.stage is Stage.RUNNING}
+        drive.go()
+        for each, steps in ran.items():
+            if each.stage is Stage.LEAVING and not each.all_sampled:
+                shortest = min(shortest, steps + 1)
+    assert drive.scheduler.preemptions > 16
+    assert shortest >= 20
+    assert all(each.received == 100 for each in streams)
+
+
+def test_one_is_restored_in_an_iteration() -> None:
+    drive = Drive(quantum=4)
+    streams = [stream(max_tokens=60) for _ in range(12)]
+    drive.add(*streams)
+    restored = 0
+    while not drive.scheduler.idle:
+        plan = drive.go()
+        assert len(plan.restored) <= 1
+        restored += len(plan.restored)
+    assert restored == drive.scheduler.preemptions > 0
+
+
+def test_preempted_streams_come_back_past_those_that_wait_for_their_pages_on_the_host() -> None:
+    """Or nobody could go on: the front of the queue waits for pages that only they can free."""
+    drive = Drive(replace(TINY, host_pages=90, max_streams=1), quantum=4)
+    streams = [stream(max_tokens=60) for _ in range(5)]  # 17 pages of the host each
+    late = [stream(prompt=20, max_tokens=90) for _ in range(3 * LOOK_AHEAD)]  # 28 pages each
+    drive.add(*streams, *late)
+    for each in late:
+        each.overtaken = MOST_OVERTAKEN
+    while drive.scheduler.preemptions < 4:
+        drive.go()
+    assert drive.scheduler.count(Stage.PREEMPTED) == 4
+    assert min(each.turn for each in streams[:4]) > max(each.turn for each in late)
+    assert 5 <= drive.scheduler.pools.host.free < 28
+    for each in (*streams, *late):
+        drive.until(each, Stage.GONE, most=20_000)
+    assert drive.scheduler.pools.host.used == 0
+
+
+@pytest.mark.parametrize("stage", [each for each in Stage if each is not Stage.GONE])
+def test_an_end_at_each_stage_gives_all_back(stage: Stage) -> None:
+    drive = Drive(replace(TINY, chunk=3), quantum=3)
+    streams = [stream(max_tokens=20) for _ in range(6)]
+    drive.add(*streams)
+    victim = next((each for each in streams if each.stage is stage), None)
+    while victim is None:
+        assert not drive.scheduler.idle, f"none was {stage}"
+        drive.go()
+        victim = next((each for each in streams if each.stage is stage and not each.ended), None)
+    drive.scheduler.end(victim)
+    sampled = victim.sampled
+    drive.until(victim, Stage.GONE, most=4)
+    assert victim.sampled == sampled  # it was launched no more
+    for each in streams:
+        if each is not victim:
+            drive.until(each, Stage.GONE)
+    pools = drive.scheduler.pools
+    assert [pool.used for pool in (pools.slots, pools.host, pools.device, pools.staging)] == [0] * 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    data=st.data(),
+    quantum=st.sampled_from([0, 2, 5]),
+    dense=st.booleans(),
+    host_pages=st.integers(30, 100),
+    chunk=st.integers(1, 30),
+)
+def test_all_streams_get_through(
+    data: st.DataObject, quantum: int, dense: bool, host_pages: int, chunk: int
+) -> None:
+    """Whatever comes and ends whenever: no deadlock, and in the end all pages are back."""
+    geometry = replace(TINY, host_pages=host_pages, dense=dense, chunk=chunk, context_length=80)
+    drive, streams = Drive(geometry, quantum), []
+    for _ in range(data.draw(st.integers(1, 30))):
+        each = stream(data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40)), data.draw(st.booleans()))
+        drive.add(each)
+        streams.append(each)
+        drive.go(data.draw(st.integers(0, 6)))
+        if data.draw(st.integers(0, 5)) == 0 and not (ending := data.draw(st.sampled_from(streams))).ended:
+            drive.scheduler.end(ending)
+    for _ in range(20_000):
+        if drive.scheduler.idle:
+            break
+        drive.go()
+    assert drive.scheduler.idle
+    pools = drive.scheduler.pools
+    assert [pool.used for pool in (pools.slots, pools.host, pools.device, pools.staging)] == [0] * 4
+    assert all(each.stage is Stage.GONE and each.ended and each.in_flight == 0 for each in streams)

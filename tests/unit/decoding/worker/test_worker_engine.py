@@ -1,0 +1,348 @@
+"""The engine over real workers: every stream is what it is alone, whatever comes and goes beside it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hiscore.decoding.kv_cache.cache import Cache
+from hiscore.decoding.sequence import Stage
+from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.errors import Code, RequestError
+from tests.support.decoding import (
+    Client,
+    Driver,
+    LateBackups,
+    Outcome,
+    build,
+    host_rows,
+    prompt,
+    serving,
+    spoil,
+)
+
+# Family, tokens selected, tokens in the buffer.
+SETTINGS = {
+    "dense": ("mistral", 16, 24),
+    "quest": ("qwen3", 96, 96),
+    "exact": ("llama-biased", 16, 24),
+    "dsa": ("glm-shared", 16, 24),
+}
+Call = dict[str, Any]
+COUNT = 16
+
+
+@pytest.fixture(scope="module")
+def workers(path: Callable[[str], Path]) -> Callable[..., CacheWorker]:
+    """In float64, where products of other numbers of rows flip no choice of a token."""
+
+    def get(selector: str, **settings: Any) -> CacheWorker:
+        family, top_k, buffer = SETTINGS[selector]
+        return build(path(family), selector, top_k, buffer, dtype=torch.float64, **settings)
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def alone(workers: Callable[..., CacheWorker]) -> Callable[[str, int], tuple[list[Call], list[list[int]]]]:
+    """Calls of all sorts, and the tokens of each when nothing else runs; by selector and number."""
+
+    @cache
+    def get(selector: str, count: int) -> tuple[list[Call], list[list[int]]]:
+        calls, tokens = [call(i) for i in range(count)], []
+        with serving(workers(selector)) as client:
+            for each in calls:
+                outcome = client.submit(**each)
+                client.wait([outcome])
+                tokens.append(outcome.tokens)
+        assert [len(each) for each in tokens] == [each["max_tokens"] for each in calls]
+        return calls, tokens
+
+    return get
+
+
+def call(number: int) -> Call:
+    """A call of its own: short or long, greedy or sampled, now and then one that attends to everything."""
+    draw = np.random.default_rng(number).integers
+    return {
+        "tokens": prompt(int(draw(1, 120 if number % 4 == 0 else 40)), seed=number),
+        "max_tokens": int(draw(2, 20)),
+        "temperature": (0.0, 0.0, 1.0)[number % 3],
+        "top_k": (0, 20)[number % 2],
+        "seed": number,
+        "sparse": number % 5 != 3,
+    }
+
+
+def late(worker: CacheWorker, patience: int = 20) -> CacheWorker:
+    worker._schedule._streams = LateBackups(patience)
+    return worker
+
+
+def crowd(worker: CacheWorker, calls: Sequence[Call], quantum: int = 0) -> tuple[list[Outcome], Client]:
+    """A few calls at first, and one more with every answer: streams join and leave at every step."""
+    waiting, outcomes = list(calls), []
+    with serving(worker, quantum) as client:
+
+        def one_more(_: Outcome | None = None) -> None:
+            if waiting:
+                outcomes.append(client.submit(**waiting.pop(0)))
+
+        client.hook = one_more
+        one_more()
+        one_more()
+        while waiting:
+            client.wait(outcomes[:])
+        client.wait(outcomes)
+    assert client.failures == []
+    return outcomes, client
+
+
+# Not quest under blocking: what it selects depends on how long the ring is.
+@pytest.mark.parametrize(
+    ("selector", "backup"),
+    [*((each, "ring") for each in SETTINGS), ("exact", "blocking"), ("dsa", "deferred")],
+)
+def test_join_and_leave_at_every_step_changes_no_stream(
+    workers: Any, alone: Any, selector: str, backup: str
+) -> None:
+    calls, expected = alone(selector, COUNT)
+    outcomes, client = crowd(late(workers(selector, backup=backup)), calls)
+    assert [outcome.tokens for outcome in outcomes] == expected
+    assert [outcome.end for outcome in outcomes] == ["length"] * len(calls)
+    assert client.stats.tokens == sum(map(len, expected))
+    # The control: the calls are not all alike.
+    assert len({tuple(tokens) for tokens in expected}) == len(expected)
+
+
+def test_200_streams_through_pools_for_20(workers: Any, alone: Any) -> None:
+    calls, expected = alone("exact", COUNT)
+    worker = workers("exact", streams=20)
+    fits = sum(len(each["tokens"]) + each["max_tokens"] for each in calls[:20])
+    worker.geometry = replace(worker.geometry, host_pages=fits, device_pages=20 * COUNT)
+    order = np.random.default_rng(5).integers(0, len(calls), 200).tolist()
+    with serving(worker, quantum=6) as client:
+        outcomes = [client.submit(**calls[i]) for i in order]
+        client.wait(outcomes)
+    assert [outcome.tokens for outcome in outcomes] == [expected[i] for i in order]
+    assert client.stats.misses > 0
+    assert client.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("selector", SETTINGS)
+def test_a_preempted_stream_goes_on_where_it_was(workers: Any, alone: Any, selector: str) -> None:
+    """Without a second prefill: its rows come back from the host."""
+    calls, expected = alone(selector, COUNT)
+    worker = late(workers(selector, streams=2))
+    prefill, prefilled = worker.prefill, []
+
+    def count_and_prefill(chunks: Any, sampling: Any) -> Any:
+        prefilled.extend(len(chunk.tokens) for chunk in chunks)
+        return prefill(chunks, sampling)
+
+    worker.prefill = count_and_prefill
+    with serving(worker, quantum=3) as client:
+        outcomes = [client.submit(**each) for each in calls[:10]]
+        client.wait(outcomes)
+    assert [outcome.tokens for outcome in outcomes] == expected[:10]
+    assert client.stats.preemptions >= 3
+    assert sum(prefilled) == sum(len(each["tokens"]) for each in calls[:10])
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+@pytest.mark.parametrize("selector", SETTINGS)
+def test_what_comes_back_from_the_host_is_to_the_bit(workers: Any, selector: str, spoiled: bool) -> None:
+    """spoiled: the control, what was kept is not what comes back."""
+    logits = []
+    for interrupted in (False, True):
+        driver = Driver(workers(selector))
+        slot, _ = driver.admit(prompt(70), 60)
+        found = [driver.step([slot]) for _ in range(4)]
+        if interrupted:
+            stream = driver.leave(slot, preempt=True)
+            other, _ = driver.admit(prompt(50, seed=1), 60)
+            driver.step([other])
+            if spoiled:
+                held = driver.worker._cache
+                with torch.inference_mode():  # dense layers stay on the device
+                    (held.home if selector == "dense" else held.host)[-1] += 1
+            slot = driver.resume(stream)
+            assert slot != other
+        found += [driver.step([slot]) for _ in range(4)]
+        logits.append(torch.stack(found))
+    assert torch.equal(*logits) is not spoiled
+
+
+@pytest.mark.parametrize("selector", SETTINGS)
+def test_what_freed_pages_hold_changes_nothing(workers: Any, alone: Any, selector: str) -> None:
+    calls, expected = alone(selector, COUNT)
+    for worker in (workers(selector, poison=False), workers(selector)):
+        outcomes, _ = crowd(worker, calls[:10], quantum=5)
+        assert [outcome.tokens for outcome in outcomes] == expected[:10]
+
+
+def test_poison_is_seen(workers: Any, alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: when a stream is released, all other streams' pages are overwritten as well."""
+    calls, _ = alone("exact", COUNT)
+    worker, poison = workers("exact"), Cache.poison
+
+    def poison_all(cache_: Cache, host_pages: torch.Tensor, device_pages: torch.Tensor) -> None:
+        poison(cache_, torch.arange(cache_.shape.host_pages), torch.arange(cache_.shape.device_pages))
+
+    monkeypatch.setattr(Cache, "poison", poison_all)
+    with serving(worker) as client:
+        outcomes = [client.submit(**each) for each in calls[:8]]
+        client.wait(outcomes)
+    errors = [outcome.end for outcome in outcomes if isinstance(outcome.end, RequestError)]
+    assert errors
+    assert {error.code for error in errors} == {Code.INTERNAL}
+
+
+@pytest.mark.parametrize("selector", ["quest", "exact", "dsa"])
+def test_a_forward_that_waits_for_no_copy_is_seen(workers: Any, selector: str) -> None:
+    """The control of late copies: rows of the ring are overwritten on their way to the host."""
+    logits = []
+    for deaf in (False, True):
+        worker = workers(selector, ring=1)
+        worker._schedule._streams = LateBackups(10_000, deaf)
+        driver = Driver(worker)
+        slot, _ = driver.admit(prompt(30), 400)
+        found = [driver.step([slot], fed=[3 + step]) for step in range(80)]
+        logits.append(torch.stack(found))
+    assert logits[0].isfinite().all()
+    assert not torch.equal(*logits)
+
+
+STAGES = [Stage.WAITING, Stage.PREFILLING, Stage.STAGING, Stage.RUNNING, Stage.LEAVING, Stage.PREEMPTED]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("selector", ["dense", "exact", "dsa"])
+def test_an_abort_at_each_stage_gives_everything_back(
+    workers: Any, alone: Any, selector: str, stage: Stage
+) -> None:
+    """Copies are under way all the time; `serving` counts what has come back."""
+    calls, expected = alone(selector, COUNT)
+    aborted: list[Any] = []
+    with serving(late(workers(selector, streams=2)), quantum=3) as client:
+        scheduler = client.engine._scheduler
+        plan = scheduler.plan
+
+        def plan_and_abort(drained: Callable[[int], bool]) -> Any:
+            planned = plan(drained)
+            for stream in scheduler._at[stage]:
+                if not stream.ended and len(aborted) < 3 and stream.reply_to not in aborted:
+                    aborted.append(stream.reply_to)
+                    client.engine.cancel(stream.reply_to)
+            return planned
+
+        scheduler.plan = plan_and_abort
+        outcomes = [client.submit(**each) for each in calls[:8]]
+        client.wait(outcomes)
+    assert aborted, f"none was seen {stage}"
+    for outcome, tokens in zip(outcomes, expected, strict=False):
+        if outcome.end == "cancelled":
+            assert outcome in aborted
+            assert outcome.tokens == tokens[: len(outcome.tokens)]
+        else:
+            assert outcome.end == "length"
+            assert outcome.tokens == tokens
+    assert client.failures == []
+
+
+def test_a_seed_is_all_that_sampling_depends_on(workers: Any) -> None:
+    worker = workers("exact")
+    given = {"tokens": prompt(30), "max_tokens": 16, "temperature": 1.0}
+    with serving(worker) as client:
+        first = client.submit(**given, seed=5)
+        client.wait([first])
+        others = [client.submit(**given, seed=seed) for seed in (5, 6, 7)] + [client.submit(**call(1))]
+        client.wait(others)
+    assert others[0].tokens == first.tokens
+    assert len({tuple(each.tokens) for each in others[:3]}) == 3
+
+
+class Letters:
+    """A tokenizer's decoding: a token is a letter."""
+
+    def push(self, token: int) -> str:
+        return chr(0x4E00 + token)
+
+    def flush(self) -> str:
+        return ""
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return "".join(Letters().push(token) for token in tokens)
+
+
+def test_streams_end_where_they_should(workers: Any) -> None:
+    worker = workers("exact")
+    given = {"tokens": prompt(30), "max_tokens": 16, "temperature": 1.0, "seed": 3}
+    with serving(worker, detokenizer=Letters) as client:
+        free = client.submit(**given)
+        client.wait([free])
+    tokens = free.tokens
+    assert (len(tokens), free.end, free.text) == (16, "length", text_of(tokens))
+    end = tokens[6]
+    first = tokens.index(end)
+    assert first >= 2
+    with serving(worker, eos=frozenset([end]), detokenizer=Letters) as client:
+        outcomes = [
+            client.submit(**given, ignore_eos=False),
+            client.submit(**given, stop_token_ids=frozenset([end])),
+            client.submit(**given, stop=(text_of(tokens[first - 1 : first + 1]),)),
+            client.submit(**given),
+            client.submit(**{**given, "max_tokens": 1}),
+            client.submit(**given, stop=(text_of(tokens[14:16]) + "never",)),
+        ]
+        client.wait(outcomes)
+    by_eos, by_id, by_string, ignoring, single, held = outcomes
+    for outcome in (by_eos, by_id):
+        assert (outcome.end, outcome.tokens) == ("stop", tokens[: first + 1])
+        assert outcome.text == text_of(tokens[:first])
+    assert (by_string.end, by_string.tokens) == ("stop", tokens[: first + 1])
+    assert by_string.text == text_of(tokens[: first - 1])
+    for outcome in (ignoring, held):
+        assert (outcome.end, outcome.tokens, outcome.text) == ("length", tokens, text_of(tokens))
+    assert (single.end, single.tokens) == ("length", tokens[:1])
+
+
+@pytest.mark.parametrize("selector", ["exact", "dsa"])
+def test_a_row_that_is_not_finite_fails_its_stream_alone(workers: Any, alone: Any, selector: str) -> None:
+    """A token's embedding is not a number, and one stream comes upon it while it decodes."""
+    calls, expected = alone(selector, COUNT)
+    seen = [{*each["tokens"].tolist(), *tokens} for each, tokens in zip(calls, expected, strict=True)]
+    victim, token = next(
+        (i, tokens[at])
+        for i, tokens in enumerate(expected)
+        for at in range(1, len(tokens) - 1)
+        if sum(tokens[at] in other for other in seen) == 1 and tokens[at] not in calls[i]["tokens"]
+    )
+    worker = workers(selector)
+    spoil(worker, token)
+    outcomes, _ = crowd(worker, calls)
+    failed = outcomes.pop(victim)
+    assert isinstance(failed.end, RequestError)
+    assert failed.end.code is Code.INTERNAL
+    assert failed.tokens == expected[victim][: expected[victim].index(token) + 1]
+    assert [outcome.tokens for outcome in outcomes] == [*expected[:victim], *expected[victim + 1 :]]
+    # And its pages serve others.
+    again, _ = crowd(worker, calls[:victim])
+    assert [outcome.tokens for outcome in again] == expected[:victim]
+
+
+def test_the_host_pool_is_empty_of_what_has_left(workers: Any) -> None:
+    """What was released is poisoned, what was not is still there."""
+    driver = Driver(workers("exact"))
+    gone, _ = driver.admit(prompt(20), 30)
+    stays, _ = driver.admit(prompt(20, seed=1), 30)
+    pages = driver.streams[gone].host
+    driver.leave(gone)
+    assert driver.worker._cache.host[:, pages.tolist()].isnan().all()
+    assert host_rows(driver.worker, driver.streams[stays], torch.arange(20)).isfinite().all()

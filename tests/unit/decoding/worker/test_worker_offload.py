@@ -1,0 +1,230 @@
+"""What the host has after every step is what the forwards wrote: no token missing, none twice, none too early."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hiscore.decoding.models.latent_attention import LatentStep
+from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.layers.ops import TorchOps
+from hiscore.models.deepseek.latent_cache import StagedLatents
+from tests.support.decoding import Driver, LateBackups, build, host_rows, prompt
+
+# Family, tokens selected, tokens in the buffer.
+SETTINGS = {
+    "dense": ("llama", 16, 24),
+    "quest": ("gemma2", 96, 128),
+    "exact": ("llama", 16, 24),
+    "dsa": ("glm-shared", 16, 24),
+}
+PROTOCOLS = ["ring", "deferred", "blocking"]
+STREAMS = 6
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What forwards keep, layer after layer: [T, C, H, D] each, read before anything has a place for it."""
+    layers: list[Tensor] = []
+    rotate = TorchOps.rotate_and_keep
+
+    def rotate_and_keep(self: TorchOps, layer: Any, rope: Any, qkv: Tensor, *args: Any) -> None:
+        rotate(self, layer, rope, qkv, *args)
+        k, v = qkv.unflatten(1, (-1, self._head_dim))[:, self._heads :].chunk(2, dim=1)
+        layers.append(torch.stack((k, v), 1))
+
+    monkeypatch.setattr(TorchOps, "rotate_and_keep", rotate_and_keep)
+    for kind in (StagedLatents, LatentStep):
+
+        def keep(self: Any, layer: int, row: Tensor, index_key: Tensor | None, keep: Any = kind.keep) -> None:
+            keep(self, layer, row, index_key)
+            layers.append(row[:, None, None].clone())
+
+        monkeypatch.setattr(kind, "keep", keep)
+    return layers
+
+
+class Watched:
+    """Streams of a worker, and what its forwards wrote: [L, tokens, C, H, D] of each slot."""
+
+    def __init__(self, worker: CacheWorker, kept: list[Tensor]) -> None:
+        self.worker, self.driver = worker, Driver(worker)
+        self.width = worker._schedule.width
+        self._kept = kept
+        self._written: dict[int, Tensor] = {}
+        kept.clear()
+
+    def admit(self, length: int, max_tokens: int) -> None:
+        slot, _ = self.driver.admit(prompt(length, seed=length), max_tokens)
+        self._written[slot] = self._take()
+
+    def step(self) -> None:
+        slots = list(self.driver.streams)
+        self.driver.step(slots)
+        new = self._take()
+        for row, slot in enumerate(slots):
+            self._written[slot] = torch.cat((self._written[slot], new[:, row, None]), 1)
+
+    def _take(self) -> Tensor:
+        layers = self.worker._cache.shape.layers
+        taken = torch.stack([torch.cat(self._kept[layer::layers]) for layer in range(layers)])
+        self._kept.clear()
+        return taken
+
+    def faults(self, drained: bool = False) -> list[str]:
+        """What is wrong on the host now, where the newest may be missing unless all is drained."""
+        found, landed = [], 0
+        for slot, stream in self.driver.streams.items():
+            written, length = self._written[slot], stream.length
+            assert written.shape[1] == length
+            whole = host_rows(self.worker, stream, torch.arange(len(stream.host) * self.worker.geometry.page))
+            there = whole.isfinite().flatten(2).all(-1)
+            landed += int(there.sum())
+            due = length if drained else max(0, length - self.width)
+            if not there[:, :due].all():
+                found.append(f"{slot}: not on the host in time")
+            if there[:, length:].any():
+                found.append(f"{slot}: more on the host than was written")
+            if not torch.equal(whole[:, :length][there[:, :length]], written[there[:, :length]]):
+                found.append(f"{slot}: not what was written")
+        if landed != int(self.worker._cache.host.isfinite().all(-1).all(-2).all(2).sum()):
+            found.append("rows elsewhere")
+        return found
+
+
+def life(
+    worker: CacheWorker, kept: list[Tensor], lengths: list[int], most: int, steps: int
+) -> tuple[list[str], Watched]:
+    """Streams that join one after the other and decode on; everything is looked at after every step."""
+    watched, faults = Watched(worker, kept), []
+    for length in lengths:
+        watched.admit(length, most)
+        for _ in range(watched.width + 1):
+            watched.step()
+            faults += watched.faults()
+    for _ in range(steps):
+        watched.step()
+        faults += watched.faults()
+    for slot in watched.driver.streams:
+        watched.driver.drain(slot)
+    return faults + watched.faults(drained=True), watched
+
+
+def lengths_of(worker: CacheWorker) -> list[int]:
+    """A single token; one less than fills the buffer (or page), as many, one more."""
+    geometry = worker.geometry
+    full = (geometry.lru_pages + geometry.ring_pages) * geometry.page
+    edge = geometry.page if geometry.dense else full
+    return [1, edge - 1, edge, edge + 1, 2 * geometry.page + 1]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("backup", PROTOCOLS)
+@pytest.mark.parametrize("selector", SETTINGS)
+def test_the_host_has_what_was_written(
+    path: Any, kept: list[Tensor], selector: str, backup: str, late: bool
+) -> None:
+    """late: copies run when a forward waits for them, and not before."""
+    family, top_k, buffer = SETTINGS[selector]
+    worker = build(path(family), selector, top_k, buffer, backup=backup, streams=STREAMS)
+    if late:
+        worker._schedule._streams = LateBackups(patience=1_000)
+    lengths = lengths_of(worker)
+    # From within the buffer to beyond it, once around the ring, and over the edges of pages.
+    steps = (34 if worker.geometry.page > 1 else 26) if late else 3
+    faults, watched = life(worker, kept, lengths, 120, steps)
+    assert faults == []
+    backed_up = sum(stream.length for stream in watched.driver.streams.values())
+    assert worker._schedule.backed_up == backed_up
+    assert sum(result.backed_up for result in watched.driver.results) <= backed_up
+
+
+@pytest.mark.parametrize("backup", PROTOCOLS)
+def test_short_streams_that_never_outgrow_their_buffer(path: Any, kept: list[Tensor], backup: str) -> None:
+    worker = build(path("llama"), "exact", backup=backup, streams=STREAMS)
+    worker._schedule._streams = LateBackups(patience=1_000)
+    faults, watched = life(worker, kept, [1, 2, 5], 19, 3)
+    assert faults == []
+    assert all(worker._cache.direct[slot] for slot in watched.driver.streams)
+
+
+def test_prefill_in_one_piece_or_in_many_is_backed_up_alike(path: Any, kept: list[Tensor]) -> None:
+    rows = []
+    for chunk in (7, 64):
+        watched = Watched(build(path("llama"), "exact", chunk=chunk, dtype=torch.float64), kept)
+        watched.admit(50, 10)
+        assert watched.faults(drained=True) == []
+        rows.append(host_rows(watched.worker, watched.driver.streams[0], torch.arange(50)))
+    # Products of other numbers of rows.
+    assert (rows[0] - rows[1]).abs().max() < 1e-9
+
+
+# Controls: each must be seen.
+
+
+def skipped(back_up: Any) -> Any:
+    return lambda steps, home, buffer: back_up(steps, home[1:], buffer[1:])
+
+
+def into_the_next_page(back_up: Any) -> Any:
+    return lambda steps, home, buffer: back_up(steps, home + steps._cache.shape.page, buffer)
+
+
+def twice(back_up: Any) -> Any:
+    def both(steps: TorchSteps, home: Tensor, buffer: Tensor) -> None:
+        back_up(steps, home, buffer)
+        back_up(steps, home + 1, buffer)
+
+    return both
+
+
+def of_another_row(back_up: Any) -> Any:
+    return lambda steps, home, buffer: back_up(steps, home.roll(1), buffer)
+
+
+def keys_alone(back_up: Any) -> Any:
+    def without_values(steps: TorchSteps, home: Tensor, buffer: Tensor) -> None:
+        host = steps._cache.host
+        values = host[:, :, :, -1].clone()
+        back_up(steps, home, buffer)
+        host[-1, :, :, -1] = values[-1]  # of the last layer
+
+    return without_values
+
+
+@pytest.mark.parametrize("mutation", [skipped, into_the_next_page, twice, of_another_row, keys_alone])
+@pytest.mark.parametrize("selector", ["quest", "exact"])
+def test_a_wrong_backup_is_seen(
+    path: Any, kept: list[Tensor], selector: str, mutation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, top_k, buffer = SETTINGS[selector]
+    worker = build(path(family), selector, top_k, buffer)
+    monkeypatch.setattr(TorchSteps, "back_up", mutation(TorchSteps.back_up))
+    with torch.inference_mode():
+        assert life(worker, kept, [33, 20], 60, 5)[0]
+
+
+@pytest.mark.parametrize("backup", ["ring", "deferred"])
+def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], backup: str) -> None:
+    worker = build(path("llama"), "exact", backup=backup)
+    worker._schedule._streams = LateBackups(patience=1_000, deaf=True)
+    faults, _ = life(worker, kept, [30], 60, 12)
+    assert any("not what was written" in fault for fault in faults)
+    assert any("in time" in fault for fault in faults)
+
+
+def test_a_prompt_that_is_not_backed_up_is_seen(
+    path: Any, kept: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def but_the_last(steps: TorchSteps, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
+        back_up(steps, staging, slots[:-1], host_pages)
+
+    back_up = TorchSteps.back_up_prompt
+    monkeypatch.setattr(TorchSteps, "back_up_prompt", but_the_last)
+    watched = Watched(build(path("llama"), "exact"), kept)
+    watched.admit(30, 60)
+    assert watched.faults(drained=True) == ["0: not on the host in time"]
+    assert np.array_equal(watched.driver.streams[0].host, np.arange(90))

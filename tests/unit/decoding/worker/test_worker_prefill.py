@@ -1,0 +1,110 @@
+"""A prompt's parts on their way to the host while the next is prefilled: who waits for them, and who does not."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hiscore.decoding.worker import worker as worker_module
+from hiscore.decoding.worker.device_queues import Lane, Work
+from hiscore.decoding.worker.interface import NO_PAGES
+from tests.support.decoding import Driver, LateBackups, build, host_rows, prompt
+
+# Selector: family, tokens selected, tokens in the buffer. Parts of 23 tokens end in the middle of all pages but
+# those of one token.
+SETTINGS = {"quest": ("gemma2", 96, 128), "exact": ("llama", 16, 24)}
+CHUNK, LENGTH = 23, 100
+
+
+def driver_of(path: Any, selector: str, late: bool = True) -> Driver:
+    family, top_k, buffer = SETTINGS[selector]
+    worker = build(path(family), selector, top_k, buffer, chunk=CHUNK)
+    if late:
+        worker._schedule._streams = LateBackups(patience=1_000)
+    return Driver(worker)
+
+
+def on_the_host(driver: Driver, slot: int) -> Tensor:
+    """[L, LENGTH, C, H, D], once all has landed."""
+    driver.drain(slot)
+    return host_rows(driver.worker, driver.streams[slot], torch.arange(LENGTH))
+
+
+def two(driver: Driver, reuse: bool) -> list[Tensor]:
+    """Two prompts one after the other. reuse: in the same staging pages, without asking whether those are free."""
+    slots, staging = [], []
+    for seed in range(2):
+        slot, _ = driver.admit(prompt(LENGTH, seed=seed), 20)
+        slots.append(slot)
+        staging.append(driver.streams[slot].staging)
+        if reuse:
+            driver.pools.end_staging(driver.streams[slot])
+    assert not reuse or np.isin(*staging).all()
+    return [on_the_host(driver, slot) for slot in slots]
+
+
+@pytest.mark.parametrize("selector", SETTINGS)
+def test_no_forward_waits_for_them(path: Any, selector: str) -> None:
+    driver = driver_of(path, selector)
+    schedule = driver.worker._schedule
+    slot, _ = driver.admit(prompt(LENGTH), 20)
+    # Of quest's pages of 32 tokens, the first part fills none, nor does the fourth.
+    assert len(schedule._streams._under_way) == {"quest": 3, "exact": 5}[selector]  # type: ignore[attr-defined]
+    assert schedule.backed_up == 0
+    assert schedule.lag()[slot] == LENGTH
+    found = on_the_host(driver, slot)
+    assert schedule.backed_up == LENGTH
+    at_once = driver_of(path, selector, late=False)
+    assert torch.equal(found, on_the_host(at_once, at_once.admit(prompt(LENGTH), 20)[0]))
+
+
+@pytest.mark.parametrize("selector", SETTINGS)
+def test_who_gets_their_staging_pages_waits(
+    path: Any, selector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = two(driver_of(path, selector, late=False), reuse=False)
+    for found, right in zip(two(driver_of(path, selector), reuse=True), expected, strict=True):
+        assert torch.equal(found, right)
+
+    def none_begun(of_prompt: Any, start: int, end: int, begun: bool = False) -> Any:
+        return of_prompt[:0] if begun else pages(of_prompt, start, end)
+
+    pages = worker_module._staging_pages
+    monkeypatch.setattr(worker_module, "_staging_pages", none_begun)
+    found, _ = two(driver_of(path, selector), reuse=True)
+    assert not torch.equal(found, expected[0])
+
+
+def test_a_copy_that_fails_leaves_those_before_it_under_way(path: Any) -> None:
+    """The device has no memory left for a list of slots, say, when a prompt's second part is to be copied."""
+    driver = driver_of(path, "exact")
+    schedule = driver.worker._schedule
+
+    class SecondFails(LateBackups):
+        copies = 0
+
+        def launch(self, lane: Lane, work: Work) -> None:
+            self.copies += lane is Lane.BACKUP
+            if lane is Lane.BACKUP and self.copies == 2:
+                raise MemoryError
+            super().launch(lane, work)
+
+    schedule._streams = SecondFails(patience=1_000)
+    with pytest.raises(MemoryError):
+        driver.admit(prompt(LENGTH), 20)
+    slot = 0
+    assert not schedule.drained(slot)
+    assert schedule.lag()[slot] == CHUNK
+    with pytest.raises(RuntimeError, match="under way"):
+        schedule.release(slot)
+    driver.drain(slot)
+    assert schedule.backed_up == CHUNK
+    driver.worker.release(slot, NO_PAGES, NO_PAGES)
+    assert schedule.lag()[slot] == 0
+    # The slot, its pages and its staging serve the next one.
+    other = Driver(driver.worker)
+    found = on_the_host(other, other.admit(prompt(LENGTH, seed=1), 20)[0])
+    at_once = driver_of(path, "exact", late=False)
+    assert torch.equal(found, on_the_host(at_once, at_once.admit(prompt(LENGTH, seed=1), 20)[0]))

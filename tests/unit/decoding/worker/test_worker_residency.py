@@ -1,0 +1,162 @@
+"""Where rows come from changes no bit: all from the host, all resident, or as it happens to be."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hiscore.decoding.sparse import residency
+from hiscore.decoding.worker.worker import CacheWorker
+from tests.support.decoding import CONTEXT, Driver, build, checkpoint, prompt
+
+# Family, tokens selected, tokens in the buffer, the long stream's prompt.
+SPARSE = {
+    "quest": ("gemma2", 160, 192, 350),
+    "exact": ("qwen2", 16, 24, 60),
+    "dsa": ("glm-shared", 16, 24, 60),
+}
+# All tokens are selected, and the long stream is not resident as a whole.
+WHOLE = {
+    "quest": ("gemma2", 256, 256, 200),
+    "exact": ("qwen2", 96, 96, 60),
+    "dsa": ("glm-wide", 96, 96, 60),
+}
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    def make(family: str) -> Path:
+        directory = tmp_path_factory.mktemp("checkpoint")
+        if family == "glm-wide":
+            return checkpoint("glm-shared", directory, index_topk=CONTEXT)
+        return checkpoint(family, directory)
+
+    return cache(make)
+
+
+def run(worker: CacheWorker, length: int, cold: bool = False, resident: bool = False) -> tuple[Tensor, int]:
+    """Two streams in the same steps: logits of all steps, and the misses.
+
+    resident: the long stream will be no longer than what is tested, so that its buffer may hold all of it.
+    """
+    driver = Driver(worker)
+    most = STEPS + 1 if resident else CONTEXT - length
+    admitted = [driver.admit(prompt(n, seed=n), m) for n, m in ((length, most), (10, 40))]
+    slots = [slot for slot, _ in admitted]
+    found = [torch.stack([logits for _, logits in admitted])]
+    found += [driver.step(slots, cold=cold) for _ in range(STEPS)]
+    assert bool(worker._cache.direct[slots[0]]) is (resident or not worker._cache.sparse)
+    for slot in slots:
+        driver.leave(slot)
+    return torch.stack(found), driver.misses
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("selector", WHOLE)
+def test_all_selected_and_all_from_the_host_is_dense(path: Any, selector: str, dtype: torch.dtype) -> None:
+    family, top_k, buffer, length = WHOLE[selector]
+    dense, none = run(build(path(family), "dense", dtype=dtype), length)
+    cold, misses = run(build(path(family), selector, top_k, buffer, dtype=dtype), length, cold=True)
+    assert none == 0
+    assert misses > 50
+    assert torch.equal(cold, dense)
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_with_fewer_dense_layers_too(path: Any, layers: int) -> None:
+    family, top_k, buffer, length = WHOLE["quest"]
+    dense, _ = run(build(path(family), "dense"), length)
+    worker = build(path(family), "quest", top_k, buffer, dense_layers=layers)
+    usual = build(path(family), "quest", top_k, buffer)
+    assert len(worker._cache.sparse) > len(usual._cache.sparse)
+    cold, misses = run(worker, length, cold=True)
+    assert misses > 50
+    assert torch.equal(cold, dense)
+
+
+@pytest.mark.parametrize("selector", SPARSE)
+def test_all_missing_is_as_it_happens_to_be(path: Any, selector: str) -> None:
+    family, top_k, buffer, length = SPARSE[selector]
+    worker = build(path(family), selector, top_k, buffer)
+    warm, some = run(worker, length)
+    cold, more = run(worker, length, cold=True)
+    assert more > some > 0
+    assert torch.equal(warm, cold)
+
+
+@pytest.mark.parametrize("selector", SPARSE)
+def test_all_missing_is_all_resident(path: Any, selector: str) -> None:
+    """The same few tokens selected, by a stream that has all of its rows on the device."""
+    family, top_k, _, length = SPARSE[selector]
+    worker = build(path(family), selector, top_k, length + 64)
+    resident, none = run(worker, length, resident=True)
+    cold, misses = run(worker, length, cold=True)
+    assert none == 0
+    assert misses > 20
+    assert torch.equal(resident, cold)
+
+
+@pytest.mark.parametrize("selector", SPARSE)
+def test_a_full_stream_is_dense_beside_a_sparse_one(path: Any, selector: str) -> None:
+    family, top_k, buffer, length = SPARSE[selector]
+    worker = build(path(family), selector, top_k, buffer, dtype=torch.float64)
+    dense = Driver(build(path(family), "dense", dtype=torch.float64))
+    driver = Driver(worker)
+    sparse, _ = driver.admit(prompt(length), 50)
+    full, first = driver.admit(prompt(length), 50, sparse=False)
+    reference, expected = dense.admit(prompt(length), 50)
+    assert torch.equal(first, expected)
+    told_apart = 0.0
+    for _ in range(STEPS):
+        tokens = [int(dense.worker._runner.fed[reference])]
+        other, found = driver.step([sparse, full], fed=tokens * 2)
+        # Two rows in the products here and one there: float64's rounding.
+        assert (found - dense.step([reference])[0]).abs().max() < 1e-9
+        told_apart = max(told_apart, float((other - found).abs().max()))
+    assert told_apart > 1e-2  # the control: selecting matters
+
+
+# Controls.
+
+
+def one_swap_too_few(load: Any) -> Any:
+    return lambda cache, layer, *units: load(cache, layer, *(each[1:] for each in units))
+
+
+def one_page_off(load: Any) -> Any:
+    def load_next(cache: Any, layer: int, host_pages: Tensor, heads: Tensor, device_pages: Tensor) -> None:
+        load(cache, layer, host_pages.roll(1), heads, device_pages)
+
+    return load_next
+
+
+@pytest.mark.parametrize("mutation", [one_swap_too_few, one_page_off])
+@pytest.mark.parametrize("selector", WHOLE)
+def test_a_wrong_swap_is_told_apart(
+    path: Any, selector: str, mutation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, top_k, buffer, length = WHOLE[selector]
+    right, _ = run(build(path(family), selector, top_k, buffer), length, cold=True)
+    monkeypatch.setattr(residency, "load", mutation(residency.load))
+    wrong, _ = run(build(path(family), selector, top_k, buffer), length, cold=True)
+    assert not torch.equal(wrong, right)
+
+
+@pytest.mark.parametrize("selector", WHOLE)
+def test_the_host_is_what_is_read(path: Any, selector: str) -> None:
+    """Other numbers on the host are seen."""
+    family, top_k, buffer, length = WHOLE[selector]
+    found = []
+    for change in (0, 0, 1):
+        driver = Driver(build(path(family), selector, top_k, buffer))
+        slot, _ = driver.admit(prompt(length), CONTEXT - length)
+        with torch.inference_mode():
+            driver.worker._cache.host += change
+        found.append(driver.step([slot], cold=True))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])

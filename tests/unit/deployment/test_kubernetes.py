@@ -1,0 +1,270 @@
+"""The manifests, without a cluster: against the API's schemas, kustomize's rules, and each other."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from hiscore.launcher.health import answer
+from hiscore.launcher.process import STUB_SECONDS
+from hiscore.launcher.server import GRACE_SECONDS
+from hiscore.models.support import MODELS
+from hiscore.settings import ServeSettings
+from tests.support.deployment import DOCKER, KUBERNETES, documents
+
+# The oldest that still gets fixes, and the newest that the schemas know.
+VERSIONS = ["1.34", "1.37"]
+BASE = KUBERNETES / "base"
+OVERLAYS = sorted((KUBERNETES / "overlays").iterdir())
+GI = 2**30
+
+BEHAVIOUR = {
+    "stabilizationWindowSeconds": None,
+    "policies": [{"type": None, "value": None, "periodSeconds": None}],
+}
+# The parts of other projects' resources that we use, down to fields of any content (None); [] is a list of such.
+SHAPES: dict[str, Any] = {
+    "ScaledObject": {
+        "scaleTargetRef": {"name": None},
+        "minReplicaCount": None,
+        "maxReplicaCount": None,
+        "pollingInterval": None,
+        "fallback": {"failureThreshold": None, "replicas": None},
+        "advanced": {
+            "horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": BEHAVIOUR, "scaleDown": BEHAVIOUR}}
+        },
+        "triggers": [
+            {
+                "type": None,
+                "metricType": None,
+                "metadata": {"serverAddress": None, "query": None, "threshold": None},
+            }
+        ],
+    },
+    "PodMonitor": {
+        "selector": {"matchLabels": None},
+        "podMetricsEndpoints": [
+            {"port": None, "interval": None, "relabelings": [{"sourceLabels": None, "targetLabel": None}]}
+        ],
+        "podTargetLabels": None,
+    },
+}
+
+
+def strangers(value: Any, shape: Any, path: str = "spec") -> Iterator[str]:
+    """Where a value has a field that its shape has not."""
+    if isinstance(shape, list):
+        for item in value:
+            yield from strangers(item, shape[0], path)
+    elif shape is not None:
+        yield from (f"{path}.{key}" for key in value.keys() - shape.keys())
+        for key in value.keys() & shape.keys():
+            yield from strangers(value[key], shape[key], f"{path}.{key}")
+
+
+def check(document: dict[str, Any], version: str) -> None:
+    """Validate a resource strictly: a field that the API does not know is an error, too."""
+    if document["kind"] in SHAPES:
+        assert list(strangers(document["spec"], SHAPES[document["kind"]])) == []
+    else:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def resources(directory: Path) -> list[dict[str, Any]]:
+    """What a kustomization names itself, bases left out."""
+    kustomization = documents(directory / "kustomization.yaml")[0]
+    files = [directory / name for name in kustomization["resources"] if name.endswith(".yaml")]
+    return [document for file in files for document in documents(file)]
+
+
+def only(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (document,) = (document for document in found if document["kind"] == kind)
+    return document
+
+
+def container(deployment: dict[str, Any]) -> dict[str, Any]:
+    (one,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert isinstance(one, dict)
+    return one
+
+
+def environment(one: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in one["env"]}
+
+
+def gibibytes(quantity: str) -> int:
+    return int(quantity.removesuffix("Gi"))
+
+
+def render(overlay: Path) -> list[dict[str, Any]]:
+    """What kustomize makes of an overlay."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed, and no package registry of Python or Debian has a current one")
+    done = subprocess.run([kubectl, "kustomize", overlay], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_base_and_overlays_follow_the_schemas(version: str) -> None:
+    found = [document for directory in (BASE, *OVERLAYS) for document in resources(directory)]
+    assert {"Deployment", "NetworkPolicy", "PodMonitor", "ScaledObject"} <= {each["kind"] for each in found}
+    for document in found:
+        check(document, version)
+
+
+def test_control_an_unknown_field_is_noticed() -> None:
+    deployment = only(resources(BASE), "Deployment")
+    container(deployment)["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="livenesProbe"):
+        check(deployment, VERSIONS[0])
+    scaled = only(resources(OVERLAYS[0]), "ScaledObject")
+    scaled["spec"]["triggers"][0]["metadata"]["treshold"] = "1"
+    with pytest.raises(AssertionError, match="treshold"):
+        check(scaled, VERSIONS[0])
+
+
+def test_every_file_is_used() -> None:
+    used = set()
+    for directory in (BASE, *OVERLAYS):
+        kustomization = documents(directory / "kustomization.yaml")[0]
+        named = [
+            *kustomization["resources"],
+            *(patch["path"] for patch in kustomization.get("patches", [])),
+            *kustomization.get("configurations", []),
+        ]
+        paths = [(directory / name).resolve() for name in named]
+        assert [path for path in paths if not path.exists()] == []
+        used |= {directory / "kustomization.yaml", *paths}
+    assert {path for path in KUBERNETES.rglob("*") if path.is_file()} == used - {BASE}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_patches_meet_what_is_there(overlay: Path) -> None:
+    base = {(document["kind"], document["metadata"]["name"]): document for document in resources(BASE)}
+    for patch in documents(overlay / "kustomization.yaml")[0]["patches"]:
+        (document,) = documents(overlay / patch["path"])
+        target = base[document["kind"], document["metadata"]["name"]]
+        # A container of another name would be a second one.
+        assert container(document)["name"] == container(target)["name"]
+    scaled = only(resources(overlay), "ScaledObject")
+    assert ("Deployment", scaled["spec"]["scaleTargetRef"]["name"]) in base
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_rendered_overlay_holds_together(overlay: Path) -> None:
+    found = render(overlay)
+    for document in found:
+        check(document, VERSIONS[0])
+        assert document["metadata"]["name"] == f"hiscore-{overlay.name}"
+    labels = {"app.kubernetes.io/name": "hiscore", "app.kubernetes.io/component": overlay.name}
+    deployment = only(found, "Deployment")
+    assert deployment["spec"]["template"]["metadata"]["labels"] == labels
+    # Everything that selects pods selects those of this role alone.
+    assert only(found, "Service")["spec"]["selector"] == labels
+    for kind, key in (
+        ("Deployment", "selector"),
+        ("PodDisruptionBudget", "selector"),
+        ("PodMonitor", "selector"),
+        ("NetworkPolicy", "podSelector"),
+    ):
+        assert only(found, kind)["spec"][key] == {"matchLabels": labels}
+    # But a client is of no role.
+    client = only(found, "NetworkPolicy")["spec"]["ingress"][0]["from"][0]["podSelector"]
+    assert overlay.name not in str(client)
+    scaled = only(found, "ScaledObject")["spec"]
+    assert scaled["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert f'/{deployment["metadata"]["name"]}"' in scaled["triggers"][0]["metadata"]["query"]
+    account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+    assert account == only(found, "ServiceAccount")["metadata"]["name"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_roles_name_settings_and_models_that_there_are(overlay: Path) -> None:
+    known = {name.upper() for name in ServeSettings.model_fields}
+    patch = environment(container(documents(overlay / "deployment.yaml")[0]))
+    both = environment(container(only(resources(BASE), "Deployment"))) | patch
+    assert set(both) - known == set()
+    ServeSettings(**{name.lower(): value for name, value in both.items()})
+    chosen = patch["MODELS"].split(",")
+    assert set(chosen) <= set(MODELS)
+    if overlay.name == "decoding":
+        # The pool and the rest of the process have to fit the container.
+        limit = gibibytes(
+            container(documents(overlay / "deployment.yaml")[0])["resources"]["limits"]["memory"]
+        )
+        assert limit >= int(both["HOST_KV_BYTES"]) / GI + 16
+        threshold = only(resources(overlay), "ScaledObject")["spec"]["triggers"][0]["metadata"]["threshold"]
+        assert int(threshold) < int(both["MAX_STREAMS"])
+
+
+def test_pod_has_time_to_drain() -> None:
+    pod = only(resources(BASE), "Deployment")["spec"]["template"]["spec"]
+    before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    drain = int(environment(pod["containers"][0])["DRAIN_TIMEOUT_S"])
+    assert pod["terminationGracePeriodSeconds"] >= before + drain + GRACE_SECONDS + STUB_SECONDS
+
+
+def test_shared_memory_holds_the_regions() -> None:
+    deployment = only(resources(BASE), "Deployment")
+    (shm,) = (v for v in deployment["spec"]["template"]["spec"]["volumes"] if v["name"] == "shm")
+    assert shm["emptyDir"]["medium"] == "Memory"
+    mounts = {mount["name"]: mount["mountPath"] for mount in container(deployment)["volumeMounts"]}
+    assert mounts["shm"] == "/dev/shm"
+    # tokenizer, scorer and decode, each grown three times.
+    regions = 3 * 4 * int(environment(container(deployment))["SHM_BYTES"])
+    assert gibibytes(shm["emptyDir"]["sizeLimit"]) * GI >= regions
+
+
+def test_pod_is_restricted() -> None:
+    """The rules of the Pod Security Standard "restricted", and a root file system that nobody writes to."""
+    pod = only(resources(BASE), "Deployment")["spec"]["template"]["spec"]
+    own = pod["containers"][0]["securityContext"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert own["allowPrivilegeEscalation"] is False
+    assert own["readOnlyRootFilesystem"] is True
+    assert own["capabilities"] == {"drop": ["ALL"]}
+    assert pod["automountServiceAccountToken"] is False
+    assert {"hostNetwork", "hostPID", "hostIPC"} & pod.keys() == set()
+    # Every place that the image writes to is a volume.
+    written = set(
+        re.findall(r"=(/var/cache/hiscore)\b|^WORKDIR (/tmp)$", (DOCKER / "Dockerfile").read_text(), re.M)
+    )
+    mounts = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert {one or other for one, other in written} <= mounts
+
+
+def test_probes_ask_what_the_launcher_answers() -> None:
+    one = container(only(resources(BASE), "Deployment"))
+    ports = {port["name"]: port["containerPort"] for port in one["ports"]}
+    health = re.search(r"HEALTH_PORT=(\d+)", (DOCKER / "Dockerfile").read_text())
+    assert health
+    assert ports == {
+        name: ServeSettings.model_fields[f"{name}_port"].default for name in ("http", "grpc", "metrics")
+    } | {"health": int(health[1])}
+    healthy = SimpleNamespace(alive=True, unready="", restarts=0)
+    ill = SimpleNamespace(alive=False, unready="no answer from scorer", restarts=0)
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert one[probe]["httpGet"]["port"] == "health"
+        path = one[probe]["httpGet"]["path"]
+        assert (answer(path, healthy)[0], answer(path, ill)[0]) == (200, 503)  # type: ignore[arg-type]
+    # Who is busy with a restart lives.
+    busy = SimpleNamespace(alive=True, unready="the server is being restarted", restarts=1)
+    assert answer(one["livenessProbe"]["httpGet"]["path"], busy)[0] == 200  # type: ignore[arg-type]
+    startup = one["startupProbe"]["periodSeconds"] * one["startupProbe"]["failureThreshold"]
+    assert startup >= ServeSettings.model_fields["ready_timeout_s"].default
+    service = only(resources(BASE), "Service")["spec"]
+    assert service["clusterIP"] == "None"
+    assert {port["targetPort"] for port in service["ports"]} <= ports.keys()
+    endpoints = only(resources(BASE), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert {endpoint["port"] for endpoint in endpoints} <= ports.keys()

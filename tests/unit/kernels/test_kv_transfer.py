@@ -1,0 +1,110 @@
+"""Copies to the host and back by kernels. Without a GPU they run in Triton's interpreter, on the CPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the Triton language is not installed")
+
+from hiscore.decoding.kv_cache.cache import Cache
+from hiscore.decoding.sparse import triton_cache_ops
+from hiscore.decoding.sparse.residency import newest_slots
+from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+from tests.support.decode_cache import KnownCache, unique_contents
+from tests.support.decode_kernels import (
+    DEVICE,
+    SHAPE,
+    assert_same,
+    attention_shape,
+    moved,
+    on_device,
+    rows_of,
+)
+
+NEWEST = 5
+
+
+def test_a_steps_tokens_reach_the_host_and_padding_writes_nothing() -> None:
+    known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST, dtype=torch.float32)
+    for slot, length in ((0, 30), (3, 3), (5, 71)):
+        assert known.admit(slot, length, length + 9)
+    rows = known.rows([5, 0, 3], padding=2)
+    known.write(rows)
+    cache = on_device(known.cache)
+    steps = KernelSteps(cache, attention_shape(SHAPE, 1), 96)
+    home, buffer = newest_slots(known.cache, rows)
+    before = known.cache.host.clone()
+    steps.back_up(home.to(DEVICE), buffer.to(DEVICE))
+    for slot, length in known.lengths.items():
+        known._to_host(slot, torch.tensor([length]))
+    assert_same(cache.host, known.cache.host)
+    assert not torch.equal(before.nan_to_num(-1.0), known.cache.host.nan_to_num(-1.0))
+
+
+@pytest.mark.parametrize("ring", [1, 2, 3])
+def test_new_tokens_go_where_plain_torch_says(ring: int) -> None:
+    """All positions of streams that fit their buffers and of one that does not, beside padding."""
+    shape = replace(SHAPE, ring_pages=ring)
+    known = KnownCache(shape, unique_contents(shape), NEWEST, dtype=torch.float32)
+    capacities = {5: 4 * shape.buffer_pages, 0: 80, 3: 12}
+    for slot, capacity in capacities.items():
+        assert known.admit(slot, 2, capacity)
+    assert known.cache.direct.tolist() == [False, False, False, True, False, True]
+    steps = KernelSteps(on_device(known.cache), attention_shape(shape, 1), 96)
+    stale = on_device(known.cache)
+    stale.direct.fill_(False)
+    wrong, told_apart = KernelSteps(stale, attention_shape(shape, 1), 96), False
+    for position in range(80):
+        slots = [slot for slot, capacity in capacities.items() if position < capacity]
+        rows = rows_of([-1, *slots, -1], [0, *[position] * len(slots), 0])
+        expected = newest_slots(known.cache, moved(rows, "cpu"))
+        for found, right in zip(steps.newest_slots(rows), expected, strict=True):
+            assert_same(found, right)
+        # The control: without knowing which buffers hold all of their stream.
+        told_apart |= not torch.equal(wrong.newest_slots(rows)[1].cpu(), expected[1])
+    assert told_apart
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 64])
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 27])
+def test_a_prompt_goes_to_the_host_home_and_buffer_and_back(
+    length: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """at_once: pages of 4 tokens that a program copies, in turns of so many."""
+    monkeypatch.setattr(triton_cache_ops, "SHORT", 8)
+    cache = on_device(Cache.allocate(SHAPE, torch.float32, torch.device("cpu")))
+    for tensor in (cache.host, cache.home, cache.buffer):
+        tensor.fill_(-1.0)
+    steps = KernelSteps(cache, attention_shape(SHAPE, 1), 96)
+    monkeypatch.setattr(triton_cache_ops, "COPIED", at_once * SHAPE.parts * SHAPE.page * steps._padded // 2)
+    assert steps._at_once(2 * triton_cache_ops.COPIED)[0] == at_once
+    staging = torch.arange(3 * 32 * 16, dtype=torch.float32, device=DEVICE).view(3, 32, 2, 2, 4)
+    rng = np.random.default_rng(length)
+    slots = torch.from_numpy(rng.permutation(32)[:length]).int().to(DEVICE)
+    pages = torch.from_numpy(rng.permutation(80)[: -(-length // 4)]).int().to(DEVICE)
+    each = torch.arange(length, device=DEVICE)
+    home = pages.long()[each // 4] * 4 + each % 4
+    steps.back_up_prompt(staging, slots, pages)
+    steps.settle(staging, slots, home.int())
+    steps.seed(staging, slots, (home % 48).int())
+
+    plain = Cache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    for tensor in (plain.host, plain.home, plain.buffer):
+        tensor.fill_(-1.0)
+    reference = TorchSteps(plain, attention_shape(SHAPE, 1))
+    reference.back_up_prompt(staging.cpu(), slots.cpu(), pages.cpu())
+    reference.settle(staging.cpu(), slots.cpu(), home.cpu())
+    reference.seed(staging.cpu(), slots.cpu(), home.cpu() % 48)
+    for name in ("host", "home", "buffer"):
+        assert_same(getattr(cache, name), getattr(plain, name))
+        assert (getattr(plain, name) >= 0).any()
+
+    other = torch.full_like(staging, -2.0)
+    elsewhere = torch.from_numpy(rng.permutation(32)[:length]).int().to(DEVICE)
+    steps.restore_prompt(other, elsewhere, pages)
+    right = torch.full_like(staging, -2.0)
+    right[:, elsewhere.long()] = staging[:, slots.long()]
+    assert_same(other, right)

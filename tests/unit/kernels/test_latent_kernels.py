@@ -1,0 +1,37 @@
+"""A decode step with an indexer by kernels, interpreted, beside the same step in plain torch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hiscore.decoding.models.latent_attention import LatentStep
+from tests.support import tiny_dsa
+from tests.support.dsa_streams import CAPACITY, Streams, prompts
+
+pytest.importorskip("triton", reason="the Triton language is not installed")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="where there is a GPU, kernels take no tensors of the CPU"
+)
+
+
+@torch.inference_mode()
+def test_kernels_select_move_and_attend_as_plain_torch_does(tmp_path: Path) -> None:
+    from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+
+    checkpoint = tiny_dsa.make("glm-shared", tmp_path)
+    plain, kernels = Streams(checkpoint, prompts()), Streams(checkpoint, prompts())
+    decoder = kernels.decoder
+    kernels.steps = KernelSteps(
+        kernels.cache, decoder.attention_shape, CAPACITY, value_width=decoder.architecture.latent_rank
+    )
+    kernels.step = LatentStep(kernels.cache, kernels.steps)
+    fed = torch.arange(3)
+    for _ in range(3):
+        expected = plain.decode(fed, [0, 1, 2])
+        # Kernels add up in float32; a wrong row among those seen is 1e-3.
+        torch.testing.assert_close(kernels.decode(fed, [0, 1, 2]), expected, atol=1e-4, rtol=0)
+        fed = expected.argmax(dim=1)
+    assert int(kernels.cache.misses) == int(plain.cache.misses) > 50
+    assert torch.equal(kernels.cache.holds, plain.cache.holds)
+    assert torch.equal(kernels.cache.used, plain.cache.used)

@@ -1,0 +1,89 @@
+"""Scores of pages and the index by kernels. Without a GPU they run in Triton's interpreter, on the CPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the Triton language is not installed")
+
+from hiscore.decoding.kv_cache.cache import Cache
+from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+from tests.support.decode_kernels import (
+    DEVICE,
+    SHAPE,
+    assert_same,
+    attention_shape,
+    moved,
+    on_device,
+    random,
+    rows_of,
+)
+
+
+@pytest.mark.parametrize(("index", "page"), [("bounds", 4), ("keys", 1)])
+def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
+    shape = replace(SHAPE, index=index, page=page, width=24, max_pages=24, top_pages=3, lru_pages=3)
+    sizes = attention_shape(shape, 3)
+    plain = Cache.allocate(shape, torch.float32, torch.device("cpu"))
+    # What a page's last owner left; NaN would go unnoticed, since a minimum passes over it.
+    plain.index.fill_(-1e3)
+    tables = np.random.default_rng(0).permuted(np.tile(np.arange(80), (6, 1)), axis=1)[:, :24]
+    plain.host_table.copy_(torch.from_numpy(tables))
+    cache = on_device(plain)
+    steps, reference = KernelSteps(cache, sizes, shape.max_pages * page), TorchSteps(plain, sizes)
+    # A prompt of 13 tokens, all at once; then tokens one by one, with padding.
+    slot, length = 2, 13
+    pages = plain.host_table[slot, : -(-length // page)]
+    home = pages[torch.arange(length) // page] * page + torch.arange(length) % page
+    staging = random(3, 40, 2, shape.heads, shape.width, seed=1)
+    slots = torch.from_numpy(np.random.default_rng(1).permutation(40)[:length]).int()
+    steps.index_prompt(staging, slots.to(DEVICE), pages.to(DEVICE), home.to(DEVICE))
+    reference.index_prompt(staging.cpu(), slots, pages, home)
+    assert_same(cache.index, plain.index)
+    last = length + 5
+    for layer in shape.sparse_layers:
+        for position in range(length, last + 1):
+            # Keys stand between queries and values.
+            new = random(2, shape.heads * 5, shape.width, seed=position)[:, shape.heads * 3 :][
+                :, : shape.heads
+            ]
+            at = int(plain.host_table[slot, position // page]) * page + position % page
+            at = torch.tensor([-1, at], dtype=torch.int32)
+            steps.write_index(layer, new, at.to(DEVICE))
+            reference.write_index(layer, new.cpu(), at)
+        assert_same(cache.index, plain.index)
+        rows = rows_of([-1, slot, slot], [0, last, length])
+        q = random(3, shape.heads * 5, shape.width, seed=layer)[:, : sizes.heads]
+        found = steps.scores(layer, q, rows).cpu()
+        expected = reference.scores(layer, q.cpu(), moved(rows, "cpu"))
+        for row, at in ((1, last), (2, length)):
+            count = at // page + 1
+            assert count > shape.top_pages
+            assert expected[row, :, :count].abs().min() > 0
+            # float32 sums of 24 products of about 1: 1e-5 is ten times their rounding.
+            torch.testing.assert_close(found[row, :, :count], expected[row, :, :count], atol=1e-5, rtol=0)
+
+
+def test_an_indexers_scores_equal_plain_torch() -> None:
+    shape = replace(
+        SHAPE, index="dsa", index_width=24, heads=1, parts=1, page=1, max_pages=90, host_pages=300
+    )
+    plain = Cache.allocate(shape, torch.float32, torch.device("cpu"))
+    plain.index.copy_(random(*plain.index.shape).cpu())
+    plain.host_table.copy_(torch.arange(6 * 90).view(6, 90) * 7 % 300)
+    cache, sizes = on_device(plain), attention_shape(shape, 2)
+    steps, reference = KernelSteps(cache, sizes, 90), TorchSteps(plain, sizes)
+    key, at = random(2, 24, seed=3), torch.tensor([-1, int(plain.host_table[1, 88])], dtype=torch.int32)
+    steps.write_index(2, key, at.to(DEVICE))
+    reference.write_index(2, key.cpu(), at)
+    assert_same(cache.index, plain.index)
+    q, gates = random(3, 5, 24, seed=1), random(3, 5, seed=2)
+    rows = rows_of([1, -1, 4], [88, 3, 30])
+    found = steps.indexer_scores(2, q, gates, rows).cpu()
+    on_cpu = moved(rows, "cpu")
+    expected = reference.indexer_scores(2, q.cpu(), gates.cpu(), on_cpu)
+    for row, count in ((0, 89), (2, 31)):
+        torch.testing.assert_close(found[row, 0, :count], expected[row, 0, :count], atol=5e-5, rtol=0)

@@ -1,0 +1,281 @@
+"""Choosing pages and their places by kernels. Without a GPU they run in Triton's interpreter, on the CPU."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the Triton language is not installed")
+
+
+from hiscore.attention.paged_torch import capped
+from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.sparse.residency import swap_in
+from hiscore.decoding.sparse.selection import Selection
+from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+from hiscore.kernels import page_select
+from tests.support.decode_cache import KnownCache, unique_contents
+from tests.support.decode_kernels import (
+    DEVICE,
+    SHAPE,
+    assert_same,
+    attention_shape,
+    moved,
+    on_device,
+    random,
+    rows_of,
+)
+
+NEWEST = 5
+
+
+def weights_of(scores: Tensor, soft_cap: float | None) -> Tensor:
+    """float64 [H, n] from scores [H, group, n]."""
+    return capped(scores.double(), soft_cap).softmax(-1).mean(1)
+
+
+def plain_choice(weights: Tensor, budget: int, forced: set[int]) -> list[int]:
+    order = sorted(range(len(weights)), key=lambda p: (p not in forced, -float(weights[p]), p))
+    return sorted(order[:budget])
+
+
+def plain_selection(
+    cache: Cache, scores: Tensor, rows: DecodeRows, soft_cap: float | None = None
+) -> Selection:
+    """The selection by its definition, from scores [R, heads, pages]."""
+    shape = cache.shape
+    own = shape.index == "dsa"
+    pages, mass = [], torch.zeros(len(scores), shape.heads)
+    for row, (slot, position) in enumerate(zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)):
+        count = position // shape.page + 1 if slot >= 0 else 0
+        budget = count if slot >= 0 and cache.full[slot] else min(count, shape.top_pages)
+        newest = {"bounds": shape.ring_pages, "keys": 1, "dsa": 0}[shape.index]
+        forced = set() if own else {0, *range(count - newest, count)}
+        of_row = []
+        for head, group in enumerate(scores[row, :, :count].cpu().unflatten(0, (shape.heads, -1))):
+            weights = group[0] if own else weights_of(group[None], soft_cap)[0]
+            of_row.append(plain_choice(weights, budget, forced) if count else [])
+            shares = weights_of(group[None], soft_cap)[0]
+            mass[row, head] = float(shares[of_row[-1]].sum()) if count else 0.0
+        pages.append(of_row)
+    width = max([shape.top_pages, *(len(chosen) for of_row in pages for chosen in of_row)])
+    out = torch.full((len(pages), shape.heads, width), -1, dtype=torch.int32)
+    for row, of_row in enumerate(pages):
+        for head, chosen in enumerate(of_row):
+            out[row, head, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
+    return Selection(out, (out >= 0).sum(-1).int(), mass)
+
+
+class Pair:
+    """Two caches through the same life: one by plain torch, one by kernels."""
+
+    def __init__(self, shape: CacheShape, group: int, seed: int, soft_cap: float | None, full: bool) -> None:
+        self.shape, self.soft_cap, self.full = shape, soft_cap, full
+        self.known = KnownCache(shape, unique_contents(shape), NEWEST, dtype=torch.float32)
+        self.cache = on_device(self.known.cache)
+        self.attention = attention_shape(shape, group, soft_cap=soft_cap)
+        self.rng = np.random.default_rng(seed)
+        self.ends: dict[int, int] = {}
+        self.mass = [0.0, 0.0]
+        self.same()
+
+    def same(self) -> None:
+        """Hand what the forward, the backup and admissions did to the kernels' cache too."""
+        for name, value in vars(self.known.cache).items():
+            if isinstance(value, Tensor) and name != "mass":
+                getattr(self.cache, name).copy_(value)
+
+    def join(self) -> None:
+        shape = self.shape
+        free = sorted(set(range(shape.streams)) - set(self.ends))
+        if free:
+            length = int(self.rng.integers(1, shape.max_pages * shape.page - 4))
+            end = int(self.rng.integers(length + 1, shape.max_pages * shape.page + 1))
+            if self.known.admit(free[0], length, end, self.full and bool(self.rng.random() < 0.15)):
+                self.ends[free[0]] = end
+
+    def step(self, steps: KernelSteps, scores: Callable[..., Tensor] = random) -> None:
+        known, shape = self.known, self.shape
+        slots = [slot for slot in self.ends if self.rng.random() < 0.8]
+        self.rng.shuffle(slots)
+        rows = known.rows(slots, padding=int(self.rng.integers(0, 3)))
+        if not len(rows.slots):
+            return
+        known.write(rows)
+        for layer in shape.sparse_layers:
+            self.same()
+            given = scores(
+                len(rows.slots), self.attention.heads, shape.max_pages, seed=int(self.rng.integers(1 << 30))
+            )
+            chosen = steps.choose(layer, given.to(DEVICE), moved(rows))
+            selection = plain_selection(known.cache, given, rows, self.soft_cap)
+            width = selection.pages.shape[2]
+            places = swap_in(known.cache, layer, selection, rows)
+            assert_same(chosen.pages[..., :width], selection.pages)
+            assert (chosen.pages[..., width:] == -1).all()
+            assert_same(chosen.lists.counts, selection.counts)
+            assert_same(chosen.lists.pages[..., :width], places)
+            self.mass[0] += float(selection.mass.sum())
+            self.mass[1] += len(slots) * shape.heads
+            # Sums of up to 90 shares in float32.
+            torch.testing.assert_close(chosen.mass.cpu(), selection.mass, atol=1e-6, rtol=0)
+            for name in ("where", "holds", "used", "hits", "misses", "buffer", "host", "home"):
+                assert_same(getattr(self.cache, name), getattr(known.cache, name))
+        known.end_step(rows)
+        for slot in [slot for slot in slots if known.lengths[slot] >= self.ends[slot]]:
+            known.leave(slot)
+            del self.ends[slot]
+
+
+def tied(*shape: int, seed: int) -> Tensor:
+    return random(*shape, seed=seed).round()
+
+
+CASES = {
+    "quest": (SHAPE, 3, None, random),
+    "quest, capped": (SHAPE, 2, 1.5, random),
+    "quest, ties": (SHAPE, 1, None, tied),
+    "exact": (
+        replace(SHAPE, index="keys", page=1, max_pages=90, host_pages=300, device_pages=200, lru_pages=23,
+                ring_pages=5, top_pages=19), 1, None, tied,
+    ),
+    "dsa": (
+        replace(SHAPE, index="dsa", index_width=4, heads=1, parts=1, width=6, page=1, max_pages=90, host_pages=300,
+                device_pages=200, lru_pages=23, ring_pages=5, top_pages=19), 1, None, tied,
+    ),
+}  # fmt: skip
+
+
+def play(case: str, steps: int, full: bool = True) -> None:
+    """Streams join, step and leave; whatever differs between plain torch and the kernels is an error."""
+    shape, group, soft_cap, scores = CASES[case]
+    pair = Pair(shape, group, 4, soft_cap, full)
+    kernels = KernelSteps(pair.cache, pair.attention, shape.max_pages * shape.page, full)
+    for _ in range(steps):
+        pair.join()
+        pair.step(kernels, scores)
+    assert int(pair.cache.misses) > 3 * steps
+    assert int(pair.cache.hits) > int(pair.cache.misses) / 10
+    assert pair.cache.mass.cpu().tolist() == pytest.approx(pair.mass, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_selection_and_residency_do_what_plain_torch_does(case: str) -> None:
+    play(case, 8)
+
+
+@pytest.mark.parametrize("case", ["quest", "dsa"])
+def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
+    """A stream that has gone wrong fails by itself; what others captured is still counted, by both."""
+    shape, group, soft_cap, _ = CASES[case]
+    pair = Pair(shape, group, 4, soft_cap, full=False)
+    for _ in range(4):
+        pair.join()
+    pair.same()
+    longest = max(pair.ends, key=lambda slot: pair.known.lengths[slot])
+    rows = pair.known.rows([longest, *(slot for slot in pair.ends if slot != longest)])
+    assert pair.known.lengths[longest] // shape.page + 1 > shape.top_pages
+    given = random(len(rows.slots), pair.attention.heads, shape.max_pages).cpu()
+    given[0, 0, 0] = float("nan")
+    layer = shape.sparse_layers[0]
+    kernels = KernelSteps(pair.cache, pair.attention, shape.max_pages * shape.page)
+    chosen = kernels.choose(layer, given.to(DEVICE), moved(rows))
+    plain = TorchSteps(pair.known.cache, pair.attention).choose(layer, given, rows)
+    # Sums of up to 90 shares in float32.
+    torch.testing.assert_close(chosen.mass.cpu()[1:], plain.mass[1:], atol=1e-6, rtol=0)
+    for mass, sums in ((chosen.mass.cpu(), pair.cache.mass.cpu()), (plain.mass, pair.known.cache.mass)):
+        assert mass[0, 0].isnan()  # the control: summed up as it is, nothing would be a number any more
+        assert float(sums[0]) == pytest.approx(float(mass.nan_to_num(0.0).sum()), rel=1e-5)
+        assert float(sums[0]) > 1
+        assert float(sums[1]) == mass.numel()
+
+
+def test_lists_are_no_longer_than_what_a_selector_chooses() -> None:
+    play("quest", 4, full=False)
+
+
+@pytest.mark.parametrize("mutation", ["a younger victim", "ties to any", "no sink"])
+def test_a_wrong_choice_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controls of the test above: plain torch that does otherwise differs from the kernels."""
+    import hiscore.decoding.sparse.residency as plain
+
+    case = "exact" if mutation == "ties to any" else "quest"
+    if mutation == "a younger victim":
+        oldest = plain._oldest
+        monkeypatch.setattr(plain, "_oldest", lambda used, counts: oldest(-used, counts))
+    else:
+        name = "plain_choice"
+        right = globals()[name]
+
+        def wrong(weights: Tensor, budget: int, forced: set[int]) -> list[int]:
+            if mutation == "no sink":
+                return right(weights, budget, forced - {0})
+            last = len(weights) - 1
+            flipped = right(weights.flip(0), budget, {last - page for page in forced})
+            return sorted(last - page for page in flipped)
+
+        monkeypatch.setitem(globals(), name, wrong)
+    with pytest.raises(AssertionError):
+        play(case, 8)
+
+
+def test_a_block_of_places_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows longer than a block: every running number goes on from one block to the next."""
+    kernel = page_select.select_and_place
+
+    class Small:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *args, **named: kernel[grid](*args, **{**named, "BLOCK": 8, "LRU_BLOCK": 4})
+
+    monkeypatch.setattr(page_select, "select_and_place", Small())
+    for case in ("quest", "dsa"):
+        play(case, 4)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_a_graph_captured_once_serves_every_step() -> None:
+    """Scores, choice, copies and attention: the same bits from a replay as from launches one by one."""
+    shape = CASES["quest"][0]
+    first, second = (Pair(shape, 3, 4, None, full=False) for _ in range(2))
+    for pair in (first, second):
+        for _ in range(4):
+            pair.join()
+        pair.same()
+        pair.cache.index.nan_to_num_(0.5)
+    rows = rows_of([-1] * 6, [0] * 6)
+    q = torch.zeros(6, first.attention.heads, shape.width, device=DEVICE)
+
+    kernels = {
+        id(pair): KernelSteps(pair.cache, pair.attention, shape.max_pages * shape.page)
+        for pair in (first, second)
+    }
+
+    def step(pair: Pair) -> tuple[Tensor, Tensor]:
+        steps = kernels[id(pair)]
+        chosen = steps.choose(0, steps.scores(0, q, rows), rows)
+        return chosen.pages, steps.attend(0, q, chosen.lists, rows)
+
+    # Compiles, and touches nothing: all rows are padding.
+    step(second)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(second)
+    for turn in range(3):
+        slots = [slot for slot in first.ends if first.known.lengths[slot] + turn < first.ends[slot]]
+        assert slots
+        rows.slots.copy_(torch.tensor([*slots, *[-1] * (6 - len(slots))]))
+        positions = [first.known.lengths[slot] + turn for slot in slots]
+        rows.positions.copy_(torch.tensor([*positions, *[0] * (6 - len(slots))]))
+        q.copy_(random(*q.shape, seed=turn))
+        pages, attended = step(first)
+        graph.replay()
+        assert_same(captured[0], pages)
+        assert_same(captured[1][: len(slots)], attended[: len(slots)])
+        for name in ("where", "holds", "used", "hits", "misses", "buffer"):
+            assert_same(getattr(second.cache, name), getattr(first.cache, name))
+    assert int(first.cache.misses) > 0

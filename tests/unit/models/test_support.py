@@ -1,0 +1,92 @@
+"""Which checkpoints are served, and what is said of the others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hiscore.models.support import read_eos_ids, servable, undecodable, unsupported
+
+DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}
+LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
+
+
+def test_every_family_is_served() -> None:
+    assert unsupported(LLAMA) is None
+    gemma = {"model_type": "gemma2", "architectures": ["Gemma2ForSequenceClassification"]}
+    assert unsupported(gemma | {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu"}) is None
+    assert unsupported(LLAMA | {"rope_scaling": {"rope_type": "llama3"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is none of llama,"),
+        ({"architectures": ["LlamaModel"]}, "'LlamaModel' is neither a causal LM nor a sequence classifier"),
+        ({"architectures": None}, "'none' is neither"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantised"),
+        ({"hidden_act": "relu"}, "activation 'relu' is none of silu,"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic' is none of default,"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope type 'longrope'"),
+        ({"use_bidirectional_attention": True}, "both directions"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "caps attention logits"),
+    ],
+)
+def test_what_cannot_be_computed_is_named(changes: dict[str, Any], says: str) -> None:
+    reason = unsupported(LLAMA | changes)
+    assert reason is not None
+    assert says in reason
+
+
+def test_models_that_cannot_be_served_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    capabilities = servable(tmp_path)
+    assert capabilities.models == ("scorer", "decode")
+    assert "tokenizer.json" in capabilities.left_out["tokenizer"]
+    assert capabilities.left_out["score"] == "it needs the tokenizer"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert set(servable(tmp_path).models) == {"tokenizer", "scorer", "score", "decode"}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": "mamba"}))
+    assert servable(tmp_path).models == ("tokenizer",)
+
+
+def test_a_family_with_an_indexer_is_for_decode_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    capabilities = servable(tmp_path)
+    assert capabilities.models == ("tokenizer", "decode")
+    assert "decode alone serves it" in capabilities.left_out["scorer"]
+    assert capabilities.left_out["score"] == "it needs the scorer"
+    assert capabilities.selectors == ("dsa", "dense")
+    assert "quantised" in str(undecodable(DEEPSEEK | {"quantization_config": {"quant_method": "fp8"}}))
+
+
+def test_decode_needs_a_head_for_tokens_of_a_family_it_knows(tmp_path: Path) -> None:
+    assert undecodable(LLAMA) is None
+    classifier = LLAMA | {"architectures": ["LlamaForSequenceClassification"]}
+    assert unsupported(classifier) is None
+    assert undecodable(classifier) == "architecture 'LlamaForSequenceClassification' has no head for tokens"
+    assert "model_type 'mamba'" in str(undecodable(LLAMA | {"model_type": "mamba"}))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert servable(tmp_path).selectors[0] == "quest"
+    assert "dsa" not in servable(tmp_path).selectors
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        ({"eos_token_id": [5, 6]}, {"eos_token_id": 2}, {5, 6}),
+        ({"eos_token_id": 0}, {"eos_token_id": 2}, {0}),
+        ({}, {"eos_token_id": 2}, {2}),
+        (None, {"eos_token_id": [3]}, {3}),
+        (None, {}, set()),
+    ],
+)
+def test_what_ends_a_text_is_read_where_generation_is_configured(
+    tmp_path: Path, generation: dict[str, Any] | None, config: dict[str, Any], ids: set[int]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert read_eos_ids(tmp_path) == ids

@@ -1,0 +1,88 @@
+"""The documents and the Makefile say what is there: they are read and compared with the code."""
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hiscore.settings import ServeSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+# Two cells, `name` and a default, at the beginning of a table's row.
+CELLS = re.compile(r"^\| `([^`]+)` \| `?([^`|]+?)`? \|", re.MULTILINE)
+
+
+def targets(makefile: str) -> set[str]:
+    """Targets with a recipe or a prerequisite that a person would type."""
+    return set(re.findall(r"^([a-z][a-z-]*):(?!=)", makefile, re.MULTILINE))
+
+
+def default_of(name: str) -> str:
+    """A setting's default as README writes it."""
+    value = ServeSettings.model_fields[name].get_default()
+    if isinstance(value, Path):
+        return value.relative_to(ROOT).as_posix()
+    return str(value) or "all"
+
+
+def named_modules(document: str) -> Counter[str]:
+    return Counter(re.findall(r"^\| `(hiscore/[\w/]+\.py)` \|", document, re.MULTILINE))
+
+
+def modules() -> set[str]:
+    """Every module but those that only name a package."""
+    every = (ROOT / "hiscore").rglob("*.py")
+    return {file.relative_to(ROOT).as_posix() for file in every if file.name != "__init__.py"}
+
+
+def test_help_lists_every_target() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = {line.split()[1] for line in shown.splitlines() if line.startswith("  make ")}
+    declared = targets((ROOT / "Makefile").read_text())
+    assert {"demo", "test", "serve", "lint", "format", "help"} <= declared
+    assert listed == declared
+
+
+def test_phony_names_only_targets() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())  # type: ignore[index]
+    assert phony == targets(makefile)
+
+
+def test_readme_lists_every_setting_with_its_default() -> None:
+    section = (ROOT / "README.md").read_text().split("## Settings")[1].split("\n## ")[0]
+    documented = dict(CELLS.findall(section))
+    assert documented == {name.upper(): default_of(name) for name in ServeSettings.model_fields}
+
+
+def test_architecture_names_every_module_once() -> None:
+    named = named_modules((ROOT / "docs/architecture.md").read_text())
+    assert set(named) == modules()
+    assert [name for name, times in named.items() if times > 1] == []
+
+
+def test_control_a_module_that_is_not_named_is_noticed() -> None:
+    document = (ROOT / "docs/architecture.md").read_text()
+    without = document.replace("| `hiscore/scoring/packing.py` |", "| packing |")
+    assert set(named_modules(document)) - set(named_modules(without)) == {"hiscore/scoring/packing.py"}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "client/README.md"])
+def test_links_lead_somewhere(name: str) -> None:
+    path = ROOT / name
+    for document in sorted(path.glob("*.md")) if path.is_dir() else [path]:
+        for link in re.findall(r"\]\(([^)#]+)", document.read_text()):
+            if not link.startswith("http"):
+                assert (document.parent / link).exists(), f"{document.name} links to {link}"
+
+
+def test_every_pin_is_exact() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    wrong = [
+        pin for pin in pins if not re.fullmatch(r'[\w.-]+==[\w.]+( ; python_version [<>]=? "[\d.]+")?', pin)
+    ]
+    assert pins
+    assert wrong == []

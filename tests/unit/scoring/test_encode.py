@@ -1,0 +1,316 @@
+"""Calls in text: the ids of the user who sends one item at a time, and errors that harm no neighbour."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import find, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer
+
+from hiscore.decoding.request import PromptReader
+from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.errors import RequestError
+from hiscore.models.support import CheckpointFacts
+from hiscore.scoring import encode
+from hiscore.scoring.encode import TextCall, TokenCall, encode_calls
+from hiscore.scoring.request import unpack
+from hiscore.settings import Limits
+from hiscore.tokenization import TextTokenizer, load_tokenizer
+from tests.support import tiny_tokenizers as tiny
+from tests.unit.tokenization.test_safe_splits import TEXTS
+
+BUILDERS = {**tiny.WITH_CUTS, **tiny.WITHOUT_CUTS}
+FACTS = CheckpointFacts(vocab_size=2_000, context_length=500, is_classifier=False)
+CLASSIFIER = replace(FACTS, is_classifier=True)
+LABELS = np.array([5, 6], np.int32)
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[TextTokenizer, Any]]:
+    """Ours and the truth, from the same directory."""
+    loaded: dict[str, tuple[TextTokenizer, Any]] = {}
+
+    def get(name: str) -> tuple[TextTokenizer, Any]:
+        if name not in loaded:
+            directory = tiny.save(BUILDERS[name](), tmp_path_factory.mktemp(name))
+            loaded[name] = load_tokenizer(directory), AutoTokenizer.from_pretrained(directory)
+        return loaded[name]
+
+    return get
+
+
+Load = Callable[[str], tuple[TextTokenizer, Any]]
+
+
+def one(tokenizer: TextTokenizer, call: TextCall, facts: CheckpointFacts = FACTS, **limits: int) -> TokenCall:
+    [answer] = encode_calls(tokenizer, [call], Limits(**limits), facts)
+    if isinstance(answer, RequestError):
+        raise answer
+    return answer
+
+
+def sequences(answer: TokenCall) -> list[list[int]]:
+    """Query and item, for every item."""
+    call = unpack(answer.input_ids, answer.delimiter_indices)
+    query, rest = call.tokens[: call.query_length], call.tokens[call.query_length :]
+    return [[*query, *item] for item in np.split(rest, np.cumsum(call.item_lengths)[:-1])]
+
+
+def true_to(truth: Any, answer: TokenCall, call: TextCall) -> bool:
+    texts = [item + call.query if call.item_first else call.query + item for item in call.items]
+    return sequences(answer) == [truth(text)["input_ids"] for text in texts]
+
+
+CALLS = st.builds(
+    TextCall,
+    query=st.one_of(TEXTS, TEXTS.map("The item is: {} ".format), st.just("苹果是水果吗？是的，")),
+    items=st.lists(st.one_of(st.just(""), TEXTS), min_size=1, max_size=5),
+    label_token_ids=st.just(LABELS),
+    item_first=st.booleans(),
+)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
+    ours, truth = load(name)
+    assert ours.safe_cuts == (name in tiny.WITH_CUTS)
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(CALLS, max_size=3))
+    def check(batch: list[TextCall]) -> None:
+        for call, answer in zip(batch, encode_calls(ours, batch, Limits(), FACTS), strict=True):
+            texts = [item + call.query for item in call.items]
+            if isinstance(answer, RequestError):
+                assert "both empty" in answer.message
+                assert any(truth(text)["input_ids"] == [] for text in texts)
+                continue
+            assert true_to(truth, answer, call)
+            query_length = answer.delimiter_indices[0]
+            following = {tuple(ids[query_length : query_length + 1]) for ids in sequences(answer)}
+            assert () in following or len(following) > 1, "more could have been shared"
+
+    check()
+
+
+@pytest.mark.parametrize("name", tiny.WITH_CUTS)
+def test_a_wrong_cut_is_found_out(name: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, truth = load(name)
+    monkeypatch.setattr(encode, "last_cut", lambda text: len(text) // 2)
+    monkeypatch.setattr(encode, "first_cut", lambda text: len(text) // 2)
+    words = st.lists(st.sampled_from([" ", "fruit", "The", " item", "is"]), min_size=1, max_size=4).map(
+        "".join
+    )
+
+    def wrong(call: TextCall) -> bool:
+        return not true_to(truth, one(ours, call), call)
+
+    for item_first in (False, True):
+        find(
+            st.builds(
+                TextCall, words, st.lists(words, min_size=1), st.none(), st.just(LABELS), st.just(item_first)
+            ),
+            wrong,
+        )
+
+
+class Spy:
+    """Passes everything on to a tokenizer and keeps what was to be encoded."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.batches: list[list[str]] = []
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.batches.append(texts)
+        return self.backend.encode_batch_fast(texts, **options)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+def test_all_texts_go_through_one_call_and_the_query_once(load: Load, item_first: bool) -> None:
+    ours, _ = load("smollm2")
+    spy = Spy(ours.backend)
+    query = "this is " * 40
+    batch = [TextCall(query, [" apple"] * 30, labels=[" Yes", " No"], item_first=item_first)] * 3
+    answers = encode_calls(replace(ours, backend=spy), batch, Limits(), FACTS)
+    assert [answer.full_encode for answer in answers if isinstance(answer, TokenCall)] == [False] * 3
+    [texts] = spy.batches
+    assert len(texts) == 3 * (1 + 30 + 2)
+    # A word of the query and the item itself, for each item.
+    assert sum(map(len, texts)) <= 3 * (len(query) + 30 * len("this is apple") + len(" Yes No"))
+
+
+def test_full_encodes_are_told(load: Load) -> None:
+    for name, query, full in [
+        ("metaspace", "one two", True),
+        ("twice", "one two", True),
+        ("qwen2", "onetwo", True),
+        ("qwen2", "one two", False),
+        ("qwen2", "苹果是水果吗，苹果", False),
+        ("qwen2", "", False),
+    ]:
+        ours, _ = load(name)
+        assert one(ours, TextCall(query, ["a", "b"], None, LABELS)).full_encode == full, (name, query)
+        assert not one(ours, TextCall(query, ["a"], None, LABELS)).full_encode, (
+            "a single item costs nothing more"
+        )
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_no_items_leave_the_query(name: str, load: Load) -> None:
+    ours, truth = load(name)
+    answer = one(ours, TextCall("Is this a fruit?", [], None, LABELS))
+    assert answer.input_ids[:-1].tolist() == truth("Is this a fruit?")["input_ids"]
+    assert answer.delimiter_indices.tolist() == [len(answer.input_ids) - 1]
+
+
+def test_arrays_are_int32(load: Load) -> None:
+    answer = one(load("gpt2")[0], TextCall("a b", ["c"], labels=[" Yes"]))
+    assert {a.dtype for a in (answer.input_ids, answer.delimiter_indices, answer.label_token_ids)} == {
+        np.dtype("int32")
+    }
+
+
+def test_labels_are_single_tokens_encoded_alone(load: Load) -> None:
+    ours, truth = load("llama3")
+    labels = [" Yes", " No", "<|im_end|>"]
+    answer = one(ours, TextCall("a b", ["c"], labels=labels))
+    wanted = [truth(label, add_special_tokens=False)["input_ids"] for label in labels]
+    assert [[ids] for ids in answer.label_token_ids.tolist()] == wanted
+
+
+def test_a_classifier_has_no_labels(load: Load) -> None:
+    ours, _ = load("qwen2")
+    for nothing in (None, np.empty(0, np.int32)):
+        answer = one(ours, TextCall("a b", ["c"], None, nothing), CLASSIFIER)
+        assert answer.label_token_ids.shape == (0,)
+
+
+# What is wrong with a call, and what the caller is told.
+BAD = {
+    "label of two tokens": (
+        TextCall("a b", ["c"], [" Yes", " Maybe so"]),
+        "label ' Maybe so' is [2-9] tokens: a label must",
+    ),
+    "label of no token": (TextCall("a b", ["c"], [""]), "label '' is 0 tokens: a label must be exactly one"),
+    "labels of one token": (
+        TextCall("a b", ["c"], ["é", "e\u0301"]),
+        "labels 'é' and 'é' are the same token",
+    ),
+    "long label": (TextCall("a b", ["c"], ["x" * 500]), r"label 'x{57}\.\.\.' is \d+ tokens"),
+    "no label input": (
+        TextCall("a b", ["c"]),
+        "exactly one of 'labels' and 'label_token_ids' .* neither was given",
+    ),
+    "both label inputs": (TextCall("a b", ["c"], [" Yes"], LABELS), "exactly one .* both were given"),
+    "empty labels": (TextCall("a b", ["c"], []), "'labels' is empty"),
+    "too many labels": (TextCall("a b", ["c"], ["a", "b", "c", "d"]), "'labels' holds 4 labels: at most 3"),
+    "label id out of the vocabulary": (
+        TextCall("a", ["b"], None, np.array([2_000], np.int32)),
+        "holds 2000.*0 to 1999",
+    ),
+    "label id twice": (TextCall("a", ["b"], None, np.array([7, 7], np.int32)), "holds 7 more than once"),
+    "both empty": (TextCall("", ["a", ""], None, LABELS), "query and item 1 are both empty"),
+    "context": (
+        TextCall("a b " * 100, ["c " * 110, "d"], None, LABELS),
+        "tokens together: the model's context holds 500",
+    ),
+    "items": (TextCall("a b", ["c"] * 41, None, LABELS), "'items' holds 41 items: at most 40"),
+    "bytes": (TextCall("苹" * 1_000, ["c"], None, LABELS), "hold 3001 bytes: at most 3000 in one call"),
+    "work": (
+        TextCall("x" * 100, ["c"] * 40, None, LABELS),
+        "tokenised anew with each of 40 items, 4000 bytes .* 3000",
+    ),
+    "tokens": (
+        TextCall("a b", [f" {n} x y z" * 4 for n in range(40)], None, LABELS),
+        r"holds \d+ tokens: at most 800",
+    ),
+}
+LIMITS = Limits(max_items=40, max_labels=3, max_text_bytes=3_000, max_call_tokens=800)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_call_fails_alone(what: str, load: Load) -> None:
+    ours, truth = load("qwen2")
+    bad, message = BAD[what]
+    good = [
+        TextCall("Is it? ", ["an apple", "12"], labels=[" Yes", " No"]),
+        TextCall("Is it? ", ["x"], None, LABELS),
+    ]
+    first, refused, last = encode_calls(ours, [good[0], bad, good[1]], LIMITS, FACTS)
+    assert isinstance(refused, RequestError)
+    assert re.search(message, refused.message)
+    for call, answer in zip(good, (first, last), strict=True):
+        assert isinstance(answer, TokenCall)
+        assert true_to(truth, answer, call)
+
+
+@pytest.mark.parametrize("name", ["labels", "label_token_ids"])
+def test_a_classifier_refuses_labels(name: str, load: Load) -> None:
+    labels = {"labels": [" Yes"], "label_token_ids": LABELS}[name]
+    with pytest.raises(RequestError, match=f"'{name}' must not be given: this model is a classifier"):
+        one(load("qwen2")[0], TextCall("a b", ["c"], **{name: labels}), CLASSIFIER)
+
+
+def test_a_bos_is_a_token_to_read(load: Load) -> None:
+    ours, truth = load("llama3")
+    assert sequences(one(ours, TextCall("", [""], None, LABELS))) == [truth("")["input_ids"]]
+
+
+def test_truncation_and_padding_of_a_checkpoint_are_off(tmp_path: Path) -> None:
+    backend = tiny.qwen2()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=16)
+    ours = load_tokenizer(tiny.save(backend, tmp_path))
+    assert len(sequences(one(ours, TextCall("one two three four five ", ["six"], None, LABELS)))[0]) > 4
+    assert len(sequences(one(ours, TextCall("a", [""], None, LABELS)))[0]) == 1
+
+
+def test_split_special_tokens_of_a_checkpoint_holds(tmp_path: Path) -> None:
+    backend = tiny.qwen2()
+    directory = tiny.save(backend, tmp_path)
+    plain = load_tokenizer(directory)
+    config = directory / "tokenizer_config.json"
+    config.write_text(config.read_text().replace("{", '{"split_special_tokens": true,', 1))
+    call = TextCall("a <|im_start|>", ["b<|im_end|>", "c"], None, LABELS)
+    split = load_tokenizer(directory)
+    assert true_to(AutoTokenizer.from_pretrained(directory), one(split, call), call)
+    assert len(one(split, call).input_ids) > len(one(plain, call).input_ids)
+
+
+def test_an_unsafe_added_token_turns_cuts_off_and_ids_stay_true(tmp_path: Path) -> None:
+    backend = tiny.smollm2()
+    backend.add_tokens([AddedToken("fruit ?", normalized=False)])
+    directory = tiny.save(backend, tmp_path)
+    ours, call = load_tokenizer(directory), TextCall("Is it a fruit ", ["?", "!"], None, LABELS)
+    answer = one(ours, call)
+    assert answer.full_encode
+    assert true_to(AutoTokenizer.from_pretrained(directory), answer, call)
+
+
+def test_a_text_on_which_the_library_panics_is_refused_and_harms_no_neighbour() -> None:
+    """A panic is no `Exception`: it would end the thread that encodes for everyone."""
+    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    # Its search doubles with each letter, until the library's own limit.
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+b"), "isolated")
+    with pytest.raises(BaseException, match="retry-limit") as raised:
+        backend.encode("a" * 40)
+    assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
+    tokenizer = TextTokenizer(backend, wraps=True, prefix=(), suffix=(), safe_cuts=False)
+    good = TextCall("ab", ["a", "b"], label_token_ids=LABELS)
+    bad = replace(good, query="a" * 40)
+    before, refused, after = encode_calls(tokenizer, [good, bad, good], Limits(), FACTS)
+    assert isinstance(refused, RequestError)
+    assert "cannot encode" in refused.message
+    for answer in (before, after):
+        assert isinstance(answer, TokenCall)
+        assert sequences(answer) == [[0, 1, 0], [0, 1, 1]]
+    prompts = PromptReader(FACTS, tokenizer, max_text_bytes=100)
+    with pytest.raises(RequestError, match="cannot encode 'text_input'"):
+        prompts.read(None, bad.query, DecodeOptions())
+    assert prompts.read(None, "ab", DecodeOptions()).tolist() == [0, 1]

@@ -1,0 +1,196 @@
+"""Packing against a plain reading of its rule, token by token."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hiscore.attention.metadata import NOT_KEPT
+from hiscore.errors import PoolExhausted
+from hiscore.scoring.packing import Batch, pack, pool_reserve
+from hiscore.scoring.prefix_cache import PAGE, KVPages
+from tests.support.strategies import Tokens, tokens
+
+Name = tuple[int, int, int]  # call, node (0 the query, i item i - 1), place in the node
+CONTEXT = 100
+
+
+def visible(calls: list[Tokens]) -> dict[Name, list[int]]:
+    """By the rule: the ids that each token of a computed call sees, in order."""
+    return {
+        (c, node, place): (call.query if node else []) + ids[: place + 1]
+        for c, call in enumerate(calls)
+        if call.items
+        for node, ids in enumerate([call.query, *call.items])
+        for place in range(len(ids))
+    }
+
+
+def readers(calls: list[Tokens]) -> list[Name]:
+    """Where each item must be read."""
+    return [
+        (c, i, len(item) - 1) if item else (c, 0, len(call.query) - 1)
+        for c, call in enumerate(calls)
+        for i, item in enumerate(call.items, start=1)
+    ]
+
+
+@dataclass
+class Machine:
+    """Runs forwards on ids instead of numbers: every slot of its pool holds an id."""
+
+    pool: dict[int, int] = field(default_factory=dict)
+
+    def run(self, batch: Batch, calls: list[Tokens]) -> tuple[dict[Name, list[int]], list[Name]]:
+        """What each computed token sees, and where each item is read."""
+        stream = (n for n in visible(calls) if n[1] > 0 or n[2] >= batch.cached_tokens[n[0]])
+        seen: dict[Name, list[int]] = {}
+        read: dict[int, Name] = {}
+        for forward in batch.forwards:
+            rows = [next(stream) for _ in forward.input_ids]
+            ids = forward.input_ids.tolist()
+            for i, slot in zip(ids, forward.write_slots.tolist(), strict=True):
+                if slot != NOT_KEPT:
+                    self.pool[slot] = i
+            edges = [0, *(group.last_row for group in forward.groups)]
+            assert edges == [*(group.first_row for group in forward.groups), len(rows)]
+            assert set(edges) <= set(forward.cu_seqlens)
+            for group in forward.groups:
+                context = [self.pool[slot] for slot in group.context_slots.tolist()]
+                context += ids[group.context_rows]
+                for first, last in pairwise(forward.cu_seqlens):
+                    for row in range(max(first, group.first_row), min(last, group.last_row)):
+                        seen[rows[row]] = context + ids[first : row + 1]
+                        # A token's position is the number of tokens that it sees before itself.
+                        assert forward.positions[row] == len(seen[rows[row]]) - 1
+            for row, item in zip(forward.scored_rows, forward.answers, strict=True):
+                assert item not in read
+                read[int(item)] = rows[row]
+        return seen, [read[item] for item in range(len(read))]
+
+
+def unlike(calls: list[Tokens]) -> list[Tokens]:
+    """The same shapes, no two tokens alike, so that none can stand for another."""
+    ids: Iterator[int] = count()
+    return [
+        Tokens([next(ids) for _ in call.query], [[next(ids) for _ in item] for item in call.items])
+        for call in calls
+    ]
+
+
+def pages(budget: int, caching: bool = False, cache_pages: int = 0) -> KVPages:
+    reserve = pool_reserve(CONTEXT, budget)
+    return KVPages(reserve + cache_pages, reserve, caching)
+
+
+batches = st.lists(tokens(vocabulary=500, longest=40, most=5), min_size=1, max_size=5).map(unlike)
+
+
+@given(batches, st.integers(1, 150))
+def test_every_token_sees_what_the_rule_says(calls: list[Tokens], budget: int) -> None:
+    seen, read = Machine().run(pack([call.call() for call in calls], budget, pages(budget)), calls)
+    assert seen == visible(calls)
+    assert read == readers(calls)
+
+
+@given(batches, st.integers(1, 150))
+def test_the_number_of_forwards_is_the_tokens_over_the_budget(calls: list[Tokens], budget: int) -> None:
+    forwards = pack([call.call() for call in calls], budget, pages(budget)).forwards
+    stream = [i for call in calls if call.items for ids in [call.query, *call.items] for i in ids]
+    assert len(forwards) == -(-len(stream) // budget)
+    assert all(len(forward.input_ids) == budget for forward in forwards[:-1])
+    assert [i for forward in forwards for i in forward.input_ids] == stream
+
+
+@st.composite
+def related_calls(draw: st.DrawFn) -> Tokens:
+    """Calls whose queries begin alike: prefixes of one text, at times with one token changed."""
+    query = list(range(draw(st.integers(0, 60))))
+    if query and draw(st.booleans()):
+        query[draw(st.integers(0, len(query) - 1))] = 999
+    items = draw(st.lists(st.integers(0 if query else 1, 40), max_size=3))
+    return Tokens(query, [[100 * (i + 1) + place for place in range(m)] for i, m in enumerate(items)])
+
+
+@given(
+    st.lists(st.lists(related_calls(), min_size=1, max_size=4), min_size=1, max_size=6),
+    st.integers(5, 150),
+    st.integers(1, 12),
+)
+def test_cached_queries_are_what_they_stand_for(
+    history: list[list[Tokens]], budget: int, cache_pages: int
+) -> None:
+    """Over several batches, with so few pages that they are taken from one another."""
+    cache, machine = pages(budget, caching=True, cache_pages=cache_pages), Machine()
+    for calls in history:
+        batch = pack([call.call() for call in calls], budget, cache)
+        seen, read = machine.run(batch, calls)
+        by_rule = visible(calls)
+        assert seen == {name: by_rule[name] for name in seen}
+        assert read == readers(calls)
+        for call, cached in zip(calls, batch.cached_tokens, strict=True):
+            assert cached % PAGE == 0
+            assert cached <= len(call.query)
+
+
+def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
+    cache = KVPages(4, reserve=0)
+    length = 2 * PAGE + 8
+    first, second = Tokens([1] * length, [[2]]).call(), Tokens([3] * length, [[2]]).call()
+    changed = Tokens([1] * PAGE + [4] * (PAGE + 8), [[2]]).call()
+
+    def cached(*calls):
+        return pack(list(calls), 1_000, cache).cached_tokens
+
+    assert cached(first, first) == (0, 2 * PAGE)  # the second call of a batch already finds the first's
+    assert cached(changed) == (PAGE,)
+    assert cached(second) == (0,)  # takes the pages of the oldest
+    assert cached(second, first) == (2 * PAGE, PAGE)  # whose beginning, used last, is still there
+    cache.forget()
+    assert cached(second) == (0,)
+
+
+def test_hits_too_leave_the_reserve_to_split_calls() -> None:
+    cache = KVPages(6, reserve=3)
+    queries = [np.full(PAGE, i, np.int32) for i in range(6)]
+    for query in queries:
+        cache.cache_query(query, PAGE)
+        cache.end_batch()
+    assert cache.cached_pages == 6
+    hits = [cache.cache_query(query, PAGE)[1] for query in queries]
+    assert hits == [PAGE] * 3 + [0] * 3
+    assert len(cache.lend(3)) == 3
+    with pytest.raises(PoolExhausted):
+        cache.lend(1)
+
+
+def test_control_a_pool_page_reused_too_early_is_noticed() -> None:
+    """What the machine above would see if a cut call's pages went on while a forward still reads them."""
+    calls = unlike([Tokens([0] * 40, [[0] * 9] * 3), Tokens([0] * 40, [[0] * 9] * 3)])
+    batch = pack([call.call() for call in calls], 50, pages(50))
+    assert Machine().run(batch, calls)[0] == visible(calls)
+    for forward in batch.forwards:
+        forward.write_slots[forward.write_slots != NOT_KEPT] %= PAGE
+    with pytest.raises((AssertionError, KeyError)):
+        assert Machine().run(batch, calls)[0] == visible(calls)
+
+
+def test_a_call_that_cannot_be_kept_is_refused_and_leaves_the_pool_whole() -> None:
+    small = KVPages(2, 0, caching=False)
+    with pytest.raises(PoolExhausted):
+        pack([Tokens([1] * 60, [[2] * 9] * 9).call()], 50, small)
+    assert len(small.lend(2)) == 2
+
+
+def test_ten_thousand_items_pack_without_a_loop_over_items() -> None:
+    """About 20 ms of the processor's time where a Python loop over items, for each forward, takes seconds."""
+    call = Tokens([1] * 50, [[2] * 50] * 10_000).call()
+    start = time.process_time()
+    batch = pack([call], 16_384, pages(16_384))
+    assert time.process_time() - start < 0.5
+    assert len(batch.forwards) == 31

@@ -1,0 +1,251 @@
+"""The scorer against transformers, one item at a time, for every family, in float32."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hiscore.attention.metadata import Group
+from hiscore.errors import RequestError
+from hiscore.scoring import scorer as scorer_module
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.packing import Batch, pack
+from hiscore.scoring.scorer import ScoreCall, Scorer
+from tests.support.scoring import LABELS, score
+from tests.support.strategies import Tokens, random_tokens, tokens
+from tests.support.tiny_models import FAMILIES, VOCABULARY
+
+# What the contract allows between float32 implementations that add in different orders.
+TOLERANCE = 1e-4
+# Probabilities over 500 tokens are near 0.002, so an absolute bound alone would let anything pass.
+RELATIVE = 1e-3
+INVARIANCE = 2e-5
+
+
+def check(found: np.ndarray, truth: np.ndarray, options: ScoreOptions) -> None:
+    np.testing.assert_allclose(found, truth, atol=TOLERANCE, rtol=0)
+    if not options.apply_softmax and truth.size and truth.min() >= 0:
+        np.testing.assert_allclose(found, truth, atol=0, rtol=RELATIVE)
+
+
+BATCH = [
+    (13, [1, 7, 7, 0, 20, 3]),
+    (0, [2, 1]),
+    (1, [0, 0, 5]),
+    (40, [31]),
+    (6, []),
+]
+
+
+@pytest.mark.parametrize("labels", [None, 1, 3], ids=["causal", "one-logit", "three-logits"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_equal_transformers_one_at_a_time(family: str, labels: int | None, checkpoints) -> None:
+    checkpoint, truth = checkpoints(family, labels)
+    rng = np.random.default_rng(0)
+    calls = [random_tokens(rng, query, items, VOCABULARY) for query, items in BATCH]
+    for budget in (4_096, 16):
+        scorer = Scorer(checkpoint, "cpu", "float32", budget)
+        for options in (ScoreOptions(), ScoreOptions(apply_softmax=True, temperature=0.7)):
+            found = score(scorer, calls, options)
+            for call, scores in zip(calls, found, strict=True):
+                if call.items:
+                    ids = [] if labels else LABELS
+                    expected = truth.scores(
+                        call.query, call.items, ids, options.apply_softmax, options.temperature
+                    )
+                    check(scores, expected, options)
+                else:
+                    assert scores.shape == (0, labels or len(LABELS))
+
+
+def plain_causal(calls, budget: int, pages) -> Batch:
+    """What a packed sequence gets without multi-item attention: everything before it is seen."""
+    (forward,) = pack(calls, budget, pages).forwards
+    rows = len(forward.input_ids)
+    everything = Group(0, rows, np.empty(0, np.int64), slice(0, 0))
+    edges = np.array([0, rows], np.int32)
+    return Batch((replace(forward, cu_seqlens=edges, groups=(everything,)),), (0,) * len(calls))
+
+
+def restarted_positions(calls, budget: int, pages) -> Batch:
+    """Items that continue the packed sequence's positions instead of the query's."""
+    (forward,) = pack(calls, budget, pages).forwards
+    positions = np.arange(len(forward.input_ids), dtype=np.int32)
+    return Batch((replace(forward, positions=positions),), (0,) * len(calls))
+
+
+@pytest.mark.parametrize("wrong", [plain_causal, restarted_positions])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_control_a_wrong_mask_or_position_fails(family: str, wrong, checkpoints, monkeypatch) -> None:
+    checkpoint, truth = checkpoints(family)
+    call = random_tokens(np.random.default_rng(0), 13, [3, 7, 7, 12], VOCABULARY)
+    options = ScoreOptions(apply_softmax=True)
+    expected = truth.scores(call.query, call.items, LABELS, apply_softmax=True)
+    scorer = Scorer(checkpoint, "cpu", "float32", 4_096, query_cache_bytes=0)
+    check(score(scorer, [call], options)[0], expected, options)
+    monkeypatch.setattr(scorer_module, "pack", wrong)
+    with pytest.raises(AssertionError):
+        check(score(scorer, [call], options)[0], expected, options)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    batch=st.lists(tokens(VOCABULARY), min_size=1, max_size=4),
+    budget=st.sampled_from([4_096, 64, 17]),
+    family=st.sampled_from(sorted(FAMILIES)),
+    softmax=st.booleans(),
+)
+def test_any_shapes_equal_transformers(batch, budget: int, family: str, softmax: bool, checkpoints) -> None:
+    checkpoint, truth = checkpoints(family)
+    options = ScoreOptions(apply_softmax=softmax)
+    scorer = Scorer(checkpoint, "cpu", "float32", budget)
+    for call, scores in zip(batch, score(scorer, batch, options), strict=True):
+        if call.items:
+            check(scores, truth.scores(call.query, call.items, LABELS, softmax), options)
+
+
+@pytest.mark.parametrize(
+    ("query", "items"),
+    [(20, [1, 2_000]), (50, [3] * 1_000), (2_000, [1, 2]), (1, [0] * 50)],
+    ids=["one-beside-2000", "thousand-items", "long-query", "empty-items"],
+)
+def test_adversarial_shapes_equal_transformers(query: int, items: list[int], checkpoints) -> None:
+    checkpoint, truth = checkpoints("qwen3")
+    call = random_tokens(np.random.default_rng(3), query, items, VOCABULARY)
+    options = ScoreOptions(apply_softmax=True)
+    found = score(Scorer(checkpoint, "cpu", "float32", 1_500), [call], options)[0]
+    some = sorted({0, 1, len(items) // 2, len(items) - 1})
+    check(found[some], truth.scores(call.query, [call.items[i] for i in some], LABELS, True), options)
+
+
+def test_the_ids_of_special_tokens_are_ids_like_others(checkpoints) -> None:
+    """bos, eos and 0 as content, as label and at the end, for a causal LM and for a classifier."""
+    call = Tokens([1, 2, 0, 2], [[2], [1, 1], [0, 0, 2], [2, 2]])
+    for labels in (None, 3):
+        checkpoint, truth = checkpoints("llama", labels)
+        scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+        expected = truth.scores(call.query, call.items, [] if labels else LABELS)
+        check(score(scorer, [call], ScoreOptions())[0], expected, ScoreOptions())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_item_and_no_neighbour_changes_a_score(family: str, checkpoints) -> None:
+    checkpoint, _ = checkpoints(family)
+    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    rng = np.random.default_rng(5)
+    call = random_tokens(rng, 17, [4, 9, 1, 0, 30, 9], VOCABULARY)
+    options = ScoreOptions(apply_softmax=True)
+    alone = score(scorer, [call], options)[0]
+
+    order = rng.permutation(len(call.items))
+    permuted = score(scorer, [Tokens(call.query, [call.items[i] for i in order])], options)[0]
+    np.testing.assert_allclose(permuted, alone[order], atol=INVARIANCE, rtol=0)
+
+    fewer = score(scorer, [Tokens(call.query, call.items[2:4])], options)[0]
+    np.testing.assert_allclose(fewer, alone[2:4], atol=INVARIANCE, rtol=0)
+
+    others = [random_tokens(rng, query, items, VOCABULARY) for query, items in BATCH]
+    batched = score(scorer, [*others, call, *others], options)[len(others)]
+    np.testing.assert_allclose(batched, alone, atol=INVARIANCE, rtol=0)
+    # They do differ from item to item, or the three checks above would say nothing.
+    assert np.ptp(alone[:, 0]) > 100 * INVARIANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cached_query_changes_no_score(family: str, checkpoints) -> None:
+    """Found again in the next batch and in the same one, whole and in part, empty items included."""
+    checkpoint, truth = checkpoints(family)
+    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    rng = np.random.default_rng(9)
+    call = random_tokens(rng, 64, [4, 9, 1, 0, 30], VOCABULARY)
+    longer = Tokens(call.query + [7] * 21, call.items)
+    options = ScoreOptions(apply_softmax=True)
+    labels = np.array(LABELS, np.int32)
+    cached = []
+    for batch in ([call], [call, longer, call], [longer]):
+        answers, _ = scorer.score([ScoreCall(each.call(), labels, options) for each in batch])
+        for each, answer in zip(batch, answers, strict=True):
+            check(answer.scores, truth.scores(each.query, each.items, LABELS, True), options)
+            cached.append(answer.cached_tokens)
+    # In pages of 32; an empty item is read at the query's last token, which must be computed.
+    assert cached == [0, 32, 64, 32, 64]
+
+
+def test_control_a_poisoned_cache_shows_and_a_forgotten_one_does_not(checkpoints) -> None:
+    """What the pool holds is what is read; what was evicted never is."""
+    checkpoint, truth = checkpoints("llama")
+    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    call = random_tokens(np.random.default_rng(10), 64, [4, 9], VOCABULARY)
+    options = ScoreOptions(apply_softmax=True)
+    expected = truth.scores(call.query, call.items, LABELS, True)
+    check(score(scorer, [call], options)[0], expected, options)
+    scorer.runner.pool.fill_(3.0)
+    with pytest.raises(AssertionError):
+        check(score(scorer, [call], options)[0], expected, options)
+    scorer.runner.pool.fill_(float("nan"))
+    scorer._pages.forget()
+    check(score(scorer, [call], options)[0], expected, options)
+
+
+def test_calls_with_different_labels_and_options_share_a_batch(checkpoints) -> None:
+    checkpoint, truth = checkpoints("gemma2")
+    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+    call = random_tokens(np.random.default_rng(6), 9, [3, 4], VOCABULARY)
+    wanted = [
+        ([1, 2], ScoreOptions(apply_softmax=True)),
+        ([499], ScoreOptions()),
+        ([2, 1, 7], ScoreOptions()),
+    ]
+    answers, stats = scorer.score(
+        [ScoreCall(call.call(), np.array(labels, np.int32), options) for labels, options in wanted]
+    )
+    assert stats.forwards == 1
+    for (labels, options), answer in zip(wanted, answers, strict=True):
+        check(answer.scores, truth.scores(call.query, call.items, labels, options.apply_softmax), options)
+
+
+def test_the_scores_of_all_ids_add_up_to_one(checkpoints) -> None:
+    scorer = Scorer(checkpoints("mistral")[0], "cpu", "float32", 4_096)
+    call = random_tokens(np.random.default_rng(7), 9, [3, 4], VOCABULARY)
+    answers, _ = scorer.score([ScoreCall(call.call(), np.arange(VOCABULARY, dtype=np.int32), ScoreOptions())])
+    np.testing.assert_allclose(answers[0].scores.sum(axis=1), 1, atol=1e-5)
+
+
+def test_a_model_that_gives_nan_gives_errors_not_scores(checkpoints) -> None:
+    """Only the call whose numbers are not finite fails. (Mistral's head is not its embedding.)"""
+    scorer = Scorer(checkpoints("mistral")[0], "cpu", "float32", 4_096)
+    scorer.runner._decoder.weights.embedding[123] = float("nan")
+    good, bad = Tokens([1, 2], [[3], [4]]), Tokens([1, 2], [[3], [123]])
+    labels = np.array([5, 6], np.int32)
+    for options in (ScoreOptions(), ScoreOptions(apply_softmax=True)):
+        answers, _ = scorer.score([ScoreCall(c.call(), labels, options) for c in (good, bad, good)])
+        assert isinstance(answers[1], RequestError)
+        np.testing.assert_array_equal(answers[0].scores, answers[2].scores)
+
+
+def test_bfloat16_stays_near_float32(checkpoints) -> None:
+    """8 bits of mantissa through four layers; the bound is twice what was seen over all families."""
+    call = random_tokens(np.random.default_rng(8), 13, [3, 7, 12], VOCABULARY)
+    options = ScoreOptions(apply_softmax=True)
+    checkpoint, truth = checkpoints("qwen3")
+    found = score(Scorer(checkpoint, "cpu", "bfloat16", 4_096), [call], options)[0]
+    expected = truth.scores(call.query, call.items, LABELS, apply_softmax=True)
+    np.testing.assert_allclose(found, expected, atol=0.05, rtol=0)
+
+
+def test_a_weight_that_the_config_does_not_announce_is_an_error(checkpoints, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from hiscore.models.config import UnsupportedCheckpoint
+
+    checkpoint, _ = checkpoints("llama")
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedCheckpoint, match=r"q_proj\.bias"):
+        Scorer(tmp_path, "cpu", "float32", 4_096)

@@ -1,0 +1,201 @@
+"""The pieces of a stream's text are together the text of all its tokens, and no piece has half a character."""
+
+import json
+from collections.abc import Callable
+from itertools import chain
+from time import process_time
+from typing import Any
+
+import pytest
+from hypothesis import assume, find, given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from hiscore.checkpoint import resolve
+from hiscore.settings import DEFAULT_MODEL
+from hiscore.tokenization import detokenizer
+from hiscore.tokenization.detokenizer import BROKEN, TextDecoder
+from hiscore.tokenization.panics import Panic
+from tests.support import tiny_tokenizers as tiny
+
+BYTE_FALLBACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def decoded_by(decoder: Any) -> Callable[[], Tokenizer]:
+    """A tokenizer of sentencepiece's kind with another decoder."""
+
+    def build() -> Tokenizer:
+        parts = json.loads(tiny.metaspace().to_str())
+        # Where bytes are decoded, they are no special tokens.
+        parts["added_tokens"] = [
+            token for token in parts["added_tokens"] if not token["content"].startswith("<0x")
+        ]
+        tokenizer = Tokenizer.from_str(json.dumps(parts))
+        tokenizer.decoder = decoder
+        return tokenizer
+
+    return build
+
+
+BUILDERS = {
+    **tiny.WITH_CUTS,
+    **tiny.WITHOUT_CUTS,
+    "gemma's decoder": decoded_by(decoders.Sequence(BYTE_FALLBACK)),
+    "llama2's decoder": decoded_by(decoders.Sequence([*BYTE_FALLBACK, decoders.Strip(" ", 1, 0)])),
+    "t5's decoder": decoded_by(decoders.Metaspace()),
+    "bert's decoder": decoded_by(decoders.WordPiece()),
+    "the first bpe's decoder": decoded_by(decoders.BPEDecoder()),
+}
+TOKENIZERS: dict[str, Any] = {
+    name: PreTrainedTokenizerFast(tokenizer_object=build()) for name, build in BUILDERS.items()
+}
+DEFAULT = "the default model"
+TOKENIZERS[DEFAULT] = AutoTokenizer.from_pretrained(resolve(DEFAULT_MODEL))
+DECODERS = {name: TextDecoder(tokenizer.backend_tokenizer) for name, tokenizer in TOKENIZERS.items()}
+
+WORDS = (
+    "the item don't . é e\u0301 苹果是 これは Привет مرحبا नमस्ते བཀྲ་ཤིས 한국어"
+    " 👩\u200d👧 🍎🍏 👍🏽 🇩🇪 𝔘𝔫𝔦 \ufffd ▁ <|im_end|> <0xE4>"
+)
+TEXTS = st.lists(
+    st.sampled_from([*WORDS.split(), " is", "  ", "\n"]) | st.characters(exclude_categories=["Cs"]),
+    max_size=12,
+).map("".join)
+
+
+def pieces(decoder: TextDecoder, ids: list[int]) -> list[str]:
+    stream = decoder.stream()
+    return [*(stream.push(token) for token in ids), stream.flush()]
+
+
+def truth(name: str, ids: list[int]) -> str:
+    return TOKENIZERS[name].decode(ids, skip_special_tokens=True)
+
+
+def ids_of(name: str) -> st.SearchStrategy[list[int]]:
+    """Texts, cut anywhere and mixed with ids at random: special ones, lone bytes, and beyond the vocabulary."""
+    tokenizer = TOKENIZERS[name]
+    ends = sorted({*range(24), *range(240, 300), *tokenizer.all_special_ids, *DECODERS[name].byte_ids})
+    of_text = st.builds(
+        lambda text, start, end: tokenizer.encode(text, add_special_tokens=False)[start : end or None],
+        TEXTS,
+        st.integers(0, 3),
+        st.integers(-3, 0),
+    )
+    random = st.lists(st.sampled_from(ends) | st.integers(0, len(tokenizer) + 40), max_size=40)
+    return st.lists(of_text | random, max_size=4).map(lambda parts: [*chain(*parts)])
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_pieces_are_the_text_of_all_tokens(name: str) -> None:
+    @settings(max_examples=100, deadline=None)
+    @given(ids_of(name))
+    def check(ids: list[int]) -> None:
+        assert "".join(pieces(DECODERS[name], ids)) == truth(name, ids)
+
+    check()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_text_comes_in_whole_characters(name: str) -> None:
+    @settings(max_examples=50, deadline=None)
+    @given(TEXTS)
+    def check(text: str) -> None:
+        ids = TOKENIZERS[name].encode(text, add_special_tokens=False)
+        assume(BROKEN not in truth(name, ids))
+        assert all(BROKEN not in piece for piece in pieces(DECODERS[name], ids))
+
+    check()
+
+
+@pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])
+def test_control_tokens_decoded_alone_are_wrong(name: str) -> None:
+    """The tests above would notice if every token were decoded by itself."""
+
+    def differs(ids: list[int]) -> bool:
+        return "".join(truth(name, [token]) for token in ids) != truth(name, ids)
+
+    find(ids_of(name), differs)
+
+
+@pytest.mark.parametrize(("constant", "value"), [("BROKEN", "nothing ends so"), ("KEPT", 2)])
+def test_control_each_rule_is_needed(constant: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sending half a character, and keeping too small a window, are found out."""
+    monkeypatch.setattr(detokenizer, constant, value)
+    find(ids_of(DEFAULT), lambda ids: "".join(pieces(DECODERS[DEFAULT], ids)) != truth(DEFAULT, ids))
+
+
+def test_control_a_run_of_bytes_is_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte fallback gives up a whole run for one broken byte: what was sent of the run would be wrong."""
+    name = "gemma's decoder"
+    ids = TOKENIZERS[name].convert_tokens_to_ids(["<0xE4>", "<0xBD>", "<0xA0>", "<0xFF>"])
+    assert truth(name, ids[:3]) == "你"
+    assert truth(name, ids) == BROKEN * 4 == "".join(pieces(DECODERS[name], ids))
+    monkeypatch.setattr(DECODERS[name], "byte_ids", set())
+    assert "".join(pieces(DECODERS[name], ids[:3])) != "你"
+
+
+def test_text_comes_at_once() -> None:
+    """Holding everything back to the end would satisfy the other tests."""
+    ids = TOKENIZERS[DEFAULT].encode("The capital of France is Paris.", add_special_tokens=False)
+    assert pieces(DECODERS[DEFAULT], ids) == ["The", " capital", " of", " France", " is", " Paris", ".", ""]
+
+
+def test_the_first_space_alone_is_lost() -> None:
+    name = "llama2's decoder"
+    ids = TOKENIZERS[name].convert_tokens_to_ids(["▁", "▁", "i", "▁", "i"])
+    assert pieces(DECODERS[name], ids) == ["", " ", "i", " ", "i", ""]
+
+
+def test_half_a_character_at_the_end_is_flushed() -> None:
+    ids = TOKENIZERS[DEFAULT].encode("a👩", add_special_tokens=False)
+    assert len(ids) > 2
+    assert pieces(DECODERS[DEFAULT], ids[:-1]) == ["a", *[""] * (len(ids) - 2), BROKEN]
+
+
+@pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])
+def test_what_has_no_text_does_not_part_a_character(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode("𝔘", add_special_tokens=False)
+    assert len(ids) > 1
+    for without_text in ([len(tokenizer) + 7] * 20, tokenizer.convert_tokens_to_ids(tiny.SPECIAL) * 20):
+        parted = [*ids[:-1], *without_text, ids[-1]]
+        assert "".join(pieces(DECODERS[name], parted)) == truth(name, parted) == "𝔘"
+
+
+@pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])
+@pytest.mark.parametrize("kind", ["words", "broken bytes", "skipped"])
+def test_a_long_stream_costs_no_more_for_a_token(name: str, kind: str) -> None:
+    """Four times the tokens may take four times as long; a cost that grows with the square takes 16 times."""
+    tokenizer = TOKENIZERS[name]
+    lone = tokenizer.convert_tokens_to_ids("<0xFF>") if DECODERS[name].byte_ids else _lone_byte(tokenizer)
+    token = {
+        "words": tokenizer.encode("item", add_special_tokens=False)[0],
+        "broken bytes": lone,
+        "skipped": tokenizer.all_special_ids[0] if tokenizer.all_special_ids else len(tokenizer) + 7,
+    }[kind]
+
+    def seconds(length: int) -> float:
+        start = process_time()
+        assert "".join(pieces(DECODERS[name], [token] * length)) == truth(name, [token] * length)
+        return process_time() - start
+
+    # By turns, each the best of three; 8 lies halfway between both laws, so that a busy machine does not matter.
+    rounds = [(seconds(2000), seconds(8000)) for _ in range(3)]
+    short, long = map(min, zip(*rounds, strict=True))
+    assert long < 8 * short
+
+
+def _lone_byte(tokenizer: Any) -> int:
+    return next(token for token in range(len(tokenizer)) if tokenizer.decode([token]) == BROKEN)
+
+
+def test_a_panic_of_the_library_is_an_exception_of_one_stream() -> None:
+    backend = Tokenizer(models.WordLevel({"a" * 40: 0}, unk_token="?"))
+    backend.decoder = decoders.Replace(Regex("(a+)+b"), "")
+    with pytest.raises(BaseException, match="retry-limit") as raised:
+        backend.decode([0])
+    assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
+    with pytest.raises(Panic):
+        TextDecoder(backend).stream().push(0)
