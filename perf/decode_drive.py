@@ -53,10 +53,10 @@ class Driver:
         self._watch()
         self._host = self._device = 0
         self.staged = [
-            self._begin(slot, prompt, room, full, staged[slot] if staged else None)
-            for slot, prompt in enumerate(prompts)
+            self._begin(seq_index, prompt, room, full, staged[seq_index] if staged else None)
+            for seq_index, prompt in enumerate(prompts)
         ]
-        self.slots = np.arange(len(prompts), dtype=np.int32)
+        self.seq_indices = np.arange(len(prompts), dtype=np.int32)
         self.lengths = np.array([len(prompt) for prompt in prompts], np.int32)
         """Tokens whose keys and values are in the cache."""
 
@@ -86,18 +86,18 @@ class Driver:
         return self.logits
 
     def release(self) -> None:
-        """Give all slots back; another driver may begin."""
-        for slot in self.slots.tolist():
-            while not self._worker.drained(slot):
+        """Give all sequences back; another driver may begin."""
+        for seq_index in self.seq_indices.tolist():
+            while not self._worker.drained(seq_index):
                 time.sleep(0.001)
-            self._worker.release(slot, np.empty(0, np.int32), np.empty(0, np.int32))
+            self._worker.release(seq_index, np.empty(0, np.int32), np.empty(0, np.int32))
 
     def _launch(self) -> Launched:
-        rows = StepRows(self.slots, self.lengths.copy(), greedy(len(self.slots)))
+        rows = StepRows(self.seq_indices, self.lengths.copy(), greedy(len(self.seq_indices)))
         self.lengths += 1
         return self._worker.step(rows)
 
-    def _begin(self, slot: int, prompt: Int32, room: int, full: bool, staged: Staged | None) -> Staged:
+    def _begin(self, seq_index: int, prompt: Int32, room: int, full: bool, staged: Staged | None) -> Staged:
         worker, g = self._worker, self._geometry
         staging = np.arange(-(-len(prompt) // STAGING_PAGE), dtype=np.int32)
         pages = -(-(len(prompt) + room) // g.page)
@@ -106,8 +106,8 @@ class Driver:
         places = np.arange(self._device, self._device + owned, dtype=np.int32)
         self._host, self._device = self._host + pages, self._device + owned
         if self._host > g.host_pages or self._device > g.device_pages:
-            raise ValueError(f"{slot + 1} streams do not fit into the worker's pools")
-        whole = Chunk(slot, prompt, 0, staging, host, True, full)
+            raise ValueError(f"{seq_index + 1} streams do not fit into the worker's pools")
+        whole = Chunk(seq_index, prompt, 0, staging, host, True, full)
         if staged is None:
             staged = self._prefill(whole)
         else:
@@ -115,8 +115,8 @@ class Driver:
                 worker._model.staging[:, : len(prompt)] = staged.rows
             _synchronize()  # the worker's lanes wait for no other
             worker.back_up_prompt(whole, 0, len(prompt))
-        worker.admit(Admission(slot, len(prompt), host, places, staging, full, None))
-        while not worker.drained(slot):
+        worker.admit(Admission(seq_index, len(prompt), host, places, staging, full, None))
+        while not worker.drained(seq_index):
             time.sleep(0.001)
         return staged
 

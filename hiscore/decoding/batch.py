@@ -1,26 +1,24 @@
-"""Streams as the rows of a launch."""
-
-from collections.abc import Sequence
+"""Sequences as the rows of a launch."""
 
 import numpy as np
 
 from hiscore.arrays import Int32
-from hiscore.decoding.sequence import Stream
+from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.uniforms import uniform
 from hiscore.decoding.worker.interface import Sampling, StepRows
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def sampling_of(streams: Sequence[Stream], positions: Int32) -> Sampling:
+def sampling_of(sequences: list[Sequence], positions: Int32) -> Sampling:
     """How the tokens that will stand at `positions`, int32 [R], are sampled.
 
-    A draw depends on its stream's seed and the position alone, whatever else is in the batch.
+    A draw depends on its sequence's seed and the position alone, whatever else is in the batch.
     """
-    options = [stream.call.options for stream in streams]
+    options = [sequence.call.options for sequence in sequences]
     # A float64 may be beyond every float32, where all that is finite is equally likely anyhow.
     temperature = np.array([min(each.temperature, FLOAT32_MAX) for each in options], np.float32)
-    uniforms = np.zeros(len(streams))
+    uniforms = np.zeros(len(sequences))
     if temperature.any():
         uniforms = uniform(np.array([each.seed for each in options], np.int64), positions)
     return Sampling(
@@ -31,8 +29,8 @@ def sampling_of(streams: Sequence[Stream], positions: Int32) -> Sampling:
     )
 
 
-def step_rows(streams: Sequence[Stream]) -> StepRows:
-    """The next step of streams that run."""
-    slots = np.array([stream.slot for stream in streams], np.int32)
-    positions = np.array([stream.length for stream in streams], np.int32)
-    return StepRows(slots, positions, sampling_of(streams, positions + 1))
+def step_rows(sequences: list[Sequence]) -> StepRows:
+    """The next step of sequences that run."""
+    seq_indices = np.array([sequence.seq_index for sequence in sequences], np.int32)
+    positions = np.array([sequence.length for sequence in sequences], np.int32)
+    return StepRows(seq_indices, positions, sampling_of(sequences, positions + 1))

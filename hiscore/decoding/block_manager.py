@@ -1,6 +1,6 @@
-"""What a stream needs of each pool, all of it before its prefill begins: nothing that runs can lack a page.
+"""What a sequence needs of each pool, all of it before its prefill begins: nothing that runs can lack a page.
 
-A stream is counted with its prompt and max_tokens. So a full pool makes others wait, and never ends one.
+A sequence is counted with its prompt and max_tokens. So a full pool makes others wait, and never ends one.
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import numpy as np
 
 from hiscore.arrays import Int32
 from hiscore.decoding.pages import PagePool
-from hiscore.decoding.sequence import DecodeCall, Stream
+from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE, Geometry
 from hiscore.errors import RequestError
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Pages of each pool; and always one slot."""
+    """Pages of each pool; and always one index."""
 
     host: int
     device: int
@@ -25,9 +25,9 @@ class Needs:
 
 @dataclass(frozen=True)
 class Release:
-    """Pages that belong to nobody any more; slot: -1 if the stream held none."""
+    """Pages that belong to nobody any more; seq_index: -1 if the sequence held none."""
 
-    slot: int
+    seq_index: int
     host: Int32
     device: Int32
 
@@ -69,45 +69,45 @@ def check_fits(call: DecodeCall, geometry: Geometry) -> None:
 
 
 class Pools:
-    """The slots and the pages of all pools."""
+    """The indices of sequences and the pages of all pools."""
 
     def __init__(self, geometry: Geometry) -> None:
-        self.slots = PagePool(geometry.max_streams)
+        self.seq_indices = PagePool(geometry.max_sequences)
         self.host = PagePool(geometry.host_pages)
         self.device = PagePool(geometry.device_pages)
         self.staging = PagePool(geometry.staging_pages)
 
-    def fit(self, needs: Needs, without: Stream | None = None) -> bool:
-        """Whether all that is needed is free, or would be if the stream `without` were preempted."""
-        slots, device = (1, len(without.device)) if without else (0, 0)
+    def fit(self, needs: Needs, without: Sequence | None = None) -> bool:
+        """Whether all that is needed is free, or would be if the sequence `without` were preempted."""
+        rows, device = (1, len(without.device)) if without else (0, 0)
         return (
-            self.slots.free + slots >= 1
+            self.seq_indices.free + rows >= 1
             and needs.host <= self.host.free
             and needs.device <= self.device.free + device
             and needs.staging <= self.staging.free
         )
 
-    def take(self, stream: Stream, needs: Needs) -> None:
-        """Give a stream all that it needs; a preempted one still has its pages on the host."""
-        stream.slot = int(self.slots.take(1)[0])
+    def take(self, sequence: Sequence, needs: Needs) -> None:
+        """Give a sequence all that it needs; a preempted one still has its pages on the host."""
+        sequence.seq_index = int(self.seq_indices.take(1)[0])
         if needs.host:
-            stream.host = self.host.take(needs.host)
-        stream.device = self.device.take(needs.device)
-        stream.staging = self.staging.take(needs.staging)
+            sequence.host = self.host.take(needs.host)
+        sequence.device = self.device.take(needs.device)
+        sequence.staging = self.staging.take(needs.staging)
 
-    def end_staging(self, stream: Stream) -> None:
-        self.staging.give_back(stream.staging)
-        stream.staging = NO_PAGES
+    def end_staging(self, sequence: Sequence) -> None:
+        self.staging.give_back(sequence.staging)
+        sequence.staging = NO_PAGES
 
-    def give_back(self, stream: Stream, keep_host: bool) -> Release:
-        """Take all from a stream, but perhaps its pages on the host."""
-        released = Release(stream.slot, NO_PAGES if keep_host else stream.host, stream.device)
-        self.end_staging(stream)
+    def give_back(self, sequence: Sequence, keep_host: bool) -> Release:
+        """Take all from a sequence, but perhaps its pages on the host."""
+        released = Release(sequence.seq_index, NO_PAGES if keep_host else sequence.host, sequence.device)
+        self.end_staging(sequence)
         self.host.give_back(released.host)
         self.device.give_back(released.device)
-        if stream.slot >= 0:
-            self.slots.give_back(np.array([stream.slot], np.int32))
-        stream.slot, stream.device = -1, NO_PAGES
+        if sequence.seq_index >= 0:
+            self.seq_indices.give_back(np.array([sequence.seq_index], np.int32))
+        sequence.seq_index, sequence.device = -1, NO_PAGES
         if not keep_host:
-            stream.host = NO_PAGES
+            sequence.host = NO_PAGES
         return released

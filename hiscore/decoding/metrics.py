@@ -17,16 +17,16 @@ COUNTERS = {
     "hiscore_decode_swap_in_rows_total": ("swap_in_rows", "Rows copied in from the host for the misses"),
     "hiscore_decode_captured_mass_total": ("captured", "Estimated attention mass of what was selected"),
     "hiscore_decode_captured_rows_total": ("captured_rows", "Rows over which that mass was summed up"),
-    "hiscore_decode_preemptions_total": ("preemptions", "Streams that had to make room for others"),
+    "hiscore_decode_preemptions_total": ("preemptions", "Sequences that had to make room for others"),
 }
 GAUGES = {
     "hiscore_decode_waiting": ("waiting", "Calls in the queue"),
-    "hiscore_decode_prefilling": ("prefilling", "Streams whose prompt is being read"),
-    "hiscore_decode_running": ("running", "Streams that get a token in every step"),
-    "hiscore_decode_preempted": ("preempted", "Streams that wait on the host to come back"),
+    "hiscore_decode_prefilling": ("prefilling", "Sequences whose prompt is being read"),
+    "hiscore_decode_running": ("running", "Sequences that get a token in every step"),
+    "hiscore_decode_preempted": ("preempted", "Sequences that wait on the host to come back"),
     "hiscore_decode_backup_lag_tokens": ("backup_lag", "Tokens whose copies to the host are under way"),
-    "hiscore_decode_host_rows": ("host_rows", "Tokens for which streams hold room in the host's pool"),
-    "hiscore_decode_device_rows": ("device_rows", "Tokens for which streams hold room in device buffers"),
+    "hiscore_decode_host_rows": ("host_rows", "Tokens for which sequences hold room in the host's pool"),
+    "hiscore_decode_device_rows": ("device_rows", "Tokens for which sequences hold room in device buffers"),
 }
 
 

@@ -9,7 +9,7 @@ from hiscore.errors import RequestError
 from hiscore.parameters import flag, known_only, number
 
 INT32_MAX = 2**31 - 1
-# Stop strings are searched on the thread that serves every stream, so one request's share of it is bounded.
+# Stop strings are searched on the thread that serves every sequence, so one request's share of it is bounded.
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 1024
@@ -17,10 +17,10 @@ MAX_STOP_TOKENS = 1024
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How a stream is sampled and when it ends.
+    """How a sequence is sampled and when it ends.
 
     temperature: 0 is greedy. top_k: 0 is off. seed: drawn at random where the request gives none. ignore_eos: the
-    model's own end tokens do not end the stream. stop, stop_token_ids: strings and ids that do. sparse: false
+    model's own end tokens do not end the sequence. stop, stop_token_ids: strings and ids that do. sparse: false
     attends to everything, whatever the server selects by default.
     """
 

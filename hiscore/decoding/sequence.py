@@ -12,7 +12,7 @@ from hiscore.decoding.worker.interface import NO_PAGES, Admission
 
 
 class Stage(Enum):
-    """Where a stream stands."""
+    """Where a sequence stands."""
 
     WAITING = auto()
     """Holds nothing yet."""
@@ -46,7 +46,7 @@ class DecodeCall:
 
 @dataclass(frozen=True)
 class Output:
-    """What is new of a stream. finish_reason: '' until the last, then stop, length or cancelled."""
+    """What is new of a sequence. finish_reason: '' until the last, then stop, length or cancelled."""
 
     token_ids: list[int]
     text: str
@@ -54,10 +54,10 @@ class Output:
 
 
 @dataclass(eq=False)
-class Stream:
+class Sequence:
     """A call, what it holds, and how far it has come.
 
-    `reply_to` is the caller's business; `end` says when the stream ends, and what text it has until then.
+    `reply_to` is the caller's business; `end` says when the sequence ends, and what text it has until then.
     """
 
     call: DecodeCall
@@ -65,7 +65,7 @@ class Stream:
     end: StreamEnd
 
     stage: Stage = Stage.WAITING
-    slot: int = -1
+    seq_index: int = -1
     host: Int32 = field(default_factory=lambda: NO_PAGES)
     device: Int32 = field(default_factory=lambda: NO_PAGES)
     staging: Int32 = field(default_factory=lambda: NO_PAGES)
@@ -107,9 +107,9 @@ class Stream:
         return self.sampled == self.call.options.max_tokens
 
     def admission(self) -> Admission:
-        """After the prompt's last chunk was launched, or when a preempted stream has been restored."""
+        """After the prompt's last chunk was launched, or when a preempted sequence has been restored."""
         first_token = self.newest if self.received else None
         full = not self.call.options.sparse
         return Admission(
-            self.slot, self.length, self.host, self.device, self.staging, full, first_token
+            self.seq_index, self.length, self.host, self.device, self.staging, full, first_token
         )  # fmt: skip

@@ -15,8 +15,8 @@ class EngineStats:
     tokens: those sent; prompt_tokens: those prefilled. step_seconds: of steps, on the device. hits, misses: of
     pages, per layer, row and head; swap_in_rows: tokens copied in for the misses. captured: sum of the selected
     attention mass, over as many captured_rows. full, late, cancelled: calls that were turned away before they
-    began, and why. waiting: calls in the queue. prefilling: streams, those being restored among them. backup_lag,
-    host_rows, device_rows: tokens; the latter two count what is taken out of the pools.
+    began, and why. waiting: calls in the queue. prefilling: sequences, those being restored among them.
+    backup_lag, host_rows, device_rows: tokens; the latter two count what is taken out of the pools.
     """
 
     steps: int = 0
@@ -43,7 +43,7 @@ class EngineStats:
 
     @property
     def idle(self) -> bool:
-        """Whether no stream waits or holds anything; whatever has started holds room on the host."""
+        """Whether no sequence waits or holds anything; whatever has started holds room on the host."""
         return not self.waiting and not self.host_rows
 
 
@@ -85,7 +85,7 @@ class Tally:
             prefilling=count(Stage.PREFILLING, Stage.STAGING),
             running=count(Stage.RUNNING),
             preempted=count(Stage.PREEMPTED),
-            backup_lag=self.total.backup_lag if pools.slots.used else 0,
+            backup_lag=self.total.backup_lag if pools.seq_indices.used else 0,
             host_rows=pools.host.used * geometry.page,
             device_rows=pools.device.used * geometry.page,
         )

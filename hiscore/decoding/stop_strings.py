@@ -1,8 +1,8 @@
-"""When a stream ends, and which of its text may be sent before that is known.
+"""When a sequence ends, and which of its text may be sent before that is known.
 
 Stop strings are found by an Aho-Corasick automaton, one step for each character. So they are found across tokens,
-the first to be complete ends the stream, and the automaton's depth is the length of the text that may yet turn out
-to begin one: that much is held back.
+the first to be complete ends the sequence, and the automaton's depth is the length of the text that may yet
+turn out to begin one: that much is held back.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ class Detokenizer(Protocol):
 
 
 class Taken(NamedTuple):
-    """What one more token adds: text that may be sent, and why the stream ended ('' if it goes on)."""
+    """What one more token adds: text that may be sent, and why the sequence ended ('' if it goes on)."""
 
     text: str
     finish_reason: FinishReason
@@ -89,7 +89,7 @@ class StopStrings:
 
 
 class StreamEnd:
-    """Follows one stream: takes its tokens, gives the text to send and the reason to end."""
+    """Follows one sequence: takes its tokens, gives the text to send and the reason to end."""
 
     def __init__(self, options: DecodeOptions, eos_ids: Set[int], text: Detokenizer | None = None) -> None:
         """text: None without a tokenizer: then all text is empty, and no stop string can match."""
@@ -99,7 +99,7 @@ class StreamEnd:
         self._text = text
 
     def take(self, token: int) -> Taken:
-        """One more token, and no more once a reason was given. An id that ends the stream adds no text."""
+        """One more token, and no more once a reason was given. An id that ends the sequence adds no text."""
         self._left -= 1
         if token in self._ends:
             return Taken(self._rest()[0], "stop")
@@ -110,7 +110,7 @@ class StreamEnd:
         return Taken(text, "stop" if found else "")
 
     def cancel(self) -> str:
-        """The text still held back, where a stream ends for another reason than its tokens."""
+        """The text still held back, where a sequence ends for another reason than its tokens."""
         return self._rest()[0]
 
     def _rest(self) -> tuple[str, bool]:

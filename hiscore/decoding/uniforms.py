@@ -1,4 +1,4 @@
-"""Uniform numbers by counter: the draw for a token depends on its stream's seed and its position alone."""
+"""Uniform numbers by counter: the draw for a token depends on its sequence's seed and its position alone."""
 
 import numpy as np
 import numpy.typing as npt

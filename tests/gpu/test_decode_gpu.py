@@ -132,11 +132,11 @@ def test_what_is_selected_is_what_the_cpu_selects(workers: Any, selector: str) -
     of = SPARSE[selector]
     on_cpu = Driver(workers(selector, *of, device="cpu"))
     given, tokens = PROMPTS[3], generate(workers(selector, *of))[3]
-    slot, logits = on_cpu.admit(given, 24)
+    seq_index, logits = on_cpu.admit(given, 24)
     expected = [logits]
     for token in tokens[:-1]:
-        expected.append(on_cpu.step([slot], fed=[token])[0])
-    on_cpu.leave(slot)
+        expected.append(on_cpu.step([seq_index], fed=[token])[0])
+    on_cpu.leave(seq_index)
     assert near_best(torch.stack(expected), tokens).max() < NEAR
     if selector == "dsa":
         return
@@ -211,13 +211,13 @@ def test_all_from_the_host_is_dense_to_the_bit(workers: Any, dtype: torch.dtype)
 
     # Control: one number of the host's that comes in by a swap counts.
     driver = Driver(worker)
-    slot, _ = driver.admit(prompt(200), 300)
-    driver.drain(slot)
+    seq_index, _ = driver.admit(prompt(200), 300)
+    driver.drain(seq_index)
     torch.cuda.synchronize()
-    page = int(driver.streams[slot].host[2])
+    page = int(driver.sequences[seq_index].host[2])
     worker._cache.host[-1, page, 0, 1, 3, 0] += 8
-    assert not torch.equal(driver.step([slot], cold=True), dense[1])
-    driver.leave(slot)
+    assert not torch.equal(driver.step([seq_index], cold=True), dense[1])
+    driver.leave(seq_index)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -233,7 +233,7 @@ def test_where_rows_come_from_changes_no_bit(workers: Any, selector: str, dtype:
 def differing(worker: CacheWorker, driver: Driver) -> int:
     """Tokens of layers and heads whose rows on the device, where there are any, are not the host's."""
     shape, wrong = worker._cache.shape, 0
-    for stream in driver.streams.values():
+    for stream in driver.sequences.values():
         whole = host_rows(worker, stream, torch.arange(stream.length))
         assert whole.isfinite().all()
         for layer in range(shape.layers):
@@ -250,20 +250,20 @@ def differing(worker: CacheWorker, driver: Driver) -> int:
 def test_the_host_has_what_the_device_has(workers: Any, selector: str, backup: str) -> None:
     worker = workers(selector, *SPARSE[selector], backup=backup)
     driver = Driver(worker)
-    slots = [
+    seq_indices = [
         driver.admit(prompt(length, seed=length), most)[0] for length, most in ((200, 300), (9, 60), (1, 40))
     ]
     for _ in range(30):
-        driver.step(slots)
-    for slot in slots:
-        driver.drain(slot)
+        driver.step(seq_indices)
+    for seq_index in seq_indices:
+        driver.drain(seq_index)
     torch.cuda.synchronize()
     assert differing(worker, driver) == 0
-    newest = driver.streams[slots[0]]
+    newest = driver.sequences[seq_indices[0]]
     worker._cache.host[1, int(newest.host[(newest.length - 1) // worker.geometry.page])] += 1  # the control
     assert differing(worker, driver) > 0
-    for slot in slots:
-        driver.leave(slot)
+    for seq_index in seq_indices:
+        driver.leave(seq_index)
 
 
 def sampled(rows: int) -> Sampling:
@@ -281,11 +281,11 @@ def sampled(rows: int) -> Sampling:
 def test_nothing_waits_in_a_steady_step(workers: Any, selector: str, backup: str) -> None:
     worker = workers(selector, *SPARSE[selector], backup=backup)
     driver = Driver(worker)
-    slots = [driver.admit(prompt(length, seed=length), 300)[0] for length in (100, 30, 5)]
+    seq_indices = [driver.admit(prompt(length, seed=length), 300)[0] for length in (100, 30, 5)]
     kinds = cycle((greedy, sampled))
     for _ in range(4):
         driver.sampling = next(kinds)
-        driver.step(slots)
+        driver.step(seq_indices)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -294,12 +294,12 @@ def test_nothing_waits_in_a_steady_step(workers: Any, selector: str, backup: str
         launched = []
         for _ in range(10):
             driver.sampling = next(kinds)
-            launched.append(driver.launch(slots))
+            launched.append(driver.launch(seq_indices))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(driver.read(each).isfinite().all() for each in launched)
-    for slot in slots:
-        driver.leave(slot)
+    for seq_index in seq_indices:
+        driver.leave(seq_index)
 
 
 @pytest.mark.parametrize("selector", ["exact", "dsa"])
@@ -331,14 +331,14 @@ def ahead(worker: CacheWorker, steps: int = 16) -> list[Tensor]:
     """Steps launched without reading any: their logits, and what the host has of the stream in the end."""
     torch.cuda.synchronize()
     driver = Driver(worker)
-    slot, _ = driver.admit(prompt(60), 100)
-    launched = [driver.launch([slot]) for _ in range(steps)]
+    seq_index, _ = driver.admit(prompt(60), 100)
+    launched = [driver.launch([seq_index]) for _ in range(steps)]
     found = [driver.read(each) for each in launched]
-    driver.drain(slot)
+    driver.drain(seq_index)
     torch.cuda.synchronize()
-    stream = driver.streams[slot]
+    stream = driver.sequences[seq_index]
     found.append(host_rows(worker, stream, torch.arange(stream.length)))
-    driver.leave(slot)
+    driver.leave(seq_index)
     return found
 
 

@@ -1,7 +1,7 @@
-"""A small engine over a `BackupSchedule`: streams join, leave, are preempted and come back at random.
+"""A small engine over a `BackupSchedule`: sequences join, leave, are preempted and come back at random.
 
-Every token of every stream has a value of its own. What forwards may read is checked, and what the host holds of a
-drained stream. Pages and slots change hands as soon as they may, and what nobody owns is poisoned.
+Every token of every sequence has a value of its own. What forwards may read is checked, and what the host
+holds of a drained sequence. Pages and indices change hands as soon as they may, and what nobody owns is poisoned.
 """
 
 import random
@@ -33,7 +33,7 @@ class Host(Memory, Protocol):
 
 @dataclass(frozen=True)
 class Load:
-    """What to run. Streams are up to `longest` pages of `page` tokens long."""
+    """What to run. Sequences are up to `longest` pages of `page` tokens long."""
 
     protocol: BackupProtocol
     page: int
@@ -48,13 +48,13 @@ class Load:
 
 
 @dataclass
-class Stream:
+class Sequence:
     number: int
     prompt: int
     total: int
     resident: bool
     length: int = 0
-    slot: int = -1
+    seq_index: int = -1
     first_decoded: int = 0
     host: list[int] = field(default_factory=list)
     device: list[int] = field(default_factory=list)
@@ -77,19 +77,19 @@ class Run:
     """One run of a load; `faults` of the memory say what went wrong."""
 
     def __init__(self, load: Load, host: Host, schedule: BackupSchedule, ring: int | None = None) -> None:
-        """ring: pages in the ring of a stream, if not the right number."""
+        """ring: pages in the ring of a sequence, if not the right number."""
         self.load, self.memory, self.schedule = load, host, schedule
         self._random = random.Random(load.seed)
         self._ring = ring or ring_pages(schedule.width, load.page)
-        # Room for all slots and for one stream that is away; what is free is taken last in, first out.
+        # Room for all that run and for one sequence that is away; what is free is taken last in, first out.
         self._host = Pool((SLOTS + 1) * load.pages)
         self._device = Pool(SLOTS * load.pages)
         self._staging = Pool(2 * load.pages)
         self._slots = list(range(SLOTS))
         self._streams = 0
-        self._running: list[Stream] = []
-        self._leaving: list[tuple[Stream, bool]] = []
-        self._away: list[Stream] = []
+        self._running: list[Sequence] = []
+        self._leaving: list[tuple[Sequence, bool]] = []
+        self._away: list[Sequence] = []
         self._results: list[Callable[[], None]] = []
         self.written = 0
         self.most_lag = 0
@@ -119,59 +119,63 @@ class Run:
                 total = self._random.randint(2, self.load.pages * self.load.page)
                 prompt = self._random.randint(1, total - 1)
                 self._streams += 1
-                stream = Stream(self._streams, prompt, total, self._random.random() < 0.25)
-                stream.host = self._host.take(-(-total // self.load.page))
-                self._start(stream)
+                sequence = Sequence(self._streams, prompt, total, self._random.random() < 0.25)
+                sequence.host = self._host.take(-(-total // self.load.page))
+                self._start(sequence)
             else:
                 return
 
-    def _start(self, stream: Stream) -> None:
+    def _start(self, sequence: Sequence) -> None:
         """Prefill or restore to staging, then admit; the staging pages are free for the next at once."""
-        back = stream.length > 0
-        stream.slot = self._slots.pop()
-        stream.device = self._device.take(
-            min(len(stream.host), len(stream.host) if stream.resident else self._ring)
+        back = sequence.length > 0
+        sequence.seq_index = self._slots.pop()
+        sequence.device = self._device.take(
+            min(len(sequence.host), len(sequence.host) if sequence.resident else self._ring)
         )
-        length = stream.length = stream.length or stream.prompt
-        stream.first_decoded = length
+        length = sequence.length = sequence.length or sequence.prompt
+        sequence.first_decoded = length
         staging = self._staging.take(-(-length // self.load.page))
         staged = [self._cell("device", staging, p, STAGING) for p in range(length)]
-        stored = [self._cell("host", stream.host, p) for p in range(length)]
+        stored = [self._cell("host", sequence.host, p) for p in range(length)]
         if back:
             self.memory.during = "stage"
             self.schedule.restore(
-                stream.slot,
+                sequence.seq_index,
                 length,
                 _int32(staging),
                 lambda: self.memory.copy([*zip(stored, staged, strict=True)]),
             )
         else:
-            self._prefill(stream, staging, staged, stored)
-        newest = (stream.length - 1) // self.load.page
+            self._prefill(sequence, staging, staged, stored)
+        newest = (sequence.length - 1) // self.load.page
         kept = [
-            p for p in range(stream.length) if stream.resident or p // self.load.page > newest - self._ring
+            p
+            for p in range(sequence.length)
+            if sequence.resident or p // self.load.page > newest - self._ring
         ]
 
         def seed() -> None:
-            self.memory.copy([(staged[p], self._device_cell(stream, p)) for p in kept])
+            self.memory.copy([(staged[p], self._device_cell(sequence, p)) for p in kept])
 
         self._staging.free += staging
-        if stream.length < length:
-            self._leaving.append((stream, False))
+        if sequence.length < length:
+            self._leaving.append((sequence, False))
             return
         self.memory.during = "seed"
         self.schedule.forward(seed)
-        self._running.append(stream)
+        self._running.append(sequence)
 
-    def _prefill(self, stream: Stream, staging: list[int], staged: list[Cell], stored: list[Cell]) -> None:
-        """The prompt in parts, between steps of others. Some streams leave before their last: then shorter."""
-        page, left, copied = self.load.page, stream.length, 0
+    def _prefill(
+        self, sequence: Sequence, staging: list[int], staged: list[Cell], stored: list[Cell]
+    ) -> None:
+        """The prompt in parts, between steps of others. Some sequences leave before their last: then shorter."""
+        page, left, copied = self.load.page, sequence.length, 0
         leaves = self._random.random() < 0.1
         while left:
-            start = stream.length - left
+            start = sequence.length - left
             tokens = self._random.randint(1, left)
             end, left = start + tokens, left - tokens
-            values = [stream.value(p) for p in range(start, end)]
+            values = [sequence.value(p) for p in range(start, end)]
             begun = staging[-(-start // page) : -(-end // page)]
             self.memory.during = "stage"
             self.schedule.stage(
@@ -184,24 +188,28 @@ class Run:
                 pages = staging[copied // page : -(-upto // page)]
                 self.memory.during = "prompt"
                 self.schedule.back_up_prompt(
-                    stream.slot, copied, upto, _int32(pages), lambda pairs=pairs: self.memory.copy(pairs)
+                    sequence.seq_index,
+                    copied,
+                    upto,
+                    _int32(pages),
+                    lambda pairs=pairs: self.memory.copy(pairs),
                 )
                 self.written += upto - copied
                 copied = upto
             if left and leaves:
-                stream.length = copied
+                sequence.length = copied
                 return
             self._leave(0.0, 0.0)
             if self._running and self._random.random() < 0.3:
                 self._step()
 
     def _step(self) -> None:
-        rows = [(stream, stream.length) for stream in self._running]
+        rows = [(sequence, sequence.length) for sequence in self._running]
         self._random.shuffle(rows)
-        for stream, _ in rows:
-            stream.length += 1
+        for sequence, _ in rows:
+            sequence.length += 1
         # Under `blocking` the host keeps one list of rows, which each copy reads when it runs.
-        listed = [x for stream, p in rows for x in (stream.slot, p)]
+        listed = [x for sequence, p in rows for x in (sequence.seq_index, p)]
         cells: list[Cell] = [("host", ROWS + i) for i in range(len(listed))]
 
         def backup() -> None:
@@ -211,17 +219,17 @@ class Run:
             self.memory.copy([(self._device_cell(s, p), self._cell("host", s.host, p)) for s, p in rows])
 
         self.memory.during = "step"
-        slots, positions = (_int32([s.slot for s, _ in rows]), _int32([p for _, p in rows]))
-        self.schedule.step(slots, positions, lambda: self._forward(rows), backup)
+        seq_indices, positions = (_int32([s.seq_index for s, _ in rows]), _int32([p for _, p in rows]))
+        self.schedule.step(seq_indices, positions, lambda: self._forward(rows), backup)
         self.written += len(rows)
-        # A stream's first steps may still wait for its prompt's copy.
-        settled = [s.slot for s, p in rows if p >= s.first_decoded + 2]
+        # A sequence's first steps may still wait for its prompt's copy.
+        settled = [s.seq_index for s, p in rows if p >= s.first_decoded + 2]
         self.most_lag = max(self.most_lag, *self.schedule.lag()[settled].tolist(), 0)
         self._results.append(self.memory.after(Lane.FORWARD))
         if len(self._results) > 1:
             self._results[-2]()
 
-    def _forward(self, rows: list[tuple[Stream, int]]) -> None:
+    def _forward(self, rows: list[tuple[Sequence, int]]) -> None:
         """Writes the new tokens, then reads all that attention may: the buffer, and what can be swapped in."""
         self.memory.fill([self._device_cell(s, p) for s, p in rows], [s.value(p) for s, p in rows])
         for s, p in rows:
@@ -237,33 +245,33 @@ class Run:
                 )
 
     def _leave(self, end: float, preempt: float) -> None:
-        for stream in list(self._running):
+        for sequence in list(self._running):
             draw = self._random.random()
-            done = stream.length == stream.total
+            done = sequence.length == sequence.total
             if done or draw < end + preempt:
-                self._running.remove(stream)
-                self._leaving.append((stream, not done and draw >= end))
+                self._running.remove(sequence)
+                self._leaving.append((sequence, not done and draw >= end))
 
     def _collect(self) -> None:
-        """Streams that have drained give up their slot and their pages."""
+        """Sequences that have drained give up their index and their pages."""
         self.memory.during = "drained"
-        for stream, preempted in list(self._leaving):
-            if not self.schedule.drained(stream.slot):
+        for sequence, preempted in list(self._leaving):
+            if not self.schedule.drained(sequence.seq_index):
                 continue
-            positions = range(stream.length)
-            stored = [self._cell("host", stream.host, p) for p in positions]
-            self.memory.check_now(stored, [stream.value(p) for p in positions], "the host when drained")
-            self.schedule.release(stream.slot)
-            self._leaving.remove((stream, preempted))
-            freed: list[Cell] = [("device", c) for page in stream.device for c in self._of(page)]
+            positions = range(sequence.length)
+            stored = [self._cell("host", sequence.host, p) for p in positions]
+            self.memory.check_now(stored, [sequence.value(p) for p in positions], "the host when drained")
+            self.schedule.release(sequence.seq_index)
+            self._leaving.remove((sequence, preempted))
+            freed: list[Cell] = [("device", c) for page in sequence.device for c in self._of(page)]
             if preempted:
-                self._away.append(stream)
+                self._away.append(sequence)
             else:
-                freed += [("host", c) for page in stream.host for c in self._of(page)]
-                self._host.free += stream.host
+                freed += [("host", c) for page in sequence.host for c in self._of(page)]
+                self._host.free += sequence.host
             self.memory.launch(Lane.FORWARD, lambda: self.memory.fill(freed, [POISON] * len(freed)))  # noqa: B023
-            self._device.free += stream.device
-            self._slots.append(stream.slot)
+            self._device.free += sequence.device
+            self._slots.append(sequence.seq_index)
 
     def _of(self, page: int) -> range:
         return range(page * self.load.page, (page + 1) * self.load.page)
@@ -272,9 +280,9 @@ class Run:
         page, offset = divmod(position, self.load.page)
         return memory, start + pages[page] * self.load.page + offset
 
-    def _device_cell(self, stream: Stream, position: int) -> Cell:
+    def _device_cell(self, sequence: Sequence, position: int) -> Cell:
         page, offset = divmod(position, self.load.page)
-        return "device", stream.device[page % len(stream.device)] * self.load.page + offset
+        return "device", sequence.device[page % len(sequence.device)] * self.load.page + offset
 
 
 def _int32(values: list[int]) -> Int32:

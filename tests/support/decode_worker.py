@@ -1,8 +1,9 @@
 """A worker without a model, for tests of scheduling: the next token is a hash of all tokens that its memory holds.
 
 It has the pools of a real one, in plain arrays, and a device that runs behind: what is launched is only done when
-a result is waited for or `drained` is asked. Freed memory is poisoned, so a stream that reads another's pages, or
-its own too late, gives other tokens than alone. Whatever a caller does wrong is recorded in `violations` as well.
+a result is waited for or `drained` is asked. Freed memory is poisoned, so a sequence that reads another's
+pages, or its own too late, gives other tokens than alone. Whatever a caller does wrong is recorded in
+`violations` as well.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ EOS = 7
 POISON = -9
 
 TINY = Geometry(
-    page=4, lru_pages=3, ring_pages=2, host_pages=160, device_pages=20, staging_pages=8, max_streams=4, chunk=24,
+    page=4, lru_pages=3, ring_pages=2, host_pages=160, device_pages=20, staging_pages=8, max_sequences=4, chunk=24,
     context_length=120,
 )  # fmt: skip
 
@@ -58,7 +59,7 @@ def alone(call: DecodeCall) -> tuple[list[int], str]:
 
 @dataclass
 class Held:
-    """What the worker knows of a slot, or of a preempted stream."""
+    """What the worker knows of a running or a preempted sequence."""
 
     staging: Int32
     filled: int = 0  # tokens in staging
@@ -71,10 +72,10 @@ class Held:
 
 @dataclass
 class Task:
-    """Work of the device for some slots."""
+    """Work of the device for some sequences."""
 
     number: int
-    slots: list[int]
+    seq_indices: list[int]
     work: Callable[[], None]
 
 
@@ -82,7 +83,7 @@ class Task:
 class Copy:
     """A copy to the host, under way for some ticks."""
 
-    slot: int
+    seq_index: int
     work: Callable[[], None]
     ticks: int
 
@@ -96,111 +97,113 @@ class HashWorker:
         self.violations: list[str] = []
         self.prefilled_tokens = self.restores = self.steps = 0
         self.on_step: Callable[[StepRows], None] = lambda rows: None
-        self.fail: Callable[[str, list[int]], Exception | int | None] = lambda call, slots: None
-        self.slots: dict[int, Held] = {}
+        self.fail: Callable[[str, list[int]], Exception | int | None] = lambda call, seq_indices: None
+        self.sequences: dict[int, Held] = {}
         self.kept: dict[bytes, Held] = {}  # preempted, by their pages on the host
         self._copies: list[Copy] = []
         self._tasks: deque[Task] = deque()
         self._numbers = count()
         self._staging = np.full(geometry.staging_pages * STAGING_PAGE, POISON, np.int32)
         self._host = np.full(geometry.host_pages * geometry.page, POISON, np.int32)
-        self._newest = np.full(geometry.max_streams, POISON, np.int32)
-        self._tails: dict[int, dict[int, int]] = {}  # of each slot: what has not landed, by position
+        self._newest = np.full(geometry.max_sequences, POISON, np.int32)
+        self._tails: dict[int, dict[int, int]] = {}  # of each sequence: what has not landed, by position
 
     # What the scheduler calls.
 
     def prefill(self, chunks: Sequence[Chunk], sampling: Sampling) -> "Pending":
-        self._raise("prefill", [chunk.slot for chunk in chunks])
+        self._raise("prefill", [chunk.seq_index for chunk in chunks])
         self._check(sum(len(chunk.tokens) for chunk in chunks) <= self.geometry.chunk, "too long a forward")
         last = [chunk for chunk in chunks if chunk.last]
         self._check(len(last) == len(sampling.uniforms), "not one row of sampling for each prompt's end")
         for chunk in chunks:
             if chunk.start == 0:
-                self._check(chunk.slot not in self.slots, f"slot {chunk.slot} is taken")
-                self._own_staging(chunk.slot, chunk.staging_pages)
-                self._own("host", chunk.slot, chunk.host_pages)
-            held = self.slots[chunk.slot]
+                self._check(chunk.seq_index not in self.sequences, f"seq_index {chunk.seq_index} is taken")
+                self._own_staging(chunk.seq_index, chunk.staging_pages)
+                self._own("host", chunk.seq_index, chunk.host_pages)
+            held = self.sequences[chunk.seq_index]
             self._check(np.array_equal(held.host, chunk.host_pages), "other pages on the host")
             self._check(len(chunk.tokens) > 0 and chunk.start == held.filled, "not the next part of a prompt")
             self._check(not held.whole, "prefilled again")
             held.filled += len(chunk.tokens)
             held.whole = chunk.last
             self.prefilled_tokens += len(chunk.tokens)
-        return self._launch("prefill", [chunk.slot for chunk in chunks], lambda: self._fill(chunks, sampling))
+        return self._launch(
+            "prefill", [chunk.seq_index for chunk in chunks], lambda: self._fill(chunks, sampling)
+        )
 
-    def restore(self, slot: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
-        self._raise("restore", [slot])
-        self._check(slot not in self.slots, f"slot {slot} is taken")
+    def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
+        self._raise("restore", [seq_index])
+        self._check(seq_index not in self.sequences, f"index {seq_index} is taken")
         kept = self.kept.pop(host_pages.tobytes(), None)
         self._check(kept is not None and kept.length == length, "restored is not what was preempted")
-        self._own_staging(slot, staging_pages)
-        held = self.slots[slot]
+        self._own_staging(seq_index, staging_pages)
+        held = self.sequences[seq_index]
         held.filled, held.whole = length, True
-        self._own("host", slot, host_pages)
+        self._own("host", seq_index, host_pages)
         self.restores += 1
 
         def work() -> None:
             self._staging[_places(staging_pages, STAGING_PAGE)[:length]] = self._on_host(host_pages)[:length]
 
-        self._task([slot], work)
+        self._task([seq_index], work)
 
     def admit(self, admission: Admission) -> None:
-        self._raise("admit", [admission.slot])
-        slot, length = admission.slot, admission.length
-        held = self.slots[slot]
+        self._raise("admit", [admission.seq_index])
+        seq_index, length = admission.seq_index, admission.length
+        held = self.sequences[seq_index]
         restored = admission.first_token is not None
         self._check(held.whole and held.length < 0 and held.filled == length, "admitted too early, or twice")
         self._check(len(admission.host_pages) * self.geometry.page > length, "too few pages on the host")
         self._check(np.array_equal(admission.staging_pages, held.staging), "other staging pages")
         self._check(np.array_equal(admission.host_pages, held.host), "other pages on the host")
-        self._own("device", slot, admission.device_pages)
+        self._own("device", seq_index, admission.device_pages)
         held.length = length
 
         def work() -> None:
             if restored:
-                self._newest[slot] = admission.first_token
-                self._tails[slot] = {}
+                self._newest[seq_index] = admission.first_token
+                self._tails[seq_index] = {}
 
-        self._task([slot], work)
+        self._task([seq_index], work)
 
     def step(self, rows: StepRows) -> "Pending":
-        slots = rows.slots.tolist()
+        seq_indices = rows.seq_indices.tolist()
         self.on_step(rows)
-        self._raise("step", slots)
-        self._check(0 < len(slots) == len(set(slots)), "a slot twice in a step, or none")
-        for slot, position in zip(slots, rows.positions.tolist(), strict=True):
-            held = self.slots.get(slot)
-            self._check(held is not None and held.length >= 0, f"slot {slot} was not admitted")
+        self._raise("step", seq_indices)
+        self._check(0 < len(seq_indices) == len(set(seq_indices)), "a sequence twice in a step, or none")
+        for seq_index, position in zip(seq_indices, rows.positions.tolist(), strict=True):
+            held = self.sequences.get(seq_index)
+            self._check(held is not None and held.length >= 0, f"sequence {seq_index} was not admitted")
             self._check(position == held.length, "not the next position")
             self._check(position < len(held.host) * self.geometry.page, "beyond the pages on the host")
             held.length += 1
         self.steps += 1
-        pages = [self.slots[slot].host for slot in slots]
-        return self._launch("step", slots, lambda: self._decode(rows, pages))
+        pages = [self.sequences[seq_index].host for seq_index in seq_indices]
+        return self._launch("step", seq_indices, lambda: self._decode(rows, pages))
 
-    def drained(self, slot: int) -> bool:
-        self._raise("drained", [slot])
+    def drained(self, seq_index: int) -> bool:
+        self._raise("drained", [seq_index])
         if self._tasks:
             self._tasks.popleft().work()
         self._tick()
-        drained = self._is_drained(slot)
-        if drained and slot in self.slots and self.slots[slot].length >= 0:
-            self.slots[slot].staging = NO_PAGES
+        drained = self._is_drained(seq_index)
+        if drained and seq_index in self.sequences and self.sequences[seq_index].length >= 0:
+            self.sequences[seq_index].staging = NO_PAGES
         return drained
 
-    def release(self, slot: int, host_pages: Int32, device_pages: Int32) -> None:
-        self._raise("release", [slot])
-        if slot < 0:
+    def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
+        self._raise("release", [seq_index])
+        if seq_index < 0:
             self._check(
                 self.kept.pop(host_pages.tobytes(), None) is not None, "nobody was preempted from there"
             )
         else:
-            held = self.slots.pop(slot, None)
+            held = self.sequences.pop(seq_index, None)
             if held is None:
                 self.kept.pop(host_pages.tobytes(), None)  # it could not be restored
             else:
                 self._check(held.unread == 0, "released with a launch that nobody has read")
-                self._check(self._is_drained(slot), "released with copies under way")
+                self._check(self._is_drained(seq_index), "released with copies under way")
                 self._check(
                     held.length < 0 or np.array_equal(held.device, device_pages), "not its device pages"
                 )
@@ -213,9 +216,9 @@ class HashWorker:
 
         def work() -> None:
             self._host[places] = POISON
-            if slot >= 0:
-                self._newest[slot] = POISON
-                self._tails.pop(slot, None)
+            if seq_index >= 0:
+                self._newest[seq_index] = POISON
+                self._tails.pop(seq_index, None)
 
         self._task([], work)
 
@@ -230,7 +233,7 @@ class HashWorker:
         sampled = []
         for row, chunk in enumerate(chunk for chunk in chunks if chunk.last):
             prompt = self._staging[_places(chunk.staging_pages, STAGING_PAGE)[: chunk.end]]
-            sampled.append(self._sample(chunk.slot, prompt, sampling, row))
+            sampled.append(self._sample(chunk.seq_index, prompt, sampling, row))
         return sampled
 
     def _back_up(self, chunk: Chunk, staged: list[int]) -> None:
@@ -238,31 +241,31 @@ class HashWorker:
         page = self.geometry.page
         begin, end = chunk.start // page * page, chunk.end if chunk.last else chunk.end // page * page
         if chunk.start == 0:
-            self._tails[chunk.slot] = {}
-        self._tails[chunk.slot].update(enumerate(staged[chunk.start :], chunk.start))
-        self._copy(chunk.slot, chunk.host_pages, {at: staged[at] for at in range(begin, end)})
+            self._tails[chunk.seq_index] = {}
+        self._tails[chunk.seq_index].update(enumerate(staged[chunk.start :], chunk.start))
+        self._copy(chunk.seq_index, chunk.host_pages, {at: staged[at] for at in range(begin, end)})
 
     def _decode(self, rows: StepRows, pages: list[Int32]) -> list[int]:
         sampled = []
-        for row, (slot, position) in enumerate(
-            zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)
+        for row, (seq_index, position) in enumerate(
+            zip(rows.seq_indices.tolist(), rows.positions.tolist(), strict=True)
         ):
-            tail = self._tails[slot]
-            tail[position] = int(self._newest[slot])
+            tail = self._tails[seq_index]
+            tail[position] = int(self._newest[seq_index])
             tokens = self._on_host(pages[row])[: position + 1]
             tokens[list(tail)] = list(tail.values())
-            sampled.append(self._sample(slot, tokens, rows.sampling, row))
-            self._copy(slot, pages[row], {position: tail[position]})
+            sampled.append(self._sample(seq_index, tokens, rows.sampling, row))
+            self._copy(seq_index, pages[row], {position: tail[position]})
         self._tick()
         return sampled
 
-    def _sample(self, slot: int, tokens: Int32, sampling: Sampling, row: int) -> int:
+    def _sample(self, seq_index: int, tokens: Int32, sampling: Sampling, row: int) -> int:
         token = next_token(tokens, float(sampling.temperature[row]), float(sampling.uniforms[row]))
-        self._newest[slot] = token
+        self._newest[seq_index] = token
         return token
 
-    def _copy(self, slot: int, pages: Int32, tokens: dict[int, int]) -> None:
-        tail = self._tails[slot]
+    def _copy(self, seq_index: int, pages: Int32, tokens: dict[int, int]) -> None:
+        tail = self._tails[seq_index]
         positions = np.array(list(tokens), np.int64)
 
         def work() -> None:
@@ -270,7 +273,7 @@ class HashWorker:
             for position in tokens:
                 tail.pop(position, None)
 
-        self._copies.append(Copy(slot, work, self.delay))
+        self._copies.append(Copy(seq_index, work, self.delay))
         self._land()
 
     def _tick(self) -> None:
@@ -285,45 +288,47 @@ class HashWorker:
 
     # Bookkeeping.
 
-    def _is_drained(self, slot: int) -> bool:
-        return not any(slot in task.slots for task in self._tasks) and all(
-            copy.slot != slot for copy in self._copies
+    def _is_drained(self, seq_index: int) -> bool:
+        return not any(seq_index in task.seq_indices for task in self._tasks) and all(
+            copy.seq_index != seq_index for copy in self._copies
         )
 
-    def _own(self, name: str, slot: int, pages: Int32) -> None:
-        others = [each for other, each in self.slots.items() if other != slot] + list(self.kept.values())
+    def _own(self, name: str, seq_index: int, pages: Int32) -> None:
+        others = [each for other, each in self.sequences.items() if other != seq_index] + list(
+            self.kept.values()
+        )
         taken = np.concatenate([NO_PAGES, *(getattr(each, name) for each in others)])
         self._check(len(np.unique(pages)) == len(pages), f"a {name} page twice")
-        self._check(not np.isin(pages, taken).any(), f"a {name} page of another stream")
-        setattr(self.slots[slot], name, pages)
+        self._check(not np.isin(pages, taken).any(), f"a {name} page of another sequence")
+        setattr(self.sequences[seq_index], name, pages)
 
-    def _own_staging(self, slot: int, pages: Int32) -> None:
-        for other, held in self.slots.items():
-            self._check(not np.isin(pages, held.staging).any(), f"a staging page of slot {other}")
-        self.slots[slot] = Held(pages)
+    def _own_staging(self, seq_index: int, pages: Int32) -> None:
+        for other, held in self.sequences.items():
+            self._check(not np.isin(pages, held.staging).any(), f"a staging page of sequence {other}")
+        self.sequences[seq_index] = Held(pages)
 
     def _on_host(self, pages: Int32) -> Int32:
         return self._host[_places(pages, self.geometry.page)]
 
-    def _task(self, slots: list[int], work: Callable[[], None]) -> int:
+    def _task(self, seq_indices: list[int], work: Callable[[], None]) -> int:
         number = next(self._numbers)
-        self._tasks.append(Task(number, slots, work))
+        self._tasks.append(Task(number, seq_indices, work))
         return number
 
-    def _launch(self, call: str, slots: list[int], work: Callable[[], list[int]]) -> "Pending":
-        held = [self.slots[slot] for slot in slots]
+    def _launch(self, call: str, seq_indices: list[int], work: Callable[[], list[int]]) -> "Pending":
+        held = [self.sequences[seq_index] for seq_index in seq_indices]
         for each in held:
             each.unread += 1
-        pending = Pending(self, call, slots, held)
-        pending.number = self._task(slots, lambda: pending.tokens.extend(work()))
+        pending = Pending(self, call, seq_indices, held)
+        pending.number = self._task(seq_indices, lambda: pending.tokens.extend(work()))
         return pending
 
     def run_to(self, number: int) -> None:
         while self._tasks and self._tasks[0].number <= number:
             self._tasks.popleft().work()
 
-    def _raise(self, call: str, slots: list[int]) -> None:
-        if isinstance(error := self.fail(call, slots), Exception):
+    def _raise(self, call: str, seq_indices: list[int]) -> None:
+        if isinstance(error := self.fail(call, seq_indices), Exception):
             raise error
 
     def _check(self, condition: object, message: str) -> None:
@@ -335,8 +340,8 @@ class HashWorker:
 class Pending:
     """A launch of a `HashWorker`."""
 
-    def __init__(self, worker: HashWorker, call: str, slots: list[int], held: list[Held]) -> None:
-        self.worker, self.call, self.slots, self.held = worker, call, slots, held
+    def __init__(self, worker: HashWorker, call: str, seq_indices: list[int], held: list[Held]) -> None:
+        self.worker, self.call, self.seq_indices, self.held = worker, call, seq_indices, held
         self.tokens: list[int] = []
         self.number = -1
 
@@ -344,7 +349,7 @@ class Pending:
         self.worker.run_to(self.number)
         for each in self.held:
             each.unread -= 1
-        answer = self.worker.fail(f"{self.call} result", self.slots)
+        answer = self.worker.fail(f"{self.call} result", self.seq_indices)
         if isinstance(answer, Exception):
             raise answer
         tokens = [answer if answer is not None else token for token in self.tokens]

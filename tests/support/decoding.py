@@ -1,10 +1,12 @@
-"""Decode in one process over tiny random checkpoints: workers, streams driven by hand, engines that serve them."""
+"""Decode in one process over tiny random checkpoints: workers, sequences driven by hand, engines that serve
+them.
+"""
 
 import json
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -19,7 +21,7 @@ from hiscore.decoding.block_manager import Pools, needs_of
 from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
 from hiscore.decoding.kv_cache.sizing import Memory
 from hiscore.decoding.sampling_params import DecodeOptions
-from hiscore.decoding.sequence import Stream
+from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.stats import EngineStats
 from hiscore.decoding.stop_strings import Detokenizer, StreamEnd
 from hiscore.decoding.worker.build import build_worker
@@ -32,7 +34,7 @@ from tests.support import tiny_dsa, tiny_models
 from tests.support.decode_cache import forget
 
 CONTEXT = 512
-# More than any pool of these sizes can take: the context and the number of streams bound the pools.
+# More than any pool of these sizes can take: the context and the number of sequences bound the pools.
 BYTES = 2**31
 
 
@@ -56,7 +58,7 @@ def build(
     *,
     backup: str = "ring",
     ring: int = 4,
-    streams: int = 4,
+    sequences: int = 4,
     chunk: int = 24,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -68,7 +70,7 @@ def build(
         selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup=backup, backup_ring=ring,
         quest_dense_layers=dense_layers,
     )  # type: ignore[arg-type]  # fmt: skip
-    memory = Memory(BYTES, BYTES, streams)
+    memory = Memory(BYTES, BYTES, sequences)
     worker = build_worker(path, settings, memory, torch.device(device), dtype, chunk, poison)
     if poison:
         with torch.inference_mode():
@@ -103,12 +105,12 @@ def greedy(rows: int) -> Sampling:
 
 
 class Driver:
-    """Streams of a worker that a test drives by hand, one call after another, each read at once."""
+    """Sequences of a worker that a test drives by hand, one call after another, each read at once."""
 
     def __init__(self, worker: CacheWorker) -> None:
         self.worker = worker
         self.pools = Pools(worker.geometry)
-        self.streams: dict[int, Stream] = {}
+        self.sequences: dict[int, Sequence] = {}
         self.results: list[StepResult] = []
         self.sampling: Callable[[int], Sampling] = greedy
         self._logits: list[Tensor] = []
@@ -120,48 +122,50 @@ class Driver:
         worker._sample = keep_and_sample  # type: ignore[method-assign]
 
     def admit(self, tokens: np.ndarray, max_tokens: int, sparse: bool = True) -> tuple[int, Tensor]:
-        """Prefill a prompt and let it decode: its slot, and the logits [vocabulary] after its last token."""
+        """Prefill a prompt and let it decode: its index, and the logits [vocabulary] after its last token."""
         worker, geometry = self.worker, self.worker.geometry
         options = DecodeOptions(max_tokens=max_tokens, sparse=sparse)
-        stream = Stream(DecodeCall(tokens, options, math.inf), None, StreamEnd(options, frozenset()))
+        sequence = Sequence(DecodeCall(tokens, options, math.inf), None, StreamEnd(options, frozenset()))
         self._end_staging()
-        self.pools.take(stream, needs_of(stream.call, len(tokens), geometry))
+        self.pools.take(sequence, needs_of(sequence.call, len(tokens), geometry))
         for start in range(0, len(tokens), geometry.chunk):
             part = tokens[start : start + geometry.chunk]
             last = start + len(part) == len(tokens)
-            chunk = Chunk(stream.slot, part, start, stream.staging, stream.host, last, not sparse)
+            chunk = Chunk(sequence.seq_index, part, start, sequence.staging, sequence.host, last, not sparse)
             self._read(worker.prefill([chunk], greedy(int(last))))
             logits = self._logits.pop()
-        stream.prefilled, stream.sampled = len(tokens), 1
-        worker.admit(stream.admission())
-        self.streams[stream.slot] = stream
-        return stream.slot, logits[0]
+        sequence.prefilled, sequence.sampled = len(tokens), 1
+        worker.admit(sequence.admission())
+        self.sequences[sequence.seq_index] = sequence
+        return sequence.seq_index, logits[0]
 
-    def step(self, slots: Sequence[int], fed: Sequence[int] | None = None, cold: bool = False) -> Tensor:
-        """One step of these streams: logits [R, vocabulary]. fed: instead of what was sampled.
+    def step(self, seq_indices: list[int], fed: list[int] | None = None, cold: bool = False) -> Tensor:
+        """One step of these sequences: logits [R, vocabulary]. fed: instead of what was sampled.
 
         cold: without anything on the device but the ring.
         """
-        return self.read(self.launch(slots, fed, cold))
+        return self.read(self.launch(seq_indices, fed, cold))
 
     @torch.inference_mode()
-    def launch(self, slots: Sequence[int], fed: Sequence[int] | None = None, cold: bool = False) -> Launched:
+    def launch(self, seq_indices: list[int], fed: list[int] | None = None, cold: bool = False) -> Launched:
         """Launch a step without waiting for anything, unless something is to be fed or forgotten."""
         on_cuda = self.worker._device.type == "cuda"
         if on_cuda and (cold or fed is not None):
             torch.cuda.synchronize()
-        for slot in slots if cold else ():
-            self._forget(slot)
+        for seq_index in seq_indices if cold else ():
+            self._forget(seq_index)
         if fed is not None:
-            at = torch.tensor(list(slots), device=self.worker._device)
+            at = torch.tensor(list(seq_indices), device=self.worker._device)
             self.worker._runner.fed[at] = torch.tensor(list(fed), dtype=torch.int32, device=at.device)
         if on_cuda and (cold or fed is not None):
             torch.cuda.synchronize()
         self._end_staging()
-        positions = np.array([self.streams[slot].length for slot in slots], np.int32)
-        launched = self.worker.step(StepRows(np.array(slots, np.int32), positions, self.sampling(len(slots))))
-        for slot in slots:
-            self.streams[slot].sampled += 1
+        positions = np.array([self.sequences[seq_index].length for seq_index in seq_indices], np.int32)
+        launched = self.worker.step(
+            StepRows(np.array(seq_indices, np.int32), positions, self.sampling(len(seq_indices)))
+        )
+        for seq_index in seq_indices:
+            self.sequences[seq_index].sampled += 1
         return launched
 
     def read(self, launched: Launched) -> Tensor:
@@ -169,46 +173,49 @@ class Driver:
         self._read(launched)
         return self._logits.pop(0)
 
-    def leave(self, slot: int, preempt: bool = False) -> Stream:
-        """End a stream, or take all but its pages on the host from it."""
-        self.drain(slot)
-        stream = self.streams.pop(slot)
-        stream.newest, stream.received = int(self.worker._runner.fed[slot]), stream.sampled
-        released = self.pools.give_back(stream, keep_host=preempt)
-        self.worker.release(released.slot, released.host, released.device)
-        return stream
+    def leave(self, seq_index: int, preempt: bool = False) -> Sequence:
+        """End a sequence, or take all but its pages on the host from it."""
+        self.drain(seq_index)
+        sequence = self.sequences.pop(seq_index)
+        sequence.newest, sequence.received = int(self.worker._runner.fed[seq_index]), sequence.sampled
+        released = self.pools.give_back(sequence, keep_host=preempt)
+        self.worker.release(released.seq_index, released.host, released.device)
+        return sequence
 
-    def resume(self, stream: Stream) -> int:
-        """Bring a preempted stream back, by way of staging; its slot, perhaps another one."""
-        needs = needs_of(stream.call, stream.length, self.worker.geometry)
-        host = stream.host
-        self.pools.take(stream, needs)
-        self.pools.host.give_back(stream.host)
-        stream.host = host
-        self.worker.restore(stream.slot, stream.length, stream.host, stream.staging)
-        self.worker.admit(stream.admission())
-        self.streams[stream.slot] = stream
-        return stream.slot
+    def resume(self, sequence: Sequence) -> int:
+        """Bring a preempted sequence back, by way of staging; its index, perhaps another one."""
+        needs = needs_of(sequence.call, sequence.length, self.worker.geometry)
+        host = sequence.host
+        self.pools.take(sequence, needs)
+        self.pools.host.give_back(sequence.host)
+        sequence.host = host
+        self.worker.restore(sequence.seq_index, sequence.length, sequence.host, sequence.staging)
+        self.worker.admit(sequence.admission())
+        self.sequences[sequence.seq_index] = sequence
+        return sequence.seq_index
 
-    def drain(self, slot: int) -> None:
-        """Wait until all that a stream has written is on the host."""
+    def drain(self, seq_index: int) -> None:
+        """Wait until all that a sequence has written is on the host."""
         for _ in range(10**6):
-            if self.worker.drained(slot):
+            if self.worker.drained(seq_index):
                 return
-        raise AssertionError(f"slot {slot} does not drain")
+        raise AssertionError(f"sequence {seq_index} does not drain")
 
     def _end_staging(self) -> None:
-        for stream in self.streams.values():
-            self.worker.drained(stream.slot)  # which looks at what has landed
-            if len(stream.staging) and self.worker._schedule._landed[stream.slot] >= stream.prefilled - 1:
-                self.pools.end_staging(stream)
+        for sequence in self.sequences.values():
+            self.worker.drained(sequence.seq_index)  # which looks at what has landed
+            if (
+                len(sequence.staging)
+                and self.worker._schedule._landed[sequence.seq_index] >= sequence.prefilled - 1
+            ):
+                self.pools.end_staging(sequence)
 
-    def _forget(self, slot: int) -> None:
+    def _forget(self, seq_index: int) -> None:
         """Nothing but the ring is resident, and nothing of what was is left."""
         cache, shape = self.worker._cache, self.worker._cache.shape
-        forget(cache, slot)
-        if not cache.direct[slot]:
-            places = cache.device_table[slot, : shape.lru_pages].long()
+        forget(cache, seq_index)
+        if not cache.direct[seq_index]:
+            places = cache.device_table[seq_index, : shape.lru_pages].long()
             cache.buffer.unflatten(1, (-1, shape.page))[:, places] = math.nan
 
     def _read(self, launched: Launched) -> None:
@@ -219,38 +226,38 @@ class Driver:
         return sum(result.misses for result in self.results)
 
 
-def host_rows(worker: CacheWorker, stream: Stream, positions: Tensor) -> Tensor:
-    """What the host holds of a stream: [L, n, C, H, D] for int64 [n] positions."""
+def host_rows(worker: CacheWorker, sequence: Sequence, positions: Tensor) -> Tensor:
+    """What the host holds of a sequence: [L, n, C, H, D] for int64 [n] positions."""
     page = worker.geometry.page
-    pages = torch.from_numpy(stream.host.astype(np.int64))[positions // page]
+    pages = torch.from_numpy(sequence.host.astype(np.int64))[positions // page]
     return worker._cache.host[:, pages, :, :, positions % page].permute(1, 0, 3, 2, 4)
 
 
-def device_rows(worker: CacheWorker, stream: Stream, layer: int, head: int) -> tuple[Tensor, Tensor]:
-    """What the device has of a stream in a layer and head: int64 [n] positions, and their rows [n, C, D]."""
+def device_rows(worker: CacheWorker, sequence: Sequence, layer: int, head: int) -> tuple[Tensor, Tensor]:
+    """What the device has of a sequence in a layer and head: int64 [n] positions, and their rows [n, C, D]."""
     cache, shape, page = worker._cache, worker._cache.shape, worker._cache.shape.page
-    host = torch.from_numpy(stream.host.astype(np.int64))
-    pages = torch.arange(-(-stream.length // page))
+    host = torch.from_numpy(sequence.host.astype(np.int64))
+    pages = torch.arange(-(-sequence.length // page))
     if layer in cache.dense:
         places = host[pages]
     else:
-        table = cache.device_table[stream.slot].cpu().long()
-        in_ring = pages > (stream.length - 1) // page - shape.ring_pages
+        table = cache.device_table[sequence.seq_index].cpu().long()
+        in_ring = pages > (sequence.length - 1) // page - shape.ring_pages
         under_lru = cache.where[cache.sparse[layer], :, head].cpu().long()[host[pages]]
         places = torch.where(in_ring, table[shape.lru_pages + pages % shape.ring_pages], under_lru)
-        if bool(cache.direct[stream.slot]):
+        if bool(cache.direct[sequence.seq_index]):
             places = table[pages]
     pages, places = pages[places >= 0], places[places >= 0]
     positions = (pages[:, None] * page + torch.arange(page)).flatten()
-    slots = (places[:, None] * page + torch.arange(page)).flatten()[positions < stream.length]
-    return positions[positions < stream.length], cache.tokens(layer)[:, :, head].cpu()[slots]
+    slots = (places[:, None] * page + torch.arange(page)).flatten()[positions < sequence.length]
+    return positions[positions < sequence.length], cache.tokens(layer)[:, :, head].cpu()[slots]
 
 
 class LateBackups(ImmediateStreams):
     """The CPU's lanes with copies to the host that run as late as they may: when a forward waits for them.
 
-    patience: so often an event may be asked for before its copy runs, so that a stream can be drained in the end.
-    deaf: a control, forwards wait for nothing.
+    patience: so often an event may be asked for before its copy runs, so that a sequence can be drained in the
+    end. deaf: a control, forwards wait for nothing.
     """
 
     def __init__(self, patience: int, deaf: bool = False) -> None:
@@ -336,10 +343,10 @@ class Client:
             self._changed.notify_all()
         self.hook(outcome)
 
-    def wait(self, outcomes: Sequence[Outcome], timeout: float = 120) -> None:
+    def wait(self, outcomes: list[Outcome], timeout: float = 120) -> None:
         with self._changed:
             ended = self._changed.wait_for(lambda: all(each.end is not None for each in outcomes), timeout)
-        assert ended, "a stream does not end"
+        assert ended, "a sequence does not end"
 
     @property
     def stats(self) -> EngineStats:
@@ -363,7 +370,12 @@ def serving(
     finally:
         client.engine.close()
     pools, stats = client.engine._scheduler.pools, client.stats
-    assert [pool.used for pool in (pools.slots, pools.host, pools.device, pools.staging)] == [0, 0, 0, 0]
+    assert [pool.used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [
+        0,
+        0,
+        0,
+        0,
+    ]
     assert client.engine._scheduler.idle
     assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
     assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)

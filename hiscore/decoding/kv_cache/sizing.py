@@ -118,7 +118,7 @@ def _plan(
     shape = replace(of_one_page, host_pages=host_pages, device_pages=device_pages)
     geometry = Geometry(
         page=page, lru_pages=lru, ring_pages=ring, host_pages=host_pages, device_pages=device_pages,
-        staging_pages=staging // STAGING_PAGE, max_streams=memory.streams, chunk=chunk,
+        staging_pages=staging // STAGING_PAGE, max_sequences=memory.streams, chunk=chunk,
         context_length=model.context_length, dense=not shape.sparse_layers,
     )  # fmt: skip
     return shape, geometry

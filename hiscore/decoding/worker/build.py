@@ -87,7 +87,7 @@ def build_worker(
         attention, value_width = grouped.attention_shape, None
     streams, runner = _runner(model, attention, value_width, geometry)
     schedule = BackupSchedule(
-        streams, settings.backup, settings.backup_ring, geometry.max_streams, geometry.staging_pages
+        streams, settings.backup, settings.backup_ring, geometry.max_sequences, geometry.staging_pages
     )
     return CacheWorker(model, runner, schedule, geometry, poison)
 
@@ -97,7 +97,7 @@ def _runner(
 ) -> tuple[Streams, StepRunner]:
     if model.staging.device.type != "cuda":
         steps = TorchSteps(model.cache, attention, value_width)
-        return ImmediateStreams(), EagerRunner(model, steps, geometry.max_streams)
+        return ImmediateStreams(), EagerRunner(model, steps, geometry.max_sequences)
     from hiscore.decoding.worker.cuda_graphs import GraphRunner
     from hiscore.decoding.worker.cuda_queues import CudaStreams
 

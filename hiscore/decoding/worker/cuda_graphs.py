@@ -72,8 +72,8 @@ class GraphRunner:
         self._model, self._attention, self._value_width = model, attention, value_width
         self._device = model.staging.device
         self.steps: Steps = self._steps(geometry.context_length, full=False)
-        self.fed = new_fed(geometry.max_streams, self._device)
-        self._rows = up_to(ROWS, geometry.max_streams, 16)
+        self.fed = new_fed(geometry.max_sequences, self._device)
+        self._rows = up_to(ROWS, geometry.max_sequences, 16)
         self._reaches = up_to(REACHES, geometry.context_length, 2**30)
         self._use_graphs = graphs
         self._captured: dict[Kind, Captured] = {}
@@ -83,9 +83,9 @@ class GraphRunner:
             with torch.cuda.stream(streams[Lane.FORWARD]):
                 self._capture_all()
 
-    def run(self, slots: Int32, positions: Int32, full: bool) -> Stepped:
+    def run(self, seq_indices: Int32, positions: Int32, full: bool) -> Stepped:
         """See `StepRunner`."""
-        count, longest = len(slots), int(positions.max()) + 1
+        count, longest = len(seq_indices), int(positions.max()) + 1
         kind = Kind(
             next(rows for rows in self._rows if rows >= count),
             next(reach for reach in self._reaches if reach >= longest),
@@ -94,7 +94,7 @@ class GraphRunner:
         padded = torch.zeros((2, kind.rows), dtype=torch.int32, pin_memory=True)
         values = padded.numpy()
         values[0] = -1
-        values[:, :count] = slots, positions
+        values[:, :count] = seq_indices, positions
         if not self._use_graphs:
             rows = padded.to(self._device, non_blocking=True)
             logits, written, found = self._step(rows, self._steps(kind.reach, full))

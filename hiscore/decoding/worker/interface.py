@@ -1,8 +1,8 @@
 """What the scheduler asks of the device side, and what it gets back.
 
 A worker is called by one thread. Every call but `Launched.result` only launches work; what it launches runs on the
-device in the order of the calls. So a page may be given to another stream as soon as `release` has named it, and a
-staging page as soon as its stream is `drained`.
+device in the order of the calls. So a page may be given to another sequence as soon as `release` has named it,
+and a staging page as soon as its sequence is `drained`.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ NO_PAGES: Int32 = np.empty(0, np.int32)
 class Geometry:
     """Sizes that the scheduler plans with.
 
-    page: tokens of a page on the host and in the device's buffers. lru_pages, ring_pages: a sparse stream's pages
-    on the device. host_pages, device_pages, staging_pages: sizes of the pools. chunk: tokens of a prefill forward.
-    dense: nothing is selected, so a stream owns no pages of a device buffer.
+    page: tokens of a page on the host and in the device's buffers. lru_pages, ring_pages: a sparse sequence's
+    pages on the device. host_pages, device_pages, staging_pages: sizes of the pools. chunk: tokens of a
+    prefill forward. dense: nothing is selected, so a sequence owns no pages of a device buffer.
     """
 
     page: int
@@ -37,7 +37,7 @@ class Geometry:
     host_pages: int
     device_pages: int
     staging_pages: int
-    max_streams: int
+    max_sequences: int
     chunk: int
     context_length: int
     dense: bool = False
@@ -61,13 +61,13 @@ class Sampling:
 class Chunk:
     """A part of a prompt to prefill.
 
-    slot: the stream's. tokens: int32 [n]. start: position of the first. staging_pages, host_pages: int32, those of
-    the whole prompt in the order of positions; without pages of the host it is not backed up. last: the prompt
-    ends here, its last row is sampled. full: it attends to everything, which matters where a checkpoint selects in
-    its prefill too.
+    seq_index: the sequence's. tokens: int32 [n]. start: position of the first. staging_pages, host_pages: int32,
+    those of the whole prompt in the order of positions; without pages of the host it is not backed up. last:
+    the prompt ends here, its last row is sampled. full: it attends to everything, which matters where a
+    checkpoint selects in its prefill too.
     """
 
-    slot: int
+    seq_index: int
     tokens: Int32
     start: int
     staging_pages: Int32
@@ -83,14 +83,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Admission:
-    """A stream whose keys and values stand in the staging pool may decode.
+    """A sequence whose keys and values stand in the staging pool may decode.
 
     length: tokens in staging. host_pages, staging_pages: int32, in the order of positions; device_pages: int32, in
     the order of the buffer's slots. full: it attends to everything. first_token: what its first step feeds; None
     after a prefill: the prefill's sample, still on the device.
     """
 
-    slot: int
+    seq_index: int
     length: int
     host_pages: Int32
     device_pages: Int32
@@ -101,9 +101,9 @@ class Admission:
 
 @dataclass(frozen=True)
 class StepRows:
-    """One decode step: slots, positions: int32 [R]; a position is that of the token that the step feeds."""
+    """One decode step: seq_indices, positions: int32 [R]; a position is that of the token that the step feeds."""
 
-    slots: Int32
+    seq_indices: Int32
     positions: Int32
     sampling: Sampling
 
@@ -139,8 +139,8 @@ class Launched(Protocol):
 class Worker(Protocol):
     """The device side.
 
-    What `prefill`, `restore`, `admit`, `step` or a result raises has failed the streams that it concerned, and no
-    other. What `drained` or `release` raises ends the engine.
+    What `prefill`, `restore`, `admit`, `step` or a result raises has failed the sequences that it concerned,
+    and no other. What `drained` or `release` raises ends the engine.
     """
 
     geometry: Geometry
@@ -149,12 +149,12 @@ class Worker(Protocol):
         """Run parts of prompts in one forward; sampling has one row for each chunk that is its prompt's last.
 
         Each part is backed up as far as it fills pages of the host, the last to its end. The sampled tokens also
-        stay on the device, as what their slots feed next.
+        stay on the device, as what their sequences feed next.
         """
         ...
 
-    def restore(self, slot: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
-        """Copy a preempted stream's tokens [0, length) from the host to staging; `admit` follows."""
+    def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
+        """Copy a preempted sequence's tokens [0, length) from the host to staging; `admit` follows."""
         ...
 
     def admit(self, admission: Admission) -> None:
@@ -162,21 +162,21 @@ class Worker(Protocol):
         ...
 
     def step(self, rows: StepRows) -> Launched:
-        """One decode step. Each row feeds its slot's newest token, and its sample becomes the newest."""
+        """One decode step. Each row feeds its sequence's newest token, and its sample becomes the newest."""
         ...
 
-    def drained(self, slot: int) -> bool:
-        """Whether no copy of this slot is under way: what was launched of its backups has landed.
+    def drained(self, seq_index: int) -> bool:
+        """Whether no copy of this sequence is under way: what was launched of its backups has landed.
 
-        Does not wait. True for a slot whose prompt was never begun.
+        Does not wait. True for a sequence whose prompt was never begun.
         """
         ...
 
-    def release(self, slot: int, host_pages: Int32, device_pages: Int32) -> None:
-        """These pages belong to nobody from now on; the slot is free.
+    def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
+        """These pages belong to nobody from now on; its index is free.
 
         Called when all of its launches have been read and it is `drained`; perhaps it was never admitted.
-        slot: -1 for a stream that was preempted before and holds none. host_pages is empty for a stream that is
-        being preempted: it keeps them.
+        seq_index: -1 for a sequence that was preempted before and holds none. host_pages is empty for a sequence
+        that is being preempted: it keeps them.
         """
         ...

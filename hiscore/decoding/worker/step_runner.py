@@ -44,9 +44,9 @@ def readable(ids: Tensor, logits: Tensor) -> Tensor:
     return ids.masked_fill(~finite(logits), NOT_FINITE)
 
 
-def new_fed(streams: int, device: torch.device) -> Tensor:
+def new_fed(sequences: int, device: torch.device) -> Tensor:
     """`StepRunner.fed`, and a place more, for what padding would feed."""
-    return torch.zeros(streams + 1, dtype=torch.int32, device=device)
+    return torch.zeros(sequences + 1, dtype=torch.int32, device=device)
 
 
 def feed(ids: Tensor, logits: Tensor, places: Tensor, fed: Tensor, cache: Cache) -> Tensor:
@@ -68,12 +68,12 @@ class StepRunner(Protocol):
     steps: Steps
     """For the copies beside the steps."""
     fed: Tensor
-    """int32 [streams + 1]: the token that each slot feeds next."""
+    """int32 [sequences + 1]: the token that each sequence feeds next."""
 
-    def run(self, slots: Int32, positions: Int32, full: bool) -> Stepped:
-        """One step of the streams in int32 [R] slots, whose new tokens stand at int32 [R] positions.
+    def run(self, seq_indices: Int32, positions: Int32, full: bool) -> Stepped:
+        """One step of the sequences at int32 [R] seq_indices, whose new tokens stand at int32 [R] positions.
 
-        full: a stream that attends to everything is among them.
+        full: a sequence that attends to everything is among them.
         """
         ...
 
@@ -81,12 +81,12 @@ class StepRunner(Protocol):
 class EagerRunner:
     """`StepRunner` without anything prepared: for the CPU, where nothing is gained by it."""
 
-    def __init__(self, model: DecodeModel, steps: Steps, streams: int) -> None:
+    def __init__(self, model: DecodeModel, steps: Steps, sequences: int) -> None:
         self.steps = steps
-        self.fed = new_fed(streams, model.staging.device)
+        self.fed = new_fed(sequences, model.staging.device)
         self._model = model
 
-    def run(self, slots: Int32, positions: Int32, full: bool) -> Stepped:
-        both = upload(np.stack((slots, positions)), self.fed.device)
+    def run(self, seq_indices: Int32, positions: Int32, full: bool) -> Stepped:
+        both = upload(np.stack((seq_indices, positions)), self.fed.device)
         rows = DecodeRows(both[0], both[1])
         return step(self._model, rows, self.fed, self.steps)

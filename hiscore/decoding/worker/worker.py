@@ -49,7 +49,7 @@ class CacheWorker:
         self._steps = runner.steps
         self._schedule, self._poison = schedule, poison
         self._device = model.staging.device
-        self._full = np.zeros(geometry.max_streams, bool)
+        self._full = np.zeros(geometry.max_sequences, bool)
         self._seen = np.zeros(4)  # counters of the cache, as last read
         self._backed_up = 0
 
@@ -57,11 +57,11 @@ class CacheWorker:
     def prefill(self, chunks: Sequence[Chunk], sampling: Sampling) -> Launched:
         # Where the chunk before ends, in the middle of a page, its copy may read on.
         begun = [_staging_pages(chunk.staging_pages, chunk.start, chunk.end, begun=True) for chunk in chunks]
-        slots = np.array([chunk.slot for chunk in chunks if chunk.last], np.int32)
-        launched = OnItsWay(self, len(slots))
+        seq_indices = np.array([chunk.seq_index for chunk in chunks if chunk.last], np.int32)
+        launched = OnItsWay(self, len(seq_indices))
         self._schedule.stage(
             np.concatenate(begun),
-            lambda: launched.run(lambda: self._sample(self._model.prefill(chunks), slots, sampling)),
+            lambda: launched.run(lambda: self._sample(self._model.prefill(chunks), seq_indices, sampling)),
         )
         for chunk in chunks:
             if len(chunk.host_pages):
@@ -83,7 +83,7 @@ class CacheWorker:
             )
 
         pages = _staging_pages(chunk.staging_pages, start, end)
-        self._schedule.back_up_prompt(chunk.slot, start, end, pages, work)
+        self._schedule.back_up_prompt(chunk.seq_index, start, end, pages, work)
 
     def _page_edge(self, position: int) -> int:
         """Where the host's page of a position begins."""
@@ -91,14 +91,14 @@ class CacheWorker:
 
     @torch.inference_mode()
     def step(self, rows: StepRows) -> Launched:
-        launched = OnItsWay(self, len(rows.slots))
+        launched = OnItsWay(self, len(rows.seq_indices))
         written: list[Tensor] = []
 
         def forward() -> Tensor:
-            full = bool(self._full[rows.slots].any())
-            stepped = self._runner.run(rows.slots, rows.positions, full)
+            full = bool(self._full[rows.seq_indices].any())
+            stepped = self._runner.run(rows.seq_indices, rows.positions, full)
             written.extend((stepped.home, stepped.buffer))
-            return self._sample(stepped.logits, rows.slots, rows.sampling, stepped.found)
+            return self._sample(stepped.logits, rows.seq_indices, rows.sampling, stepped.found)
 
         def back_up() -> None:
             home, buffer = written
@@ -108,20 +108,20 @@ class CacheWorker:
                     slots.record_stream(torch.cuda.current_stream())
             self._steps.back_up(home, buffer)
 
-        self._schedule.step(rows.slots, rows.positions, lambda: launched.run(forward), back_up)
+        self._schedule.step(rows.seq_indices, rows.positions, lambda: launched.run(forward), back_up)
         return launched
 
     @torch.inference_mode()
-    def restore(self, slot: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
+    def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
         def work() -> None:
             slots = upload(staging_slots(staging_pages, length), self._device)
             self._steps.restore_prompt(self._model.staging, slots, upload(host_pages, self._device))
 
-        self._schedule.restore(slot, length, staging_pages, work)
+        self._schedule.restore(seq_index, length, staging_pages, work)
 
     @torch.inference_mode()
     def admit(self, admission: Admission) -> None:
-        self._full[admission.slot] = admission.full
+        self._full[admission.seq_index] = admission.full
         self._schedule.forward(lambda: self._seed(admission))
 
     def _seed(self, a: Admission) -> None:
@@ -129,7 +129,7 @@ class CacheWorker:
         page, staging, device = self.geometry.page, self._model.staging, self._device
         slots = staging_slots(a.staging_pages, a.length)
         seeds = seed(
-            self._cache, a.slot, a.length,
+            self._cache, a.seq_index, a.length,
             torch.from_numpy(a.host_pages.astype(np.int64)), torch.from_numpy(a.device_pages.astype(np.int64)),
             a.full,
         )  # fmt: skip
@@ -140,7 +140,7 @@ class CacheWorker:
         self._steps.seed(staging, upload(slots[tokens[there]], device), upload(to, device))
         if a.first_token is not None:
             # The index and the dense layers have kept what they had; what it feeds may have changed hands.
-            self._runner.fed[a.slot].fill_(a.first_token)
+            self._runner.fed[a.seq_index].fill_(a.first_token)
             return
         at = np.arange(a.length)
         home = upload((a.host_pages[at // page] * page + at % page).astype(np.int32), device)
@@ -149,21 +149,21 @@ class CacheWorker:
         self._model.index_prompt(self._steps, from_slots, upload(a.host_pages, device), home)
 
     @torch.inference_mode()  # a pending copy may be launched from here
-    def drained(self, slot: int) -> bool:
-        return self._schedule.drained(slot)
+    def drained(self, seq_index: int) -> bool:
+        return self._schedule.drained(seq_index)
 
     @torch.inference_mode()
-    def release(self, slot: int, host_pages: Int32, device_pages: Int32) -> None:
-        if slot >= 0:
-            self._schedule.release(slot)
+    def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
+        if seq_index >= 0:
+            self._schedule.release(seq_index)
         if self._poison:
             pages = (upload(each.astype(np.int64), self._device) for each in (host_pages, device_pages))
             self._schedule.forward(lambda: self._cache.poison(*pages))
 
     def _sample(
-        self, logits: Tensor, slots: Int32, sampling: Sampling, greedy_found: Tensor | None = None
+        self, logits: Tensor, seq_indices: Int32, sampling: Sampling, greedy_found: Tensor | None = None
     ) -> Tensor:
-        """Sample the rows of logits, keep what their slots feed next; `Stepped.found`.
+        """Sample the rows of logits, keep what their sequences feed next; `Stepped.found`.
 
         greedy_found: the same for greedy tokens, which are already fed.
         """
@@ -176,7 +176,7 @@ class CacheWorker:
             return greedy_found
         else:
             ids = greedy(logits)
-        places = upload(slots.astype(np.int64), self._device)
+        places = upload(seq_indices.astype(np.int64), self._device)
         return feed(ids, logits, places, self._runner.fed, self._cache)
 
     def result(self, found: Tensor, rows: int, seconds: float) -> StepResult:

@@ -58,7 +58,7 @@ def test_what_nobody_holds_is_not_given_back(wrong: list[int]) -> None:
     ("prompt", "max_tokens", "sparse", "dense", "needs"),
     [
         (1, 1, True, False, Needs(1, 1, 1)),
-        (16, 4, True, False, Needs(5, 5, 1)),  # all of it fits what a sparse stream may have
+        (16, 4, True, False, Needs(5, 5, 1)),  # all of it fits what a sparse sequence may have
         (17, 4, True, False, Needs(6, 5, 2)),
         (17, 4, False, False, Needs(6, 6, 2)),
         (17, 4, True, True, Needs(6, 0, 2)),

@@ -1,4 +1,4 @@
-"""The engine over a worker that hashes: every stream is as it would be alone, and all comes back in the end."""
+"""The engine over a worker that hashes: every sequence is as it would be alone, and all comes back in the end."""
 
 import math
 import threading
@@ -36,7 +36,7 @@ def text_of(tokens: list[int]) -> str:
 
 
 class Callers:
-    """Everyone who waits for a stream. A caller is named by an object of its own, as Triton's are."""
+    """Everyone who waits for a sequence. A caller is named by an object of its own, as Triton's are."""
 
     def __init__(self) -> None:
         self.tokens: dict[Any, list[int]] = {}
@@ -86,10 +86,15 @@ def running(
 
 def assert_all_came_back(engine: DecodeEngine, worker: HashWorker) -> None:
     assert worker.violations == []
-    assert not worker.slots
+    assert not worker.sequences
     assert not worker.kept
     pools = engine._scheduler.pools
-    assert [pool.used for pool in (pools.slots, pools.host, pools.device, pools.staging)] == [0, 0, 0, 0]
+    assert [pool.used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [
+        0,
+        0,
+        0,
+        0,
+    ]
     assert engine._scheduler.idle
     assert not engine._live
     stats = engine.stats()
@@ -132,7 +137,7 @@ CALLS = st.builds(
     dense=st.booleans(),
     chunk=st.sampled_from([1, 5, 24]),
 )
-def test_join_and_leave_at_every_step_changes_no_stream(
+def test_join_and_leave_at_every_step_changes_no_sequence(
     calls: list[tuple[DecodeCall, int, int | None]], delay: int, quantum: int, dense: bool, chunk: int
 ) -> None:
     """Each call comes when so many steps have been launched, and may be cancelled some steps later."""
@@ -173,9 +178,9 @@ def test_join_and_leave_at_every_step_changes_no_stream(
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_200_streams_through_pools_for_20(dense: bool) -> None:
+def test_200_sequences_through_pools_for_20(dense: bool) -> None:
     geometry = Geometry(
-        page=4, lru_pages=4, ring_pages=2, host_pages=400, device_pages=120, staging_pages=16, max_streams=20,
+        page=4, lru_pages=4, ring_pages=2, host_pages=400, device_pages=120, staging_pages=16, max_sequences=20,
         chunk=64, context_length=100, dense=dense,
     )  # fmt: skip
     random = np.random.default_rng(0)
@@ -205,7 +210,7 @@ def test_a_long_prompt_is_counted_while_it_is_computed() -> None:
     worker, callers = HashWorker(replace(TINY, chunk=5)), Callers()
     counted: list[int] = []
 
-    def on_prefill(launch: str, slots: list[int]) -> None:
+    def on_prefill(launch: str, seq_indices: list[int]) -> None:
         if launch == "prefill":
             counted.append(engine.stats().prompt_tokens)
 
@@ -228,7 +233,7 @@ def test_the_next_step_is_launched_before_the_last_is_read() -> None:
     assert_as_alone(callers, name, wanted)
     # A step feeds the token before it, which has not been read: only the device knows it.
     assert set(ahead[1:]) == {1}
-    assert worker.steps == 39  # and a stream that ends at max_tokens has no row for nothing
+    assert worker.steps == 39  # and a sequence that ends at max_tokens has no row for nothing
 
 
 STAGES = [Stage.WAITING, Stage.PREFILLING, Stage.STAGING, Stage.RUNNING, Stage.LEAVING, Stage.PREEMPTED]
@@ -237,7 +242,7 @@ STAGES = [Stage.WAITING, Stage.PREFILLING, Stage.STAGING, Stage.RUNNING, Stage.L
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_end_at_each_stage_gives_everything_back(stage: Stage, how: str) -> None:
-    """Streams of all sorts crowd small pools; whatever is found at this stage is ended."""
+    """Sequences of all sorts crowd small pools; whatever is found at this stage is ended."""
     worker, callers = HashWorker(replace(TINY, chunk=6), delay=5), Callers()
     calls = [long_call(i, prompt=20 + i, sparse=bool(i % 3)) for i in range(12)]
     names = [Caller(i) for i in range(12)]
@@ -247,14 +252,14 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Stage, how: str) -> N
 
         def plan_and_end(drained: Callable[[int], bool]) -> Any:
             planned = plan(drained)
-            for stream in engine._scheduler._at[stage]:
-                if not stream.ended and len(ended) < 6 and stream.reply_to not in ended:
-                    ended.append(stream.reply_to)
+            for sequence in engine._scheduler._at[stage]:
+                if not sequence.ended and len(ended) < 6 and sequence.reply_to not in ended:
+                    ended.append(sequence.reply_to)
                     if how == "cancel":
-                        engine.cancel(stream.reply_to)
+                        engine.cancel(sequence.reply_to)
                     else:
-                        stream.call = replace(stream.call, deadline=0.0)
-                        engine._deadlines.insert(0, (0.0, id(stream.reply_to)))
+                        sequence.call = replace(sequence.call, deadline=0.0)
+                        engine._deadlines.insert(0, (0.0, id(sequence.reply_to)))
             return planned
 
         engine._scheduler.plan = plan_and_end  # type: ignore[method-assign]
@@ -282,7 +287,7 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Stage, how: str) -> N
     assert told
 
 
-def test_a_stream_is_cancelled_within_two_steps() -> None:
+def test_a_sequence_is_cancelled_within_two_steps() -> None:
     worker, callers = HashWorker(), Callers()
     name, wanted = Caller(0), long_call(1)
     with running(worker, callers) as engine:
@@ -302,7 +307,7 @@ class Gate:
         self.reached, self.open = threading.Event(), threading.Event()
 
     def on_step(self, rows: StepRows) -> None:
-        if len(rows.slots) == self.rows and rows.positions.max() == self.position:
+        if len(rows.seq_indices) == self.rows and rows.positions.max() == self.position:
             self.reached.set()
             assert self.open.wait(20)
 
@@ -310,7 +315,7 @@ class Gate:
         assert self.reached.wait(20)
 
 
-# What runs is not in the queue; and who waits for pages is, though there are slots for more.
+# What runs is not in the queue; and who waits for pages is, though more could run.
 @pytest.mark.parametrize(("runs", "sparse"), [(4, True), (2, False)])
 def test_a_full_queue_refuses(runs: int, sparse: bool) -> None:
     worker, callers = HashWorker(), Callers()
@@ -368,12 +373,12 @@ def test_a_failure_ends_those_it_concerns_alone(where: str) -> None:
     worker, callers = HashWorker(delay=2), Callers()
     calls = {Caller(i): long_call(i, prompt=20) for i in range(10)}
     failures: list[Exception] = []
-    failed_slots: list[int] = []
+    failed_seq_indices: list[int] = []
 
-    def fail(at: str, slots: list[int]) -> Exception | None:
-        if at != where or failed_slots or (where.startswith("step") and worker.steps < 20):
+    def fail(at: str, seq_indices: list[int]) -> Exception | None:
+        if at != where or failed_seq_indices or (where.startswith("step") and worker.steps < 20):
             return None
-        failed_slots.extend(slots)
+        failed_seq_indices.extend(seq_indices)
         return ValueError("secret")
 
     worker.fail = fail
@@ -381,10 +386,10 @@ def test_a_failure_ends_those_it_concerns_alone(where: str) -> None:
         for name, wanted in calls.items():
             engine.submit(wanted, name)
         callers.wait(lambda: len(callers.ends) == len(calls))
-    assert failed_slots
+    assert failed_seq_indices
     assert [str(failure) for failure in failures] == ["secret"]
     errors = {name: end for name, end in callers.ends.items() if isinstance(end, RequestError)}
-    assert 1 <= len(errors) <= len(failed_slots)
+    assert 1 <= len(errors) <= len(failed_seq_indices)
     for error in errors.values():
         assert error.code is Code.INTERNAL
         assert "secret" not in error.message
@@ -393,18 +398,18 @@ def test_a_failure_ends_those_it_concerns_alone(where: str) -> None:
             assert_as_alone(callers, name, wanted)
 
 
-def test_logits_that_are_not_finite_fail_their_own_stream() -> None:
+def test_logits_that_are_not_finite_fail_their_own_sequence() -> None:
     worker, callers, failures = HashWorker(), Callers(), []
     bad, good = Caller(0), Caller(1)
 
-    def fail(at: str, slots: list[int]) -> int | None:
-        return NOT_FINITE if at == "prefill result" and slots == [0] else None
+    def fail(at: str, seq_indices: list[int]) -> int | None:
+        return NOT_FINITE if at == "prefill result" and seq_indices == [0] else None
 
     worker.fail = fail
     with running(worker, callers, failed=failures.append) as engine:
-        engine.submit(long_call(1, prompt=24), bad)  # a chunk of its own, in slot 0
+        engine.submit(long_call(1, prompt=24), bad)  # a chunk of its own, at seq_index 0
         callers.wait(lambda: bad in callers.ends)
-        worker.fail = lambda at, slots: None
+        worker.fail = lambda at, seq_indices: None
         engine.submit(long_call(2), good)
     error = callers.ends[bad]
     assert isinstance(error, RequestError)
@@ -422,7 +427,7 @@ def test_a_dead_engine_answers_all_and_refuses_more() -> None:
     engine = DecodeEngine(
         worker, None, frozenset({EOS}), 100, callers.emit, failed=failures.append, died=deaths.append
     )
-    worker.fail = lambda at, slots: OSError("gone") if at == "drained" and worker.steps > 5 else None
+    worker.fail = lambda at, seq_indices: OSError("gone") if at == "drained" and worker.steps > 5 else None
     for name, wanted in calls.items():
         engine.submit(wanted, name)
     callers.wait(lambda: len(callers.ends) == len(calls))
@@ -457,7 +462,7 @@ def test_an_engine_with_nothing_to_launch_does_next_to_nothing() -> None:
     worker, callers = HashWorker(), Callers()
     landed = threading.Event()
     drained = worker.drained
-    worker.drained = lambda slot: drained(slot) and landed.is_set()  # type: ignore[method-assign]
+    worker.drained = lambda seq_index: drained(seq_index) and landed.is_set()  # type: ignore[method-assign]
     asked: list[int] = []
     with running(worker, callers) as engine:
         plan = engine._scheduler.plan
@@ -477,7 +482,7 @@ def test_an_engine_with_nothing_to_launch_does_next_to_nothing() -> None:
         assert len(asked) <= 1  # it may have been on its way to sleep
 
 
-def test_a_deadline_is_its_own_stream_s() -> None:
+def test_a_deadline_is_its_own_sequence_s() -> None:
     callers, name, wanted = Callers(), Caller(0), long_call(1, deadline=time.monotonic() + 100)
     with running(HashWorker(), callers) as engine:
         engine._deadlines.append((0.0, id(name)))  # as of one that had the same place in memory
@@ -486,7 +491,7 @@ def test_a_deadline_is_its_own_stream_s() -> None:
 
 
 def test_a_call_that_waits_too_long_expires_and_one_that_runs_does_not() -> None:
-    """`start_by` counts in the queue alone: four run past theirs, the fifth finds no slot before its own."""
+    """`start_by` counts in the queue alone: four run past theirs, the fifth finds no room before its own."""
     worker, callers = HashWorker(), Callers()
     gate = Gate(20, 4)
     worker.on_step = gate.on_step
@@ -520,7 +525,7 @@ class Mixing(HashWorker):
 
 
 class Leaking(HashWorker):
-    """Reads one page of another stream."""
+    """Reads one page of another sequence."""
 
     def _decode(self, rows: StepRows, pages: Any) -> list[int]:
         return super()._decode(rows, pages[::-1] if self.steps == 20 else pages)
@@ -529,8 +534,8 @@ class Leaking(HashWorker):
 class Forgetting(HashWorker):
     """Says that copies have landed which have not."""
 
-    def drained(self, slot: int) -> bool:
-        super().drained(slot)
+    def drained(self, seq_index: int) -> bool:
+        super().drained(seq_index)
         return True
 
 

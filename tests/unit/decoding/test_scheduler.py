@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from hiscore.decoding import scheduler as scheduler_module
 from hiscore.decoding.sampling_params import DecodeOptions
 from hiscore.decoding.scheduler import LOOK_AHEAD, MOST_OVERTAKEN, Plan, Scheduler
-from hiscore.decoding.sequence import DecodeCall, Stage, Stream
+from hiscore.decoding.sequence import DecodeCall, Sequence, Stage
 from hiscore.decoding.stop_strings import StreamEnd
 from hiscore.decoding.worker.interface import Geometry
 from tests.support.decode_worker import TINY
 
-WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_streams=100)
+WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_sequences=100)
 
 
-def stream(prompt: int = 8, max_tokens: int = 8, sparse: bool = True) -> Stream:
+def sequence(prompt: int = 8, max_tokens: int = 8, sparse: bool = True) -> Sequence:
     options = DecodeOptions(max_tokens=max_tokens, sparse=sparse)
-    return Stream(
+    return Sequence(
         DecodeCall(np.arange(prompt, dtype=np.int32), options, 0.0), None, StreamEnd(options, set())
     )
 
@@ -33,14 +33,14 @@ class Drive:
         self.undrained: set[int] = set()
         self._before = Plan()
 
-    def add(self, *streams: Stream) -> None:
-        for each in streams:
+    def add(self, *sequences: Sequence) -> None:
+        for each in sequences:
             self.scheduler.add(each)
 
     def go(self, iterations: int = 1) -> Plan:
         plan = self._before
         for _ in range(iterations):
-            plan = self.scheduler.plan(lambda slot: slot not in self.undrained)
+            plan = self.scheduler.plan(lambda seq_index: seq_index not in self.undrained)
             for each in (*self._before.running, *self._before.prefilling):
                 each.in_flight -= 1
             for each in (*self._before.running, *self._before.filled):
@@ -50,7 +50,7 @@ class Drive:
             self._before = plan
         return plan
 
-    def until(self, each: Stream, stage: Stage, most: int = 2000) -> int:
+    def until(self, each: Sequence, stage: Stage, most: int = 2000) -> int:
         for iteration in range(most):
             if each.stage is stage:
                 return iteration
@@ -58,8 +58,8 @@ class Drive:
         raise AssertionError(f"not {stage} after {most} iterations, but {each.stage}")
 
 
-def test_a_stream_s_life() -> None:
-    drive, each = Drive(), stream(prompt=30, max_tokens=3)
+def test_a_sequence_s_life() -> None:
+    drive, each = Drive(), sequence(prompt=30, max_tokens=3)
     drive.add(each)
     plan = drive.go()
     assert [(chunk.start, len(chunk.tokens), chunk.last) for chunk in plan.chunks] == [(0, 24, False)]
@@ -69,8 +69,8 @@ def test_a_stream_s_life() -> None:
     assert plan.filled == plan.admitted == [each]
     admission = each.admission()
     assert (admission.length, admission.first_token, admission.full) == (30, None, False)
-    assert stream(sparse=False).admission().full
-    drive.undrained = {each.slot}
+    assert sequence(sparse=False).admission().full
+    drive.undrained = {each.seq_index}
     assert drive.go(3).rows is None  # until its prompt's backup has landed
     assert each.stage is Stage.STAGING
     assert len(each.staging) == 2
@@ -83,13 +83,13 @@ def test_a_stream_s_life() -> None:
     assert positions == [30, 31]
     assert len(each.staging) == 0
     assert each.stage is Stage.LEAVING  # the last of its tokens is on its way: no row for nothing
-    slot, host, device = each.slot, each.host, each.device
-    drive.undrained = {slot}
+    seq_index, host, device = each.seq_index, each.host, each.device
+    drive.undrained = {seq_index}
     assert drive.go(4).releases == []
     drive.undrained = set()
     (release,) = drive.go().releases
-    assert (release.slot, release.host.tolist(), release.device.tolist()) == (
-        slot,
+    assert (release.seq_index, release.host.tolist(), release.device.tolist()) == (
+        seq_index,
         host.tolist(),
         device.tolist(),
     )
@@ -97,8 +97,8 @@ def test_a_stream_s_life() -> None:
     assert drive.scheduler.idle
 
 
-def test_a_stream_of_one_token_is_never_admitted() -> None:
-    drive, each = Drive(), stream(max_tokens=1)
+def test_a_sequence_of_one_token_is_never_admitted() -> None:
+    drive, each = Drive(), sequence(max_tokens=1)
     drive.add(each)
     plan = drive.go()
     assert plan.filled == [each]
@@ -106,12 +106,12 @@ def test_a_stream_of_one_token_is_never_admitted() -> None:
     # Nor is it backed up, as others are.
     assert [len(chunk.host_pages) for chunk in plan.chunks] == [0]
     assert drive.until(each, Stage.GONE) <= 3
-    drive.add(other := stream(max_tokens=2))
+    drive.add(other := sequence(max_tokens=2))
     assert [chunk.host_pages is other.host for chunk in drive.go().chunks] == [True]
 
 
-def test_streams_that_run_are_in_every_step_while_others_prefill() -> None:
-    drive, first, long = Drive(WIDE), stream(max_tokens=100), stream(prompt=100)
+def test_sequences_that_run_are_in_every_step_while_others_prefill() -> None:
+    drive, first, long = Drive(WIDE), sequence(max_tokens=100), sequence(prompt=100)
     drive.add(first)
     drive.until(first, Stage.RUNNING)
     drive.add(long)
@@ -121,20 +121,20 @@ def test_streams_that_run_are_in_every_step_while_others_prefill() -> None:
 
 
 def test_short_prompts_share_a_forward() -> None:
-    drive, short = Drive(WIDE), [stream(prompt=4) for _ in range(6)]
+    drive, short = Drive(WIDE), [sequence(prompt=4) for _ in range(6)]
     drive.add(*short)
     plan = drive.go()
     assert plan.filled == plan.admitted == short
-    assert [chunk.slot for chunk in plan.chunks] == [each.slot for each in short]
+    assert [chunk.seq_index for chunk in plan.chunks] == [each.seq_index for each in short]
 
 
 def test_neither_short_prompts_nor_long_ones_hold_each_other_up() -> None:
-    drive, long = Drive(WIDE), stream(prompt=110)
+    drive, long = Drive(WIDE), sequence(prompt=110)
     drive.add(long)
     drive.go()
     waits = []
     for _ in range(20):
-        drive.add(short := stream(prompt=12, max_tokens=1))
+        drive.add(short := sequence(prompt=12, max_tokens=1))
         if long.stage is Stage.PREFILLING:
             waits.append(drive.until(short, Stage.LEAVING))
     assert waits
@@ -150,7 +150,7 @@ def test_a_prefill_forward_is_full_and_the_oldest_has_a_half(
     prompts: list[tuple[int, int]], chunk: int
 ) -> None:
     drive = Drive(replace(WIDE, chunk=chunk))
-    pending = [(at, stream(prompt=length, max_tokens=1)) for length, at in prompts]
+    pending = [(at, sequence(prompt=length, max_tokens=1)) for length, at in prompts]
     for iteration in range(8 + sum(length for length, _ in prompts)):
         drive.add(*(each for at, each in pending if at == iteration))
         ahead = list(drive.scheduler._at[Stage.PREFILLING])
@@ -166,13 +166,13 @@ def test_a_prefill_forward_is_full_and_the_oldest_has_a_half(
     assert all(each.stage is Stage.GONE for _, each in pending)
 
 
-def test_a_large_stream_is_overtaken_so_often_and_no_more() -> None:
+def test_a_large_sequence_is_overtaken_so_often_and_no_more() -> None:
     # The large one needs all pages of the device; a small one comes at each step.
-    drive, large = Drive(), stream(prompt=40, max_tokens=40, sparse=False)
-    drive.add(stream(max_tokens=20), large)
-    started: list[Stream] = []
+    drive, large = Drive(), sequence(prompt=40, max_tokens=40, sparse=False)
+    drive.add(sequence(max_tokens=20), large)
+    started: list[Sequence] = []
     for _ in range(200):
-        drive.add(small := stream(prompt=4, max_tokens=6))
+        drive.add(small := sequence(prompt=4, max_tokens=6))
         started.append(small)
         drive.go()
         if large.stage is not Stage.WAITING:
@@ -187,49 +187,49 @@ def test_a_large_stream_is_overtaken_so_often_and_no_more() -> None:
 @pytest.mark.parametrize("limit", [MOST_OVERTAKEN, 10**9])
 def test_without_the_limit_it_would_starve(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "MOST_OVERTAKEN", limit)
-    drive, large = Drive(), stream(prompt=40, max_tokens=40, sparse=False)
-    drive.add(stream(max_tokens=20), large)
+    drive, large = Drive(), sequence(prompt=40, max_tokens=40, sparse=False)
+    drive.add(sequence(max_tokens=20), large)
     for _ in range(500):
-        drive.add(stream(prompt=4, max_tokens=6))
+        drive.add(sequence(prompt=4, max_tokens=6))
         drive.go()
     assert (large.stage is Stage.WAITING) == (limit == 10**9)
 
 
-def test_small_streams_pass_a_large_one_meanwhile() -> None:
-    drive, large = Drive(), stream(prompt=40, max_tokens=40, sparse=False)
-    small = [stream(prompt=4, max_tokens=4) for _ in range(3)]
-    drive.add(runs := stream(max_tokens=100), large, *small)
+def test_small_sequences_pass_a_large_one_meanwhile() -> None:
+    drive, large = Drive(), sequence(prompt=40, max_tokens=40, sparse=False)
+    small = [sequence(prompt=4, max_tokens=4) for _ in range(3)]
+    drive.add(runs := sequence(max_tokens=100), large, *small)
     drive.until(small[-1], Stage.GONE)
     assert (runs.stage, large.stage) == (Stage.RUNNING, Stage.WAITING)
 
 
-def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: bool) -> list[Stream]:
-    """Streams that take every slot of `TINY`, one after the other so that the first has run longest."""
-    streams = []
+def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: bool) -> list[Sequence]:
+    """Sequences that take every seq_index of `TINY`, one after the other so that the first has run longest."""
+    sequences = []
     for _ in range(number):
-        drive.add(each := stream(max_tokens=max_tokens, **options))
+        drive.add(each := sequence(max_tokens=max_tokens, **options))
         drive.until(each, Stage.RUNNING)
-        streams.append(each)
-    return streams
+        sequences.append(each)
+    return sequences
 
 
 def test_who_has_run_longest_is_preempted_and_comes_back_without_a_prefill() -> None:
     drive = Drive(quantum=10)
     running = fill(drive)
-    drive.add(late := stream())
+    drive.add(late := sequence())
     before = [each.ran for each in running]
     preempted_after = drive.until(running[0], Stage.LEAVING)
     assert preempted_after == 10  # steps that the other has waited
     assert before == sorted(before, reverse=True)
     host = running[0].host
-    slot = running[0].slot
-    drive.undrained = {slot}
+    seq_index = running[0].seq_index
+    drive.undrained = {seq_index}
     assert drive.go(5).releases == []  # not before its backups have landed
     assert late.stage is Stage.WAITING
     assert all(each.stage is Stage.RUNNING for each in running[1:])
     drive.undrained = set()
     plan = drive.go()
-    assert [(release.slot, len(release.host)) for release in plan.releases] == [(slot, 0)]
+    assert [(release.seq_index, len(release.host)) for release in plan.releases] == [(seq_index, 0)]
     assert (running[0].stage, late.stage) == (Stage.PREEMPTED, Stage.STAGING)
     assert running[0].host is host
     assert drive.scheduler.preemptions == 1
@@ -255,7 +255,7 @@ def test_nobody_is_preempted_without_a_quantum_or_before_it() -> None:
     for quantum in (0, 50):
         drive = Drive(quantum=quantum)
         running = fill(drive, max_tokens=80)
-        drive.add(stream())
+        drive.add(sequence())
         drive.go(20)
         assert all(each.stage is Stage.RUNNING for each in running)
     drive.go(31)
@@ -263,11 +263,11 @@ def test_nobody_is_preempted_without_a_quantum_or_before_it() -> None:
 
 
 def test_nobody_is_preempted_in_vain() -> None:
-    # Two streams would have to go, or pages of the host that a preempted stream keeps.
+    # Two sequences would have to go, or pages of the host that a preempted sequence keeps.
     for geometry, late in (
-        (TINY, stream(prompt=30, max_tokens=20, sparse=False)),
-        (replace(TINY, host_pages=70), stream(prompt=20, max_tokens=20)),
-        (replace(TINY, staging_pages=2), stream(prompt=8)),  # who has grown beyond could not come back
+        (TINY, sequence(prompt=30, max_tokens=20, sparse=False)),
+        (replace(TINY, host_pages=70), sequence(prompt=20, max_tokens=20)),
+        (replace(TINY, staging_pages=2), sequence(prompt=8)),  # who has grown beyond could not come back
     ):
         drive = Drive(geometry, quantum=5)
         running = fill(drive, max_tokens=60)
@@ -278,26 +278,26 @@ def test_nobody_is_preempted_in_vain() -> None:
         assert all(each.stage is Stage.RUNNING for each in running)
 
 
-def test_streams_take_turns_and_each_runs_a_quantum_at_least() -> None:
+def test_sequences_take_turns_and_each_runs_a_quantum_at_least() -> None:
     drive = Drive(replace(TINY, host_pages=1000), quantum=20)
-    streams = [stream(max_tokens=100) for _ in range(16)]
-    drive.add(*streams)
+    sequences = [sequence(max_tokens=100) for _ in range(16)]
+    drive.add(*sequences)
     shortest = 10**9
     while not drive.scheduler.idle:
-        ran = {each: each.ran for each in streams if each.stage is Stage.RUNNING}
+        ran = {each: each.ran for each in sequences if each.stage is Stage.RUNNING}
         drive.go()
         for each, steps in ran.items():
             if each.stage is Stage.LEAVING and not each.all_sampled:
                 shortest = min(shortest, steps + 1)
     assert drive.scheduler.preemptions > 16
     assert shortest >= 20
-    assert all(each.received == 100 for each in streams)
+    assert all(each.received == 100 for each in sequences)
 
 
 def test_one_is_restored_in_an_iteration() -> None:
     drive = Drive(quantum=4)
-    streams = [stream(max_tokens=60) for _ in range(12)]
-    drive.add(*streams)
+    sequences = [sequence(max_tokens=60) for _ in range(12)]
+    drive.add(*sequences)
     restored = 0
     while not drive.scheduler.idle:
         plan = drive.go()
@@ -306,20 +306,20 @@ def test_one_is_restored_in_an_iteration() -> None:
     assert restored == drive.scheduler.preemptions > 0
 
 
-def test_preempted_streams_come_back_past_those_that_wait_for_their_pages_on_the_host() -> None:
+def test_preempted_sequences_come_back_past_those_that_wait_for_their_pages_on_the_host() -> None:
     """Or nobody could go on: the front of the queue waits for pages that only they can free."""
-    drive = Drive(replace(TINY, host_pages=90, max_streams=1), quantum=4)
-    streams = [stream(max_tokens=60) for _ in range(5)]  # 17 pages of the host each
-    late = [stream(prompt=20, max_tokens=90) for _ in range(3 * LOOK_AHEAD)]  # 28 pages each
-    drive.add(*streams, *late)
+    drive = Drive(replace(TINY, host_pages=90, max_sequences=1), quantum=4)
+    sequences = [sequence(max_tokens=60) for _ in range(5)]  # 17 pages of the host each
+    late = [sequence(prompt=20, max_tokens=90) for _ in range(3 * LOOK_AHEAD)]  # 28 pages each
+    drive.add(*sequences, *late)
     for each in late:
         each.overtaken = MOST_OVERTAKEN
     while drive.scheduler.preemptions < 4:
         drive.go()
     assert drive.scheduler.count(Stage.PREEMPTED) == 4
-    assert min(each.turn for each in streams[:4]) > max(each.turn for each in late)
+    assert min(each.turn for each in sequences[:4]) > max(each.turn for each in late)
     assert 5 <= drive.scheduler.pools.host.free < 28
-    for each in (*streams, *late):
+    for each in (*sequences, *late):
         drive.until(each, Stage.GONE, most=20_000)
     assert drive.scheduler.pools.host.used == 0
 
@@ -327,22 +327,22 @@ def test_preempted_streams_come_back_past_those_that_wait_for_their_pages_on_the
 @pytest.mark.parametrize("stage", [each for each in Stage if each is not Stage.GONE])
 def test_an_end_at_each_stage_gives_all_back(stage: Stage) -> None:
     drive = Drive(replace(TINY, chunk=3), quantum=3)
-    streams = [stream(max_tokens=20) for _ in range(6)]
-    drive.add(*streams)
-    victim = next((each for each in streams if each.stage is stage), None)
+    sequences = [sequence(max_tokens=20) for _ in range(6)]
+    drive.add(*sequences)
+    victim = next((each for each in sequences if each.stage is stage), None)
     while victim is None:
         assert not drive.scheduler.idle, f"none was {stage}"
         drive.go()
-        victim = next((each for each in streams if each.stage is stage and not each.ended), None)
+        victim = next((each for each in sequences if each.stage is stage and not each.ended), None)
     drive.scheduler.end(victim)
     sampled = victim.sampled
     drive.until(victim, Stage.GONE, most=4)
     assert victim.sampled == sampled  # it was launched no more
-    for each in streams:
+    for each in sequences:
         if each is not victim:
             drive.until(each, Stage.GONE)
     pools = drive.scheduler.pools
-    assert [pool.used for pool in (pools.slots, pools.host, pools.device, pools.staging)] == [0] * 4
+    assert [pool.used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [0] * 4
 
 
 @settings(max_examples=100, deadline=None)
@@ -353,18 +353,20 @@ def test_an_end_at_each_stage_gives_all_back(stage: Stage) -> None:
     host_pages=st.integers(30, 100),
     chunk=st.integers(1, 30),
 )
-def test_all_streams_get_through(
+def test_all_sequences_get_through(
     data: st.DataObject, quantum: int, dense: bool, host_pages: int, chunk: int
 ) -> None:
     """Whatever comes and ends whenever: no deadlock, and in the end all pages are back."""
     geometry = replace(TINY, host_pages=host_pages, dense=dense, chunk=chunk, context_length=80)
-    drive, streams = Drive(geometry, quantum), []
+    drive, sequences = Drive(geometry, quantum), []
     for _ in range(data.draw(st.integers(1, 30))):
-        each = stream(data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40)), data.draw(st.booleans()))
+        each = sequence(
+            data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40)), data.draw(st.booleans())
+        )
         drive.add(each)
-        streams.append(each)
+        sequences.append(each)
         drive.go(data.draw(st.integers(0, 6)))
-        if data.draw(st.integers(0, 5)) == 0 and not (ending := data.draw(st.sampled_from(streams))).ended:
+        if data.draw(st.integers(0, 5)) == 0 and not (ending := data.draw(st.sampled_from(sequences))).ended:
             drive.scheduler.end(ending)
     for _ in range(20_000):
         if drive.scheduler.idle:
@@ -372,5 +374,5 @@ def test_all_streams_get_through(
         drive.go()
     assert drive.scheduler.idle
     pools = drive.scheduler.pools
-    assert [pool.used for pool in (pools.slots, pools.host, pools.device, pools.staging)] == [0] * 4
-    assert all(each.stage is Stage.GONE and each.ended and each.in_flight == 0 for each in streams)
+    assert [pool.used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [0] * 4
+    assert all(each.stage is Stage.GONE and each.ended and each.in_flight == 0 for each in sequences)

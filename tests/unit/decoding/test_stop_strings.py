@@ -1,4 +1,4 @@
-"""A stream ends where it should, and no text is sent that a stop string may yet take back."""
+"""A sequence ends where it should, and no text is sent that a stop string may yet take back."""
 
 from collections.abc import Callable, Sequence
 
@@ -112,7 +112,7 @@ EOS = frozenset({25})
 
 
 def run(tokens: list[int], **options: object) -> list[Taken]:
-    """Take tokens until the stream ends."""
+    """Take tokens until the sequence ends."""
     end = StreamEnd(DecodeOptions(**{"max_tokens": 100, **options}), EOS, Letters())  # type: ignore[arg-type]
     taken = []
     for token in tokens:
@@ -122,7 +122,7 @@ def run(tokens: list[int], **options: object) -> list[Taken]:
     return taken
 
 
-def test_an_end_token_ends_the_stream_without_text() -> None:
+def test_an_end_token_ends_the_sequence_without_text() -> None:
     assert run([1, 2, 25, 3]) == [("b", ""), ("c", ""), ("", "stop")]
 
 

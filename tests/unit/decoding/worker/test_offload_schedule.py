@@ -192,7 +192,7 @@ def test_what_does_not_continue_a_stream_or_frees_too_early_is_refused() -> None
     with pytest.raises(ValueError, match="next position"):
         schedule.step(np.ones(1, np.int32), np.array([6], np.int32), lambda: None, lambda: None)
     assert schedule.drained(0)
-    with pytest.raises(RuntimeError, match="slot 1"):
+    with pytest.raises(RuntimeError, match="sequence 1"):
         schedule.release(1)
     on.pause()
     schedule.release(1)

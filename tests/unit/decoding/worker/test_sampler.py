@@ -12,7 +12,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from hiscore.decoding.batch import sampling_of
 from hiscore.decoding.sampling_params import DecodeOptions
-from hiscore.decoding.sequence import DecodeCall, Stream
+from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StreamEnd
 from hiscore.decoding.uniforms import uniform
 from hiscore.decoding.worker.sampler import finite, greedy, sample
@@ -42,8 +42,8 @@ def support(logits: Tensor, **parameters: float) -> set[int]:
 @pytest.mark.filterwarnings("error")
 def test_a_temperature_beyond_every_float32_is_the_greatest_of_them() -> None:
     call = DecodeCall(np.array([1], np.int32), DecodeOptions(temperature=1e308), math.inf)
-    stream = Stream(call, None, StreamEnd(call.options, frozenset()))
-    sampling = sampling_of([stream], np.array([1], np.int32))
+    sequence = Sequence(call, None, StreamEnd(call.options, frozenset()))
+    sampling = sampling_of([sequence], np.array([1], np.int32))
     assert sampling.temperature.tolist() == [np.finfo(np.float32).max]
     assert support(torch.arange(8.0), temperature=float(sampling.temperature[0])) == set(range(8))
 
@@ -75,7 +75,7 @@ def chi_square_bound(degrees: int) -> float:
     return degrees * (1 - 2 / (9 * degrees) + 4.753 * math.sqrt(2 / (9 * degrees))) ** 3
 
 
-# Draws of neighbouring seeds, and of neighbouring positions of one stream.
+# Draws of neighbouring seeds, and of neighbouring positions of one sequence.
 UNIFORMS = {
     "seeds": torch.from_numpy(uniform(np.arange(100_000), 3)),
     "positions": torch.from_numpy(uniform(5, np.arange(100_000))),

@@ -1,4 +1,4 @@
-"""The engine over real workers: every stream is what it is alone, whatever comes and goes beside it."""
+"""The engine over real workers: every sequence is what it is alone, whatever comes and goes beside it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -85,7 +85,7 @@ def late(worker: CacheWorker, patience: int = 20) -> CacheWorker:
 
 
 def crowd(worker: CacheWorker, calls: Sequence[Call], quantum: int = 0) -> tuple[list[Outcome], Client]:
-    """A few calls at first, and one more with every answer: streams join and leave at every step."""
+    """A few calls at first, and one more with every answer: sequences join and leave at every step."""
     waiting, outcomes = list(calls), []
     with serving(worker, quantum) as client:
 
@@ -108,7 +108,7 @@ def crowd(worker: CacheWorker, calls: Sequence[Call], quantum: int = 0) -> tuple
     ("selector", "backup"),
     [*((each, "ring") for each in SETTINGS), ("exact", "blocking"), ("dsa", "deferred")],
 )
-def test_join_and_leave_at_every_step_changes_no_stream(
+def test_join_and_leave_at_every_step_changes_no_sequence(
     workers: Any, alone: Any, selector: str, backup: str
 ) -> None:
     calls, expected = alone(selector, COUNT)
@@ -120,9 +120,9 @@ def test_join_and_leave_at_every_step_changes_no_stream(
     assert len({tuple(tokens) for tokens in expected}) == len(expected)
 
 
-def test_200_streams_through_pools_for_20(workers: Any, alone: Any) -> None:
+def test_200_sequences_through_pools_for_20(workers: Any, alone: Any) -> None:
     calls, expected = alone("exact", COUNT)
-    worker = workers("exact", streams=20)
+    worker = workers("exact", sequences=20)
     fits = sum(len(each["tokens"]) + each["max_tokens"] for each in calls[:20])
     worker.geometry = replace(worker.geometry, host_pages=fits, device_pages=20 * COUNT)
     order = np.random.default_rng(5).integers(0, len(calls), 200).tolist()
@@ -135,10 +135,10 @@ def test_200_streams_through_pools_for_20(workers: Any, alone: Any) -> None:
 
 
 @pytest.mark.parametrize("selector", SETTINGS)
-def test_a_preempted_stream_goes_on_where_it_was(workers: Any, alone: Any, selector: str) -> None:
+def test_a_preempted_sequence_goes_on_where_it_was(workers: Any, alone: Any, selector: str) -> None:
     """Without a second prefill: its rows come back from the host."""
     calls, expected = alone(selector, COUNT)
-    worker = late(workers(selector, streams=2))
+    worker = late(workers(selector, sequences=2))
     prefill, prefilled = worker.prefill, []
 
     def count_and_prefill(chunks: Any, sampling: Any) -> Any:
@@ -161,19 +161,19 @@ def test_what_comes_back_from_the_host_is_to_the_bit(workers: Any, selector: str
     logits = []
     for interrupted in (False, True):
         driver = Driver(workers(selector))
-        slot, _ = driver.admit(prompt(70), 60)
-        found = [driver.step([slot]) for _ in range(4)]
+        seq_index, _ = driver.admit(prompt(70), 60)
+        found = [driver.step([seq_index]) for _ in range(4)]
         if interrupted:
-            stream = driver.leave(slot, preempt=True)
+            sequence = driver.leave(seq_index, preempt=True)
             other, _ = driver.admit(prompt(50, seed=1), 60)
             driver.step([other])
             if spoiled:
                 held = driver.worker._cache
                 with torch.inference_mode():  # dense layers stay on the device
                     (held.home if selector == "dense" else held.host)[-1] += 1
-            slot = driver.resume(stream)
-            assert slot != other
-        found += [driver.step([slot]) for _ in range(4)]
+            seq_index = driver.resume(sequence)
+            assert seq_index != other
+        found += [driver.step([seq_index]) for _ in range(4)]
         logits.append(torch.stack(found))
     assert torch.equal(*logits) is not spoiled
 
@@ -187,7 +187,7 @@ def test_what_freed_pages_hold_changes_nothing(workers: Any, alone: Any, selecto
 
 
 def test_poison_is_seen(workers: Any, alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: when a stream is released, all other streams' pages are overwritten as well."""
+    """The control: when a sequence is released, all other sequences' pages are overwritten as well."""
     calls, _ = alone("exact", COUNT)
     worker, poison = workers("exact"), Cache.poison
 
@@ -211,8 +211,8 @@ def test_a_forward_that_waits_for_no_copy_is_seen(workers: Any, selector: str) -
         worker = workers(selector, ring=1)
         worker._schedule._streams = LateBackups(10_000, deaf)
         driver = Driver(worker)
-        slot, _ = driver.admit(prompt(30), 400)
-        found = [driver.step([slot], fed=[3 + step]) for step in range(80)]
+        seq_index, _ = driver.admit(prompt(30), 400)
+        found = [driver.step([seq_index], fed=[3 + step]) for step in range(80)]
         logits.append(torch.stack(found))
     assert logits[0].isfinite().all()
     assert not torch.equal(*logits)
@@ -229,16 +229,16 @@ def test_an_abort_at_each_stage_gives_everything_back(
     """Copies are under way all the time; `serving` counts what has come back."""
     calls, expected = alone(selector, COUNT)
     aborted: list[Any] = []
-    with serving(late(workers(selector, streams=2)), quantum=3) as client:
+    with serving(late(workers(selector, sequences=2)), quantum=3) as client:
         scheduler = client.engine._scheduler
         plan = scheduler.plan
 
         def plan_and_abort(drained: Callable[[int], bool]) -> Any:
             planned = plan(drained)
-            for stream in scheduler._at[stage]:
-                if not stream.ended and len(aborted) < 3 and stream.reply_to not in aborted:
-                    aborted.append(stream.reply_to)
-                    client.engine.cancel(stream.reply_to)
+            for sequence in scheduler._at[stage]:
+                if not sequence.ended and len(aborted) < 3 and sequence.reply_to not in aborted:
+                    aborted.append(sequence.reply_to)
+                    client.engine.cancel(sequence.reply_to)
             return planned
 
         scheduler.plan = plan_and_abort
@@ -281,7 +281,7 @@ def text_of(tokens: Sequence[int]) -> str:
     return "".join(Letters().push(token) for token in tokens)
 
 
-def test_streams_end_where_they_should(workers: Any) -> None:
+def test_sequences_end_where_they_should(workers: Any) -> None:
     worker = workers("exact")
     given = {"tokens": prompt(30), "max_tokens": 16, "temperature": 1.0, "seed": 3}
     with serving(worker, detokenizer=Letters) as client:
@@ -314,8 +314,8 @@ def test_streams_end_where_they_should(workers: Any) -> None:
 
 
 @pytest.mark.parametrize("selector", ["exact", "dsa"])
-def test_a_row_that_is_not_finite_fails_its_stream_alone(workers: Any, alone: Any, selector: str) -> None:
-    """A token's embedding is not a number, and one stream comes upon it while it decodes."""
+def test_a_row_that_is_not_finite_fails_its_sequence_alone(workers: Any, alone: Any, selector: str) -> None:
+    """A token's embedding is not a number, and one sequence comes upon it while it decodes."""
     calls, expected = alone(selector, COUNT)
     seen = [{*each["tokens"].tolist(), *tokens} for each, tokens in zip(calls, expected, strict=True)]
     victim, token = next(
@@ -342,7 +342,7 @@ def test_the_host_pool_is_empty_of_what_has_left(workers: Any) -> None:
     driver = Driver(workers("exact"))
     gone, _ = driver.admit(prompt(20), 30)
     stays, _ = driver.admit(prompt(20, seed=1), 30)
-    pages = driver.streams[gone].host
+    pages = driver.sequences[gone].host
     driver.leave(gone)
     assert driver.worker._cache.host[:, pages.tolist()].isnan().all()
-    assert host_rows(driver.worker, driver.streams[stays], torch.arange(20)).isfinite().all()
+    assert host_rows(driver.worker, driver.sequences[stays], torch.arange(20)).isfinite().all()

@@ -48,7 +48,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 
 class Watched:
-    """Streams of a worker, and what its forwards wrote: [L, tokens, C, H, D] of each slot."""
+    """Sequences of a worker, and what its forwards wrote: [L, tokens, C, H, D] of each seq_index."""
 
     def __init__(self, worker: CacheWorker, kept: list[Tensor]) -> None:
         self.worker, self.driver = worker, Driver(worker)
@@ -58,15 +58,15 @@ class Watched:
         kept.clear()
 
     def admit(self, length: int, max_tokens: int) -> None:
-        slot, _ = self.driver.admit(prompt(length, seed=length), max_tokens)
-        self._written[slot] = self._take()
+        seq_index, _ = self.driver.admit(prompt(length, seed=length), max_tokens)
+        self._written[seq_index] = self._take()
 
     def step(self) -> None:
-        slots = list(self.driver.streams)
-        self.driver.step(slots)
+        seq_indices = list(self.driver.sequences)
+        self.driver.step(seq_indices)
         new = self._take()
-        for row, slot in enumerate(slots):
-            self._written[slot] = torch.cat((self._written[slot], new[:, row, None]), 1)
+        for row, seq_index in enumerate(seq_indices):
+            self._written[seq_index] = torch.cat((self._written[seq_index], new[:, row, None]), 1)
 
     def _take(self) -> Tensor:
         layers = self.worker._cache.shape.layers
@@ -77,19 +77,21 @@ class Watched:
     def faults(self, drained: bool = False) -> list[str]:
         """What is wrong on the host now, where the newest may be missing unless all is drained."""
         found, landed = [], 0
-        for slot, stream in self.driver.streams.items():
-            written, length = self._written[slot], stream.length
+        for seq_index, sequence in self.driver.sequences.items():
+            written, length = self._written[seq_index], sequence.length
             assert written.shape[1] == length
-            whole = host_rows(self.worker, stream, torch.arange(len(stream.host) * self.worker.geometry.page))
+            whole = host_rows(
+                self.worker, sequence, torch.arange(len(sequence.host) * self.worker.geometry.page)
+            )
             there = whole.isfinite().flatten(2).all(-1)
             landed += int(there.sum())
             due = length if drained else max(0, length - self.width)
             if not there[:, :due].all():
-                found.append(f"{slot}: not on the host in time")
+                found.append(f"{seq_index}: not on the host in time")
             if there[:, length:].any():
-                found.append(f"{slot}: more on the host than was written")
+                found.append(f"{seq_index}: more on the host than was written")
             if not torch.equal(whole[:, :length][there[:, :length]], written[there[:, :length]]):
-                found.append(f"{slot}: not what was written")
+                found.append(f"{seq_index}: not what was written")
         if landed != int(self.worker._cache.host.isfinite().all(-1).all(-2).all(2).sum()):
             found.append("rows elsewhere")
         return found
@@ -98,7 +100,7 @@ class Watched:
 def life(
     worker: CacheWorker, kept: list[Tensor], lengths: list[int], most: int, steps: int
 ) -> tuple[list[str], Watched]:
-    """Streams that join one after the other and decode on; everything is looked at after every step."""
+    """Sequences that join one after the other and decode on; everything is looked at after every step."""
     watched, faults = Watched(worker, kept), []
     for length in lengths:
         watched.admit(length, most)
@@ -108,8 +110,8 @@ def life(
     for _ in range(steps):
         watched.step()
         faults += watched.faults()
-    for slot in watched.driver.streams:
-        watched.driver.drain(slot)
+    for seq_index in watched.driver.sequences:
+        watched.driver.drain(seq_index)
     return faults + watched.faults(drained=True), watched
 
 
@@ -129,7 +131,7 @@ def test_the_host_has_what_was_written(
 ) -> None:
     """late: copies run when a forward waits for them, and not before."""
     family, top_k, buffer = SETTINGS[selector]
-    worker = build(path(family), selector, top_k, buffer, backup=backup, streams=STREAMS)
+    worker = build(path(family), selector, top_k, buffer, backup=backup, sequences=STREAMS)
     if late:
         worker._schedule._streams = LateBackups(patience=1_000)
     lengths = lengths_of(worker)
@@ -137,18 +139,18 @@ def test_the_host_has_what_was_written(
     steps = (34 if worker.geometry.page > 1 else 26) if late else 3
     faults, watched = life(worker, kept, lengths, 120, steps)
     assert faults == []
-    backed_up = sum(stream.length for stream in watched.driver.streams.values())
+    backed_up = sum(sequence.length for sequence in watched.driver.sequences.values())
     assert worker._schedule.backed_up == backed_up
     assert sum(result.backed_up for result in watched.driver.results) <= backed_up
 
 
 @pytest.mark.parametrize("backup", PROTOCOLS)
-def test_short_streams_that_never_outgrow_their_buffer(path: Any, kept: list[Tensor], backup: str) -> None:
-    worker = build(path("llama"), "exact", backup=backup, streams=STREAMS)
+def test_short_sequences_that_never_outgrow_their_buffer(path: Any, kept: list[Tensor], backup: str) -> None:
+    worker = build(path("llama"), "exact", backup=backup, sequences=STREAMS)
     worker._schedule._streams = LateBackups(patience=1_000)
     faults, watched = life(worker, kept, [1, 2, 5], 19, 3)
     assert faults == []
-    assert all(worker._cache.direct[slot] for slot in watched.driver.streams)
+    assert all(worker._cache.direct[seq_index] for seq_index in watched.driver.sequences)
 
 
 def test_prefill_in_one_piece_or_in_many_is_backed_up_alike(path: Any, kept: list[Tensor]) -> None:
@@ -157,7 +159,7 @@ def test_prefill_in_one_piece_or_in_many_is_backed_up_alike(path: Any, kept: lis
         watched = Watched(build(path("llama"), "exact", chunk=chunk, dtype=torch.float64), kept)
         watched.admit(50, 10)
         assert watched.faults(drained=True) == []
-        rows.append(host_rows(watched.worker, watched.driver.streams[0], torch.arange(50)))
+        rows.append(host_rows(watched.worker, watched.driver.sequences[0], torch.arange(50)))
     # Products of other numbers of rows.
     assert (rows[0] - rows[1]).abs().max() < 1e-9
 
@@ -227,4 +229,4 @@ def test_a_prompt_that_is_not_backed_up_is_seen(
     watched = Watched(build(path("llama"), "exact"), kept)
     watched.admit(30, 60)
     assert watched.faults(drained=True) == ["0: not on the host in time"]
-    assert np.array_equal(watched.driver.streams[0].host, np.arange(90))
+    assert np.array_equal(watched.driver.sequences[0].host, np.arange(90))

@@ -26,35 +26,35 @@ def driver_of(path: Any, selector: str, late: bool = True) -> Driver:
     return Driver(worker)
 
 
-def on_the_host(driver: Driver, slot: int) -> Tensor:
+def on_the_host(driver: Driver, seq_index: int) -> Tensor:
     """[L, LENGTH, C, H, D], once all has landed."""
-    driver.drain(slot)
-    return host_rows(driver.worker, driver.streams[slot], torch.arange(LENGTH))
+    driver.drain(seq_index)
+    return host_rows(driver.worker, driver.sequences[seq_index], torch.arange(LENGTH))
 
 
 def two(driver: Driver, reuse: bool) -> list[Tensor]:
     """Two prompts one after the other. reuse: in the same staging pages, without asking whether those are free."""
-    slots, staging = [], []
+    seq_indices, staging = [], []
     for seed in range(2):
-        slot, _ = driver.admit(prompt(LENGTH, seed=seed), 20)
-        slots.append(slot)
-        staging.append(driver.streams[slot].staging)
+        seq_index, _ = driver.admit(prompt(LENGTH, seed=seed), 20)
+        seq_indices.append(seq_index)
+        staging.append(driver.sequences[seq_index].staging)
         if reuse:
-            driver.pools.end_staging(driver.streams[slot])
+            driver.pools.end_staging(driver.sequences[seq_index])
     assert not reuse or np.isin(*staging).all()
-    return [on_the_host(driver, slot) for slot in slots]
+    return [on_the_host(driver, seq_index) for seq_index in seq_indices]
 
 
 @pytest.mark.parametrize("selector", SETTINGS)
 def test_no_forward_waits_for_them(path: Any, selector: str) -> None:
     driver = driver_of(path, selector)
     schedule = driver.worker._schedule
-    slot, _ = driver.admit(prompt(LENGTH), 20)
+    seq_index, _ = driver.admit(prompt(LENGTH), 20)
     # Of quest's pages of 32 tokens, the first part fills none, nor does the fourth.
     assert len(schedule._streams._under_way) == {"quest": 3, "exact": 5}[selector]  # type: ignore[attr-defined]
     assert schedule.backed_up == 0
-    assert schedule.lag()[slot] == LENGTH
-    found = on_the_host(driver, slot)
+    assert schedule.lag()[seq_index] == LENGTH
+    found = on_the_host(driver, seq_index)
     assert schedule.backed_up == LENGTH
     at_once = driver_of(path, selector, late=False)
     assert torch.equal(found, on_the_host(at_once, at_once.admit(prompt(LENGTH), 20)[0]))
@@ -94,16 +94,16 @@ def test_a_copy_that_fails_leaves_those_before_it_under_way(path: Any) -> None:
     schedule._streams = SecondFails(patience=1_000)
     with pytest.raises(MemoryError):
         driver.admit(prompt(LENGTH), 20)
-    slot = 0
-    assert not schedule.drained(slot)
-    assert schedule.lag()[slot] == CHUNK
+    seq_index = 0
+    assert not schedule.drained(seq_index)
+    assert schedule.lag()[seq_index] == CHUNK
     with pytest.raises(RuntimeError, match="under way"):
-        schedule.release(slot)
-    driver.drain(slot)
+        schedule.release(seq_index)
+    driver.drain(seq_index)
     assert schedule.backed_up == CHUNK
-    driver.worker.release(slot, NO_PAGES, NO_PAGES)
-    assert schedule.lag()[slot] == 0
-    # The slot, its pages and its staging serve the next one.
+    driver.worker.release(seq_index, NO_PAGES, NO_PAGES)
+    assert schedule.lag()[seq_index] == 0
+    # The seq_index, its pages and its staging serve the next one.
     other = Driver(driver.worker)
     found = on_the_host(other, other.admit(prompt(LENGTH, seed=1), 20)[0])
     at_once = driver_of(path, "exact", late=False)

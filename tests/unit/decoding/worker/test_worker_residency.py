@@ -13,13 +13,13 @@ from hiscore.decoding.sparse import residency
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decoding import CONTEXT, Driver, build, checkpoint, prompt
 
-# Family, tokens selected, tokens in the buffer, the long stream's prompt.
+# Family, tokens selected, tokens in the buffer, the long sequence's prompt.
 SPARSE = {
     "quest": ("gemma2", 160, 192, 350),
     "exact": ("qwen2", 16, 24, 60),
     "dsa": ("glm-shared", 16, 24, 60),
 }
-# All tokens are selected, and the long stream is not resident as a whole.
+# All tokens are selected, and the long sequence is not resident as a whole.
 WHOLE = {
     "quest": ("gemma2", 256, 256, 200),
     "exact": ("qwen2", 96, 96, 60),
@@ -40,19 +40,19 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def run(worker: CacheWorker, length: int, cold: bool = False, resident: bool = False) -> tuple[Tensor, int]:
-    """Two streams in the same steps: logits of all steps, and the misses.
+    """Two sequences in the same steps: logits of all steps, and the misses.
 
-    resident: the long stream will be no longer than what is tested, so that its buffer may hold all of it.
+    resident: the long sequence will be no longer than what is tested, so that its buffer may hold all of it.
     """
     driver = Driver(worker)
     most = STEPS + 1 if resident else CONTEXT - length
     admitted = [driver.admit(prompt(n, seed=n), m) for n, m in ((length, most), (10, 40))]
-    slots = [slot for slot, _ in admitted]
+    seq_indices = [seq_index for seq_index, _ in admitted]
     found = [torch.stack([logits for _, logits in admitted])]
-    found += [driver.step(slots, cold=cold) for _ in range(STEPS)]
-    assert bool(worker._cache.direct[slots[0]]) is (resident or not worker._cache.sparse)
-    for slot in slots:
-        driver.leave(slot)
+    found += [driver.step(seq_indices, cold=cold) for _ in range(STEPS)]
+    assert bool(worker._cache.direct[seq_indices[0]]) is (resident or not worker._cache.sparse)
+    for seq_index in seq_indices:
+        driver.leave(seq_index)
     return torch.stack(found), driver.misses
 
 
@@ -91,7 +91,7 @@ def test_all_missing_is_as_it_happens_to_be(path: Any, selector: str) -> None:
 
 @pytest.mark.parametrize("selector", SPARSE)
 def test_all_missing_is_all_resident(path: Any, selector: str) -> None:
-    """The same few tokens selected, by a stream that has all of its rows on the device."""
+    """The same few tokens selected, by a sequence that has all of its rows on the device."""
     family, top_k, _, length = SPARSE[selector]
     worker = build(path(family), selector, top_k, length + 64)
     resident, none = run(worker, length, resident=True)
@@ -102,7 +102,7 @@ def test_all_missing_is_all_resident(path: Any, selector: str) -> None:
 
 
 @pytest.mark.parametrize("selector", SPARSE)
-def test_a_full_stream_is_dense_beside_a_sparse_one(path: Any, selector: str) -> None:
+def test_a_full_sequence_is_dense_beside_a_sparse_one(path: Any, selector: str) -> None:
     family, top_k, buffer, length = SPARSE[selector]
     worker = build(path(family), selector, top_k, buffer, dtype=torch.float64)
     dense = Driver(build(path(family), "dense", dtype=torch.float64))
@@ -154,9 +154,9 @@ def test_the_host_is_what_is_read(path: Any, selector: str) -> None:
     found = []
     for change in (0, 0, 1):
         driver = Driver(build(path(family), selector, top_k, buffer))
-        slot, _ = driver.admit(prompt(length), CONTEXT - length)
+        seq_index, _ = driver.admit(prompt(length), CONTEXT - length)
         with torch.inference_mode():
             driver.worker._cache.host += change
-        found.append(driver.step([slot], cold=True))
+        found.append(driver.step([seq_index], cold=True))
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])

@@ -1,4 +1,4 @@
-"""Whole workers against transformers' cached decode: the logits of every step of streams beside each other."""
+"""Whole workers against transformers' cached decode: the logits of every step of sequences beside each other."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -39,14 +39,17 @@ def truth(path: Callable[[str], Path]) -> Callable[..., DecodeTruth]:
 def decode(
     worker: CacheWorker, lengths: Sequence[int], cold: bool
 ) -> tuple[list[Tensor], list[list[int]], int]:
-    """Streams in the same steps, greedy: logits [1 + steps, vocabulary] and tokens of each, and the misses."""
+    """Sequences in the same steps, greedy: logits [1 + steps, vocabulary] and tokens of each, and the misses."""
     driver = Driver(worker)
     admitted = [driver.admit(prompt(length, seed=length), 100) for length in lengths]
-    slots, found = [slot for slot, _ in admitted], [torch.stack([logits for _, logits in admitted])]
+    seq_indices, found = (
+        [seq_index for seq_index, _ in admitted],
+        [torch.stack([logits for _, logits in admitted])],
+    )
     for _ in range(STEPS):
-        found.append(driver.step(slots, cold=cold))
-    for slot in slots:
-        driver.leave(slot)
+        found.append(driver.step(seq_indices, cold=cold))
+    for seq_index in seq_indices:
+        driver.leave(seq_index)
     logits = torch.stack(found, 1)
     return list(logits), logits[:, :-1].argmax(-1).tolist(), driver.misses
 
