@@ -1,5 +1,6 @@
 """The kernels against plain torch. Without a GPU they run in Triton's interpreter, on the CPU."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,27 @@ def test_attention_equals_the_dense_mask(
         torch.testing.assert_close(last.double(), expected[scored], atol=1e-5, rtol=0)
 
 
+def plain_matmul(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
+    """a @ b with the terms of every sum added one after another, from the first to the last."""
+    total = np.zeros((a.shape[0], b.shape[1]), dtype)
+    for column, row in zip(a.T, b, strict=True):
+        total += column[:, None] * row
+    return total
+
+
+@pytest.fixture
+def fixed_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's tl.dot is a product of the CPU's BLAS, which may add up each row of a tile differently.
+
+    A GPU's tensor core adds up all rows of a tile alike. With `plain_matmul` the interpreter does so too, on any
+    CPU, so that equal bits mean what they mean on a GPU: the kernel feeds every row the same blocks.
+    """
+    if DEVICE == "cpu":
+        monkeypatch.setattr(np, "matmul", plain_matmul)
+
+
 @pytest.mark.parametrize("window", [None, 40])
-def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None) -> None:
+def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, fixed_sums: None) -> None:
     """An item in a call, behind other calls and with its query in the pool: the same bits as alone."""
     heads, kv_heads, head_dim = 4, 2, 16
     rng = np.random.default_rng(3)
@@ -82,7 +102,7 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None) 
     kept = KVPages(16, 2)
     pool = torch.full((16 * PAGE, 2, kv_heads, head_dim), float("nan"), device=DEVICE)
 
-    def attend(pages: KVPages, *calls: Tokens) -> torch.Tensor:
+    def attend(pages: KVPages, *calls: Tokens, attention: TritonAttention = attention) -> torch.Tensor:
         """What the last call's rows attend to."""
         (forward,) = pack([call.call() for call in calls], 1_000, pages).forwards
         rows = len(forward.input_ids)
@@ -106,6 +126,15 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None) 
         alone = attend(KVPages(8, 0, caching=False), Tokens(one.query, [one.items[item]]))[75:]
         torch.testing.assert_close(together[first:last], alone, atol=0, rtol=0)
         torch.testing.assert_close(hit[-143:][first:last], alone, atol=0, rtol=0)
+
+    # Control: keys in blocks of another size are added up in another order, in float32's rounding.
+    halved = TritonAttention(shape, torch.float32, multiprocessors=3)
+    halved._launch = replace(halved._launch, n=halved._launch.n // 2)
+    other_order = attend(KVPages(8, 0, caching=False), Tokens(one.query, [one.items[2]]), attention=halved)[
+        75:
+    ]
+    assert not torch.equal(other_order, alone)
+    torch.testing.assert_close(other_order, alone, atol=1e-5, rtol=0)
 
 
 def test_tiles_cover_every_row_once_and_hardly_exceed_what_rows_need() -> None:

@@ -217,14 +217,19 @@ def test_the_scores_of_all_ids_add_up_to_one(checkpoints) -> None:
 
 def test_a_model_that_gives_nan_gives_errors_not_scores(checkpoints) -> None:
     """Only the call whose numbers are not finite fails. (Mistral's head is not its embedding.)"""
-    scorer = Scorer(checkpoints("mistral")[0], "cpu", "float32", 4_096)
+    checkpoint, truth = checkpoints("mistral")
+    scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
     scorer.runner._decoder.weights.embedding[123] = float("nan")
     good, bad = Tokens([1, 2], [[3], [4]]), Tokens([1, 2], [[3], [123]])
-    labels = np.array([5, 6], np.int32)
+    labels = [5, 6]
     for options in (ScoreOptions(), ScoreOptions(apply_softmax=True)):
-        answers, _ = scorer.score([ScoreCall(c.call(), labels, options) for c in (good, bad, good)])
+        answers, _ = scorer.score(
+            [ScoreCall(c.call(), np.array(labels, np.int32), options) for c in (good, bad, good)]
+        )
         assert isinstance(answers[1], RequestError)
-        np.testing.assert_array_equal(answers[0].scores, answers[2].scores)
+        expected = truth.scores(good.query, good.items, labels, options.apply_softmax)
+        for answer in (answers[0], answers[2]):
+            check(answer.scores, expected, options)
 
 
 def test_bfloat16_stays_near_float32(checkpoints) -> None:
