@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
 	@touch $@
 
 demo: $(INSTALLED) ## Score real items by a real model behind a real tritonserver
-	@$(BIN)/python -m hiscore.demo
+	@$(BIN)/python client/examples/demo.py
 
 # Settings reach it from the environment or as make variables: both MODEL=... make serve and make serve MODEL=...
 serve: $(INSTALLED) ## Run the server in the foreground (settings: see README)

@@ -1,38 +1,40 @@
-"""`make demo` as a newcomer runs it: what it shows is right, and nothing is left."""
+"""`make demo` as a newcomer runs it: what it prints is right, and nothing is left running."""
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hiscore.demo import REVIEWS
 from tests.server.leftovers import processes
 
 pytestmark = pytest.mark.server
 
-GOOD, BAD = {0, 2, 4}, {1, 3, 5}
+DEMO = Path(__file__).parents[2] / "client" / "examples" / "demo.py"
+REVIEWS: tuple[str, ...] = runpy.run_path(str(DEMO))["REVIEWS"]
+POSITIVE, NEGATIVE = {0, 2, 4}, {1, 3, 5}
 
 
 def demo(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hiscore.demo"],
+        [sys.executable, DEMO],
         env={**os.environ, "COLUMNS": "120", "TMPDIR": str(tmp_path), **environment},
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 
-def test_the_demo_scores_ranks_and_writes(tmp_path: Path) -> None:
+def test_the_demo_ranks_reviews_and_streams_an_answer(tmp_path: Path) -> None:
     run = demo(tmp_path, DEVICE="cpu")
     assert run.returncode == 0, run.stderr
     ranked = [REVIEWS.index(review) for review in re.findall("|".join(map(re.escape, REVIEWS)), run.stdout)]
-    assert set(ranked[:3]) == GOOD
-    assert set(ranked[3:]) == BAD
+    assert set(ranked[:3]) == POSITIVE
+    assert set(ranked[3:]) == NEGATIVE
     difference = re.search(r"Largest difference between the two: (\S+)\.\n", run.stdout)
-    # Of float32 probabilities, summed in another order.
     assert difference
+    # The sums of float32 probabilities are taken in another order.
     assert float(difference.group(1)) < 1e-4
     answer = run.stdout.partition("A generation, streamed:")[2]
     assert "Paris" in answer
@@ -41,7 +43,7 @@ def test_the_demo_scores_ranks_and_writes(tmp_path: Path) -> None:
     assert processes(str(tmp_path)) == []
 
 
-def test_a_demo_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failing_demo_says_why(tmp_path: Path) -> None:
     run = demo(tmp_path, DEVICE="cpu", READY_TIMEOUT_S="1")
     assert run.returncode == 1
     assert "error: the demo failed: " in run.stderr
