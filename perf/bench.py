@@ -30,10 +30,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hiscore.checkpoint import resolve
-from perf import bench_steps, machine, report_html
-from perf.bench_run import Done, log_of, run
+from perf import bench_steps
+from perf.bench_process import Done, log_of, run
 from perf.bench_steps import GPU_ONLY, Given, Step, lacks
-from perf.gpu import GpuSampler, visible_gpus
+from perf.machine import facts as machine
+from perf.machine.gpu_sampler import GpuSampler, visible_gpus
+from perf.report import page as report_html
 
 RESULTS = Path(__file__).parent / "results"
 TAIL_LINES = 15
@@ -88,7 +90,7 @@ def directory_for(device: str) -> Path:
 
 
 def chosen(steps: Sequence[Step], only: str | None) -> list[Step]:
-    """Steps whose module is named, or all of them.
+    """Steps whose measurement is named, or all of them.
 
     Raises:
         ValueError: a name is no step's.
@@ -96,9 +98,9 @@ def chosen(steps: Sequence[Step], only: str | None) -> list[Step]:
     if only is None:
         return list(steps)
     words = only.split(",")
-    if unknown := set(words) - {step.module for step in steps}:
+    if unknown := set(words) - {step.measurement for step in steps}:
         raise ValueError(f"no step is called {', '.join(sorted(unknown))}")
-    return [step for step in steps if step.module in words]
+    return [step for step in steps if step.measurement in words]
 
 
 def run_all(
@@ -138,7 +140,7 @@ def main() -> int:
     given = give(options, out, console)
     steps = bench_steps.gpu(given, len(visible_gpus())) if options.full else bench_steps.cpu(given)
     if not on_gpu:
-        steps = [step for step in steps if step.module not in GPU_ONLY]
+        steps = [step for step in steps if step.measurement not in GPU_ONLY]
         # Where there is a GPU all the same, the steps must not find it.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
@@ -206,7 +208,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--tokenizer", type=Path, help="config.json and a tokenizer, where there are no weights"
     )
-    parser.add_argument("--reviews", type=Path, help="a sample by perf.quality --prepare")
+    parser.add_argument("--reviews", type=Path, help="a sample by perf.quality.precision --prepare")
     parser.add_argument("--commit", help="what to record where there is no git history")
     return parser.parse_args()
 

@@ -4,15 +4,40 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# What `--only` names, and the module of perf/ that measures it.
+MODULES = {
+    "ablations": "scoring.ablations",
+    "attention": "scoring.attention",
+    "cpu_cost": "scoring.cpu_cost",
+    "decode": "decoding.time_per_token",
+    "decode_serving": "decoding.streaming",
+    "forward": "scoring.forward",
+    "gated_product": "scoring.gated_mlp",
+    "peers": "scoring.peers",
+    "quality": "quality.precision",
+    "quality_served": "quality.text_scores",
+    "roofline": "scoring.roofline",
+    "score_load": "scoring.score_load",
+    "serving": "scoring.serving",
+    "text_cost": "scoring.text_cost",
+    "trace": "scoring.trace",
+    "two_gpus": "scoring.two_gpus",
+}
+
 
 @dataclass(frozen=True)
 class Step:
-    """module: of perf; seconds: planned, on a machine that does nothing else."""
+    """measurement: a key of `MODULES`; seconds: planned, on a machine that does nothing else."""
 
     name: str
-    module: str
+    measurement: str
     arguments: tuple[str, ...]
     seconds: float
+
+    @property
+    def module(self) -> str:
+        """What `python -m` runs."""
+        return f"perf.{MODULES[self.measurement]}"
 
 
 @dataclass(frozen=True)
@@ -20,7 +45,7 @@ class Given:
     """What the steps start from. checkpoint: a real model with its weights, None where there is none.
 
     tokenizer: a directory with config.json and the tokenizer's files, for random weights to be asked by text.
-    reviews: a sample that `perf.quality --prepare` has written; None: it is drawn, which downloads it.
+    reviews: a sample that `perf.quality.precision --prepare` has written; None: it is drawn, which downloads it.
     """
 
     out: Path
@@ -82,9 +107,9 @@ TEXT = ("score_load", "serving", "trace", "text_cost", "cpu_cost")
 
 def lacks(step: Step, given: Given) -> str | None:
     """Why a step cannot run, or None."""
-    if step.module in WEIGHTS and given.checkpoint is None:
+    if step.measurement in WEIGHTS and given.checkpoint is None:
         return "there is no model with weights (--checkpoint DIR)"
-    if step.module in TEXT and given.tokenizer is None:
+    if step.measurement in TEXT and given.tokenizer is None:
         return "there is no tokenizer (--tokenizer DIR)"
     return None
 

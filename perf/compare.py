@@ -2,9 +2,9 @@
 
 usage: python -m perf.compare OLD.json NEW.json [--noise SHARE]
 
-Reads what perf.forward, perf.serving, perf.score_load, perf.decode_serving, perf.decode, perf.ablations,
-perf.peers, perf.text_cost and perf.two_gpus write; both files must be of the same kind. Exits with 1 if a number
-became worse beyond its noise, or is missing from the new file; with 2 if the files cannot be compared.
+Reads forward.json, serving.json, score_load.json, decode_serving.json, decode-*.json, ablations.json, peers.json,
+text_cost.json and two_gpus.json; both files must be of the same kind. Exits with 1 if a number became worse beyond
+its noise, or is missing from the new file; with 2 if the files cannot be compared.
 """
 
 import argparse
@@ -25,7 +25,7 @@ TAIL_NOISE = 0.30
 # model (other addresses, other kernels chosen) may add to it, by how much has not been measured: 2% is a guess.
 RATIO_NOISE = 0.02
 
-# What perf.forward and perf.serving hold of a batch or a window: which way is better, and the noise.
+# What forward.json and serving.json hold of a batch or a window: which way is better, and the noise.
 FORWARD = {"gpu_ms": RATE_NOISE, "launch_ms": TAIL_NOISE, "total_ms": RATE_NOISE}
 LATENCIES = {"avg": RATE_NOISE, "p50": RATE_NOISE, "p99": TAIL_NOISE}
 STREAMS = {
@@ -100,7 +100,7 @@ def _numbers(results: dict[str, Any], noise: float | None) -> Iterator[tuple[str
             ratio, half = measured["ratio"], (1 + (noise or RATIO_NOISE)) ** 0.5
             number = Number(ratio["median"], ratio["low"] / half, ratio["high"] * half, higher_is_better=True)
             yield f"{group}: {arm}", number
-        # In perf.decode the first arm is not always ours, so times stand for themselves.
+        # In perf.decoding.time_per_token the first arm is not always ours, so times stand for themselves.
         for arm, measured in found.items():
             if isinstance(measured, dict) and "tpot_ms" in measured:
                 yield f"{group}: {arm}, ms a token", _about(measured["tpot_ms"], noise or RATE_NOISE)

@@ -12,11 +12,11 @@ import pytest
 
 from hiscore.launcher import Server
 from hiscore_client import ScoreClient
-from perf.analyzer import Analyzer
-from perf.analyzer_scores import by_text
-from perf.generation import Prompts, summarise
-from perf.generation_check import FirstStreams
-from perf.measure import WrongScores
+from perf.loadgen.analyzer_decode import Prompts, summarise
+from perf.loadgen.analyzer_scoring import by_text
+from perf.loadgen.perf_analyzer import Analyzer
+from perf.loadgen.token_check import FirstStreams
+from perf.loadgen.window import WrongScores
 from tests.server.counters import counted
 
 pytestmark = pytest.mark.server

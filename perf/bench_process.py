@@ -1,0 +1,100 @@
+"""One step in a process of its own: its output in a log, a bar for its planned time, an end if it hangs."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import Progress
+
+from perf.bench_steps import Step
+from perf.machine import facts as machine
+
+POLL_S = 0.2
+# A plan is for a quiet machine; a step that takes this much longer hangs.
+PATIENCE, PATIENCE_S = 4.0, 60.0
+STOPPING_S = 30.0
+TIMED_OUT = 124
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that has run. code: its exit code, `TIMED_OUT` if it was stopped."""
+
+    name: str
+    command: str
+    code: int
+    seconds: float
+
+
+def run(step: Step, out: Path, progress: Progress, limit_s: float | None = None) -> Done:
+    """Run a step; limit_s: stop it then, if that comes before its patience ends."""
+    command = [sys.executable, "-m", step.module, *step.arguments]
+    task = progress.add_task(step.name, total=step.seconds, line="")
+    say(progress, f"{step.name}: planned for {step.seconds:.0f} s")
+    log = log_of(step.name, out)
+    patience = PATIENCE * step.seconds + PATIENCE_S
+    limit = patience if limit_s is None else min(patience, limit_s)
+    begin = time.perf_counter()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=machine.ROOT,
+            env=_environment(),
+            start_new_session=True,
+        )
+        try:
+            while (code := process.poll()) is None:
+                time.sleep(POLL_S)
+                passed = time.perf_counter() - begin
+                progress.update(task, completed=min(passed, 0.97 * step.seconds), line=_last_line(log))
+                if passed > limit:
+                    _stop(process)
+                    code = TIMED_OUT
+                    file.write(f"stopped after {passed:.0f} s\n")
+                    break
+        except BaseException:
+            _stop(process)
+            raise
+    seconds = time.perf_counter() - begin
+    progress.update(task, completed=step.seconds, line="done" if code == 0 else f"[red]FAILED ({code})")
+    say(progress, f"{step.name}: {'done' if code == 0 else f'FAILED ({code})'}, {seconds:.0f} s")
+    return Done(step.name, machine.shown(["python", *command[1:]]), code, seconds)
+
+
+def say(progress: Progress, line: str) -> None:
+    """A line for a log; on a terminal the bars say it."""
+    if not progress.console.is_terminal:
+        progress.console.print(line, highlight=False, markup=False)
+
+
+def log_of(name: str, out: Path) -> Path:
+    """Where a step's output goes."""
+    return out / "logs" / f"{name.replace(' ', '-')}.txt"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a step. Its own children (a tritonserver) are told by the kernel when it is gone."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(STOPPING_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """With the client on the path, which may not be installed."""
+    paths = [str(machine.ROOT / "client"), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return re.sub(r"[\[\]]", "", lines[-1])[:70] if lines else ""

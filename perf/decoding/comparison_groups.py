@@ -1,0 +1,42 @@
+"""Which arms `perf.decoding.time_per_token` compares under one load; the first of each group is the reference."""
+
+from perf.decoding.engine_load import Arm, Load
+
+QUEST = {"selector": "quest"}
+
+
+def swap_in_arms(top_k: int, buffer: int, selector: str) -> list[Arm]:
+    """A selector with its copies from the host, and without."""
+    settings = {"selector": selector, "sparse_top_k": top_k, "device_buffer_size": buffer}
+    name = f"{selector} {top_k} of {buffer}"
+    return [Arm(name, settings), Arm(f"{name}, no swap-in", settings, "swap-in")]
+
+
+def groups(family: str, load: Load) -> dict[str, list[Arm]]:
+    """Arms by group, for a family of checkpoints (`grouped` or `latent`)."""
+    dense = {"selector": "dense"}
+    # A rehearsal's prompts are shorter than the least selection worth having.
+    sizes = (2_048, 1_024, 512) if load.prompt > 4_096 else (64,)
+    own = "quest" if family == "grouped" else "dsa"
+    others = ("quest", "exact") if family == "grouped" else ("dsa",)
+    return {
+        "backup": [
+            Arm("ring", dense),
+            Arm("blocking", dense | {"backup": "blocking"}),
+            Arm("deferred", dense | {"backup": "deferred"}),
+            Arm("no backup", dense, "backup"),
+        ],
+        "sparse protocols": [
+            Arm(f"{own}, ring", _sized(own, sizes[0])),
+            Arm(f"{own}, blocking", _sized(own, sizes[0]) | {"backup": "blocking"}),
+            Arm(f"{own}, deferred", _sized(own, sizes[0]) | {"backup": "deferred"}),
+            Arm(f"{own}, no backup", _sized(own, sizes[0]), "backup"),
+        ],
+        **{f"swap-in, top {top}": swap_in_arms(top, 2 * top, own) for top in sizes},
+        f"swap-in, tight {sizes[0]}": swap_in_arms(sizes[0], sizes[0] * 9 // 8, own),
+        "selectors": [Arm("dense", dense), *(Arm(name, _sized(name, sizes[0])) for name in others)],
+    }
+
+
+def _sized(selector: str, top_k: int) -> dict[str, object]:
+    return {"selector": selector, "sparse_top_k": top_k, "device_buffer_size": 2 * top_k}

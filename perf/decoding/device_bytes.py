@@ -1,0 +1,101 @@
+"""What a request holds on the device: dense against a selector, by arithmetic on the cache's own shapes.
+
+usage: python -m perf.decoding.device_bytes [--length 32768] [--out DIR]
+
+Counted is all that grows with requests: dense layers, buffers, index, residency tables. Staging is counted apart:
+it is one for all requests. "Dense" is keys and values (or latents) alone; where a checkpoint's own indexer
+selects, its keys are needed however much is resident, and the second ratio counts them on both sides.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hiscore.decoding.kv_cache.sizing import Memory, ModelShape, plan_cache
+from hiscore.settings import CacheSettings
+from perf.models.geometries import GEOMETRIES, LATENT
+
+PLENTY = 2**60
+OF_REQUESTS = ("home", "buffer", "index", "where", "holds", "used")
+TARGET = 4.6
+
+
+def model_shape(config: dict[str, Any], context: int) -> ModelShape:
+    """What a geometry's cache is like, at a context length."""
+    windows = (None,) * config["num_hidden_layers"]
+    if config["model_type"] not in LATENT:
+        return ModelShape(config["num_key_value_heads"], 2, config["head_dim"], windows, context)
+    width = config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    return ModelShape(1, 1, width, windows, context, config["index_head_dim"], config["index_topk"])
+
+
+def slot_bytes(model: ModelShape, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Of one token's rows in all layers."""
+    return len(model.windows) * model.heads * model.parts * model.width * dtype.itemsize
+
+
+def request_bytes(
+    model: ModelShape, settings: CacheSettings, length: int, dtype: torch.dtype = torch.bfloat16
+) -> dict[str, int]:
+    """Bytes on the device of one request of so many tokens, by tensor of the cache."""
+    shape, _ = plan_cache(settings, model, Memory(PLENTY, PLENTY, 1), dtype, chunk=1)
+    pages = -(-length // shape.page)
+    device_pages = min(pages, shape.buffer_pages) if shape.sparse_layers else 0
+    sizes = replace(shape, host_pages=pages, device_pages=device_pages).bytes(dtype)
+    return {name: sizes[name] for name in OF_REQUESTS}
+
+
+def table(length: int) -> dict[str, Any]:
+    """Each geometry's selectors: MiB by tensor, their sum, and how many times less than dense it is."""
+    found: dict[str, Any] = {}
+    for name, config in GEOMETRIES.items():
+        if name.startswith("tiny"):
+            continue
+        model = model_shape(config, length)
+        dense = sum(request_bytes(model, CacheSettings(selector="dense"), length).values())
+        rows: dict[str, Any] = {"staging": slot_bytes(model) * length}
+        for selector in ("dsa",) if config["model_type"] in LATENT else ("quest", "exact"):
+            parts = request_bytes(model, CacheSettings(selector=selector), length)
+            total = sum(parts.values())
+            resident = dense + (parts["index"] if selector == "dsa" else 0)
+            rows[selector] = {
+                **parts,
+                "total": total,
+                "dense": dense,
+                "smaller": dense / total,
+                "smaller_with_index": resident / total,
+            }
+        found[name] = rows
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--length", type=int, default=32_768)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found = table(options.length)
+    print(f"MiB of one request of {options.length} tokens on the device, bfloat16, top 2048 of 4096:")
+    for name, rows in found.items():
+        for selector, row in rows.items():
+            if selector != "staging":
+                parts = ", ".join(f"{part} {row[part] / 2**20:.1f}" for part in OF_REQUESTS)
+                print(
+                    f"{name:18s} {selector:6s} dense {row['dense'] / 2**20:7.1f}, {row['total'] / 2**20:7.1f} "
+                    f"({parts}): {row['smaller']:.2f} x smaller, {row['smaller_with_index']:.2f} x"
+                )
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "decode_bytes.json").write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""One stream over dense keys and values against the time that memory alone would take, and where the rest goes.
+
+usage: python -m perf.decoding.memory_floor --out DIR [--geometries qwen3-0.6b,qwen3-8b] [--prompts 1024,8192]
+           [--selector quest --streams 5]
+
+The floor reads every weight and every key and value once, at the bandwidth that the device reaches (--bandwidth).
+Steps are timed twice: launched one by one ahead of the device by the engine, and back to back by a bare loop; the
+profile is of the latter. There, kernels that start while the last one is at work are timed with their waits, so
+their times add up to more than the step. Without a GPU a tiny model takes the place, and kernels are not profiled.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hiscore.decoding.kv_cache.sizing import Memory
+from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, build_worker, close, device, shared_weights
+from perf.decoding.worker_driver import Driver
+from perf.machine.facts import facts
+from perf.models import random_checkpoint as geometry
+from perf.models.geometries import GEOMETRIES, LATENT
+
+BANDWIDTH = 4.3e12
+"""Bytes a second of an H200 (4.8e12 by its data sheet), as large copies reach them."""
+TARGETS = {"qwen3-0.6b": 2.2, "qwen3-8b": 1.5}
+PROFILED = 20
+SHOWN = 14
+
+
+def floor_ms(config: dict[str, Any], length: float, bandwidth: float) -> float:
+    """Milliseconds to read the weights once, and the keys and values of so many tokens, in bfloat16."""
+    row = 2 * config["num_key_value_heads"] * config["head_dim"]
+    cached: float = 2 * row * config["num_hidden_layers"] * length
+    return 1e3 * (geometry.read_bytes(config) + cached) / bandwidth
+
+
+def profile(driver: Driver, steps: int) -> list[tuple[str, float, float]]:
+    """Microseconds and launches of each kernel, by step, the longest first."""
+    from torch.profiler import ProfilerActivity
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        driver.steps(steps)
+        torch.cuda.synchronize()
+    found = [(e.key[:90], e.device_time_total / steps, e.count / steps) for e in recorded.key_averages()]
+    return sorted((row for row in found if row[1]), key=lambda row: -row[1])
+
+
+def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float) -> dict[str, Any]:
+    """Time per token, and its parts; a floor for what is dense."""
+    bench = Bench(checkpoint, arm, load)
+    try:
+        bench.run(tokens=min(20, load.tokens))
+        runs = [bench.run(seed=seed) for seed in range(3)]
+    finally:
+        bench.close()
+    middle = sorted(runs, key=lambda run: run.tpot_ms)[1]
+    found: dict[str, Any] = {
+        "target": TARGETS.get(name) if load.streams == 1 else None,
+        "engine": asdict(middle),
+    }
+    if arm.settings["selector"] == "dense":
+        cached = load.streams * (load.prompt + load.tokens / 2)
+        found["floor_ms"] = floor_ms(geometry.config_of(name), cached, bandwidth)
+        # The mean has the wait of a stream's first step in it, for its prompt's copy to the host.
+        found["over_floor"] = middle.itl_p50_ms / found["floor_ms"]
+    worker = build_worker(checkpoint, arm, Memory(PLENTY, PLENTY, load.streams))
+    try:
+        driver = Driver.of_random(worker, checkpoint, [load.prompt] * load.streams)
+        driver.steps(5)
+        found["bare_step_ms"] = driver.steps(load.tokens - 5 - PROFILED if load.tokens > 60 else 5)
+        if device().type == "cuda":
+            found["kernels"] = profile(driver, PROFILED)
+    finally:
+        close(worker)
+    return found
+
+
+def show(title: str, found: dict[str, Any]) -> None:
+    floor = ""
+    if "floor_ms" in found:
+        floor = f"floor {found['floor_ms']:.3f}: {found['over_floor']:.2f} x (target {found['target']}); "
+    print(
+        f"{title}: {found['engine']['itl_p50_ms']:.3f} ms between tokens (p50), {floor}bare loop "
+        f"{found['bare_step_ms']:.3f} ms",
+        flush=True,
+    )
+    for kernel, us, count in found.get("kernels", [])[:SHOWN]:
+        print(f"{us:10.1f} us {count:6.1f} x  {kernel}", flush=True)
+
+
+def main() -> int:
+    rehearsal = device().type != "cuda"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--geometries", default="tiny" if rehearsal else "qwen3-0.6b,qwen3-8b")
+    parser.add_argument("--prompts", default="100" if rehearsal else "1024,8192")
+    parser.add_argument("--tokens", type=int, default=20 if rehearsal else 200)
+    parser.add_argument("--selector", default="dense", choices=("dense", "quest", "exact"))
+    parser.add_argument("--streams", type=int, default=1)
+    parser.add_argument("--bandwidth", type=float, default=BANDWIDTH, help="bytes a second")
+    options = parser.parse_args()
+    if rehearsal:
+        print("without a GPU: a rehearsal, kernels are not profiled")
+    if any(GEOMETRIES[name]["model_type"] in LATENT for name in options.geometries.split(",")):
+        parser.error("a floor is known for keys and values, not for latents")
+    top_k = 64 if rehearsal else 2_048
+    sizes = {"sparse_top_k": top_k, "device_buffer_size": 2 * top_k}
+    arm = Arm(
+        options.selector, {"selector": options.selector} | (sizes if options.selector != "dense" else {})
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+    gpu = None if rehearsal else torch.cuda.get_device_name()
+    results: dict[str, Any] = {"machine": facts(gpu, None, None, None), "bandwidth": options.bandwidth}
+    for name in options.geometries.split(","):
+        prompts = [int(prompt) for prompt in options.prompts.split(",")]
+        context = Load(1, max(prompts), options.tokens).context
+        with tempfile.TemporaryDirectory() as directory, shared_weights():
+            checkpoint = geometry.write_config(name, Path(directory), context)
+            for prompt in prompts:
+                load = Load(options.streams, prompt, options.tokens)
+                found = measure(checkpoint, name, arm, load, options.bandwidth)
+                title = f"{name}, {arm.name}, {load.streams} of {prompt} tokens"
+                show(title, found)
+                results[title] = found
+                (options.out / f"decode_floor-{arm.name}.json").write_text(json.dumps(results, indent=1))
+        gc.collect()
+        torch.cuda.empty_cache()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Tokens a second of many long streams under one budget of device memory: dense, where most wait, and a selector.
+
+usage: python -m perf.decoding.oversubscribed --out DIR [--geometry qwen3-0.6b] [--fit 3] [--times 5]
+           [--prompt 32000] [--tokens 768] [--arms 2048:4096:2,2048:5120:0]
+
+The budget (DEVICE_KV_BYTES: staging, dense layers, buffers, index, tables; all but weights and graphs) holds `fit`
+whole streams densely; `fit` x `times` streams come at once. Two rates are stated: of the whole load, prefill
+included, and of the steps alone.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.worker.interface import STAGING_PAGE
+from hiscore.settings import CacheSettings
+from perf.decoding.device_bytes import model_shape, request_bytes, slot_bytes
+from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, dtype, shared_weights
+from perf.machine.facts import facts
+from perf.models import random_checkpoint as geometry
+from perf.models.geometries import GEOMETRIES, LATENT
+
+TARGET = 2.5
+
+
+def budget(config: dict[str, Any], load: Load, fit: int) -> int:
+    """Bytes that staging and so many dense streams of the load take."""
+    model = model_shape(config, load.context)
+    staging = -(-load.context // STAGING_PAGE) * STAGING_PAGE * slot_bytes(model, dtype())
+    one = request_bytes(model, CacheSettings(selector="dense"), load.context, dtype())
+    return staging + fit * sum(one.values())
+
+
+def main() -> int:
+    rehearsal = not torch.cuda.is_available()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="tiny" if rehearsal else "qwen3-0.6b")
+    parser.add_argument("--fit", type=int, default=2 if rehearsal else 3)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--prompt", type=int, default=992 if rehearsal else 32_000)
+    parser.add_argument("--tokens", type=int, default=32 if rehearsal else 768)
+    parser.add_argument(
+        "--arms",
+        default="64:128:1,64:128:0" if rehearsal else "2048:3072:2,2048:4096:1,2048:5120:0",
+        help="top-k, tokens of a stream's buffer and QUEST_DENSE_LAYERS of one or more, by comma",
+    )
+    options = parser.parse_args()
+    config = GEOMETRIES[options.geometry]
+    load = Load(options.fit * options.times, options.prompt, options.tokens)
+    memory = Memory(PLENTY, budget(config, load, options.fit), load.streams)
+    own = "dsa" if config["model_type"] in LATENT else "quest"
+    arms = [Arm("dense", {"selector": "dense"})]
+    for arm in options.arms.split(","):
+        top_k, buffer, layers = map(int, arm.split(":"))
+        sizes = {"sparse_top_k": top_k, "device_buffer_size": buffer, "quest_dense_layers": layers}
+        dense_layers = f", {layers} dense layers" if own == "quest" else ""
+        name = f"{own}, top {top_k}, buffer {buffer}{dense_layers}"
+        arms.append(Arm(name, {"selector": own} | sizes))
+    results: dict[str, Any] = {
+        "machine": facts(None if rehearsal else torch.cuda.get_device_name(), None, None, None),
+        "geometry": options.geometry,
+        "load": asdict(load),
+        "device_kv_bytes": memory.device,
+        "arms": {},
+    }
+    print(
+        f"{options.geometry}: {load.streams} streams of {load.prompt} + {load.tokens} tokens, "
+        f"DEVICE_KV_BYTES={memory.device} ({memory.device / 2**30:.2f} GiB) hold {options.fit} densely",
+        flush=True,
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory, shared_weights():
+        checkpoint = geometry.write_config(options.geometry, Path(directory), load.context)
+        for arm in arms:
+            bench = Bench(checkpoint, arm, load, memory)
+            try:
+                run, held = bench.run(), bench.device_bytes
+            finally:
+                bench.close()
+            results["arms"][arm.name] = asdict(run) | {"device_bytes": held, "load_s": bench.load_s}
+            print(
+                f"  {arm.name:15s} {run.tokens_per_s:8.1f} tokens/s, steps alone {run.decode_tokens_per_s:8.1f}; "
+                f"{run.rows_per_step:.1f} rows a step of {run.step_ms:.2f} ms, hit rate {run.hit_rate:.4f}, "
+                f"{run.preemptions} preemptions, {run.seconds:.1f} s; "
+                f"{sum(held.values()) / 2**30:.2f} GiB on the device",
+                flush=True,
+            )
+            del bench
+            gc.collect()
+            torch.cuda.empty_cache()
+            (options.out / "decode_oversubscribed.json").write_text(json.dumps(results, indent=1))
+    (_, dense), *others = results["arms"].items()
+    for name, other in others:
+        whole, steps = (other[rate] / dense[rate] for rate in ("tokens_per_s", "decode_tokens_per_s"))
+        print(f"  {name}: {whole:.2f} x, steps alone {steps:.2f} x (target {TARGET})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""`decode` through a real tritonserver under perf_analyzer: first tokens, tokens after them, streams at once.
+
+usage: python -m perf.decoding.streaming --out DIR [--factor F] [--backups ring,blocking] [--selector quest]
+
+First a serving benchmark as published for another engine: 30 prompts of 8,192 tokens, 1,500 to generate, five at a
+time, all lengths times --factor; for each backup, on a server of its own. Then, with the first backup, shorter
+prompts at rising numbers of streams, and as Poisson arrivals. Weights are random, of Qwen3-0.6B's geometry.
+Without a GPU a tiny model takes the place: a rehearsal, whose numbers mean nothing. A prompt must get the tokens
+that it got first, alone. Exits with 1 if a window failed.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hiscore.launcher import Server
+from hiscore.launcher.devices import choose_device
+from hiscore.settings import Device, ServeSettings
+from perf.loadgen import analyzer_decode as generation
+from perf.loadgen import window_validity as guards
+from perf.loadgen.analyzer_decode import Prompts, Served
+from perf.loadgen.generator import poisson
+from perf.loadgen.perf_analyzer import Analyzer, Exported
+from perf.loadgen.token_check import LEAD, FirstStreams
+from perf.machine import facts as machine
+from perf.machine.gpu_sampler import GpuSampler
+from perf.models import checkpoints
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a prompt and tokens to generate."""
+
+    prompt: int
+    tokens: int
+
+    def times(self, factor: float) -> "Lengths":
+        return Lengths(max(1, round(factor * self.prompt)), max(2, round(factor * self.tokens)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """benchmark: the published one's, times factor; shorter: of the sweep and of the Poisson arrivals."""
+
+    vocabulary: int
+    factor: float
+    shorter: Lengths
+    concurrencies: tuple[int, ...]
+    poisson_shares: tuple[float, ...]
+    """Of the requests a second at the most streams."""
+    poisson_s: float
+    kv_bytes: int
+    """Of each pool."""
+    benchmark: Lengths = Lengths(8_192, 1_500)
+    count: int = 30
+    at_once: int = 5
+
+
+GPU = Plan(
+    vocabulary=151_936,
+    factor=1.0,
+    shorter=Lengths(1_024, 128),
+    concurrencies=(1, 4, 16, 32),
+    poisson_shares=(0.5, 0.8),
+    poisson_s=15,
+    # 30,000 tokens' keys and values are 3.2 GiB; pinning more would only take time.
+    kv_bytes=8 * GIB,
+)
+CPU = Plan(
+    vocabulary=500,
+    factor=1 / 64,
+    shorter=Lengths(48, 12),
+    concurrencies=(1, 4),
+    poisson_shares=(0.5,),
+    poisson_s=5,
+    kv_bytes=GIB // 16,
+)
+
+
+class Windows:
+    """Windows against one server; one that fails is noted, and the next goes on."""
+
+    def __init__(self, chosen: Plan, analyzer: Analyzer, gpu: GpuSampler) -> None:
+        self._plan, self._analyzer, self._gpu = chosen, analyzer, gpu
+        # Not shared between backups: with a ring other pages count as newest, so a selector takes others.
+        self._first = FirstStreams()
+        self._rng = np.random.default_rng(0)
+        self.found: list[dict[str, Any]] = []
+        self.failures: list[str] = []
+
+    def step(self, name: str, work: Callable[[], Served | None]) -> Served | None:
+        """What `work` returns, or None if it failed."""
+        try:
+            return work()
+        except Exception as error:
+            self.failures.append(f"{name}: {type(error).__name__}: {error}")
+            print(f"FAILED {self.failures[-1]}\n{traceback.format_exc()}", flush=True)
+            return None
+
+    def warm_up(self) -> None:
+        """The first steps compile what the later ones use, for both lengths."""
+        plan = self._plan
+        for lengths in (plan.shorter, plan.benchmark.times(plan.factor)):
+            prompts = draw(self._rng, Lengths(lengths.prompt, LEAD), plan.at_once, plan.vocabulary)
+            self._analyzer.closed_loop("", prompts.target, plan.at_once, plan.at_once)
+
+    def benchmark(self, backup: str) -> None:
+        """The published load, the same prompts for every backup; some of them alone first."""
+        plan, lengths = self._plan, self._plan.benchmark.times(self._plan.factor)
+        name = f"{lengths.prompt} in, {lengths.tokens} out, {plan.at_once} at once, {backup}"
+        prompts = draw(np.random.default_rng(1), lengths, plan.count, plan.vocabulary)
+        some = Prompts(prompts.ids[: plan.at_once], LEAD)
+
+        def run() -> Served:
+            alone = some.read(self._analyzer.closed_loop("", some.target, 1, len(some.ids)))
+            self._first.agreement("benchmark", alone, LEAD)
+            return self._closed(f"benchmark, {backup}", name, prompts, plan.at_once, plan.count)
+
+        self.step(name, run)
+
+    def sweep(self) -> None:
+        """A fixed number of streams at once, one first, then Poisson arrivals."""
+        plan, lengths = self._plan, self._plan.shorter
+        title = f"{lengths.prompt} in, {lengths.tokens} out"
+        prompts = draw(self._rng, lengths, max(guards.LEAST, 2 * max(plan.concurrencies)), plan.vocabulary)
+        fastest = 0.0
+        for concurrency in plan.concurrencies:
+            count = max(guards.LEAST, 2 * concurrency)
+            name = f"{title}, {concurrency} at once"
+            work = partial(self._closed, "sweep", name, prompts, concurrency, count)
+            if served := self.step(name, work):
+                fastest = max(fastest, served.requests_per_s)
+        for rate in (share * fastest for share in plan.poisson_shares if fastest):
+            name = f"{title}, Poisson {rate:.3g}/s"
+            arrivals = poisson(self._rng, rate, plan.poisson_s)
+            run = partial(self._analyzer.open_loop, name, prompts.target, arrivals)
+            self.step(name, partial(self._window, "poisson", name, prompts, run, rate))
+
+    def _closed(self, group: str, name: str, prompts: Prompts, concurrency: int, count: int) -> Served:
+        run = partial(self._analyzer.closed_loop, name, prompts.target, concurrency, count)
+        return self._window(group, name, prompts, run)
+
+    def _window(
+        self, group: str, name: str, prompts: Prompts, run: Callable[[], list[Exported]],
+        offered: float | None = None,
+    ) -> Served:  # fmt: skip
+        begin = time.perf_counter()
+        exported, end = run(), time.perf_counter()
+        streams = prompts.read(exported)
+        served = generation.summarise(name, streams, len(prompts.ids[0]))
+        pool = "benchmark" if group.startswith("benchmark") else "shorter"
+        agreement = self._first.agreement(pool, streams, prompts.max_tokens)
+        samples = generation.as_samples(streams)
+        guards.check_count(name, samples, guards.LEAST)
+        if offered:
+            guards.check_open_loop(name, samples, offered)
+        self.found.append(
+            {
+                "group": group,
+                "offered": offered,
+                "agreement": agreement,
+                "gpu_busy": self._gpu.busy(begin, end),
+                "gpu_memory_gib": self._gpu.memory_gib(begin, end),
+                **asdict(served),
+            }
+        )
+        print(
+            f"{name:44s} first token p50 {served.ttft.p50:8.1f} ms, a token {served.tpot.mean:7.2f} ms, "
+            f"between responses p99 {served.itl.p99:7.2f}, {served.output_tokens_per_s:8.1f} tokens/s",
+            flush=True,
+        )
+        return served
+
+
+def draw(rng: np.random.Generator, lengths: Lengths, count: int, vocabulary: int) -> Prompts:
+    """Random prompts."""
+    return Prompts(rng.integers(0, vocabulary, (count, lengths.prompt)).tolist(), lengths.tokens)
+
+
+def settings_of(checkpoint: Path, device: Device, chosen: Plan, backup: str, selector: str) -> ServeSettings:
+    """The selector's own sizes on a GPU; a rehearsal's prompts are shorter than these."""
+    sizes = {} if device == "cuda" else {"sparse_top_k": 64, "device_buffer_size": 128}
+    asked = {
+        "model": str(checkpoint),
+        "models": "decode",
+        "device": device,
+        "selector": selector,
+        "backup": backup,
+        "max_streams": max(*chosen.concurrencies, chosen.at_once),
+        "host_kv_bytes": chosen.kv_bytes,
+        "device_kv_bytes": 2 * chosen.kv_bytes,
+        **dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0),
+    }
+    return ServeSettings.model_validate(asked | sizes)
+
+
+def main() -> int:
+    """Serve and measure; decode_serving.json is written after every server."""
+    logging.basicConfig(level=logging.WARNING)
+    options = parse()
+    device, _ = choose_device("auto")
+    chosen = CPU if device == "cpu" else GPU
+    chosen = replace(chosen, factor=options.factor or chosen.factor)
+    if device == "cpu":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    begin = time.perf_counter()
+    results: dict[str, Any] = {"plan": asdict(chosen), "ready_s": {}, "windows": [], "failures": []}
+    with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu:
+        checkpoints.write(Path(directory), device, None)
+        for index, backup in enumerate(options.backups):
+            settings = settings_of(Path(directory), device, chosen, backup, options.selector)
+            starting = time.perf_counter()
+            with Server(settings, out / f"server-decode-{backup}.log") as server:
+                results["ready_s"][backup] = time.perf_counter() - starting
+                analyzer = Analyzer(server.grpc_url, out / "perf-analyzer-decode.txt", out / "exports")
+                windows = Windows(chosen, analyzer, gpu)
+                windows.warm_up()
+                windows.benchmark(backup)
+                if not index:
+                    windows.sweep()
+                triton = machine.triton_version(server.http_url)
+            results["windows"] += windows.found
+            results["failures"] += windows.failures
+            results |= {
+                "machine": machine.facts(gpu.device, gpu.driver, triton, options.commit),
+                "settings": settings.model_dump(mode="json", exclude={"model", "model_repository"}),
+                "seconds": time.perf_counter() - begin,
+            }
+            (out / "decode_serving.json").write_text(json.dumps(results, indent=1))
+    return 1 if results["failures"] else 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where decode_serving.json goes")
+    parser.add_argument("--factor", type=float, help="of the published benchmark's lengths")
+    parser.add_argument(
+        "--backups", type=lambda text: text.split(","), default=["ring", "blocking"], help="by comma"
+    )
+    parser.add_argument("--selector", default="quest")
+    parser.add_argument("--commit", help="what to record where there is no git history")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

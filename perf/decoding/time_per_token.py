@@ -1,0 +1,158 @@
+"""Decoding in one process: time per token by backup, by selector and by batch, and what the copies cost.
+
+usage: python -m perf.decoding.time_per_token --out DIR [--geometry qwen3-0.6b] [--groups backup,swap,selectors]
+           [--rounds 5] [--prompt 8192] [--tokens 300] [--streams 5]
+
+Weights are random, of a real model's geometry. The arms of a group stand side by side in memory and take turns: a
+round runs every arm once, with the same prompts. What is printed is the median over rounds, and the ratio to the
+group's first arm, within a round. Without a GPU a tiny model takes the place: a rehearsal, whose numbers mean
+nothing.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perf.decoding.comparison_groups import groups
+from perf.decoding.engine_load import Arm, Bench, Load, Run, Unavailable, shared_weights
+from perf.machine.facts import facts
+from perf.machine.interleave import spread
+from perf.models import random_checkpoint as geometry
+from perf.models.geometries import GEOMETRIES, LATENT
+
+COLUMNS = ("tpot_ms", "itl_p99_ms", "step_ms", "hit_rate", "swap_in_mib", "captured")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    out: Path
+    geometry: str
+    groups: tuple[str, ...]
+    rounds: int
+    load: Load
+
+
+def compare(checkpoint: Path, arms: Sequence[Arm], load: Load, rounds: int) -> dict[str, Any]:
+    """Run arms in turn; an arm that this machine cannot measure is left out with a line."""
+    benches: dict[str, Bench] = {}
+    try:
+        for arm in arms:
+            try:
+                benches[arm.name] = Bench(checkpoint, arm, load)
+            except Unavailable as reason:
+                print(f"  {arm.name}: {reason}", flush=True)
+        runs: dict[str, list[Run]] = {name: [] for name in benches}
+        for bench in benches.values():
+            bench.run(tokens=min(load.tokens, 20))
+        for index in range(rounds):
+            for name in list(benches)[:: 1 if index % 2 == 0 else -1]:
+                runs[name].append(benches[name].run(seed=index))
+        held = {name: bench.device_bytes for name, bench in benches.items()}
+        loads = {name: bench.load_s for name, bench in benches.items()}
+    finally:
+        for bench in benches.values():
+            bench.close()
+    return summarise(runs, held, loads)
+
+
+def summarise(
+    runs: dict[str, list[Run]], held: dict[str, dict[str, int]], loads: dict[str, float]
+) -> dict[str, Any]:
+    """Medians over rounds, and ratios of the time per token to the first arm's."""
+    found: dict[str, Any] = {}
+    first = next(iter(runs.values()))
+    for name, of_arm in runs.items():
+        rows = [asdict(run) for run in of_arm]
+        ratios = [run.tpot_ms / base.tpot_ms for base, run in zip(first, of_arm, strict=True)]
+        found[name] = {
+            **{key: statistics.median(row[key] for row in rows) for key in rows[0]},
+            "ratio": asdict(spread(ratios)),
+            "rounds_tpot_ms": [run.tpot_ms for run in of_arm],
+            "device_bytes": held[name],
+            "load_s": loads[name],
+        }
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    print(f"  {'':28s}" + "".join(f"{column:>12s}" for column in COLUMNS) + "   ratio")
+    for name, row in found.items():
+        ratio = "{median:.4f} [{low:.4f}, {high:.4f}]".format(**row["ratio"])
+        print(
+            f"  {name:28s}" + "".join(f"{row[column]:12.4g}" for column in COLUMNS) + f"   {ratio}",
+            flush=True,
+        )
+
+
+def main(options: Options) -> int:
+    family = "latent" if GEOMETRIES[options.geometry]["model_type"] in LATENT else "grouped"
+    chosen = {
+        name: arms
+        for name, arms in groups(family, options.load).items()
+        if any(part in name for part in options.groups)
+    }
+    if not chosen:
+        print(f"no group is called {' or '.join(options.groups)}", file=sys.stderr)
+        return 2
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    results: dict[str, Any] = {
+        "machine": facts(gpu, None, None, None),
+        "geometry": options.geometry,
+        "load": asdict(options.load),
+        "rounds": options.rounds,
+        "groups": {},
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    with tempfile.TemporaryDirectory() as directory, shared_weights():
+        checkpoint = geometry.write_config(options.geometry, Path(directory), options.load.context)
+        for name, arms in chosen.items():
+            print(f"{options.geometry}, {name}:", flush=True)
+            begun = time.perf_counter()
+            try:
+                found = compare(checkpoint, arms, options.load, options.rounds)
+                show(found)
+                results["groups"][name] = found
+            except Exception as error:  # one group's failure must not cost the others' results
+                failed = 1
+                results["groups"][name] = {"error": f"{type(error).__name__}: {error}"}
+                print(f"  failed: {type(error).__name__}: {error}", flush=True)
+            print(f"  {time.perf_counter() - begun:.1f} s", flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+            (options.out / f"decode-{options.geometry}.json").write_text(json.dumps(results, indent=1))
+    return failed
+
+
+def parse() -> Options:
+    """The command line; without a GPU all sizes are a rehearsal's."""
+    rehearsal = not torch.cuda.is_available()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="tiny" if rehearsal else "qwen3-0.6b")
+    parser.add_argument("--groups", default="backup,swap-in,selectors", help="parts of the groups' names")
+    parser.add_argument("--rounds", type=int, default=2 if rehearsal else 5)
+    parser.add_argument("--prompt", type=int, default=300 if rehearsal else 8_192)
+    parser.add_argument("--tokens", type=int, default=20 if rehearsal else 300)
+    parser.add_argument("--streams", type=int, default=3 if rehearsal else 5)
+    given = parser.parse_args()
+    load = Load(given.streams, given.prompt, given.tokens)
+    return Options(given.out, given.geometry, tuple(given.groups.split(",")), given.rounds, load)
+
+
+if __name__ == "__main__":
+    sys.exit(main(parse()))

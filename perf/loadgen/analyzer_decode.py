@@ -1,0 +1,159 @@
+"""Streams of `decode` as perf_analyzer saw them, and the numbers that a serving benchmark reports of them."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from perf.loadgen.generator import Sample
+from perf.loadgen.perf_analyzer import Exported, Target
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One stream. Seconds by one clock; arrivals: of the responses that held tokens; tokens: of each of them."""
+
+    prompt: int
+    intended: float
+    sent: float
+    arrivals: list[float] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    finish_reason: str = ""
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for part in self.tokens for token in part]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts to send, no two alike; target: as perf_analyzer sends them."""
+
+    ids: Sequence[Sequence[int]]
+    max_tokens: int
+
+    @property
+    def target(self) -> Target:
+        entries = [{"input_ids": {"content": list(ids), "shape": [len(ids)]}} for ids in self.ids]
+        asked = (f"max_tokens:{self.max_tokens}:int", "ignore_eos:true:bool")
+        return Target("decode", entries, asked, streaming=True)
+
+    def read(self, exported: Sequence[Exported]) -> list[Generation]:
+        """What came back, in the order in which it was exported."""
+        named = {tuple(ids): index for index, ids in enumerate(self.ids)}
+        return [_read(named[tuple(each.request["request_inputs"]["input_ids"])], each) for each in exported]
+
+
+def _read(prompt: int, exported: Exported) -> Generation:
+    request = exported.request
+    found = Generation(prompt, exported.intended, request["timestamp"] / 1e9)
+    reason = ""
+    for at, outputs in zip(request["response_timestamps"], request["response_outputs"], strict=True):
+        # perf_analyzer writes a tensor of one element as that element, and an empty one not at all.
+        value: Any = outputs.get("output_ids", [])
+        ids = value if isinstance(value, list) else [value]
+        reason = outputs.get("finish_reason") or reason
+        if ids:
+            found.arrivals.append(at / 1e9)
+            found.tokens.append(ids)
+    return Generation(found.prompt, found.intended, found.sent, found.arrivals, found.tokens, reason)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    worst: float
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a window of streams showed. Times in milliseconds; first tokens and ends count from the intended time.
+
+    tpot: a stream's mean time per token after its first response. itl: times between a stream's responses, each
+    of which may hold several tokens (tokens_per_response). Rates count from the first sending to the last token.
+    """
+
+    name: str
+    streams: int
+    failed: int
+    seconds: float
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    concurrency: float
+    """Streams at work, on the mean."""
+    tokens_per_response: float
+    end_to_end: Times
+    ttft: Times
+    tpot: Times
+    itl: Times
+    late_p99: float
+    """How late the generator sent."""
+
+
+def summarise(name: str, found: Sequence[Generation], prompt: int) -> Served:
+    """Numbers of the streams that ended as they should; prompt: tokens of each prompt.
+
+    Raises:
+        RuntimeError: none did.
+    """
+    good = [stream for stream in found if stream.finish_reason == "length"]
+    if not good:
+        raise RuntimeError(f"'{name}': no stream ended as it should")
+    begin, end = min(stream.sent for stream in good), max(stream.arrivals[-1] for stream in good)
+    taken = [stream.arrivals[-1] - stream.intended for stream in good]
+    tokens = sum(len(stream.ids) for stream in good)
+    gaps = np.concatenate([np.diff(stream.arrivals) for stream in good])
+    responses = sum(len(stream.arrivals) for stream in good)
+    return Served(
+        name=name,
+        streams=len(found),
+        failed=len(found) - len(good),
+        seconds=end - begin,
+        requests_per_s=len(good) / (end - begin),
+        input_tokens_per_s=len(good) * prompt / (end - begin),
+        output_tokens_per_s=tokens / (end - begin),
+        concurrency=sum(taken) / (end - begin),
+        tokens_per_response=tokens / responses,
+        end_to_end=times(taken),
+        ttft=times([stream.arrivals[0] - stream.intended for stream in good]),
+        tpot=times([per_token(stream) for stream in good if len(stream.arrivals) > 1]),
+        itl=times(gaps.tolist()),
+        late_p99=1e3 * float(np.percentile([stream.sent - stream.intended for stream in found], 99)),
+    )
+
+
+def per_token(stream: Generation) -> float:
+    """Mean seconds per token after those of the first response."""
+    return (stream.arrivals[-1] - stream.arrivals[0]) / (len(stream.ids) - len(stream.tokens[0]))
+
+
+def times(seconds: Sequence[float]) -> Times:
+    """Statistics of some times.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not len(seconds):
+        raise ValueError("there is no time to take the mean of")
+    values = 1e3 * np.array(seconds)
+    p50, p90, p95, p99 = (float(np.percentile(values, q)) for q in (50, 90, 95, 99))
+    return Times(statistics.fmean(values), p50, p90, p95, p99, float(values.max()))
+
+
+def as_samples(found: Sequence[Generation]) -> list[Sample]:
+    """As the guards of a load read them: answered with the first token."""
+    samples = []
+    for stream in found:
+        error = "" if stream.finish_reason == "length" else f"ended by '{stream.finish_reason}'"
+        done = stream.arrivals[0] if stream.arrivals else stream.sent
+        samples.append(Sample(stream.prompt, stream.intended, stream.sent, done, error=error))
+    return samples

@@ -1,0 +1,66 @@
+"""What is measured: shapes, rates and lengths of windows, on a GPU and, as a rehearsal, on a CPU."""
+
+from dataclasses import dataclass, replace
+
+from perf.loadgen.scorer_calls import Shape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Seconds are those of one window."""
+
+    request: Shape
+    prompts: tuple[Shape, ...]
+    """The single prompts."""
+    labels: tuple[int, int]
+    vocabulary: int
+    query_cache_bytes: int
+    pool: int
+    """Distinct calls, sent in turn: more than the pool of keys and values can hold queries."""
+    rates: tuple[float, ...]
+    analyzer_rates: tuple[float, ...]
+    concurrencies: tuple[int, ...]
+    open_s: float
+    closed_s: float
+    alone: int
+    """Calls of each measurement at concurrency 1."""
+    tolerance: float
+    """The contract's for a score, whatever shares the batch."""
+
+
+# The geometry of Qwen3-0.6B with its ids of "Yes" and "No". By default its pool has 5,715 pages of 16 tokens, the
+# reserve for split calls included: 816 queries of 7 full pages.
+GPU = Plan(
+    request=Shape(120, 10, 180),
+    prompts=(Shape(300, 1, 0), Shape(120, 1, 180)),
+    labels=(9454, 2753),
+    vocabulary=151_936,
+    query_cache_bytes=2**30,
+    pool=1_200,
+    rates=(70, 100, 150, 200, 250, 300, 330),
+    analyzer_rates=(70, 200),
+    concurrencies=(1, 2, 4, 8, 16, 32, 64, 128),
+    open_s=20,
+    closed_s=4,
+    alone=400,
+    tolerance=5e-3,
+)
+GPU_QUICK = replace(
+    GPU, analyzer_rates=(70,), concurrencies=(1, 4, 16, 32, 64, 128), open_s=10, closed_s=2, alone=200
+)
+# A model of a few thousand weights, to see that everything works: no number of it means anything.
+CPU = Plan(
+    request=Shape(40, 5, 12),
+    prompts=(Shape(60, 1, 0), Shape(40, 1, 20)),
+    labels=(9, 7),
+    vocabulary=500,
+    query_cache_bytes=2**20,
+    pool=400,
+    rates=(20, 40, 80),
+    analyzer_rates=(40,),
+    concurrencies=(1, 4, 16),
+    open_s=8,
+    closed_s=3,
+    alone=100,
+    tolerance=2e-5,
+)

@@ -1,0 +1,233 @@
+"""One window of load to one row of numbers, its answers checked against the ones seen before."""
+
+import re
+import time
+import urllib.request
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hiscore.arrays import Float32
+from hiscore.launcher import Server
+from perf.loadgen import window_validity as guards
+from perf.loadgen.generator import Sample
+from perf.loadgen.scorer_calls import Shape
+from perf.machine.gpu_sampler import GpuSampler
+
+METRIC = re.compile(r'^(\w+)\{([^}]*\bmodel="scorer"[^}]*)\} (\S+)$', re.MULTILINE)
+DEVICE = re.compile(r'\bdevice="([^"]*)"')
+COUNTERS = {
+    "hiscore_forwards_total": "forwards",
+    "hiscore_batch_tokens_total": "tokens",
+    "hiscore_cached_tokens_total": "cached_tokens",
+    "nv_inference_count": "calls",
+    "nv_inference_exec_count": "executions",
+    "nv_inference_queue_duration_us": "queue_us",
+}
+# A closed loop's first calls find an idle server, so the rate is taken after them.
+RAMP = 0.2
+
+
+class WrongScores(Exception):
+    """An answer differs from what the same call gave before."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is to be measured. pool: names the set of calls, whose answers are compared over all its windows."""
+
+    group: str
+    name: str
+    shape: Shape
+    pool: str
+    offered: float | None = None
+    """Arrivals a second in open loop."""
+    seconds: float | None = None
+    """Length of a closed loop, whose rate is taken between ramp and end."""
+    fresh: bool = True
+    """Whether no call may find its query in the cache."""
+    least: int = guards.LEAST
+    """Calls that must be answered for its numbers to mean something."""
+
+
+@dataclass
+class Point:
+    """What a window showed. Times in milliseconds, latencies from the intended send time, rates per second."""
+
+    group: str
+    name: str
+    shape: str
+    offered: float | None
+    calls: int
+    failed: int
+    errors: list[str]
+    rate: float
+    items_per_s: float
+    avg: float
+    p50: float
+    p90: float
+    p99: float
+    worst: float
+    from_sending_p99: float
+    """p99 if one counts from the actual sending, which hides a late generator."""
+    late_p99: float
+    late_worst: float
+    within_50_ms: float
+    within_500_ms: float
+    """Share of all calls answered in so long."""
+    cached_calls: int
+    """Calls of which some tokens came from the cache, by their own usage."""
+    tokens_per_forward: float
+    batch_fill: float
+    calls_per_execution: float
+    queue_ms: float
+    """Mean wait in Triton's queue."""
+    gpu_busy: float | None = None
+    """NVML's share of time with a kernel running; None without a GPU."""
+    gpu_memory_gib: float | None = None
+    """The most in use on the device, by all processes; None without a GPU."""
+    max_difference: float = 0.0
+    """Largest difference of a score from the same call's first answer."""
+
+
+class Answers:
+    """The first answer to every call, for all later ones to be held against."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, int], Float32] = {}
+
+    def difference(self, pool: str, samples: Sequence[Sample], shape: Shape) -> float:
+        """Largest difference from what the same call of the pool gave before; new calls are remembered.
+
+        Raises:
+            WrongScores: an answer of another size, or one that is not a softmax over the labels.
+        """
+        largest = 0.0
+        for sample in samples:
+            scores = sample.scores
+            if scores is None:
+                continue
+            # Float32 sums of a few probabilities: 1e-5 is some hundred units in the last place.
+            if len(scores) != shape.items or not np.allclose(scores.sum(axis=1), 1, rtol=0, atol=1e-5):
+                raise WrongScores(f"call {sample.message} of '{pool}' was answered with {scores.tolist()}")
+            first = self._first.setdefault((pool, sample.message), scores)
+            largest = max(largest, float(np.abs(scores - first).max(initial=0)))
+        return largest
+
+
+class Meter:
+    """Runs windows against a server and measures them; meters of several servers may share their answers."""
+
+    def __init__(
+        self,
+        server: Server,
+        gpu: GpuSampler,
+        tolerance: float,
+        keep: Callable[[Point], None],
+        answers: Answers | None = None,
+    ) -> None:
+        self._server, self._gpu = server, gpu
+        self._tolerance, self._keep = tolerance, keep
+        self._answers = answers or Answers()
+
+    def window(self, window: Window, run: Callable[[], list[Sample]]) -> Point:
+        """Run one window.
+
+        Raises:
+            WrongScores: an answer differs from an earlier one beyond the tolerance, or, where calls should be
+                fresh, one was served from the cache: then the window measured something else.
+            guards.UnsoundLoad: too few calls were answered, or an open loop was none.
+        """
+        before, begin = counters(self._server), time.perf_counter()
+        samples = run()
+        end, after = time.perf_counter(), counters(self._server)
+        risen = {key: value - before.get(key, 0) for key, value in after.items()}
+        point = summarise(window, samples, risen, self._server.settings.max_batch_tokens)
+        point.gpu_busy = self._gpu.busy(begin + RAMP * (end - begin), end)
+        point.gpu_memory_gib = self._gpu.memory_gib(begin, end)
+        point.max_difference = self._answers.difference(window.pool, samples, window.shape)
+        self._keep(point)
+        if point.max_difference > self._tolerance:
+            raise WrongScores(
+                f"'{point.name}': a score differs by {point.max_difference:.2g} from the same call's first answer"
+            )
+        if window.fresh and point.cached_calls:
+            raise WrongScores(
+                f"'{point.name}': {point.cached_calls} calls were served from the cache, meant to be fresh"
+            )
+        guards.check_count(window.name, samples, window.least)
+        if window.offered:
+            guards.check_open_loop(window.name, samples, window.offered)
+        return point
+
+
+def counters(server: Server) -> dict[str, float]:
+    """The scorer's counters by our short names, summed over its instances."""
+    found: dict[str, float] = defaultdict(float)
+    for name, _, value in METRIC.findall(_metrics(server)):
+        if name in COUNTERS:
+            found[COUNTERS[name]] += float(value)
+    return dict(found)
+
+
+def items_by_device(server: Server) -> dict[str, int]:
+    """How many items each device has scored."""
+    found: Counter[str] = Counter()
+    for name, labels, value in METRIC.findall(_metrics(server)):
+        if name == "hiscore_items_total" and (device := DEVICE.search(labels)):
+            found[device.group(1)] += int(float(value))
+    return dict(found)
+
+
+def _metrics(server: Server) -> str:
+    with urllib.request.urlopen(server.metrics_url) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def summarise(window: Window, samples: Sequence[Sample], risen: dict[str, float], max_tokens: int) -> Point:
+    """One row from a window's samples and what the counters rose by meanwhile; max_tokens: of one forward."""
+    answered = [sample for sample in samples if not sample.error]
+    if not answered:
+        reason = samples[0].error if samples else "none was sent"
+        raise RuntimeError(f"'{window.name}': no call was answered: {reason}")
+    intended, sent, done = (
+        np.array([getattr(sample, field) for sample in answered]) for field in ("intended", "sent", "done")
+    )
+    latency, late = 1e3 * (done - intended), 1e3 * (sent - intended)
+    first, last = float(intended.min()), float(done.max())
+    if window.seconds:
+        first, last = RAMP * window.seconds, window.seconds
+    rate = float(((done >= first) & (done <= last)).sum()) / (last - first)
+
+    def each(what: str, of: str) -> float:
+        return risen.get(what, 0) / max(1.0, risen.get(of, 0))
+
+    return Point(
+        group=window.group,
+        name=window.name,
+        shape=str(window.shape),
+        offered=window.offered,
+        calls=len(samples),
+        failed=len(samples) - len(answered),
+        errors=sorted({sample.error for sample in samples if sample.error})[:5],
+        rate=rate,
+        items_per_s=rate * window.shape.items,
+        avg=float(latency.mean()),
+        p50=float(np.percentile(latency, 50)),
+        p90=float(np.percentile(latency, 90)),
+        p99=float(np.percentile(latency, 99)),
+        worst=float(latency.max()),
+        from_sending_p99=float(np.percentile(latency - late, 99)),
+        late_p99=float(np.percentile(late, 99)),
+        late_worst=float(late.max()),
+        within_50_ms=int((latency <= 50).sum()) / len(samples),
+        within_500_ms=int((latency <= 500).sum()) / len(samples),
+        cached_calls=sum(sample.cached > 0 for sample in answered),
+        tokens_per_forward=each("tokens", "forwards"),
+        batch_fill=each("tokens", "forwards") / max_tokens,
+        calls_per_execution=each("calls", "executions"),
+        queue_ms=each("queue_us", "calls") / 1e3,
+    )

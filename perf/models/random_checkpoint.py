@@ -1,0 +1,153 @@
+"""Random checkpoints of a real model's geometry: the speed of the real one, without its weights."""
+
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from safetensors.torch import save_file
+
+from perf.models.geometries import GEOMETRIES, LATENT
+
+
+def config_of(name: str, context: int | None = None) -> dict[str, Any]:
+    """The config.json of a geometry; context: its context length, if not the model's own."""
+    config = dict(GEOMETRIES[name])
+    if context:
+        config["max_position_embeddings"] = context
+    return config
+
+
+def write(name: str, directory: Path, seed: int = 0, device: str = "cpu", context: int | None = None) -> Path:
+    """Write a seeded random checkpoint in bfloat16, as wide as the family initialises its weights (0.02)."""
+    write_config(name, directory, context)
+    shapes = tensors(config_of(name))
+    save_file(
+        {key: draw(key, shape, seed, device).cpu() for key, shape in shapes.items()},
+        directory / "model.safetensors",
+    )
+    return directory
+
+
+def write_config(name: str, directory: Path, context: int | None = None) -> Path:
+    """Write config.json alone, for weights `in_memory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config_of(name, context), indent=2))
+    return directory
+
+
+@contextmanager
+def in_memory(device: str, seed: int = 0) -> Iterator[None]:
+    """Checkpoints loaded meanwhile get the weights that `write` would have written, drawn on the device.
+
+    Weights drawn on another sort of device are others.
+    """
+
+    def shards(checkpoint: Path) -> Iterator[Shard]:
+        yield Shard(tensors(json.loads((checkpoint / "config.json").read_text())), seed, device)
+
+    with mock.patch("hiscore.models.loader._open_shards", shards):
+        yield
+
+
+class Shard:
+    """What the loader needs of an open safetensors file."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], seed: int, device: str) -> None:
+        self._shapes, self._seed, self._device = shapes, seed, device
+
+    def keys(self) -> list[str]:
+        return list(self._shapes)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return draw(name, self._shapes[name], self._seed, self._device)
+
+
+def draw(name: str, shape: tuple[int, ...], seed: int, device: str) -> torch.Tensor:
+    """One tensor of a checkpoint, bfloat16, by its name and the seed."""
+    # On the CPU 32 bits of a seed count.
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    values = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+    return values.mul_(0.1).add_(1) if name.endswith("norm.weight") else values.mul_(0.02)
+
+
+def read_bytes(config: dict[str, Any]) -> int:
+    """Bytes of weights (bfloat16) that a step over one token reads, if it reads each once."""
+    shapes = tensors(config)
+    if not config["tie_word_embeddings"]:
+        shapes.pop("model.embed_tokens.weight")
+    return 2 * sum(prod(shape) for shape in shapes.values())
+
+
+def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a checkpoint."""
+    hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+    found: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocabulary, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config["tie_word_embeddings"]:
+        found["lm_head.weight"] = (vocabulary, hidden)
+    of_layer = _latent_layer if config["model_type"] in LATENT else _grouped_layer
+    for layer in range(config["num_hidden_layers"]):
+        found |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer(config, layer).items()}
+    return found
+
+
+def _grouped_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    return {
+        "self_attn.q_proj.weight": (q, hidden),
+        "self_attn.k_proj.weight": (kv, hidden),
+        "self_attn.v_proj.weight": (kv, hidden),
+        "self_attn.o_proj.weight": (hidden, q),
+        "self_attn.q_norm.weight": (dim,),
+        "self_attn.k_norm.weight": (dim,),
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        **_mlp("mlp", hidden, config["intermediate_size"]),
+    }
+
+
+def _latent_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
+    c, hidden = config, config["hidden_size"]
+    heads, index_dim = c["num_attention_heads"], c["index_head_dim"]
+    q_dim = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
+    found = {
+        "self_attn.q_a_proj.weight": (c["q_lora_rank"], hidden),
+        "self_attn.q_a_layernorm.weight": (c["q_lora_rank"],),
+        "self_attn.q_b_proj.weight": (heads * q_dim, c["q_lora_rank"]),
+        "self_attn.kv_a_proj_with_mqa.weight": (c["kv_lora_rank"] + c["qk_rope_head_dim"], hidden),
+        "self_attn.kv_a_layernorm.weight": (c["kv_lora_rank"],),
+        "self_attn.kv_b_proj.weight": (heads * (c["qk_nope_head_dim"] + c["v_head_dim"]), c["kv_lora_rank"]),
+        "self_attn.o_proj.weight": (hidden, heads * c["v_head_dim"]),
+        "self_attn.indexer.wq_b.weight": (c["index_n_heads"] * index_dim, c["q_lora_rank"]),
+        "self_attn.indexer.wk.weight": (index_dim, hidden),
+        "self_attn.indexer.k_norm.weight": (index_dim,),
+        "self_attn.indexer.k_norm.bias": (index_dim,),
+        "self_attn.indexer.weights_proj.weight": (c["index_n_heads"], hidden),
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    if layer < c["first_k_dense_replace"]:
+        return found | _mlp("mlp", hidden, c["intermediate_size"])
+    found["mlp.gate.weight"] = (c["n_routed_experts"], hidden)
+    found["mlp.gate.e_score_correction_bias"] = (c["n_routed_experts"],)
+    for expert in range(c["n_routed_experts"]):
+        found |= _mlp(f"mlp.experts.{expert}", hidden, c["moe_intermediate_size"])
+    shared = c["moe_intermediate_size"] * c["n_shared_experts"]
+    return found | _mlp("mlp.shared_experts", hidden, shared)
+
+
+def _mlp(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}.gate_proj.weight": (width, hidden),
+        f"{prefix}.up_proj.weight": (width, hidden),
+        f"{prefix}.down_proj.weight": (hidden, width),
+    }

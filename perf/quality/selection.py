@@ -1,0 +1,234 @@
+"""What selection costs in quality, on a real model: perplexity, agreement with dense, pass keys found.
+
+usage: python -m perf.quality.selection --out DIR [--checkpoint DIR] [--reviews FILE] [--prompt 3072]
+           [--tokens 128] [--lengths 1024,2048,4096]
+
+Prompts are prefilled once, densely, and put into each arm's cache; then each arm's steps are fed the same tokens.
+What is judged has been predicted by steps alone. A buffer is twice the budget, so pages come back from the host on
+the way. Writes decode_quality.json and decode_quality.md.
+"""
+
+import argparse
+import gc
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from hiscore import checkpoint as checkpoints
+from hiscore.decoding.kv_cache import sizing
+from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.worker import build
+from hiscore.models.decoder import Decoder
+from hiscore.settings import DEFAULT_MODEL
+from perf.decoding.engine_load import PLENTY, Arm, build_worker, close, device
+from perf.decoding.worker_driver import Driver, Staged
+from perf.machine.facts import facts
+from perf.quality import selection_tasks as decode_tasks
+from perf.quality.selection_report import markdown
+from perf.quality.selection_tasks import Task
+
+BUDGETS = (128, 256, 512, 1_024)
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A selector at a budget in tokens; page, dense_layers: of quest."""
+
+    selector: str
+    budget: int = 0
+    page: int = 0
+    dense_layers: int = 0
+
+    @property
+    def name(self) -> str:
+        if self.selector == DENSE:
+            return DENSE
+        layers = f", page {self.page}, {self.dense_layers} dense layers" if self.page else ""
+        return f"{self.selector} {self.budget}{layers}"
+
+    @property
+    def arm(self) -> Arm:
+        sizes = {"sparse_top_k": self.budget, "device_buffer_size": 2 * self.budget} if self.budget else {}
+        return Arm(self.name, {"selector": self.selector, "quest_dense_layers": self.dense_layers, **sizes})
+
+    def built(self) -> AbstractContextManager[object]:
+        """Workers built meanwhile have its page."""
+        return mock.patch.object(sizing, "QUEST_PAGE", self.page) if self.page else nullcontext()
+
+
+@dataclass
+class Judged:
+    """Predictions of one task: of its judged tokens, n of them."""
+
+    nll: list[float]
+    """Negative log-likelihood of each."""
+    right: list[bool]
+    """Whether it was the most probable."""
+    best: list[int]
+    """What was the most probable."""
+    logits: Tensor
+    """float32 [n, vocabulary]"""
+
+
+def variants() -> list[Variant]:
+    """The reference first."""
+    found = [Variant(DENSE)]
+    for budget in BUDGETS:
+        found += [Variant("quest", budget, page, 2) for page in (32, 16)] + [Variant("exact", budget)]
+    return found + [Variant("quest", budget, 32, layers) for budget in BUDGETS for layers in (0, 1)]
+
+
+def judge(driver: Driver, tasks: Sequence[Task]) -> tuple[list[Judged], int, int]:
+    """Feed the tasks' rests (of one length) side by side; also pages found on the device, and missed."""
+    rests = np.stack([task.rest for task in tasks])
+    logits, hits, misses = [], 0, 0
+    for at in range(rests.shape[1] - 1):
+        logits.append(driver.feed(rests[:, at]).float().cpu())
+        hits, misses = hits + driver.result.hits, misses + driver.result.misses
+    predicted = torch.stack(logits, dim=1)
+    found = []
+    for row, task in enumerate(tasks):
+        # The prediction after rest[i] is of rest[i + 1].
+        of = predicted[row, -task.judged :]
+        truth = torch.from_numpy(task.rest[-task.judged :].astype(np.int64))
+        nll = torch.nn.functional.cross_entropy(of, truth, reduction="none")
+        best = of.argmax(dim=1)
+        found.append(Judged(nll.tolist(), (best == truth).tolist(), best.tolist(), of))
+    return found, hits, misses
+
+
+def divergence(reference: Tensor, other: Tensor) -> float:
+    """Mean Kullback-Leibler divergence from the reference, in nats: logits float32 [n, vocabulary]."""
+    a, b = reference.log_softmax(dim=1), other.log_softmax(dim=1)
+    return float((a.exp() * (a - b)).sum(dim=1).mean())
+
+
+def rows_of(tasks: Sequence[Task], judged: Sequence[Judged], dense: Sequence[Judged]) -> list[dict[str, Any]]:
+    """A task's numbers, in the arm and against dense."""
+    rows = []
+    for task, found, base in zip(tasks, judged, dense, strict=True):
+        rows.append(
+            {
+                "task": task.name,
+                "prompt": len(task.prompt),
+                "judged": task.judged,
+                "perplexity": math.exp(sum(found.nll) / len(found.nll)),
+                "answer_right": all(found.right),
+                "agreement": sum(a == b for a, b in zip(found.best, base.best, strict=True)) / task.judged,
+                "divergence": divergence(base.logits, found.logits),
+            }
+        )
+    return rows
+
+
+def measure(path: Path, groups: dict[str, list[Task]], chosen: Sequence[Variant]) -> Iterator[dict[str, Any]]:
+    """All variants over all groups of tasks; the first variant prefills, and is the reference."""
+    staged: dict[str, list[Staged]] = {}
+    dense: dict[str, list[Judged]] = {}
+    streams = max(map(len, groups.values()))
+    for variant in chosen:
+        row: dict[str, Any] = asdict(variant) | {"name": variant.name, "groups": {}}
+        begun = time.perf_counter()
+        with variant.built():
+            worker = build_worker(path, variant.arm, Memory(PLENTY, PLENTY, streams))
+        try:
+            for group, tasks in groups.items():
+                prompts = [task.prompt for task in tasks]
+                room = len(tasks[0].rest)
+                driver = Driver(worker, prompts, room, staged=staged.get(group))
+                if group not in staged:
+                    staged[group] = driver.staged
+                judged, hits, misses = judge(driver, tasks)
+                driver.release()
+                if group not in dense:
+                    dense[group] = judged
+                row["groups"][group] = {
+                    "tasks": rows_of(tasks, judged, dense[group]),
+                    "hit_rate": hits / (hits + misses) if misses or hits else None,
+                }
+        finally:
+            close(worker)
+        del worker, driver
+        gc.collect()
+        row["seconds"] = time.perf_counter() - begun
+        print(f"{variant.name}: {summary(row)} ({row['seconds']:.0f} s)", flush=True)
+        yield row
+
+
+def summary(row: dict[str, Any]) -> str:
+    parts = []
+    for group, found in row["groups"].items():
+        tasks = found["tasks"]
+        if group == "texts":
+            parts.append(", ".join(f"{task['perplexity']:.3f}" for task in tasks))
+        else:
+            parts.append(f"{sum(task['answer_right'] for task in tasks)} of {len(tasks)} keys")
+        parts.append(f"agreement {sum(task['agreement'] for task in tasks) / len(tasks):.3f}")
+    return "; ".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--checkpoint", default=DEFAULT_MODEL, help="directory or name; with a tokenizer")
+    parser.add_argument("--reviews", type=Path, help="as perf.quality.precision --prepare writes them")
+    parser.add_argument("--prompt", type=int, default=3_072)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--lengths", default="1024,2048,4096", help="of the texts that hide a pass key")
+    parser.add_argument("--only", default="", help="variants whose names hold this, and dense")
+    options = parser.parse_args()
+    begun = time.perf_counter()
+    path = checkpoints.resolve(str(options.checkpoint))
+    tokenizer = AutoTokenizer.from_pretrained(path)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        return ids
+
+    texts = decode_tasks.documents(options.reviews)
+    lengths = [int(length) for length in options.lengths.split(",")]
+    from pydoc_data.topics import topics
+
+    groups = {
+        "texts": decode_tasks.continuations(texts, encode, options.prompt, options.tokens),
+        "pass keys": decode_tasks.needles(topics["specialnames"], encode, lengths),
+    }
+    chosen = [variant for variant in variants() if options.only in variant.name or variant.selector == DENSE]
+    gpu = torch.cuda.get_device_name() if device().type == "cuda" else None
+    report: dict[str, Any] = {
+        "machine": facts(gpu, None, None, None),
+        "model": path.name,
+        "prompt": options.prompt,
+        "tokens": options.tokens,
+        "lengths": lengths,
+        "variants": [],
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    with mock.patch.object(build, "Decoder", cache(Decoder)):
+        for row in measure(path, groups, chosen):
+            # A run that is cut short leaves what it has.
+            report["variants"].append(row)
+            report["seconds"] = time.perf_counter() - begun
+            (options.out / "decode_quality.json").write_text(json.dumps(report, indent=1))
+            (options.out / "decode_quality.md").write_text(markdown(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""One HTML file, and PNG files beside it, from the raw results of a directory.
+
+usage: python -m perf.report.page DIR [--title TITLE]
+
+Reads every result that the measurements of perf/ have written to DIR; writes DIR/report.html, which holds all it
+needs and can be sent around, and its figures as DIR/plots/*.png. Exits with 1 if there is nothing to report.
+"""
+
+import argparse
+import base64
+import json
+import sys
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+from perf.report import decoding_section as report_decode
+from perf.report import device_section as report_device
+from perf.report import load_section as report_load
+from perf.report import other_sections as report_others
+from perf.report import published_section as report_published
+from perf.report import quality_section as report_quality
+from perf.report import scoring_section as report_scoring
+from perf.report.parts import Raw, Section, Table
+
+SECTIONS: Sequence[Callable[[Raw], Section | None]] = (
+    report_scoring.latency,
+    report_load.score_load,
+    report_scoring.time_of_a_call,
+    report_scoring.ablations,
+    report_published.published,
+    report_others.peers,
+    report_others.roofline,
+    report_scoring.forwards,
+    report_load.decode_serving,
+    report_decode.decode,
+    report_decode.floor,
+    report_decode.oversubscribed,
+    report_decode.beside,
+    report_quality.quality,
+    report_quality.served,
+    report_quality.selection,
+    report_device.device,
+    report_others.cpu_cost,
+    report_others.provenance,
+)
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #111827; max-width: 62rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.6rem; }
+h2 { font-size: 1.2rem; margin-top: 2.5rem; border-top: 1px solid #e5e7eb; padding-top: 1rem; }
+img { max-width: 100%; display: block; margin: 1rem 0; }
+table { border-collapse: collapse; font-size: 12.5px; margin: 1rem 0; display: block; overflow-x: auto; }
+th, td { padding: 0.2rem 0.6rem; text-align: left; border-bottom: 1px solid #e5e7eb;
+         font-variant-numeric: tabular-nums; }
+th { background: #f9fafb; } p.failed { color: #b91c1c; font-weight: 600; } nav { font-size: 13px; }
+"""
+
+
+def read(directory: Path) -> Raw:
+    """All results of a directory.
+
+    Raises:
+        ValueError: there is none, or a file is not JSON.
+    """
+    results = {}
+    for path in sorted(directory.glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            results[path.name] = found
+    if not results:
+        raise ValueError(f"{directory} holds no result")
+    log = directory / "perf-analyzer.txt"
+    return Raw(results, log.read_text(encoding="utf-8") if log.exists() else "")
+
+
+def sections(raw: Raw) -> list[Section]:
+    """Those that the results have something for."""
+    return [section for make in SECTIONS if (section := make(raw))]
+
+
+def render(title: str, found: Sequence[Section]) -> str:
+    """The file's text; it asks for nothing from elsewhere."""
+    parts = [
+        f'<h2 id="s{index}">{escape(section.title)}</h2>' + _body(section)
+        for index, section in enumerate(found)
+    ]
+    links = " · ".join(f'<a href="#s{index}">{escape(s.title)}</a>' for index, s in enumerate(found))
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    return f"<!doctype html>\n<html lang=en>{head}<h1>{escape(title)}</h1>\n<nav>{links}</nav>\n" + "\n".join(
+        parts
+    )
+
+
+def _body(section: Section) -> str:
+    text = "".join(
+        f"<p{' class=failed' if line.startswith('FAILED') else ''}>{escape(line)}</p>"
+        for line in section.text
+    )
+    images = "".join(
+        f'<img alt="{escape(name)}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
+        for name, data in section.figures.items()
+    )
+    return text + images + "".join(map(_table, section.tables))
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def write(directory: Path, title: str | None = None) -> Path:
+    """Write the report of a directory into it; returns the HTML file."""
+    raw = read(directory)
+    found = sections(raw)
+    device = next(
+        (str(f["machine"].get("gpu") or f["machine"]["cpu"]) for f in raw.results.values() if "machine" in f),
+        "",
+    )
+    plots = directory / "plots"
+    plots.mkdir(exist_ok=True)
+    for section in found:
+        for name, data in section.figures.items():
+            (plots / f"{name}.png").write_bytes(data)
+    file = directory / "report.html"
+    file.write_text(render(title or f"hiscore on {device or 'an unnamed machine'}", found), encoding="utf-8")
+    return file
+
+
+def main() -> int:
+    """Write it, say where."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--title", help="default: names the device")
+    options = parser.parse_args()
+    try:
+        print(write(options.directory, options.title))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The report on the scorer's speed: raw results in, text, tables and figures out. Nothing is measured here."""
+
+from collections.abc import Mapping
+
+from perf.report import charts
+from perf.report import request_stages as stages
+from perf.report.charts import Bar
+from perf.report.parts import Raw, Section, Table, interval, number, shape, share
+
+
+def latency(raw: Raw) -> Section | None:
+    """Latency against load, from perf.scoring.serving."""
+    serving = raw.results.get("serving.json")
+    if serving is None:
+        return None
+    points = serving["points"]
+    # perf_analyzer's windows have names of their own; the curve is our generator's.
+    opened = [p for p in points if p["group"] == "open" and "perf_analyzer" not in p["name"]]
+    closed = [p for p in points if p["group"] == "closed"]
+    figures = {}
+    if opened:
+        rates = [p["offered"] for p in opened]
+        figures["open-loop"] = charts.curves(
+            {name: (rates, [p[name] for p in opened]) for name in ("p50", "p90", "p99")},
+            "calls a second, Poisson arrivals",
+            "ms from the intended send time",
+        )
+    if closed:
+        rates = [p["items_per_s"] for p in closed]
+        figures["closed-loop"] = charts.curves(
+            {name: (rates, [p[name] for p in closed]) for name in ("p50", "p99")},
+            f"items a second ({', '.join(p['name'].split()[0] for p in closed)} calls in flight)",
+            "ms",
+        )
+    head = ("load", "calls", "failed", "calls/s", "items/s", "avg ms", "p50", "p90", "p99", "in 50 ms", "GPU")
+    rows = [
+        (
+            p["name"], str(p["calls"]), str(p["failed"]), number(p["rate"]), number(p["items_per_s"]),
+            *(number(p[name]) for name in ("avg", "p50", "p90", "p99")), share(p["within_50_ms"]),
+            share(p["gpu_busy"]),
+        )
+        for p in points
+    ]  # fmt: skip
+    best = serving["saturation"]
+    said = [
+        f"A call is {shape(serving['plan']['request'])} tokens (query + items x item), every id fresh. "
+        "In open loop a latency counts from the intended send time; failed calls count as misses of a bound."
+    ]
+    if best:
+        said.append(
+            f"Most items a second with a p99 under 500 ms: {number(best['items_per_s'])}, {best['window']}."
+        )
+    check = serving["check"]
+    if check:
+        said.append(
+            f"Before: {check['scores']} scores, each item in its call and alone, differ by "
+            f"{check['difference']:.1g} at most (allowed {check['tolerance']:g}; "
+            f"from another item's by {check['control']:.2g})."
+        )
+    said += [f"FAILED: {line}" for line in serving["failures"]]
+    return Section("Latency against load", said, [Table(head, rows)], figures)
+
+
+def time_of_a_call(raw: Raw) -> Section | None:
+    """Stages of a call alone, from trace.json where it is, else from perf_analyzer's log and forward.json."""
+    forward = raw.results.get("forward.json", {})
+    traced = raw.results.get("trace.json")
+    rows: Mapping[str, Mapping[str, float]]
+    rows = traced["stages"] if traced else stages.read(raw.analyzer_log, forward)
+    if not rows:
+        return None
+    names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
+    table = Table(
+        ("ms", *rows),
+        [(name, *(number(parts.get(name)) for parts in rows.values())) for name in names]
+        + [("all", *(number(sum(parts.values())) for parts in rows.values()))],
+    )
+    source = (
+        "Means over calls sent one at a time, from Triton's trace of each request; inside the scorer, the same "
+        "calls' stages in a process without a server."
+        if traced
+        else "Averages over calls sent one at a time by perf_analyzer, from the server's own statistics; the "
+        "forward is the same shape's, measured in a process of its own."
+    )
+    return Section(
+        "Where the time of a call goes", [source], [table], {"time-of-a-call": charts.stacked(rows, "ms")}
+    )
+
+
+def ablations(raw: Raw) -> Section | None:
+    """Ratios with their intervals, of perf.scoring.ablations and of whatever else compares arms in turn."""
+    files = {
+        name: found
+        for name, found in raw.results.items()
+        if name in ("ablations.json", "text_cost.json", "two_gpus.json")
+    }
+    rows, lines = [], []
+    figures = {}
+    for name, found in files.items():
+        shown = []
+        for group, compared in found["groups"].items():
+            first, *others = compared["arms"].items()
+            base = f"{first[0]}, {number(first[1]['value']['median'])} {compared['unit']}"
+            for arm, measured in others:
+                ratio = measured["ratio"]
+                lines.append((group, base, arm, interval(ratio)))
+                shown.append(Bar(f"{group}: {arm}", ratio["median"], ratio["low"], ratio["high"]))
+        if name == "ablations.json":
+            rows = shown
+    if rows:
+        figures["ablations"] = charts.bars(rows, "time per call, to the first arm of the group")
+    if not lines:
+        return None
+    said = [
+        "Arms take turns within one run, a ratio is taken within a round; median and the interval that holds it "
+        "with 95%. All arms of a group gave the same scores before the clock ran. A ratio of times above 1 says "
+        "what is lost without the first arm's way."
+    ]
+    return Section(
+        "What each choice is worth", said, [Table(("group", "first arm", "against", "ratio"), lines)], figures
+    )
+
+
+def forwards(raw: Raw) -> Section | None:
+    """One forward on the GPU, from perf.scoring.forward."""
+    files = raw.named("forward")
+    if not files:
+        return None
+    rows = [
+        (found["dtype"], batch, *(number(measured[name]) for name in ("gpu_ms", "launch_ms", "total_ms")))
+        for found in files.values()
+        for batch, measured in found.items()
+        if isinstance(measured, dict) and "gpu_ms" in measured
+    ]
+    head = ("precision", "batch", "GPU ms", "launch ms", "alone ms")
+    return Section("One forward", (), [Table(head, rows)])

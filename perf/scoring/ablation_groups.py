@@ -1,0 +1,223 @@
+"""Which arms are compared: the first of a group is what the scorer does, the others lack one thing of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hiscore.arrays import Int32
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import Call
+from hiscore.scoring.scorer import ScoreCall, Scorer
+from perf.loadgen.scorer_calls import Shape
+from perf.scoring import ablation_variants as variants
+from perf.scoring.ablation_sizes import Sizes
+
+Calls = list[ScoreCall]
+# Of calls, or of calls as `variants.Marked`.
+Batch = Sequence[Any]
+
+# Of calls in flight at saturation: the depth at which the scorer's own queue keeps them.
+DEPTH = 2
+
+
+@dataclass(frozen=True)
+class Arm:
+    """submit: launches a batch, returns what `result()` waits for; depth: batches in flight."""
+
+    submit: Callable[[Any], Any]
+    depth: int = 1
+    cached: bool = False
+    """Whether a query that came before is to be found in the cache."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arms to compare over the same batches. idle: whether the GPU's idle share is of interest."""
+
+    name: str
+    what: str
+    batches: Sequence[Batch]
+    arms: dict[str, Arm]
+    idle: bool = False
+
+
+@dataclass
+class _Draw:
+    """Random calls; none holds the delimiter's id."""
+
+    sizes: Sizes
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def call(self, shape: Shape, query: Int32 | None = None) -> ScoreCall:
+        tokens = self.rng.integers(0, self.sizes.vocabulary, shape.tokens).astype(np.int32)
+        tokens[tokens == self.sizes.delimiter] = 0
+        if query is not None:
+            tokens[: shape.query] = query
+        call = Call(tokens, shape.query, np.full(shape.items, shape.item))
+        labels = np.array(self.sizes.labels, np.int32)
+        return ScoreCall(call, labels, ScoreOptions(apply_softmax=True))
+
+    def small(self, shape: Shape) -> list[Calls]:
+        """Batches of one call."""
+        return [[self.call(shape)] for _ in range(self.sizes.small_batches)]
+
+    def full(self, calls: int | None = None) -> list[Calls]:
+        """Batches as large as one forward takes."""
+        sizes = self.sizes
+        return [
+            [self.call(sizes.request) for _ in range(calls or sizes.full_batch)]
+            for _ in range(sizes.full_batches)
+        ]
+
+    def repeated(self, shape: Shape, calls: int, batches: int) -> list[Calls]:
+        """One query for all calls."""
+        query = self.call(Shape(shape.query, 1, 0)).call.tokens
+        return [[self.call(shape, query) for _ in range(calls)] for _ in range(batches)]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An answer that has been waited for already, behind the interface of one that is on its way."""
+
+    answers: list[Any]
+
+    def result(self) -> tuple[list[Any], None]:
+        """What the scorer's own would return, but for what the batch cost."""
+        return self.answers, None
+
+
+def one_item_at_a_time(scorer: Scorer, calls: Calls) -> Finished:
+    """Every item with its query by itself, the next when the last is answered."""
+    singles = [single for call in calls for single in variants.as_single_items(call)]
+    return Finished([scorer.submit([single]).result()[0][0] for single in singles])
+
+
+def as_prompts(scorer: Scorer, calls: Calls) -> Any:
+    """Every item with its query as a prompt of its own, all in one batch."""
+    return scorer.submit([single for call in calls for single in variants.as_single_items(call)])
+
+
+def groups(scorer: Scorer, caching: Scorer, sizes: Sizes) -> list[Group]:
+    """All comparisons. scorer: without a query cache; caching: the same checkpoint with one."""
+    draw = _Draw(sizes)
+    alone, full = draw.small(sizes.request), draw.full()
+    prompt = draw.small(Shape(sizes.request.query + sizes.request.item, 1, 0))
+    whole = variants.with_whole_vocabulary(scorer)
+    behind, sampled = (variants.with_decode_step(scorer, sampled) for sampled in (False, True))
+
+    def searching(calls: Sequence[variants.Marked]) -> Any:
+        return variants.submit_searching(scorer, calls, sizes.delimiter)
+
+    def indexed(calls: Sequence[variants.Marked]) -> Any:
+        return variants.submit_indexed(scorer, calls)
+
+    def marked(batches: Sequence[Calls]) -> list[list[variants.Marked]]:
+        return [[variants.mark(call, sizes.delimiter) for call in batch] for batch in batches]
+
+    def both(
+        make: Callable[[int], dict[str, Arm]],
+        name: str,
+        what: str,
+        prepare: Callable[[Sequence[Calls]], Sequence[Batch]] = list,
+    ) -> list[Group]:
+        calls = f"{len(full[0])} calls a batch"
+        return [
+            Group(f"{name}, alone", f"{what}; one call at a time", prepare(alone), make(1)),
+            Group(f"{name}, saturated", f"{what}; {calls}", prepare(full), make(DEPTH), idle=True),
+        ]
+
+    found = [
+        Group(
+            "overlap, saturated",
+            f"the next batch is launched while the GPU computes, or not; {len(full[0])} calls a batch",
+            full,
+            {"overlap": Arm(scorer.submit, DEPTH), "each batch waited for": Arm(scorer.submit)},
+            idle=True,
+        ),
+        Group(
+            "overlap, small batches",
+            "the same with one call a batch",
+            alone,
+            {"overlap": Arm(scorer.submit, DEPTH), "each batch waited for": Arm(scorer.submit)},
+            idle=True,
+        ),
+        *both(
+            lambda depth: {
+                "label columns": Arm(scorer.submit, depth),
+                "whole vocabulary": Arm(whole.submit, depth),
+            },
+            "head",
+            "logits of the labels alone, or of the whole vocabulary at every item",
+        ),
+        *_cache_groups(scorer, caching, sizes, draw),
+        Group(
+            "multi-item, alone",
+            "all items packed behind one query; each with its own copy of the query",
+            alone,
+            {
+                "packed": Arm(scorer.submit),
+                "as prompts of one batch": Arm(lambda calls: as_prompts(scorer, calls)),
+                "one item at a time": Arm(lambda calls: one_item_at_a_time(scorer, calls)),
+            },
+        ),
+        Group(
+            "multi-item, saturated",
+            "the same under load, as many calls a batch as a forward takes as prompts",
+            draw.full(sizes.full_batch_of_prompts),
+            {
+                "packed": Arm(scorer.submit, DEPTH),
+                "as prompts of one batch": Arm(lambda calls: as_prompts(scorer, calls), DEPTH),
+            },
+        ),
+        *both(
+            lambda depth: {
+                "computed ahead": Arm(indexed, depth),
+                "searched on the device": Arm(searching, depth),
+            },
+            "delimiters",
+            "where they stand is known, or searched for once on the device",
+            marked,
+        ),
+        *both(
+            lambda depth: {
+                "prefill only": Arm(scorer.submit, depth),
+                "and a step launched behind": Arm(behind.submit, depth),
+                "and a step of the sampled token": Arm(sampled.submit, depth),
+            },
+            "decode step",
+            "no decode, or one step over one token for each item",
+        ),
+    ]
+    if scorer.device.type == "cuda":
+        eager = variants.without_graphs(scorer)
+
+        def graphs(depth: int) -> dict[str, Arm]:
+            return {"graphs": Arm(scorer.submit, depth), "eager": Arm(eager.submit, depth)}
+
+        found += both(graphs, "CUDA graphs", "the layers replayed as a graph, or launched one by one")
+        found.append(Group("CUDA graphs, one prompt", "the same for one prompt", prompt, graphs(1)))
+    return found
+
+
+def _cache_groups(scorer: Scorer, caching: Scorer, sizes: Sizes, draw: _Draw) -> list[Group]:
+    """All calls of a window have the same query, so but for the first it is cached."""
+
+    def arms(depth: int) -> dict[str, Arm]:
+        return {"cached": Arm(caching.submit, depth, cached=True), "no cache": Arm(scorer.submit, depth)}
+
+    def group(name: str, shape: Shape, calls: int, batches: int, depth: int) -> Group:
+        what = f"the query's keys and values cached, or not: {shape}, {calls} calls a batch"
+        return Group(f"query cache, {name}", what, draw.repeated(shape, calls, batches), arms(depth))
+
+    return [
+        group("alone", sizes.request, 1, sizes.small_batches, 1),
+        group("saturated", sizes.request, sizes.full_batch, sizes.full_batches, DEPTH),
+        group("long query", sizes.long_query, 1, sizes.small_batches, 1),
+    ]
+
+
+def skipped(device: str) -> list[str]:
+    """What this device cannot compare."""
+    return [] if device == "cuda" else ["CUDA graphs and idle shares: there is no CUDA device"]

@@ -1,0 +1,121 @@
+"""The scorer with one thing changed: what each optimisation replaced. All give the scorer's own scores."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.arrays import Int32
+from hiscore.layers.lm_head import ROW_SLICE, Head
+from hiscore.scoring.request import Call, lay_out, unpack
+from hiscore.scoring.scorer import Pending, ScoreCall, Scorer
+from perf.scoring.step_after_prefill import StepAfter
+
+
+class WholeVocabulary(Head):
+    """Logits of the whole vocabulary at every item, their log-softmax, and the labels' columns of that."""
+
+    def label_logits(self, hidden: Tensor, labels: Int32 | None) -> Tensor:
+        """hidden [R, H] -> float32 [R, labels]: softmax over labels is the same as of their logits."""
+        assert labels is not None, "a classifier has no vocabulary"
+        columns = torch.from_numpy(labels.astype(np.int64))
+        if hidden.is_cuda:
+            columns = columns.pin_memory().to(hidden.device, non_blocking=True)
+        slices = [self._capped(self._product(rows)) for rows in hidden.split(ROW_SLICE)]
+        return torch.cat([logits.log_softmax(dim=-1)[:, columns] for logits in slices])
+
+
+def with_whole_vocabulary(scorer: Scorer) -> Scorer:
+    """The scorer with `WholeVocabulary` as its head."""
+    changed = copy.copy(scorer)
+    changed._head = WholeVocabulary(scorer._head._weight, scorer._head._soft_cap)
+    return changed
+
+
+def without_graphs(scorer: Scorer) -> Scorer:
+    """The scorer of a CUDA device, every kernel launched by the host; its pool is another one of the same size."""
+    from hiscore.prefill.cuda_runner import CudaRunner
+
+    assert isinstance(scorer.runner, CudaRunner)
+    changed = copy.copy(scorer)
+    slots = scorer.runner.pool.shape[1]
+    changed.runner = CudaRunner(scorer.runner._decoder, slots, scorer._budget, graphs=False)
+    return changed
+
+
+def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
+    """The scorer with a decode step after each forward, see `StepAfter`; it must have no query cache."""
+    if scorer._pages._caching:
+        raise ValueError("the decode step needs the pool for itself: give the scorer no query cache")
+    changed = copy.copy(scorer)
+    changed.runner = StepAfter(scorer.runner, scorer._head if sampled else None)
+    return changed
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A call as it is sent: int32 ids with a delimiter's id before, between and after the items."""
+
+    input_ids: Int32
+    delimiter_indices: Int32
+    like: ScoreCall
+
+    def unpacked(self, delimiters: Int32) -> ScoreCall:
+        """The call whose items stand between these."""
+        return replace(self.like, call=unpack(self.input_ids, delimiters))
+
+
+def mark(call: ScoreCall, delimiter: int) -> Marked:
+    """Lay a call out.
+
+    Raises:
+        ValueError: a token has the delimiter's id, so that nobody could find its items.
+    """
+    if (call.call.tokens == delimiter).any():
+        raise ValueError(f"a token has the delimiter's id {delimiter}")
+    query, *items = (part.tolist() for part in parts(call.call))
+    ids, delimiters = lay_out(query, items)
+    ids[delimiters] = delimiter
+    return Marked(ids, delimiters, call)
+
+
+def submit_indexed(scorer: Scorer, calls: Sequence[Marked]) -> Pending:
+    """Launch a batch whose delimiters were written down when it was laid out."""
+    return scorer.submit([call.unpacked(call.delimiter_indices) for call in calls])
+
+
+def submit_searching(scorer: Scorer, calls: Sequence[Marked], delimiter: int) -> Pending:
+    """Launch a batch whose delimiters are searched for on the device, once, by comparing and `nonzero`.
+
+    How many there are is known to the device alone, so the host waits for all that was launched before.
+    """
+    ids = torch.from_numpy(np.concatenate([call.input_ids for call in calls]))
+    if scorer.device.type == "cuda":
+        ids = ids.pin_memory().to(scorer.device, non_blocking=True)
+    found = (ids == delimiter).nonzero()[:, 0].cpu().numpy().astype(np.int32)
+    begins = np.cumsum([0, *(len(call.input_ids) for call in calls[:-1])])
+    of_calls = np.split(found, np.searchsorted(found, begins[1:]))
+    return scorer.submit(
+        [
+            call.unpacked(delimiters - int(begin))
+            for call, delimiters, begin in zip(calls, of_calls, begins, strict=True)
+        ]
+    )
+
+
+def as_single_items(call: ScoreCall) -> list[ScoreCall]:
+    """A call for each item: the same query with that item alone."""
+    query, *items = parts(call.call)
+    return [
+        replace(call, call=Call(np.concatenate((query, item)), len(query), np.array([len(item)])))
+        for item in items
+    ]
+
+
+def parts(call: Call) -> list[Int32]:
+    """The tokens of the query, then of each item."""
+    ends = call.query_length + np.cumsum(call.item_lengths)
+    return np.split(call.tokens, [call.query_length, *ends[:-1]][: len(ends)])

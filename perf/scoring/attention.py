@@ -1,0 +1,131 @@
+"""Attention of one layer: our kernel at several block sizes, and FlashInfer's ways of doing the same.
+
+usage: python -m perf.scoring.attention [--out DIR]        (one CUDA GPU)
+"""
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hiscore.attention import packed_triton
+from hiscore.attention.base import AttentionShape
+from hiscore.attention.metadata import Forward
+from hiscore.attention.packed_triton import Launch, TritonAttention
+from hiscore.attention.tiles import most_tiles
+from hiscore.prefill.cuda_runner import Layout
+from hiscore.scoring.packing import pack
+from hiscore.scoring.prefix_cache import PAGE, KVPages
+from hiscore.scoring.request import Call
+from perf.machine.graph_timer import microseconds
+
+# Of two layers: in the last one of a model only scored rows are attended for.
+SHAPE = AttentionShape(16, 8, 128, 128**-0.5, None, (None, None))
+SHAPES = {
+    "300": [(300, [0])],
+    "120+10x180": [(120, [180] * 10)],
+    "8 x 120+10x180": [(120, [180] * 10)] * 8,
+    "2000+100x20": [(2000, [20] * 100)],
+    "100+100x5": [(100, [5] * 100)],
+}
+GRAPH_LAYERS = 28
+
+
+def forward_of(calls: list[tuple[int, list[int]]]) -> Forward:
+    rng = np.random.default_rng(0)
+    packed = [
+        Call(rng.integers(0, 1000, query + sum(items)).astype(np.int32), query, np.array(items))
+        for query, items in calls
+    ]
+    (forward,) = pack(packed, 65_536, KVPages(1, 0, caching=False)).forwards
+    return forward
+
+
+def layers_us(run: Callable[[], object]) -> float:
+    """GPU time of one call, out of as many as a model has layers."""
+    return microseconds([run] * GRAPH_LAYERS, warmup_ms=20, measured_ms=60)
+
+
+def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:
+    packed_triton.choose_launch = lambda *_: launch  # type: ignore[assignment]
+    attention = TritonAttention(
+        SHAPE, torch.bfloat16, torch.cuda.get_device_properties(0).multi_processor_count
+    )
+    rows = len(forward.input_ids)
+    layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
+    buffer, slots = layout.pack(forward, attention.rows_per_tile)
+    device_slots = torch.from_numpy(np.append(slots, 0).astype(np.int32)).cuda()
+    *_, attention.inputs = layout.views(torch.from_numpy(buffer).cuda(), device_slots)
+    pool = torch.zeros(PAGE, 2, 8, 128, dtype=torch.bfloat16, device="cuda")
+    out = attention.run(0, qkv, pool)
+    return layers_us(lambda: attention.run(0, qkv, pool)), out
+
+
+def flashinfer_paged(forward: Forward, backend: str, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """Every segment its own sequence, its page table the query's slots and its own."""
+    import flashinfer
+
+    edges = forward.cu_seqlens.astype(np.int64)
+    tables, lengths = [], []
+    for group in forward.groups:
+        context = np.arange(group.context_rows.start, group.context_rows.stop)
+        first, last = np.searchsorted(edges, (group.first_row, group.last_row))
+        for segment in range(first, last):
+            tables.append(np.concatenate((context, np.arange(edges[segment], edges[segment + 1]))))
+            lengths.append(len(tables[-1]))
+    workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+    wrapper.plan(
+        torch.from_numpy(edges.astype(np.int32)),
+        torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)),
+        torch.from_numpy(np.concatenate(tables).astype(np.int32)).cuda(),
+        torch.ones(len(lengths), dtype=torch.int32),
+        16, 8, 128, 1, causal=True, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
+    )  # fmt: skip
+    heads = qkv.view(len(qkv), 32, 128)
+    q = heads[:, :16].contiguous()
+    k, v = heads[:, 16:24].unsqueeze(1).contiguous(), heads[:, 24:].unsqueeze(1).contiguous()
+    out = wrapper.run(q, (k, v)).flatten(1)
+    return layers_us(lambda: wrapper.run(q, (k, v))), out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=None)
+    out = parser.parse_args().out
+    results: dict[str, dict[str, float]] = {}
+    for name, calls in SHAPES.items():
+        forward = forward_of(calls)
+        qkv = torch.randn(len(forward.input_ids), 32 * 128, device="cuda").bfloat16()
+        found: dict[str, float] = {}
+        reference = None
+        for m, n, warps, stages, per_sm in itertools.product((64, 128), (32, 64), (4,), (2, 3), (2, 3, 4)):
+            key = f"M{m} N{n} w{warps} s{stages} x{per_sm}"
+            try:
+                found[key], output = ours(forward, Launch(m, n, warps, stages, per_sm), qkv)
+            except Exception as error:
+                print(name, key, type(error).__name__, flush=True)
+                continue
+            reference = output if reference is None else reference
+            # bf16 probabilities times bf16 values: the sums differ in their last bits from one tiling to another.
+            assert (output - reference).abs().max() < 0.05, key
+        for backend in ("fa2", "fa3"):
+            try:
+                found[f"flashinfer {backend}"], output = flashinfer_paged(forward, backend, qkv)
+                found[f"flashinfer {backend} difference"] = (output - reference).abs().max().item()
+            except Exception as error:
+                print(name, backend, type(error).__name__, str(error)[:200], flush=True)
+        results[name] = dict(sorted(found.items(), key=lambda entry: entry[1]))
+        best = [f"{key}: {us:.1f}" for key, us in results[name].items() if "difference" not in key][:6]
+        fi = {k: round(v, 4) for k, v in found.items() if k.startswith("flashinfer")}
+        print(f"{name}: {'; '.join(best)}  {fi}", flush=True)
+    if out:
+        (out / "attention.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""What the host pays: tokenizer and packing by core, start-up, and memory after many calls.
+
+usage: python -m perf.scoring.cpu_cost --out DIR [--checkpoint DIR] [--calls N] [--seconds S]
+
+Text is that of the project's own documents, tokenized by the checkpoint's tokenizer (default: the demo's model),
+again and again: the library's cache of words is warm. The server whose memory is watched serves Qwen3-0.6B's
+geometry on a CUDA device and a tiny model on a CPU, with small calls: what is looked for is growth. Exits with 1
+if memory grows.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from hiscore.checkpoint import resolve
+from hiscore.errors import RequestError
+from hiscore.launcher import Server
+from hiscore.models.config import read_facts
+from hiscore.scoring.encode import TextCall, encode_calls
+from hiscore.scoring.packing import pack
+from hiscore.scoring.prefix_cache import KVPages
+from hiscore.scoring.request import Call
+from hiscore.settings import Device, Limits, ServeSettings
+from hiscore.tokenization import load_tokenizer
+from perf.loadgen.generator import Generator
+from perf.loadgen.scorer_calls import Shape, draw
+from perf.machine import facts as machine
+from perf.models import checkpoints
+from perf.scoring.roofline import BUDGET
+
+TARGET = 2_000_000
+TARGET_CORES = 16
+ITEMS, ITEM_WORDS, QUERY_WORDS = 10, 130, 90
+# Calls that are tokenized together, about as many as wait when a server is busy.
+BATCH = 8
+REPEATS = 5
+SMALL = Shape(20, 3, 8)
+IN_FLIGHT = 16
+WINDOW_S = 2.0
+MIB = 2**20
+# Allocators keep what a burst needed, so the first half of the calls may still add some; after it, this share and
+# this much is taken for growth: a leak of 1 KiB a call is 50 MiB over the half of 100,000.
+GROWTH, GROWTH_MIB = 0.03, 8.0
+
+
+def texts() -> list[tuple[str, list[str]]]:
+    """Queries and items cut from the project's documents."""
+    files = [*sorted((machine.ROOT / "docs").glob("*.md")), machine.ROOT / "README.md"]
+    words = " ".join(file.read_text(encoding="utf-8") for file in files).split(" ")
+    size = QUERY_WORDS + ITEMS * ITEM_WORDS
+    found = []
+    for start in range(0, len(words) - size + 1, size):
+        query, *items = np.split(
+            np.array(words[start : start + size], object), range(QUERY_WORDS, size, ITEM_WORDS)
+        )
+        found.append((" ".join(query), [" " + " ".join(item) for item in items]))
+    return found
+
+
+def median_s(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
+    """Median of some repetitions, by default on the clock of the CPU's work."""
+    work()
+    taken = []
+    for _ in range(REPEATS):
+        begin = clock()
+        work()
+        taken.append(clock() - begin)
+    return statistics.median(taken)
+
+
+def tokenizing(checkpoint: Path, threads: int) -> float:
+    """Tokens a second, in a process of its own: the library reads its number of threads once.
+
+    With one thread of CPU time, with several on the clock.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_use_threads, initargs=(threads,)) as pool:
+        return pool.submit(_tokenize, checkpoint, threads > 1).result()
+
+
+def _use_threads(threads: int) -> None:
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+
+
+def _tokenize(checkpoint: Path, by_clock: bool) -> float:
+    tokenizer, facts = load_tokenizer(checkpoint), read_facts(checkpoint)
+    labels = np.array([9, 7], np.int32)
+    calls = [TextCall(query, items, label_token_ids=labels) for query, items in texts()]
+    tokens = 0
+
+    def work() -> None:
+        nonlocal tokens
+        tokens = 0
+        for at in range(0, len(calls), BATCH):
+            for call in encode_calls(tokenizer, calls[at : at + BATCH], Limits(), facts):
+                if isinstance(call, RequestError):
+                    raise call
+                tokens += len(call.input_ids)
+
+    taken = median_s(work, time.perf_counter if by_clock else time.process_time)
+    return tokens / taken
+
+
+def packing(shape: Shape, calls: int) -> float:
+    """Tokens a second of CPU time, for full batches of fresh calls."""
+    rng = np.random.default_rng(0)
+    asked = [
+        Call(
+            rng.integers(0, 50_000, shape.tokens).astype(np.int32),
+            shape.query,
+            np.full(shape.items, shape.item),
+        )
+        for _ in range(calls)
+    ]
+
+    def work() -> None:
+        for _ in range(20):
+            pack(asked, BUDGET, KVPages(4_096, 1_024, caching=False))
+
+    return 20 * calls * shape.tokens / median_s(work)
+
+
+def resident_mib(server: Server) -> float:
+    """Of the server and its models' processes, what they share counted once."""
+    root = psutil.Process(server.pid)
+    return (
+        float(sum(process.memory_full_info().pss for process in (root, *root.children(recursive=True)))) / MIB
+    )
+
+
+def shm_mib(server: Server) -> float:
+    """What the server holds in /dev/shm."""
+    files = Path("/dev/shm").glob(f"{server.name}*")
+    return sum(file.stat().st_blocks * 512 for file in files) / MIB
+
+
+def watch(
+    server: Server, vocabulary: int, labels: Sequence[int], calls: int, seconds: float
+) -> list[dict[str, float]]:
+    """Memory after so and so many calls, fresh ids each; ends with the calls or the seconds, what comes first.
+
+    Raises:
+        RuntimeError: a call failed.
+    """
+    messages = [call.message() for call in draw(np.random.default_rng(0), SMALL, 2_000, vocabulary, labels)]
+    answered = 0
+    found = []
+    with Generator(server.grpc_url, messages) as generator:
+        until = time.perf_counter() + seconds
+        while answered < calls and time.perf_counter() < until:
+            samples = generator.closed_loop(IN_FLIGHT, WINDOW_S)
+            if failed := next((sample.error for sample in samples if sample.error), None):
+                raise RuntimeError(f"a call failed: {failed}")
+            answered += len(samples)
+            found.append({"calls": answered, "rss_mib": resident_mib(server), "shm_mib": shm_mib(server)})
+            print(
+                f"{answered} calls, {found[-1]['rss_mib']:.0f} MiB, /dev/shm {found[-1]['shm_mib']:.1f} MiB",
+                flush=True,
+            )
+    return found
+
+
+def growth(memory: Sequence[dict[str, float]]) -> list[str]:
+    """What has grown over the second half of the calls: a line for each kind of memory that has."""
+    half = [sample for sample in memory if sample["calls"] >= memory[-1]["calls"] / 2]
+    lines = []
+    for name, what in (("rss_mib", "resident memory"), ("shm_mib", "/dev/shm")):
+        # Thirds, not single samples: a garbage collection between two of them is no trend.
+        third = max(1, len(half) // 3)
+        first, last = (
+            statistics.mean(sample[name] for sample in part) for part in (half[:third], half[-third:])
+        )
+        if last - first > max(GROWTH * first, GROWTH_MIB):
+            lines.append(f"{what} grew from {first:.1f} to {last:.1f} MiB over the second half of the calls")
+    return lines
+
+
+def rows(
+    tokenized: dict[str, float],
+    packed: dict[str, float],
+    ready_s: float,
+    memory: Sequence[dict[str, float]],
+) -> Any:
+    """The report's table."""
+    found = [
+        *((f"tokenizer, {name}", value, "tokens/s") for name, value in tokenized.items()),
+        *((f"packing {name}, by core", value, "tokens/s") for name, value in packed.items()),
+        ("from start to ready", ready_s, "s"),
+        (f"resident memory after {memory[-1]['calls']:,} calls", memory[-1]["rss_mib"], "MiB"),
+        ("the same after the first window", memory[0]["rss_mib"], "MiB"),
+        ("/dev/shm at the end", memory[-1]["shm_mib"], "MiB"),
+    ]  # fmt: skip
+    return [{"what": what, "value": value, "unit": unit} for what, value, unit in found]
+
+
+def main() -> int:
+    """Measure and write cpu_cost.json."""
+    options = parse()
+    cores = len(os.sched_getaffinity(0))
+    device: Device = "cuda" if torch.cuda.is_available() else "cpu"
+    checkpoint = options.checkpoint or resolve()
+    per_core, together = tokenizing(checkpoint, 1), tokenizing(checkpoint, cores)
+    packed = {
+        str(shape): packing(shape, calls)
+        for shape, calls in ((Shape(120, 10, 180), 8), (Shape(100, 100, 5), 20))
+    }
+    print(
+        f"tokenizer {per_core:,.0f} tokens/s a core, {together:,.0f} on {cores}, packing {packed}", flush=True
+    )
+    if device == "cpu":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    vocabulary, labels = (151_936, (9454, 2753)) if device == "cuda" else (500, (9, 7))
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoints.write(Path(directory), device, None)
+        settings = ServeSettings(
+            model=directory, models="scorer", device=device, http_port=0, grpc_port=0, metrics_port=0
+        )
+        begin = time.perf_counter()
+        with Server(settings, options.out / "server-cpu-cost.log") as server:
+            ready_s = time.perf_counter() - begin
+            triton = machine.triton_version(server.http_url)
+            memory = watch(server, vocabulary, labels, options.calls, options.seconds)
+    grown = growth(memory)
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    said = [
+        f"The tokenizer is to make {TARGET:,} tokens a second on {TARGET_CORES} cores, "
+        f"{TARGET // TARGET_CORES:,} a core if all scale. Here it makes {per_core:,.0f} on one core, by CPU time, "
+        f"and {together:,.0f} on all "
+        f"{cores}, by the clock.",
+        *(f"FAILED: {line}" for line in grown),
+    ]
+    tokenized = {"by core": per_core, f"on {cores} cores": together}
+    found = {
+        "machine": machine.facts(gpu, None, triton, options.commit),
+        "said": said,
+        "rows": rows(tokenized, packed, ready_s, memory),
+        "memory": memory,
+    }
+    (options.out / "cpu_cost.json").write_text(json.dumps(found, indent=1))
+    print("\n".join(said))
+    return 1 if grown else 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where cpu_cost.json goes")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument(
+        "--calls", type=int, default=5_000, help="after which memory is held to that after half of them"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="end after these, however many calls it were"
+    )
+    parser.add_argument("--commit", help="what to record where there is no git history")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""How long one forward takes on the GPU, where the time goes, and what else could compute its attention.
+
+usage: python -m perf.scoring.forward [--dtype bfloat16|fp8] [--out DIR]        (one CUDA GPU)
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import Call
+from hiscore.scoring.scorer import ScoreCall, Scorer
+from perf.models import random_checkpoint as geometry
+
+LABELS = np.array([9454, 2753], np.int32)
+
+
+def call(
+    rng: np.random.Generator, query: int = 120, items: int = 10, item: int = 180, softmax: bool = True
+) -> ScoreCall:
+    tokens = rng.integers(0, 151_936, query + items * item).astype(np.int32)
+    options = ScoreOptions(apply_softmax=softmax)
+    return ScoreCall(Call(tokens, query, np.full(items, item)), LABELS, options)
+
+
+def gpu_ms(scorer: Scorer, batches: list[list[ScoreCall]]) -> float:
+    """Median GPU time of a batch, from launch to results copied, each batch with tokens of its own."""
+    times = []
+    for calls in batches:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        # A long kernel ahead: the launch is over before its work begins, so only the GPU is timed.
+        torch.cuda._sleep(20_000_000)
+        begin.record()
+        pending = scorer.submit(calls)
+        end.record()
+        pending.result()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def host_ms(scorer: Scorer, batches: list[list[ScoreCall]]) -> tuple[float, float]:
+    """Median time of a launch, and of a whole batch alone, on the host's clock."""
+    launches, totals = [], []
+    for calls in batches:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        pending = scorer.submit(calls)
+        launches.append(time.perf_counter() - start)
+        pending.result()
+        totals.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(launches), 1e3 * statistics.median(totals)
+
+
+def profile(scorer: Scorer, calls: list[ScoreCall]) -> list[tuple[str, float, int]]:
+    """GPU microseconds and launches of every kernel in one batch."""
+    from torch.profiler import ProfilerActivity
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        scorer.submit(calls).result()
+        torch.cuda.synchronize()
+    rows = [
+        (e.key[:90], e.device_time_total, e.count) for e in recorded.key_averages() if e.device_time_total
+    ]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dtype", choices=("bfloat16", "fp8"), default="bfloat16")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    directory = Path(tempfile.mkdtemp())
+    geometry.write("qwen3-0.6b", directory, device="cuda")
+    start = time.perf_counter()
+    scorer = Scorer(directory, "cuda", options.dtype, 16_384, query_cache_bytes=0)
+    results = {"load_s": time.perf_counter() - start, "device": torch.cuda.get_device_name()}
+    results["dtype"] = options.dtype
+    shapes = {
+        "1 prompt of 300": lambda: [call(rng, 300, 1, 0)],
+        "1 x (120 + 10 x 180)": lambda: [call(rng)],
+        "the same, no softmax": lambda: [call(rng, softmax=False)],
+        "2 x (120 + 10 x 180)": lambda: [call(rng) for _ in range(2)],
+        "4 x (120 + 10 x 180)": lambda: [call(rng) for _ in range(4)],
+        "8 x (120 + 10 x 180)": lambda: [call(rng) for _ in range(8)],
+        "1 x (2000 + 100 x 20)": lambda: [call(rng, 2000, 100, 20)],
+        "1 x (100 + 100 x 5)": lambda: [call(rng, 100, 100, 5)],
+        "1 x (50 + 400 x 2)": lambda: [call(rng, 50, 400, 2)],
+    }
+    for name, make in shapes.items():
+        for _ in range(3):
+            scorer.submit(make()).result()
+        gpu = gpu_ms(scorer, [make() for _ in range(20)])
+        launch, total = host_ms(scorer, [make() for _ in range(20)])
+        results[name] = {"gpu_ms": gpu, "launch_ms": launch, "total_ms": total}
+        print(f"{name:24s} GPU {gpu:7.3f} ms   launch {launch:6.3f}   alone {total:7.3f}", flush=True)
+    for name in ("1 prompt of 300", "1 x (120 + 10 x 180)", "8 x (120 + 10 x 180)"):
+        rows = profile(scorer, shapes[name]())
+        results[f"profile of {name}"] = rows
+        print(f"{name}: {sum(row[1] for row in rows):.0f} us in kernels")
+        for kernel, us, count in rows[:11]:
+            print(f"{us:9.1f} us {count:4d}  {kernel}")
+    if options.out:
+        name = "forward" if options.dtype == "bfloat16" else f"forward-{options.dtype}"
+        (options.out / f"{name}.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The MLP's gated product: one kernel, by tile, against a library's product and the activation after it.
+
+usage: python -m perf.scoring.gated_mlp [--models qwen3-0.6b,...] [--out DIR]        (one CUDA GPU)
+
+Microseconds a layer, out of a graph over layers with weights of their own, as a model's are. Every tile's outputs
+are compared with the two steps'.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hiscore.kernels.gated_mlp import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
+from hiscore.layers.triton_ops import TritonOps
+from hiscore.prefill.cuda_runner import buckets
+from perf.machine.facts import facts
+from perf.machine.graph_timer import microseconds
+
+# Hidden size and MLP's width.
+MODELS = {
+    "smollm2-135m": (576, 1536),
+    "qwen3-0.6b": (1024, 3072),
+    "qwen3-1.7b": (2048, 6144),
+    "qwen3-4b": (2560, 9728),
+    "qwen3-8b": (4096, 12288),
+}
+TILES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
+WEIGHTS_BYTES = 400 << 20
+"""Of all layers together: more than a cache holds."""
+
+
+def layers_us(run: Callable[[Tensor], Tensor], weights: list[Tensor]) -> float:
+    """GPU time of a layer, each with a weight of its own."""
+    return microseconds([partial(run, weight) for weight in weights], warmup_ms=2, measured_ms=8)
+
+
+def measure(inputs: int, outputs: int, rows: int, multiprocessors: int) -> dict[str, object]:
+    layers = max(2, min(28, WEIGHTS_BYTES // (4 * inputs * outputs)))
+    x = torch.randn(rows, inputs, device="cuda").bfloat16()
+    weights = [
+        torch.randn(2 * outputs, inputs, device="cuda").bfloat16() / inputs**0.5 for _ in range(layers)
+    ]
+    ops = TritonOps(1, 1, 2, 1e-6, "silu")
+
+    def library(weight: Tensor) -> Tensor:
+        return ops.activate(torch.nn.functional.linear(x, weight))
+
+    expected = library(weights[0])
+    found: dict[str, object] = {"library": layers_us(library, weights)}
+    for name, tile in TILES.items():
+        if tile is SMALL and rows > 1024:
+            continue
+
+        def ours(weight: Tensor, tile: Tile = tile) -> Tensor:
+            return multiply(x, weight, False, tile, multiprocessors)
+
+        output = ours(weights[0])
+        # Sums in another order would round otherwise, now and then.
+        torch.testing.assert_close(output, expected, atol=2**-6, rtol=2**-6)
+        found[name] = layers_us(ours, weights)
+        found[f"{name}: same bits"] = torch.equal(output, expected)
+    taken = tile_for(rows, inputs, outputs, multiprocessors)
+    found["taken"] = next((name for name, tile in TILES.items() if tile is taken), "library")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS), help="by comma")
+    parser.add_argument("--out", type=Path, help="where gated_product.json goes")
+    parser.add_argument("--commit", help="what to record where there is no git history")
+    options = parser.parse_args()
+    multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    results: dict[str, object] = {"machine": facts(torch.cuda.get_device_name(), None, None, options.commit)}
+    for model in options.models:
+        of_model = results[model] = {
+            rows: measure(*MODELS[model], rows, multiprocessors) for rows in buckets(16_384)
+        }
+        for rows, found in of_model.items():
+            times = ", ".join(f"{name} {us:.1f}" for name, us in found.items() if isinstance(us, float))
+            print(f"{model} {rows}: {times}; {found['taken']} is taken", flush=True)
+        if options.out:
+            (options.out / "gated_product.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

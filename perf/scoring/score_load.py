@@ -1,0 +1,221 @@
+"""`score` and `scorer` under perf_analyzer, with a published load: fresh calls, repeated queries, text and ids.
+
+usage: python -m perf.scoring.score_load --out DIR [--tokenizer DIR] [--seconds 120] [--rate 70]
+           [--kinds fresh,repeated,text]
+
+Poisson arrivals of calls of 120 query tokens and 10 items of 180: fresh ids through `scorer`, with one query for
+all, and fresh texts through `score`; then a closed loop of each. On a GPU the weights are random, of Qwen3-0.6B's
+geometry, and --tokenizer names a directory with tokenizer.json; elsewhere a tiny model takes the place: a
+rehearsal, whose numbers mean nothing. Exits with 1 if a window failed: wrong scores, a late generator, too few
+calls, calls from the cache that were to be fresh.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hiscore.launcher import Server
+from hiscore.launcher.devices import choose_device
+from hiscore.settings import ServeSettings
+from perf.loadgen import load_plan as plan
+from perf.loadgen import window_validity as guards
+from perf.loadgen.analyzer_scoring import Scoring, by_ids, by_text
+from perf.loadgen.generator import Sample, poisson
+from perf.loadgen.perf_analyzer import Analyzer
+from perf.loadgen.score_check import check_scores
+from perf.loadgen.scorer_calls import draw
+from perf.loadgen.text_calls import draw_texts
+from perf.loadgen.window import Meter, Point, Window, WrongScores
+from perf.machine import facts as machine
+from perf.machine.gpu_sampler import GpuSampler
+from perf.models import checkpoints
+
+TITLES = {"fresh": "fresh ids", "repeated": "one query for all", "text": "fresh text"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """seconds: of a Poisson window, by kind of calls; calls: of a closed loop; pool: distinct calls of a kind."""
+
+    rate: float
+    seconds: dict[str, float]
+    in_flight: int
+    calls: int
+    pool: int
+
+
+# More distinct calls than the cache of queries has room for: a call that comes again finds nothing.
+GPU = Load(70, {"fresh": 120, "repeated": 20, "text": 40}, in_flight=32, calls=1_000, pool=1_200)
+CPU = Load(15, {"fresh": 10, "repeated": 10, "text": 10}, in_flight=4, calls=120, pool=400)
+
+
+class Windows:
+    """Windows against one server; one that fails is noted, and the next goes on."""
+
+    def __init__(self, chosen: plan.Plan, load: Load, analyzer: Analyzer, meter: Meter) -> None:
+        self._plan, self._load, self._analyzer, self._meter = chosen, load, analyzer, meter
+        self._rng = np.random.default_rng(0)
+        self.failures: list[str] = []
+
+    def step(self, name: str, work: Callable[[], object]) -> None:
+        """Run it; note its failure."""
+        try:
+            work()
+        except Exception as error:
+            self.failures.append(f"{name}: {type(error).__name__}: {error}")
+            print(f"FAILED {self.failures[-1]}\n{traceback.format_exc()}", flush=True)
+
+    def calls(self, kind: str) -> Scoring:
+        """Calls never drawn before, or, of one query, always the same ones."""
+        plan, pool = self._plan, self._load.pool
+        if kind == "text":
+            return by_text(draw_texts(self._rng, plan.request, pool), plan.labels)
+        rng = np.random.default_rng(2) if kind == "repeated" else self._rng
+        return by_ids(draw(rng, plan.request, pool, plan.vocabulary, plan.labels, kind == "repeated"))
+
+    def warm_up(self, kind: str) -> None:
+        """The first calls compile, and fill the cache where one query is all that there is."""
+        scoring = self.calls(kind)
+        self._analyzer.closed_loop("", scoring.target, self._load.in_flight, 2 * self._load.in_flight)
+
+    def open_loop(self, kind: str) -> Point:
+        """Poisson arrivals."""
+        load, scoring = self._load, self.calls(kind)
+        arrivals = poisson(self._rng, load.rate, load.seconds[kind])
+        name = f"{TITLES[kind]}, Poisson {load.rate:g}/s"
+
+        def run() -> list[Sample]:
+            return scoring.samples(self._analyzer.open_loop(name, scoring.target, arrivals))
+
+        asked = Window(
+            "open", name, self._plan.request, self._pool(kind, name), offered=load.rate, fresh=kind != "repeated",
+            least=guards.LEAST_FOR_P99,
+        )  # fmt: skip
+        return self._cached(kind, self._meter.window(asked, run))
+
+    def closed_loop(self, kind: str) -> Point:
+        """A fixed number of calls in flight."""
+        load, scoring = self._load, self.calls(kind)
+        name = f"{TITLES[kind]}, {load.in_flight} in flight"
+
+        def run() -> list[Sample]:
+            return scoring.samples(
+                self._analyzer.closed_loop(name, scoring.target, load.in_flight, load.calls)
+            )
+
+        asked = Window(
+            "closed",
+            name,
+            self._plan.request,
+            self._pool(kind, name),
+            fresh=kind != "repeated",
+            least=guards.LEAST_FOR_P99,
+        )
+        return self._cached(kind, self._meter.window(asked, run))
+
+    def _pool(self, kind: str, name: str) -> str:
+        return kind if kind == "repeated" else name
+
+    def _cached(self, kind: str, point: Point) -> Point:
+        if kind == "repeated" and point.cached_calls < 0.99 * point.calls:
+            raise WrongScores("calls with the same query were not served from the cache")
+        return point
+
+
+def measure(windows: Windows, kinds: Sequence[str]) -> None:
+    """Each kind's windows: warm-up, arrivals, closed loop."""
+    for kind in kinds:
+        for work in (windows.warm_up, windows.open_loop, windows.closed_loop):
+            windows.step(f"{TITLES[kind]}, {work.__name__}", partial(work, kind))
+
+
+def main() -> int:
+    """Serve, measure; writes score_load.json after every window."""
+    options = parse()
+    device, _ = choose_device("auto")
+    chosen, load = (plan.CPU, CPU) if device == "cpu" else (plan.GPU, GPU)
+    load = replace(load, rate=options.rate or load.rate)
+    if options.seconds:
+        load = replace(load, seconds=dict.fromkeys(load.seconds, options.seconds))
+    if device == "cpu":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    begin = time.perf_counter()
+    results: dict[str, Any] = {"plan": {"request": asdict(chosen.request)}, "load": asdict(load)}
+    results |= {"points": [], "failures": []}
+
+    def write() -> None:
+        results["seconds"] = time.perf_counter() - begin
+        (out / "score_load.json").write_text(json.dumps(results, indent=1))
+
+    def keep(point: Point) -> None:
+        print(
+            f"{point.name:32s} {point.rate:7.1f} calls/s, avg {point.avg:8.2f} ms, p50 {point.p50:8.2f}, "
+            f"p99 {point.p99:8.2f}, {point.failed} failed, late {point.late_p99:.2f}",
+            flush=True,
+        )
+        results["points"].append(asdict(point))
+        write()
+
+    with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu:
+        checkpoints.write(Path(directory), device, options.tokenizer)
+        asked = {
+            "model": directory,
+            "models": "tokenizer,scorer,score",
+            "device": device,
+            "query_cache_bytes": chosen.query_cache_bytes,
+            **dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0),
+        }
+        settings = ServeSettings.model_validate(asked)
+        with Server(settings, out / "server-score-load.log") as server:
+            triton = machine.triton_version(server.http_url)
+            results["machine"] = machine.facts(gpu.device, gpu.driver, triton, options.commit)
+            analyzer = Analyzer(server.grpc_url, out / "perf-analyzer-score.txt", out / "exports")
+            windows = Windows(chosen, load, analyzer, Meter(server, gpu, chosen.tolerance, keep))
+            rng = np.random.default_rng(1)
+            some = draw(rng, chosen.request, 6, chosen.vocabulary, chosen.labels)
+            windows.step(
+                "check",
+                lambda: results.update(check=asdict(check_scores(server.grpc_url, some, chosen.tolerance))),
+            )
+            measure(windows, options.kinds)
+    results["failures"] = windows.failures
+    write()
+    return 1 if windows.failures else 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where score_load.json goes")
+    parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json")
+    parser.add_argument(
+        "--kinds", type=lambda text: text.split(","), default=list(TITLES), help="of calls, by comma"
+    )
+    parser.add_argument("--rate", type=float, help="calls a second")
+    parser.add_argument("--seconds", type=float, help="length of each Poisson window")
+    parser.add_argument("--commit", help="what to record where there is no git history")
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - TITLES.keys():
+        parser.error(f"no kind is called {', '.join(sorted(unknown))}; there are: {', '.join(TITLES)}")
+    if not options.tokenizer and choose_device("auto")[0] == "cuda":
+        parser.error("random weights have no tokenizer: --tokenizer DIR is missing")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Load test of `scorer` through a real tritonserver over gRPC: latency, open loop, saturation, cache, text.
+
+usage: python -m perf.scoring.serving --out DIR [--quick] [--tokenizer DIR]
+
+On a machine with a GPU the checkpoint has Qwen3-0.6B's geometry and random weights; elsewhere a tiny model takes
+its place, so that the whole run can be rehearsed. Exits with 1 if a step failed; wrong scores make one fail.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from rich.console import Console
+
+from hiscore.launcher import Server
+from hiscore.launcher.devices import choose_device
+from hiscore.settings import ServeSettings
+from hiscore_client import HiscoreError, ScoreClient
+from perf.loadgen import load_plan as plan
+from perf.loadgen.generator import Generator
+from perf.loadgen.perf_analyzer import Analyzer
+from perf.loadgen.scorer_calls import draw
+from perf.loadgen.window import Meter, Point
+from perf.machine import facts as machine
+from perf.machine.gpu_sampler import GpuSampler
+from perf.models import checkpoints
+from perf.scoring import serving_table as report
+from perf.scoring.serving_steps import Steps, cost_of_text
+from perf.scoring.serving_targets import saturation, verdicts
+
+Result = TypeVar("Result")
+
+console = Console(width=max(128, Console().width))
+
+
+class Run:
+    """The steps of a run: one that fails is noted, and the others still run while the server answers."""
+
+    def __init__(self, server: Server, log: Path) -> None:
+        self.server = server
+        self._log = log
+        self.points: list[Point] = []
+        self.failures: list[str] = []
+        self._begin = time.perf_counter()
+        self._alive = True
+
+    def step(self, name: str, work: Callable[[], Result]) -> Result | None:
+        """What `work` returns, or None if it failed."""
+        if not self._alive:
+            self.failures.append(f"{name}: not run, the server no longer answers")
+            return None
+        try:
+            return work()
+        except Exception as error:
+            self.failures.append(f"{name}: {type(error).__name__}: {error}")
+            console.print(f"FAILED {self.failures[-1]}", highlight=False, markup=False)
+            with self._log.open("a") as log:
+                log.write(f"{name}\n{traceback.format_exc()}\n")
+            self._alive = self._answers()
+            return None
+
+    def keep(self, point: Point) -> None:
+        """Keep a window's numbers and show a line of progress."""
+        self.points.append(point)
+        seconds = time.perf_counter() - self._begin
+        line = (
+            f"{point.rate:7.1f} req/s  p50 {point.p50:8.2f}  p99 {point.p99:8.2f} ms  failed {point.failed}"
+        )
+        console.print(f"{seconds:6.1f} s  {point.name:38s} {line}", highlight=False)
+
+    def _answers(self) -> bool:
+        with ScoreClient(self.server.grpc_url) as client:
+            try:
+                client.score_ids([1, 2, 3], [[4]], [5, 6], timeout=5)
+            except HiscoreError:
+                return False
+        return True
+
+
+def measure(run: Run, chosen: plan.Plan, gpu: GpuSampler, out: Path) -> dict[str, Any]:
+    """All steps against the running server, and what follows from their numbers."""
+    url, step = run.server.grpc_url, run.step
+    rng = np.random.default_rng(0)
+    messages = [
+        call.message() for call in draw(rng, chosen.request, chosen.pool, chosen.vocabulary, chosen.labels)
+    ]
+    meter = Meter(run.server, gpu, chosen.tolerance, run.keep)
+    cost = None
+    with Generator(url, messages) as generator:
+        steps = Steps(
+            chosen, url, meter, Analyzer(url, out / "perf-analyzer.txt", out / "exports"), generator
+        )
+        check = step("check of the scores", steps.check)
+        step("warm-up", steps.warm_up)
+        for shape in (*chosen.prompts, chosen.request):
+            step(f"alone {shape}", partial(steps.alone, shape))
+        for rate in chosen.rates:
+            step(f"Poisson {rate:g}/s", partial(steps.open_loop, rate))
+        for rate in chosen.analyzer_rates:
+            step(f"Poisson {rate:g}/s, perf_analyzer", partial(steps.analyzer_open_loop, rate))
+        for concurrency in chosen.concurrencies:
+            step(f"{concurrency} in flight", partial(steps.closed_loop, concurrency))
+        if chosen.query_cache_bytes:
+            step("same query", steps.repeated_query)
+        if "score" in run.server.models and (by_text := step("text", steps.text)):
+            cost = cost_of_text(by_text)
+    return {
+        "check": check and asdict(check),
+        "points": [asdict(point) for point in run.points],
+        "saturation": saturation(run.points),
+        "cost_of_text": cost,
+        "targets": verdicts(run.points, cost) if chosen.vocabulary == plan.GPU.vocabulary else [],
+        "skipped": [f"{model}: {reason}" for model, reason in run.server.left_out.items()],
+        "failures": run.failures,
+    }
+
+
+def main() -> int:
+    """Prepare, serve, measure, report."""
+    options = parse()
+    options.out.mkdir(parents=True, exist_ok=True)
+    device, reason = choose_device("auto")
+    chosen = plan.CPU if device == "cpu" else plan.GPU_QUICK if options.quick else plan.GPU
+    chosen = replace(chosen, rates=options.rates or chosen.rates, open_s=options.seconds or chosen.open_s)
+    if options.query_cache_bytes is not None:
+        chosen = replace(chosen, query_cache_bytes=options.query_cache_bytes)
+    console.print(
+        f"on {device} ({reason}), request {chosen.request}, {chosen.pool} distinct calls", highlight=False
+    )
+    if device == "cpu":
+        # A rehearsal shares few cores with its load generators: threads of one product would wait for each other.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu:
+        checkpoints.write(Path(directory), device, options.tokenizer)
+        written = time.perf_counter()
+        settings = ServeSettings(
+            model=directory,
+            device=device,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            query_cache_bytes=chosen.query_cache_bytes,
+        )
+        with Server(settings, options.out / "server.log") as server:
+            ready = time.perf_counter()
+            console.print(
+                f"checkpoint {written - begin:.1f} s, server ready {ready - written:.1f} s", highlight=False
+            )
+            triton = machine.triton_version(server.http_url)
+            results = {
+                "machine": machine.facts(gpu.device, gpu.driver, triton, options.commit),
+                "plan": asdict(chosen),
+                "settings": settings.model_dump(mode="json", exclude={"model", "model_repository"}),
+                "ready_s": ready - written,
+            }
+            run = Run(server, options.out / "failures.txt")
+            results |= measure(run, chosen, gpu, options.out)
+    results["seconds"] = time.perf_counter() - begin
+    (options.out / "serving.json").write_text(json.dumps(results, indent=1, default=str))
+    report.show(console, run.points, results)
+    return 1 if run.failures else 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where serving.json and the logs go")
+    parser.add_argument("--quick", action="store_true", help="shorter windows, fewer of them")
+    parser.add_argument("--rates", type=rates, help="requests a second, comma-separated")
+    parser.add_argument("--seconds", type=float, help="length of an open-loop window")
+    parser.add_argument("--query-cache-bytes", type=int, help="the server's setting; 0: no cache")
+    parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json, to score text as well")
+    parser.add_argument("--commit", help="what to record where there is no git history")
+    return parser.parse_args()
+
+
+def rates(text: str) -> Sequence[float]:
+    """Comma-separated numbers."""
+    return tuple(float(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""What text in costs: `score` by text against `scorer` by the ids of the same texts, on one server, in turn.
+
+usage: python -m perf.scoring.text_cost --out DIR [--tokenizer DIR | --model DIR] [--rounds N]
+
+On a machine with a GPU it serves Qwen3-0.6B's geometry with random weights and the tokenizer of --tokenizer, a
+directory with tokenizer.json. Elsewhere it serves the default model, few and short texts: a rehearsal. The query
+cache is off. Exits with 1 if text and ids get different scores, or if on a GPU text costs 10% or more.
+"""
+
+import argparse
+import json
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import InferenceServerClient
+
+from hiscore.checkpoint import resolve
+from hiscore.errors import RequestError
+from hiscore.launcher import Server
+from hiscore.launcher.devices import choose_device
+from hiscore.models.config import read_facts
+from hiscore.scoring.encode import TextCall, encode_calls
+from hiscore.settings import DEFAULT_MODEL, Limits, ServeSettings
+from hiscore.tokenization import load_tokenizer
+from perf.loadgen.generator import Generator
+from perf.loadgen.score_check import check_control
+from perf.loadgen.scorer_calls import Shape
+from perf.loadgen.text_calls import as_ids_message, draw_texts, text_message
+from perf.loadgen.window import Meter, Window
+from perf.machine import facts as machine
+from perf.machine.gpu_sampler import GpuSampler
+from perf.machine.interleave import ArmResult, interleave
+from perf.models import checkpoints
+
+TARGET = 0.10
+LABELS = (9454, 2753)
+Text = tuple[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured; a shape counts words, about as many as tokens. seconds: of one window."""
+
+    shape: Shape
+    texts: int
+    in_flight: int
+    seconds: float
+    rounds: int
+    tolerance: float
+    """The contract's for a score, whatever shares the batch."""
+
+
+GPU = Sizes(Shape(120, 10, 180), texts=600, in_flight=32, seconds=3, rounds=7, tolerance=5e-3)
+CPU = Sizes(Shape(24, 3, 8), texts=12, in_flight=4, seconds=8, rounds=3, tolerance=2e-5)
+
+
+def measure(server: Server, gpu: GpuSampler, sizes: Sizes, texts: Sequence[Text]) -> dict[str, Any]:
+    """Both ways under load and alone, in turn."""
+    client = InferenceServerClient(server.grpc_url)
+    by_ids, waits = [], []
+    for text in texts:
+        start = time.perf_counter()
+        by_ids.append(as_ids_message(client, *text, LABELS))
+        waits.append(1e3 * (time.perf_counter() - start))
+    client.close()
+    messages = {"ids": by_ids, "text": [text_message(*text, LABELS) for text in texts]}
+    # One pool for both: an answer by text is held against the same call's answer by ids.
+    meter = Meter(server, gpu, sizes.tolerance, lambda point: None)
+    with ExitStack() as stack:
+        generators = {
+            name: stack.enter_context(Generator(server.grpc_url, sent)) for name, sent in messages.items()
+        }
+        check_control(generators["ids"].closed_loop(sizes.in_flight, sizes.seconds), sizes.tolerance)
+
+        def window(name: str, in_flight: int) -> Any:
+            title = f"{name}, {in_flight} in flight"
+            asked = Window("text", title, sizes.shape, pool="texts", seconds=sizes.seconds)
+            return meter.window(asked, lambda: generators[name].closed_loop(in_flight, sizes.seconds))
+
+        loaded = interleave(
+            {name: lambda name=name: window(name, sizes.in_flight).rate for name in messages},  # type: ignore[misc]
+            sizes.rounds,
+        )
+        alone = {name: window(name, 1) for name in messages}
+    show(loaded, alone, sizes)
+    return {
+        "groups": {
+            "text": {
+                "what": f"by text or by ids, {sizes.in_flight} in flight",
+                "unit": "calls a second",
+                "arms": {name: asdict(result) for name, result in loaded.items()},
+            }
+        },
+        "alone_p50_ms": {name: point.p50 for name, point in alone.items()},
+        "tokenizer_alone_p50_ms": statistics.median(waits),
+        "cost_of_text": 1 - loaded["text"].ratio.median,
+    }
+
+
+def show(loaded: dict[str, ArmResult], alone: dict[str, Any], sizes: Sizes) -> None:
+    """A line for each way."""
+    for name, result in loaded.items():
+        value = f"{result.value!s} calls/s, {sizes.in_flight} in flight, x {result.ratio!s}"
+        print(f"{name:5s} {value}; alone p50 {alone[name].p50:.2f} ms", flush=True)
+
+
+def tokenizer_cost(checkpoint: Path, texts: Sequence[Text]) -> dict[str, float]:
+    """The tokenizer in this process: milliseconds of a call, on the clock and of CPU time over all threads."""
+    tokenizer, facts = load_tokenizer(checkpoint), read_facts(checkpoint)
+    labels = np.array(LABELS, np.int32)
+    calls = [TextCall(query, items, label_token_ids=labels) for query, items in texts]
+    encode_calls(tokenizer, calls[:8], Limits(), facts)
+    found: dict[str, float] = {}
+    for size in (1, 8):
+        wall, cpu = time.perf_counter(), time.process_time()
+        encoded = [
+            call
+            for start in range(0, len(calls), size)
+            for call in encode_calls(tokenizer, calls[start : start + size], Limits(), facts)
+        ]
+        found[f"wall_ms_in_batches_of_{size}"] = 1e3 * (time.perf_counter() - wall) / len(calls)
+        found[f"cpu_ms_in_batches_of_{size}"] = 1e3 * (time.process_time() - cpu) / len(calls)
+    for call in encoded:
+        if isinstance(call, RequestError):
+            raise call
+        found["tokens"] = len(call.input_ids) - len(call.delimiter_indices)
+    return found
+
+
+def main() -> int:
+    """Prepare, serve, measure; writes text_cost.json."""
+    logging.basicConfig(level=logging.WARNING)
+    options = parse()
+    device, _ = choose_device("auto")
+    sizes = CPU if device == "cpu" else GPU
+    sizes = replace(sizes, rounds=options.rounds or sizes.rounds)
+    begin = time.perf_counter()
+    options.out.mkdir(parents=True, exist_ok=True)
+    texts = draw_texts(np.random.default_rng(0), sizes.shape, sizes.texts)
+    with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu:
+        if options.model or device == "cpu":
+            checkpoint = resolve(options.model or DEFAULT_MODEL)
+        else:
+            checkpoint = Path(directory)
+            checkpoints.write(checkpoint, device, options.tokenizer)
+        cost = tokenizer_cost(checkpoint, texts)
+        settings = ServeSettings(
+            model=str(checkpoint), models="tokenizer,scorer,score", query_cache_bytes=0,
+            http_port=0, grpc_port=0, metrics_port=0,
+        )  # fmt: skip
+        with Server(settings, options.out / "server.log") as server:
+            triton = machine.triton_version(server.http_url)
+            results = measure(server, gpu, sizes, texts)
+    results |= {
+        "tokenizer": cost,
+        "machine": machine.facts(gpu.device, gpu.driver, triton, options.commit),
+        "sizes": asdict(sizes),
+        "seconds": time.perf_counter() - begin,
+    }
+    (options.out / "text_cost.json").write_text(json.dumps(results, indent=1))
+    lost = results["cost_of_text"]
+    print(f"text costs {lost:.1%} of the throughput (target: below {TARGET:.0%}); tokenizer {cost}")
+    return int(device != "cpu" and lost >= TARGET)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where text_cost.json and server.log go")
+    parser.add_argument("--tokenizer", type=Path, help="a directory with tokenizer.json")
+    parser.add_argument("--model", help="serve this checkpoint instead")
+    parser.add_argument("--rounds", type=int, help="how often each way is run")
+    parser.add_argument("--commit", help="what to record where there is no git history")
+    options = parser.parse_args()
+    if not options.model and not options.tokenizer and choose_device("auto")[0] == "cuda":
+        parser.error("random weights have no tokenizer: --tokenizer DIR or --model DIR is missing")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

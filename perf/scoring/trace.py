@@ -1,0 +1,268 @@
+"""Where the time of a call goes, from Triton's own trace of each request, by text and by ids, one call at a time.
+
+usage: python -m perf.scoring.trace --out DIR [--checkpoint DIR] [--calls N]
+
+Triton stamps its trace with the clock that the client reads, so stages follow each other without a gap. What
+happens inside the scorer is timed in this process, on the same calls, without a server. On a CUDA device the
+weights are random, of Qwen3-0.6B's geometry, and the tokenizer is the checkpoint's (default: the demo's model).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from hiscore.checkpoint import resolve
+from hiscore.errors import RequestError
+from hiscore.launcher import Server
+from hiscore.launcher import server as server_module
+from hiscore.launcher.command import tritonserver_flags
+from hiscore.models.config import read_facts
+from hiscore.scoring import packing
+from hiscore.scoring import scorer as scorer_module
+from hiscore.scoring.encode import TextCall, TokenCall, encode_calls
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import unpack
+from hiscore.scoring.scorer import ScoreCall, Scorer
+from hiscore.settings import Device, Limits, ServeSettings
+from hiscore.tokenization import load_tokenizer
+from hiscore_client import ScoreClient
+from perf.loadgen.scorer_calls import Shape
+from perf.loadgen.text_calls import draw_texts
+from perf.machine import facts as machine
+from perf.models import checkpoints
+
+SHAPES = {"cuda": Shape(120, 10, 180), "cpu": Shape(24, 3, 8)}
+CALLS = {"cuda": 200, "cpu": 12}
+WARM = 5
+LABELS = (9, 7)
+BUDGET = 16_384
+Text = tuple[str, list[str]]
+
+
+@dataclass
+class Request:
+    """One request of a model: its stamps in nanoseconds by name, and the requests that an ensemble made of it."""
+
+    model: str
+    stamps: dict[str, int] = field(default_factory=dict)
+    children: dict[str, "Request"] = field(default_factory=dict)
+
+
+def read_trace(entries: Sequence[Mapping[str, Any]]) -> list[Request]:
+    """The requests that came from outside, in the order in which they came; entries: of Triton's trace file."""
+    named = {entry["id"]: entry for entry in entries if "model_name" in entry}
+    found = {number: Request(entry["model_name"]) for number, entry in named.items()}
+    for entry in entries:
+        for stamp in entry.get("timestamps", ()):
+            found[entry["id"]].stamps.setdefault(stamp["name"], stamp["ns"])
+    roots = []
+    for number, entry in named.items():
+        if "parent_id" in entry:
+            found[entry["parent_id"]].children[entry["model_name"]] = found[number]
+        else:
+            roots.append(found[number])
+    return sorted(roots, key=lambda request: request.stamps["GRPC_WAITREAD_END"])
+
+
+def stages(request: Request, sent: int, done: int) -> dict[str, float]:
+    """Milliseconds by stage, in order, from the client's call to its return; both in the trace's nanoseconds.
+
+    Raises:
+        ValueError: the stamps are not in the order of the stages, so they are not this call's.
+    """
+    scorer = request.children.get("scorer", request)
+    marks = [("", sent), ("client and network, there", request.stamps["GRPC_WAITREAD_END"])]
+    if tokenizer := request.children.get("tokenizer"):
+        marks.append(("Triton, before the tokenizer", tokenizer.stamps["COMPUTE_START"]))
+        marks.append(("tokenizer, and the hop from it", scorer.stamps["REQUEST_START"]))
+    marks += [
+        ("Triton, before the scorer", scorer.stamps["COMPUTE_START"]),
+        ("scorer", request.stamps["INFER_RESPONSE_COMPLETE"]),
+        # Not the end of sending: the client may have its answer before the server has noted that.
+        ("gRPC, network and client, back", done),
+    ]
+    found = {name: (after - before) / 1e6 for (_, before), (name, after) in pairwise(marks)}
+    if min(found.values()) < 0:
+        raise ValueError(f"the trace is not of this call: {found}")
+    return found
+
+
+def inside(checkpoint: Path, device: Device, calls: Sequence[ScoreCall]) -> dict[str, float]:
+    """Mean milliseconds of what the scorer does with a call alone, in this process."""
+    scorer = Scorer(checkpoint, device, max_batch_tokens=BUDGET, query_cache_bytes=0)
+    packed: list[float] = []
+
+    def timed(*arguments: Any) -> Any:
+        begin = time.perf_counter()
+        batch = packing.pack(*arguments)
+        packed.append(time.perf_counter() - begin)
+        return batch
+
+    launched, waited, read = [], [], []
+    with mock.patch.object(scorer_module, "pack", timed):
+        for call in calls:
+            begin = time.perf_counter()
+            pending = scorer.submit([call])
+            submitted = time.perf_counter()
+            if pending._copy_done is not None:
+                pending._copy_done.synchronize()
+            copied = time.perf_counter()
+            pending.result()
+            launched.append(submitted - begin)
+            waited.append(copied - submitted)
+            read.append(time.perf_counter() - copied)
+    launched_only = [a - b for a, b in zip(launched, packed, strict=True)]
+    found = {"scorer: pack and plan": packed}
+    if device == "cuda":
+        found |= {"scorer: launch": launched_only, "scorer: waiting for GPU and copy": waited}
+    else:
+        found |= {"scorer: forward": launched_only}
+    found |= {"scorer: logits to scores": read}
+    return {name: 1e3 * statistics.mean(values[WARM:]) for name, values in found.items()}
+
+
+def split(measured: Mapping[str, float], parts: Mapping[str, float]) -> dict[str, float]:
+    """Stages with the scorer's own taken apart; what is left of it is reading, queueing and responding."""
+    found = {}
+    for name, value in measured.items():
+        if name != "scorer":
+            found[name] = value
+            continue
+        rest = value - sum(parts.values())
+        # In another process at another time the same work may take longer than it did here.
+        found |= parts if rest > 0 else {"scorer: all": value}
+        if rest > 0:
+            found["scorer: the call in, the answer out"] = rest
+    return found
+
+
+def mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """By stage."""
+    return {name: statistics.mean(row[name] for row in rows) for name in rows[0]}
+
+
+@contextmanager
+def tracing(file: Path) -> Iterator[None]:
+    """Servers that start meanwhile trace every request into a file, whole once they have stopped."""
+    asked = ["mode=triton", f"triton,file={file}", "level=TIMESTAMPS", "rate=1", "count=-1"]
+
+    def with_trace(*arguments: Any, **more: Any) -> list[str]:
+        return [*tritonserver_flags(*arguments, **more), *(f"--trace-config={option}" for option in asked)]
+
+    with mock.patch.object(server_module, "tritonserver_flags", with_trace):
+        yield
+
+
+def ask(
+    server: Server, texts: Sequence[Text], calls: Sequence[TokenCall]
+) -> dict[str, list[tuple[int, int]]]:
+    """When the client asked and had its answer, by way in: nanoseconds of the monotonic clock."""
+    found: dict[str, list[tuple[int, int]]] = {"by text": [], "by ids": []}
+    with ScoreClient(server.grpc_url) as client:
+        for (query, items), call in zip(texts, calls, strict=True):
+            layout = unpack(call.input_ids, call.delimiter_indices)
+            ids = np.split(layout.tokens, layout.query_length + np.cumsum([0, *layout.item_lengths[:-1]]))
+            begin = time.monotonic_ns()
+            by_text = client.score(query, items, label_token_ids=LABELS, apply_softmax=True)
+            found["by text"].append((begin, time.monotonic_ns()))
+            lists = [part.tolist() for part in ids]
+            begin = time.monotonic_ns()
+            by_ids = client.score_ids(lists[0], lists[1:], LABELS, apply_softmax=True)
+            found["by ids"].append((begin, time.monotonic_ns()))
+            # The contract's tolerances; both ways meet the same forward.
+            if not np.abs(by_text.scores - by_ids.scores).max() <= 5e-3:
+                raise SystemExit("a call by text and by its ids got different scores")
+    return found
+
+
+def encode(checkpoint: Path, texts: Sequence[Text]) -> list[TokenCall]:
+    """The ids of each text's call, as the server makes them."""
+    labels = np.array(LABELS, np.int32)
+    asked = [TextCall(query, items, label_token_ids=labels) for query, items in texts]
+    found = []
+    for call in encode_calls(load_tokenizer(checkpoint), asked, Limits(), read_facts(checkpoint)):
+        if isinstance(call, RequestError):
+            raise call
+        found.append(call)
+    return found
+
+
+def main() -> int:
+    """Serve, trace, take apart; writes trace.json."""
+    options = parse()
+    device: Device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    options.out.mkdir(parents=True, exist_ok=True)
+    given = options.checkpoint or resolve()
+    count = WARM + (options.calls or CALLS[device])
+    texts = draw_texts(np.random.default_rng(0), SHAPES[device], count)
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint, log = given, Path(directory) / "trace.json"
+        if device == "cuda":
+            checkpoint = Path(directory) / "checkpoint"
+            checkpoint.mkdir()
+            checkpoints.write(checkpoint, device, given)
+        calls = encode(checkpoint, texts)
+        settings = ServeSettings(
+            model=str(checkpoint), models="tokenizer,scorer,score", device=device, query_cache_bytes=0,
+            http_port=0, grpc_port=0, metrics_port=0,
+        )  # fmt: skip
+        with tracing(log), Server(settings, options.out / "server-trace.log") as server:
+            triton = machine.triton_version(server.http_url)
+            asked = ask(server, texts, calls)
+        requests = read_trace(json.loads(log.read_text()))
+        score_options = ScoreOptions(apply_softmax=True)
+        parts = inside(
+            checkpoint,
+            device,
+            [
+                ScoreCall(unpack(call.input_ids, call.delimiter_indices), call.label_token_ids, score_options)
+                for call in calls
+            ],
+        )
+    rows = {}
+    for way, model in (("by text", "score"), ("by ids", "scorer")):
+        mine = [request for request in requests if request.model == model]
+        taken = [stages(request, *times) for request, times in zip(mine, asked[way], strict=True)]
+        rows[f"{way}, {SHAPES[device]}"] = split(mean(taken[WARM:]), parts)
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    found = {
+        "machine": machine.facts(gpu, None, triton, options.commit),
+        "calls": count - WARM,
+        "stages": rows,
+    }
+    (options.out / "trace.json").write_text(json.dumps(found, indent=1))
+    for name, row in rows.items():
+        print(name, " ".join(f"| {stage} {value:.2f}" for stage, value in row.items()), "ms")
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where trace.json goes")
+    parser.add_argument("--checkpoint", type=Path, help="a model, or on a GPU whose tokenizer is used")
+    parser.add_argument("--calls", type=int, help="of each way in")
+    parser.add_argument("--commit", help="what to record where there is no git history")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

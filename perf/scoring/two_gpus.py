@@ -1,0 +1,246 @@
+"""One server over all visible GPUs against one over the first of them: throughput in turn, and equal scores.
+
+usage: python -m perf.scoring.two_gpus --out DIR [--rounds N]
+
+Both servers run at once; only one of them has work at a time. Every answer is held against the first one to the
+same call, whichever server and device gave it; the scorer's counters tell which devices took part. Without a GPU,
+two instances on the CPU take the place of two GPUs, as a rehearsal whose numbers mean nothing. Exits with 1 if
+scores differ, or if a device had less than half of its share.
+"""
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hiscore.arrays import Float32
+from hiscore.launcher import Server
+from hiscore.launcher.devices import choose_device
+from hiscore.settings import ServeSettings
+from hiscore_client import ScoreClient
+from perf.loadgen import load_plan as plan
+from perf.loadgen.generator import Generator
+from perf.loadgen.score_check import check_control, together
+from perf.loadgen.scorer_calls import Ids, draw
+from perf.loadgen.window import Answers, Meter, Point, Window, WrongScores, items_by_device
+from perf.machine import facts as machine
+from perf.machine.gpu_sampler import GpuSampler, visible_gpus
+from perf.machine.interleave import interleave
+from perf.models import checkpoints
+
+# A call alone goes to whichever instance waits: asked so often, each device gives an answer of its own.
+MOST_ASKED = 40
+COUNTED_S = 5.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """in_flight: calls for each device; seconds: of one window."""
+
+    in_flight: int
+    seconds: float
+    rounds: int
+    alone: int
+    """Calls whose answers are compared device by device."""
+
+
+GPU = Sizes(in_flight=32, seconds=3, rounds=7, alone=4)
+CPU = Sizes(in_flight=4, seconds=2, rounds=3, alone=2)
+
+
+@contextmanager
+def visible(devices: str) -> Iterator[None]:
+    """CUDA_VISIBLE_DEVICES for a server that starts meanwhile."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+def two_instances(source: Path, target: Path) -> Path:
+    """A copy of the model repository whose scorer has two instances on one device, counted by their own names."""
+    shutil.copytree(source, target)
+    for file, old, new in (
+        ("config.pbtxt", "count: 1", "count: 2"),
+        ("1/model.py", '"device": str(self.scorer.device)', '"device": args["model_instance_name"]'),
+    ):
+        path = target / "scorer" / file
+        text = path.read_text()
+        if old not in text:
+            raise SystemExit(f"the scorer's {file} has no '{old}' to replace")
+        path.write_text(text.replace(old, new))
+    return target
+
+
+def answers_by_device(server: Server, call: Ids, devices: int) -> dict[str, Float32]:
+    """A call's scores from each device, float32 [items, labels]: asked alone until all have answered it."""
+    found: dict[str, Float32] = {}
+    with ScoreClient(server.grpc_url) as client:
+        for _ in range(MOST_ASKED):
+            before = items_by_device(server)
+            scores = together(client, call)
+            found.setdefault(_which_rose(server, before, len(call.items)), scores)
+            if len(found) == devices:
+                break
+    return found
+
+
+def _which_rose(server: Server, before: dict[str, int], items: int) -> str:
+    """The device that counted so many items; a batch is counted just after its answer has left."""
+    until = time.monotonic() + COUNTED_S
+    while time.monotonic() < until:
+        risen = {name: count - before.get(name, 0) for name, count in items_by_device(server).items()}
+        if sum(risen.values()) >= items:
+            (device,) = (name for name, count in risen.items() if count)
+            return device
+        time.sleep(0.005)
+    raise WrongScores("no device has counted the items of an answered call")
+
+
+def measure(
+    servers: dict[str, Server], gpu: GpuSampler, chosen: plan.Plan, sizes: Sizes, devices: int
+) -> dict[str, Any]:
+    """Throughput of both servers in turn, every answer checked; then answers device by device."""
+    calls = draw(np.random.default_rng(0), chosen.request, chosen.pool, chosen.vocabulary, chosen.labels)
+    messages = [call.message() for call in calls]
+    in_flight = {"one device": sizes.in_flight, "all devices": sizes.in_flight * devices}
+    answers = Answers()
+    points: list[Point] = []
+    with ExitStack() as stack:
+        meters, generators = {}, {}
+        for name, server in servers.items():
+            meters[name] = Meter(server, gpu, chosen.tolerance, points.append, answers)
+            generators[name] = stack.enter_context(Generator(server.grpc_url, messages))
+
+        def window(name: str) -> float:
+            asked = Window("closed", name, chosen.request, pool="calls", seconds=sizes.seconds)
+            load = partial(generators[name].closed_loop, in_flight[name], sizes.seconds)
+            return meters[name].window(asked, load).items_per_s
+
+        for name in servers:
+            check_control(generators[name].closed_loop(in_flight[name], sizes.seconds), chosen.tolerance)
+        before = items_by_device(servers["all devices"])
+        found = interleave({name: partial(window, name) for name in servers}, sizes.rounds)
+        after = items_by_device(servers["all devices"])
+    served = {device: count - before.get(device, 0) for device, count in after.items()}
+    for name, result in found.items():
+        print(
+            f"{name:12s} {result.value!s} items/s, {in_flight[name]} in flight, x {result.ratio!s}",
+            flush=True,
+        )
+    return {
+        "groups": {
+            "devices": {
+                "what": f"one of {devices} devices, or all of them",
+                "unit": "items a second",
+                "arms": {name: asdict(result) for name, result in found.items()},
+            }
+        },
+        "items_by_device": served,
+        "largest_difference": max(point.max_difference for point in points),
+        "alone": compare_devices(servers["all devices"], calls[: sizes.alone], devices, chosen.tolerance),
+    }
+
+
+def compare_devices(server: Server, calls: list[Ids], devices: int, tolerance: float) -> dict[str, Any]:
+    """The largest difference between devices over some calls; which of them answered; the neighbour's as control.
+
+    Raises:
+        WrongScores: devices disagree, or items differ so little that it would not show.
+    """
+    largest, control = 0.0, 0.0
+    answered: set[str] = set()
+    for call in calls:
+        scores = answers_by_device(server, call, devices)
+        first = next(iter(scores.values()))
+        control = max(control, float(np.abs(first - np.roll(first, 1, axis=0)).max()))
+        largest = max(largest, *(float(np.abs(other - first).max()) for other in scores.values()))
+        answered |= scores.keys()
+    if control < 4 * tolerance:
+        raise WrongScores(f"items differ by {control:.2g} only: the check could not see a mistake")
+    if largest > tolerance:
+        raise WrongScores(f"devices differ by {largest:.2g} in the score of a call")
+    return {"largest_difference": largest, "control": control, "devices": sorted(answered)}
+
+
+def main() -> int:
+    """Prepare, serve twice, measure; writes two_gpus.json."""
+    logging.basicConfig(level=logging.WARNING)
+    options = parse()
+    device, _ = choose_device("auto")
+    chosen, sizes = (plan.CPU, CPU) if device == "cpu" else (plan.GPU, GPU)
+    sizes = replace(sizes, rounds=options.rounds or sizes.rounds)
+    names = visible_gpus() if device == "cuda" else ["first", "second"]
+    if len(names) < 2:
+        raise SystemExit(f"{len(names)} GPU is visible, two or more are needed")
+    begin = time.perf_counter()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu, ExitStack() as stack:
+        checkpoints.write(Path(directory) / "checkpoint", device, None)
+        settings = ServeSettings(
+            model=f"{directory}/checkpoint", models="scorer", device=device, query_cache_bytes=0,
+            http_port=0, grpc_port=0, metrics_port=0,
+        )  # fmt: skip
+        several = settings
+        if device == "cpu":
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            doubled = two_instances(settings.model_repository, Path(directory) / "models")
+            several = settings.model_copy(update={"model_repository": doubled})
+        with visible(names[0]) if device == "cuda" else nullcontext():
+            one = stack.enter_context(Server(settings, options.out / "server-one.log"))
+        every = stack.enter_context(Server(several, options.out / "server-all.log"))
+        triton = machine.triton_version(one.http_url)
+        results = measure({"one device": one, "all devices": every}, gpu, chosen, sizes, len(names))
+    results |= {
+        "machine": machine.facts(gpu.device, gpu.driver, triton, options.commit),
+        "sizes": asdict(sizes),
+        "seconds": time.perf_counter() - begin,
+    }
+    (options.out / "two_gpus.json").write_text(json.dumps(results, indent=1))
+    print(f"items by device {results['items_by_device']}; device by device {results['alone']}")
+    return verdict(results, len(names))
+
+
+def verdict(results: dict[str, Any], devices: int) -> int:
+    """1 if a device had less than half of its share under load, or never answered a call alone."""
+    served = results["items_by_device"]
+    fair = sum(served.values()) / devices
+    if len(served) != devices or min(served.values()) < fair / 2:
+        print(f"FAILED: of {devices} devices not all had their share")
+        return 1
+    if len(results["alone"]["devices"]) != devices:
+        print("FAILED: not every device answered a call alone, so their scores were not compared one by one")
+        return 1
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where two_gpus.json and the logs go")
+    parser.add_argument("--rounds", type=int, help="how often each server is loaded")
+    parser.add_argument("--commit", help="what to record where there is no git history")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""`make bench`: steps run by themselves, one that fails stops no other, and stands in the report."""
+
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from perf import bench, bench_steps
+from perf import bench_process as bench_run
+from perf.bench_steps import Given, Step, lacks
+from perf.machine import facts as machine
+from perf.scoring.trace import read_trace, split, stages
+
+RECORDED = Path(__file__).parents[3] / "perf/results/h200/forward.json"
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps run two modules that need no model."""
+    monkeypatch.setitem(bench_steps.MODULES, "compare", "compare")
+    monkeypatch.setitem(bench_steps.MODULES, "page", "report.page")
+
+
+def steps(out: Path) -> list[Step]:
+    same = Step("a good one", "compare", (str(RECORDED), str(RECORDED)), 5)
+    lost = Step("a lost one", "page", (str(out / "nowhere"),), 5)
+    return [lost, same]
+
+
+def test_a_failed_step_stops_no_other_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
+    monkeypatch.setattr(bench_steps, "cpu", lambda given: steps(given.out))
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
+    assert bench.main() == 1
+    done = json.loads((tmp_path / "bench.json").read_text())["steps"]
+    assert [(step["name"], step["code"]) for step in done] == [("a lost one", 1), ("a good one", 0)]
+    assert "holds no result" in (tmp_path / "logs/a-lost-one.txt").read_text()
+    html = (tmp_path / "report.html").read_text()
+    assert "<p class=failed>FAILED: a lost one" in html
+    assert "a good one" not in html
+
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "compare"])
+    assert bench.main() == 0
+    # What an earlier run left in the directory still stands there.
+    assert "<p class=failed>FAILED: a lost one" in (tmp_path / "report.html").read_text()
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "compar"])
+    assert bench.main() == 2
+
+
+def test_every_step_is_a_module_of_perf(tmp_path: Path) -> None:
+    given = Given(tmp_path, tmp_path, tmp_path)
+    every = [*bench_steps.cpu(given), *bench_steps.gpu(given, 2)]
+    assert {step.measurement for step in every} >= {
+        "serving",
+        "text_cost",
+        "ablations",
+        "decode",
+        "quality",
+        "quality_served",
+        "decode_serving",
+        "score_load",
+        "two_gpus",
+    }
+    assert all(find_spec(step.module) for step in every)
+    names = [step.name for step in bench_steps.gpu(given, 2)]
+    assert len(set(names)) == len(names)  # a name is a log file
+    assert "several GPUs" not in [step.name for step in bench_steps.gpu(given, 1)]
+
+
+def test_a_step_that_is_interrupted_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").mkdir()
+    started: list[Any] = []
+    popen = bench_run.subprocess.Popen
+    monkeypatch.setattr(
+        bench_run.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+    )
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_run.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt), Progress(console=Console(quiet=True)) as progress:
+        bench_run.run(Step("slow", "quality", ("--help",), 60), tmp_path, progress)
+    assert started[0].returncode is not None
+
+
+def test_a_step_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file to read that nobody writes; the step after it still runs."""
+    os.mkfifo(tmp_path / "never.json")
+    hanging = Step("a hanging one", "compare", (str(tmp_path / "never.json"), str(RECORDED)), 0.0)
+    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
+    monkeypatch.setattr(bench_run, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(bench_steps, "cpu", lambda given: [hanging, steps(given.out)[1]])
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out")])
+    # The other one has all the time that it needs.
+    monkeypatch.setattr(bench_run, "PATIENCE", 100.0)
+    assert bench.main() == 1
+    done = json.loads((tmp_path / "out/bench.json").read_text())["steps"]
+    assert [step["code"] for step in done] == [bench_run.TIMED_OUT, 0]
+    assert "stopped after" in (tmp_path / "out/logs/a-hanging-one.txt").read_text()
+
+
+def test_what_does_not_fit_is_not_begun_and_is_done_when_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = Step("a long one", "compare", (str(RECORDED), str(RECORDED)), 50_000)
+    short = steps(tmp_path)[1]
+    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
+    monkeypatch.setattr(bench_steps, "cpu", lambda given: [short, long])
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--minutes", "500"])
+    assert bench.main() == 1
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert [step["name"] for step in record["steps"]] == ["a good one"]
+    assert record["not_run"][0].startswith("a long one: it needs 50000 s")
+    assert "Not run: a long one" in (tmp_path / "report.html").read_text()
+
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--resume"])
+    started: list[str] = []
+    run = bench_run.run
+    monkeypatch.setattr(bench, "run", lambda step, *more: started.append(step.name) or run(step, *more))
+    assert bench.main() == 0
+    assert started == ["a long one"]
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert [step["name"] for step in record["steps"]] == ["a good one", "a long one"]
+
+
+def test_an_interrupt_leaves_a_record_and_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(step: Step, *_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
+    monkeypatch.setattr(bench_steps, "cpu", lambda given: steps(given.out))
+    monkeypatch.setattr(bench, "run", interrupted)
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
+    assert bench.main() == 1
+    (step,) = json.loads((tmp_path / "bench.json").read_text())["steps"]
+    assert (step["name"], step["code"]) == ("a lost one", bench.INTERRUPTED)
+    assert (tmp_path / "report.html").exists()
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    every = bench_steps.gpu(Given(tmp_path, None, None), 1)
+    named = {step.measurement for step in every if lacks(step, Given(tmp_path, None, None))}
+    assert named == {"quality", "quality_served", "score_load", "serving", "trace", "text_cost", "cpu_cost"}
+    with_tokenizer = {step.measurement for step in every if lacks(step, Given(tmp_path, None, tmp_path))}
+    assert with_tokenizer == {"quality", "quality_served"}
+    assert not any(lacks(step, Given(tmp_path, tmp_path, tmp_path)) for step in every)
+
+
+def test_a_result_names_no_directory_of_the_machine(tmp_path: Path) -> None:
+    asked = ["python", "-m", "perf.scoring.serving", "--out", str(tmp_path), "--rates", "1,2", "a/b"]
+    assert machine.shown(asked) == f"python -m perf.scoring.serving --out {tmp_path.name} --rates 1,2 a/b"
+
+
+def test_results_go_where_none_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    first = bench.directory_for("Intel(R) Xeon(R) CPU @ 2.20GHz")
+    assert first.name.startswith("intel-xeon-cpu-2-20ghz-2")
+    first.mkdir()
+    assert bench.directory_for("Intel(R) Xeon(R) CPU @ 2.20GHz").name == f"{first.name}-2"
+
+
+def entries() -> list[dict[str, Any]]:
+    """What Triton writes for one call of `score`, then one of `scorer`: children before their parent."""
+
+    def stamps(number: int, **times: int) -> list[dict[str, Any]]:
+        return [
+            {"id": number, "timestamps": [{"name": name, "ns": ns * 1_000_000}]} for name, ns in times.items()
+        ]
+
+    return [
+        {"id": 3, "model_name": "scorer", "parent_id": 1},
+        {"id": 2, "model_name": "tokenizer", "parent_id": 1},
+        {"id": 1, "model_name": "score"},
+        *stamps(1, GRPC_WAITREAD_END=12, REQUEST_START=13, INFER_RESPONSE_COMPLETE=40),
+        *stamps(2, REQUEST_START=14, COMPUTE_START=15, REQUEST_END=20),
+        *stamps(3, REQUEST_START=21, COMPUTE_START=23, COMPUTE_END=24),
+        {"id": 4, "model_name": "scorer"},
+        *stamps(4, GRPC_WAITREAD_END=52, REQUEST_START=53, COMPUTE_START=54, INFER_RESPONSE_COMPLETE=70),
+    ]
+
+
+def test_stages_follow_each_other_from_asking_to_answer() -> None:
+    by_text, by_ids = read_trace(entries())
+    assert (by_text.model, by_ids.model) == ("score", "scorer")
+    found = stages(by_text, 10_000_000, 45_000_000)
+    assert list(found.values()) == [2, 3, 6, 2, 17, 5]
+    assert found["tokenizer, and the hop from it"] == 6
+    assert sum(stages(by_ids, 50_000_000, 72_000_000).values()) == 22
+    with pytest.raises(ValueError, match="not of this call"):
+        stages(by_ids, 10_000_000, 45_000_000)
+
+
+def test_the_scorer_is_taken_apart_where_its_parts_fit() -> None:
+    measured = {"before": 1.0, "scorer": 10.0, "after": 2.0}
+    parts = {"scorer: pack and plan": 1.0, "scorer: forward": 7.0}
+    found = split(measured, parts)
+    assert list(found) == ["before", *parts, "scorer: the call in, the answer out", "after"]
+    assert sum(found.values()) == sum(measured.values())
+    assert split(measured, {"scorer: forward": 11.0}) == {"before": 1.0, "scorer: all": 10.0, "after": 2.0}

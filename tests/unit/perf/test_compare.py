@@ -1,0 +1,125 @@
+"""The regression check: what moved is told from what did not, in the right direction."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perf import compare
+from perf.compare import NotComparable, numbers
+
+RECORDED = Path(__file__).parents[3] / "perf/results/h200"
+
+
+def ablation(ratio: float, width: float = 0.01) -> dict[str, Any]:
+    """A file of perf.scoring.ablations with one ratio."""
+    base = {"value": {}, "ratio": {"median": 1.0, "low": 1.0, "high": 1.0}}
+    other = {"value": {}, "ratio": {"median": ratio, "low": ratio - width, "high": ratio + width}}
+    return {"groups": {"overlap": {"arms": {"on": base, "off": other}}}}
+
+
+def changes(old: Any, new: Any, noise: float | None = None) -> dict[str, compare.Change]:
+    return {change.name: change for change in compare.compare(numbers(old, noise), numbers(new, noise))}
+
+
+@pytest.mark.parametrize("name", ["forward.json", "forward-fp8.json", "serving.json"])
+def test_a_recorded_run_equals_itself_and_a_slower_one_is_seen(name: str) -> None:
+    old = json.loads((RECORDED / name).read_text())
+    same = changes(old, old)
+    assert len(same) >= 27
+    assert not any(change.moved for change in same.values())
+
+    slower = copy.deepcopy(old)
+    if name == "serving.json":
+        point = next(p for p in slower["points"] if p["name"] == "32 in flight")
+        point["items_per_s"] *= 0.9
+        changed = "32 in flight: items/s"
+    else:
+        slower["1 x (120 + 10 x 180)"]["gpu_ms"] *= 1.1
+        changed = "1 x (120 + 10 x 180): gpu_ms"
+    assert [name for name, change in changes(old, slower).items() if change.worse] == [changed]
+    back = changes(slower, old)
+    assert [name for name, change in back.items() if change.moved] == [changed]
+    assert not any(change.worse for change in back.values())
+
+
+def test_streams_and_times_by_token_are_compared() -> None:
+    times = dict.fromkeys(("mean", "p50", "p99"), 10.0)
+    window = {"group": "sweep", "name": "4 at once", "output_tokens_per_s": 100.0}
+    old = {"windows": [{**window, **{name: dict(times) for name in ("ttft", "tpot", "itl")}}]}
+    slower, fewer = copy.deepcopy(old), copy.deepcopy(old)
+    slower["windows"][0]["tpot"]["mean"] = 11.0
+    fewer["windows"][0]["output_tokens_per_s"] = 90.0
+    assert [name for name, change in changes(old, slower).items() if change.worse] == ["4 at once: tpot mean"]
+    assert [name for name, change in changes(old, fewer).items() if change.worse] == ["4 at once: tokens/s"]
+    assert not any(change.moved for change in changes(old, old).values())
+    # A Poisson window's rate is another in every run.
+    old["windows"].append({**old["windows"][0], "group": "poisson"})
+    assert len(changes(old, old)) == 7
+
+    ablations = json.loads((RECORDED / "ablations.json").read_text())
+    assert not any(change.moved for change in changes(ablations, ablations).values())
+    decoded = json.loads((RECORDED / "decode-qwen3-0.6b.json").read_text())
+    later = copy.deepcopy(decoded)
+    later["groups"]["backup"]["ring"]["tpot_ms"] *= 1.1
+    assert [name for name, change in changes(decoded, later).items() if change.moved] == [
+        "backup: ring, ms a token"
+    ]
+
+
+def test_a_ratio_moves_when_its_interval_leaves_the_old_one() -> None:
+    assert not changes(ablation(1.20), ablation(1.17))[
+        "overlap: off"
+    ].moved  # intervals overlap, noise included
+    assert changes(ablation(1.20), ablation(1.10))["overlap: off"].worse
+    better = changes(ablation(1.20), ablation(1.30))["overlap: off"]
+    assert better.moved
+    assert not better.worse
+    # The same medians with wide intervals of their own are no news.
+    assert not changes(ablation(1.20, 0.1), ablation(1.10, 0.1))["overlap: off"].moved
+
+
+@given(st.floats(0.1, 1e4), st.floats(0.001, 0.5), st.floats(0.5, 2.0))
+def test_a_plain_number_moves_beyond_the_noise_and_not_before(
+    value: float, noise: float, factor: float
+) -> None:
+    name, batch = "b: gpu_ms", {"launch_ms": 1.0, "total_ms": 1.0}
+    found = changes({"b": {"gpu_ms": value, **batch}}, {"b": {"gpu_ms": value * factor, **batch}}, noise)[
+        name
+    ]
+    assert found.ratio == pytest.approx(factor)
+    beyond = factor / (1 + noise), 1 / factor / (1 + noise)
+    if max(beyond) < 1 - 1e-9:
+        assert not found.moved
+    elif max(beyond) > 1 + 1e-9:
+        assert found.moved
+        assert found.worse == (factor > 1)
+
+
+def test_what_is_missing_is_worse_and_other_kinds_are_refused() -> None:
+    old, new = ablation(1.2), ablation(1.2)
+    old["groups"]["head"] = old["groups"]["overlap"]
+    assert [name for name, change in changes(old, new).items() if change.worse] == ["head: off (missing)"]
+    forward = json.loads((RECORDED / "forward.json").read_text())
+    with pytest.raises(NotComparable, match="in common"):
+        changes(old, forward)
+    for nothing in ({}, [], {"points": []}):
+        with pytest.raises(NotComparable, match="no results"):
+            numbers(nothing)
+
+
+@pytest.mark.parametrize(("ratio", "code"), [(1.2, 0), (1.0, 1), (1.5, 0)])
+def test_the_exit_code_says_worse(
+    ratio: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, results in (("old", ablation(1.2)), ("new", ablation(ratio))):
+        (tmp_path / name).write_text(json.dumps(results))
+    monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "old"), str(tmp_path / "new")])
+    assert compare.main() == code
+    monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "old"), str(tmp_path / "none")])
+    assert compare.main() == 2
