@@ -10,7 +10,7 @@ import numpy as np
 from hiscore.arrays import Int32
 from hiscore.decoding.pages import PagePool
 from hiscore.decoding.sequence import DecodeCall, Sequence
-from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE, Geometry
+from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE_SIZE, CacheConfig
 from hiscore.errors import RequestError
 
 
@@ -32,19 +32,19 @@ class Release:
     device: Int32
 
 
-def needs_of(call: DecodeCall, staged: int, geometry: Geometry) -> Needs:
+def needs_of(call: DecodeCall, staged: int, cache_config: CacheConfig) -> Needs:
     """What a call needs that comes in by way of `staged` tokens in the staging pool."""
-    pages = -(-(len(call.prompt) + call.options.max_tokens) // geometry.page)
-    if geometry.dense:
+    pages = -(-(len(call.prompt) + call.options.max_tokens) // cache_config.page_size)
+    if cache_config.dense:
         device = 0
     elif call.options.sparse:
-        device = min(pages, geometry.lru_pages + geometry.ring_pages)
+        device = min(pages, cache_config.lru_pages + cache_config.ring_pages)
     else:
         device = pages
-    return Needs(pages, device, -(-staged // STAGING_PAGE))
+    return Needs(pages, device, -(-staged // STAGING_PAGE_SIZE))
 
 
-def check_fits(call: DecodeCall, geometry: Geometry) -> None:
+def check_fits(call: DecodeCall, cache_config: CacheConfig) -> None:
     """Refuse what could never start.
 
     Raises:
@@ -52,30 +52,30 @@ def check_fits(call: DecodeCall, geometry: Geometry) -> None:
     """
     prompt, generated = len(call.prompt), call.options.max_tokens
     asked = f"the prompt of {prompt} tokens and max_tokens {generated} make {prompt + generated} tokens"
-    if prompt + generated > geometry.context_length:
-        raise RequestError(f"{asked}: the context holds {geometry.context_length}")
-    needs = needs_of(call, prompt, geometry)
-    if needs.host > geometry.host_pages:
+    if prompt + generated > cache_config.context_length:
+        raise RequestError(f"{asked}: the context holds {cache_config.context_length}")
+    needs = needs_of(call, prompt, cache_config)
+    if needs.host > cache_config.host_pages:
         raise RequestError(
-            f"{asked}: the host's pool holds {geometry.host_pages * geometry.page} (HOST_KV_BYTES)"
+            f"{asked}: the host's pool holds {cache_config.host_pages * cache_config.page_size} (HOST_KV_BYTES)"
         )
-    if needs.device > geometry.device_pages:
-        room = geometry.device_pages * geometry.page
+    if needs.device > cache_config.device_pages:
+        room = cache_config.device_pages * cache_config.page_size
         hint = "" if call.options.sparse else " and parameter 'sparse' is false"
         raise RequestError(f"{asked}{hint}: the device's pool holds {room} (DEVICE_KV_BYTES)")
-    if needs.staging > geometry.staging_pages:
-        room = geometry.staging_pages * STAGING_PAGE
+    if needs.staging > cache_config.staging_pages:
+        room = cache_config.staging_pages * STAGING_PAGE_SIZE
         raise RequestError(f"the prompt has {prompt} tokens: at most {room} can be prefilled")
 
 
 class Pools:
     """The indices of sequences and the pages of all pools."""
 
-    def __init__(self, geometry: Geometry) -> None:
-        self.seq_indices = PagePool(geometry.max_sequences)
-        self.host = PagePool(geometry.host_pages)
-        self.device = PagePool(geometry.device_pages)
-        self.staging = PagePool(geometry.staging_pages)
+    def __init__(self, cache_config: CacheConfig) -> None:
+        self.seq_indices = PagePool(cache_config.max_sequences)
+        self.host = PagePool(cache_config.host_pages)
+        self.device = PagePool(cache_config.device_pages)
+        self.staging = PagePool(cache_config.staging_pages)
 
     def fit(self, needs: Needs, without: Sequence | None = None) -> bool:
         """Whether all that is needed is free, or would be if the sequence `without` were preempted."""

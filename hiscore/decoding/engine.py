@@ -20,7 +20,7 @@ from hiscore.decoding.scheduler import Plan, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Stage
 from hiscore.decoding.stats import EngineStats, Tally
 from hiscore.decoding.stop_strings import Detokenizer, StreamEnd
-from hiscore.decoding.worker.interface import NOT_FINITE, Launched, Worker
+from hiscore.decoding.worker.interface import NOT_FINITE, PendingForward, Worker
 from hiscore.errors import Code, RequestError, visible
 
 __all__ = ["DecodeCall", "DecodeEngine", "EngineStats", "Output"]
@@ -40,7 +40,7 @@ class InFlight:
     prompt_tokens: how many a prefill reads; none: it is a step.
     """
 
-    launched: Launched
+    launched: PendingForward
     sequences: list[Sequence]
     sampled: list[Sequence]
     prompt_tokens: int = 0
@@ -68,8 +68,8 @@ class DecodeEngine:
     ) -> None:
         self._worker, self._emit, self._failed, self._died = worker, emit, failed, died
         self._detokenizer, self._eos_ids, self._max_queue = detokenizer, eos_ids, max_queue
-        self._geometry = worker.geometry
-        self._scheduler = Scheduler(self._geometry, quantum)
+        self._cache_config = worker.cache_config
+        self._scheduler = Scheduler(self._cache_config, quantum)
         self._tally = Tally()
         self._live: dict[int, Sequence] = {}  # by the id of reply_to
         self._deadlines: list[tuple[float, int]] = []  # a heap of these ids
@@ -77,7 +77,7 @@ class DecodeEngine:
         self._changed = threading.Condition()  # guards the six below
         self._arrived: list[Sequence] = []
         self._cancelled: list[Any] = []
-        self._room = max_queue + self._geometry.max_sequences
+        self._room = max_queue + self._cache_config.max_sequences
         self._full = 0
         self._closing = False
         self._dead = False
@@ -90,7 +90,7 @@ class DecodeEngine:
         Raises:
             RequestError: it could never fit (INVALID_ARG), or there is no room for it (UNAVAILABLE).
         """
-        check_fits(call, self._geometry)
+        check_fits(call, self._cache_config)
         detokenizer = self._detokenizer() if self._detokenizer else None
         sequence = Sequence(call, reply_to, StreamEnd(call.options, self._eos_ids, detokenizer))
         with self._changed:
@@ -120,7 +120,7 @@ class DecodeEngine:
 
     def stats(self) -> EngineStats:
         """What it has done and holds, from any thread."""
-        return replace(self._tally.snapshot(self._scheduler, self._geometry), full=self._full)
+        return replace(self._tally.snapshot(self._scheduler, self._cache_config), full=self._full)
 
     def _run(self) -> None:
         try:
@@ -229,7 +229,7 @@ class DecodeEngine:
                     with self._concerning([sequence]):
                         self._receive(sequence, token)
                         sent += 1
-            self._tally.add(result, self._geometry, sent, entry.prompt_tokens)
+            self._tally.add(result, self._cache_config, sent, entry.prompt_tokens)
 
     def _receive(self, sequence: Sequence, token: int) -> None:
         if token == NOT_FINITE:

@@ -19,7 +19,14 @@ import numpy as np
 from hiscore.decoding.batch import sampling_of, step_rows
 from hiscore.decoding.block_manager import Needs, Pools, Release, needs_of
 from hiscore.decoding.sequence import Sequence, Stage
-from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE, Chunk, Geometry, Sampling, StepRows
+from hiscore.decoding.worker.interface import (
+    NO_PAGES,
+    STAGING_PAGE_SIZE,
+    CacheConfig,
+    DecodeBatch,
+    PrefillChunk,
+    SamplingBatch,
+)
 
 MOST_OVERTAKEN = 16
 # So many from the front of the queue are looked at in each iteration.
@@ -32,16 +39,16 @@ class Plan:
 
     releases: list[Release] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
-    rows: StepRows | None = None
+    rows: DecodeBatch | None = None
     """One row for each of `running`, if there are any."""
     restored: list[Sequence] = field(default_factory=list)
     """To be copied back into staging."""
     prefilling: list[Sequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[PrefillChunk] = field(default_factory=list)
     """One for each of `prefilling`."""
     filled: list[Sequence] = field(default_factory=list)
     """Those whose last chunk is among them."""
-    sampling: Sampling | None = None
+    sampling: SamplingBatch | None = None
     """One row for each of `filled`; None if nothing is prefilled."""
     admitted: list[Sequence] = field(default_factory=list)
 
@@ -53,10 +60,10 @@ class Scheduler:
     never.
     """
 
-    def __init__(self, geometry: Geometry, quantum: int) -> None:
-        self.pools = Pools(geometry)
+    def __init__(self, cache_config: CacheConfig, quantum: int) -> None:
+        self.pools = Pools(cache_config)
         self.preemptions = 0
-        self._geometry = geometry
+        self._cache_config = cache_config
         self._quantum = quantum
         self._at: dict[Stage, dict[Sequence, None]] = {
             stage: {} for stage in Stage if stage is not Stage.GONE
@@ -146,7 +153,7 @@ class Scheduler:
 
     def _prefill(self, plan: Plan) -> None:
         """Hand a forward's tokens out to the prompts that are not filled."""
-        budget = self._geometry.chunk
+        budget = self._cache_config.prefill_token_budget
         oldest = next(iter(self._at[Stage.PREFILLING]), None)
         sure = min(oldest.unfilled, (budget + 1) // 2) if oldest else 0
         budget -= sure
@@ -167,7 +174,9 @@ class Scheduler:
         # Nothing will read the keys and values of a sequence that ends with its first token.
         host = sequence.host if options.max_tokens > 1 else NO_PAGES
         plan.chunks.append(
-            Chunk(sequence.seq_index, tokens_of, start, sequence.staging, host, last, not options.sparse)
+            PrefillChunk(
+                sequence.seq_index, tokens_of, start, sequence.staging, host, last, not options.sparse
+            )
         )
         sequence.prefilled = end
         sequence.in_flight += 1
@@ -195,7 +204,7 @@ class Scheduler:
             self._move(max(able, key=lambda sequence: sequence.ran), Stage.LEAVING)
 
     def _may_preempt(self, sequence: Sequence, needs: Needs) -> bool:
-        can_come_back = sequence.length <= self._geometry.staging_pages * STAGING_PAGE
+        can_come_back = sequence.length <= self._cache_config.staging_pages * STAGING_PAGE_SIZE
         return sequence.ran >= self._quantum and can_come_back and self.pools.fit(needs, without=sequence)
 
     def _waiting(self) -> Iterator[Sequence]:
@@ -205,8 +214,8 @@ class Scheduler:
 
     def _needs(self, sequence: Sequence) -> Needs:
         if sequence.stage is Stage.PREEMPTED:
-            return replace(needs_of(sequence.call, sequence.length, self._geometry), host=0)
-        return needs_of(sequence.call, len(sequence.call.prompt), self._geometry)
+            return replace(needs_of(sequence.call, sequence.length, self._cache_config), host=0)
+        return needs_of(sequence.call, len(sequence.call.prompt), self._cache_config)
 
     def _give_back(self, sequence: Sequence, releases: list[Release]) -> None:
         """What leaves for good gives all back; the others are preempted, and go to the back of the queue."""

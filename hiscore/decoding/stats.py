@@ -5,7 +5,7 @@ from typing import Literal
 
 from hiscore.decoding.scheduler import Scheduler
 from hiscore.decoding.sequence import Stage
-from hiscore.decoding.worker.interface import Geometry, StepResult
+from hiscore.decoding.worker.interface import CacheConfig, ForwardResult
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Tally:
 
     total: EngineStats = field(default_factory=EngineStats)
 
-    def add(self, result: StepResult, geometry: Geometry, tokens: int, prompt_tokens: int) -> None:
+    def add(self, result: ForwardResult, cache_config: CacheConfig, tokens: int, prompt_tokens: int) -> None:
         """Count what a launch gave, of which so many tokens were sent; without prompt_tokens it was a step."""
         t, is_step = self.total, not prompt_tokens
         self.total = replace(
@@ -62,20 +62,20 @@ class Tally:
             tokens=t.tokens + tokens,
             prompt_tokens=t.prompt_tokens + prompt_tokens,
             step_seconds=t.step_seconds + (result.seconds if is_step else 0.0),
-            backed_up_tokens=t.backed_up_tokens + result.backed_up,
+            backed_up_tokens=t.backed_up_tokens + result.offloaded_tokens,
             hits=t.hits + result.hits,
             misses=t.misses + result.misses,
-            swap_in_rows=t.swap_in_rows + result.misses * geometry.page,
-            captured=t.captured + result.captured,
+            swap_in_rows=t.swap_in_rows + result.misses * cache_config.page_size,
+            captured=t.captured + result.captured_mass,
             captured_rows=t.captured_rows + result.captured_rows,
-            backup_lag=result.backup_lag,
+            backup_lag=result.offload_lag,
         )
 
     def turn_away(self, reason: Literal["late", "cancelled"]) -> None:
         """Count a call that ended in the queue."""
         self.total = replace(self.total, **{reason: getattr(self.total, reason) + 1})
 
-    def snapshot(self, scheduler: Scheduler, geometry: Geometry) -> EngineStats:
+    def snapshot(self, scheduler: Scheduler, cache_config: CacheConfig) -> EngineStats:
         """The counters, and what the scheduler holds now."""
         pools, count = scheduler.pools, scheduler.count
         return replace(
@@ -86,6 +86,6 @@ class Tally:
             running=count(Stage.RUNNING),
             preempted=count(Stage.PREEMPTED),
             backup_lag=self.total.backup_lag if pools.seq_indices.used else 0,
-            host_rows=pools.host.used * geometry.page,
-            device_rows=pools.device.used * geometry.page,
+            host_rows=pools.host.used * cache_config.page_size,
+            device_rows=pools.device.used * cache_config.page_size,
         )

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hiscore.decoding.kv_cache.sizing import Memory
-from hiscore.decoding.worker.interface import STAGING_PAGE
+from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE
 from hiscore.settings import CacheSettings
 from perf.decoding.device_bytes import model_shape, request_bytes, slot_bytes
 from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, dtype, shared_weights
@@ -34,7 +34,7 @@ TARGET = 2.5
 def budget(config: dict[str, Any], load: Load, fit: int) -> int:
     """Bytes that staging and so many dense streams of the load take."""
     model = model_shape(config, load.context)
-    staging = -(-load.context // STAGING_PAGE) * STAGING_PAGE * slot_bytes(model, dtype())
+    staging = -(-load.context // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE * slot_bytes(model, dtype())
     one = request_bytes(model, CacheSettings(selector="dense"), load.context, dtype())
     return staging + fit * sum(one.values())
 

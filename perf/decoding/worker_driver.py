@@ -13,13 +13,13 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.decoding.worker.interface import (
-    STAGING_PAGE,
+    STAGING_PAGE_SIZE,
     Admission,
-    Chunk,
-    Launched,
-    Sampling,
-    StepResult,
-    StepRows,
+    DecodeBatch,
+    ForwardResult,
+    PendingForward,
+    PrefillChunk,
+    SamplingBatch,
 )
 from hiscore.decoding.worker.worker import CacheWorker
 
@@ -47,7 +47,7 @@ class Driver:
         full: bool = False,
         staged: Sequence[Staged] | None = None,
     ) -> None:
-        self._worker, self._geometry = worker, worker.geometry
+        self._worker, self._cache_config = worker, worker.cache_config
         self.logits: Tensor
         """Of the newest forward: float32 [R, vocabulary], R = 1 at the end of a prompt."""
         self._watch()
@@ -66,7 +66,7 @@ class Driver:
         vocabulary = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
         rng = np.random.default_rng(0)
         prompts = [rng.integers(0, vocabulary, length).astype(np.int32) for length in lengths]
-        return cls(worker, prompts, worker.geometry.context_length - max(lengths))
+        return cls(worker, prompts, worker.cache_config.context_length - max(lengths))
 
     def steps(self, count: int) -> float:
         """Launch so many steps, each fed with the sample of the one before, and wait for the last: ms a step."""
@@ -82,7 +82,7 @@ class Driver:
             fed = self._worker._runner.fed
             fed[: len(tokens)] = torch.from_numpy(tokens).to(fed.device)
         _synchronize()
-        self.result: StepResult = self._launch().result()
+        self.result: ForwardResult = self._launch().result()
         return self.logits
 
     def release(self) -> None:
@@ -92,22 +92,22 @@ class Driver:
                 time.sleep(0.001)
             self._worker.release(seq_index, np.empty(0, np.int32), np.empty(0, np.int32))
 
-    def _launch(self) -> Launched:
-        rows = StepRows(self.seq_indices, self.lengths.copy(), greedy(len(self.seq_indices)))
+    def _launch(self) -> PendingForward:
+        batch = DecodeBatch(self.seq_indices, self.lengths.copy(), greedy(len(self.seq_indices)))
         self.lengths += 1
-        return self._worker.step(rows)
+        return self._worker.step(batch)
 
     def _begin(self, seq_index: int, prompt: Int32, room: int, full: bool, staged: Staged | None) -> Staged:
-        worker, g = self._worker, self._geometry
-        staging = np.arange(-(-len(prompt) // STAGING_PAGE), dtype=np.int32)
-        pages = -(-(len(prompt) + room) // g.page)
+        worker, g = self._worker, self._cache_config
+        staging = np.arange(-(-len(prompt) // STAGING_PAGE_SIZE), dtype=np.int32)
+        pages = -(-(len(prompt) + room) // g.page_size)
         host = np.arange(self._host, self._host + pages, dtype=np.int32)
         owned = 0 if g.dense else pages if full else min(pages, g.lru_pages + g.ring_pages)
         places = np.arange(self._device, self._device + owned, dtype=np.int32)
         self._host, self._device = self._host + pages, self._device + owned
         if self._host > g.host_pages or self._device > g.device_pages:
             raise ValueError(f"{seq_index + 1} streams do not fit into the worker's pools")
-        whole = Chunk(seq_index, prompt, 0, staging, host, True, full)
+        whole = PrefillChunk(seq_index, prompt, 0, staging, host, True, full)
         if staged is None:
             staged = self._prefill(whole)
         else:
@@ -120,11 +120,11 @@ class Driver:
             time.sleep(0.001)
         return staged
 
-    def _prefill(self, whole: Chunk) -> Staged:
-        for start in range(0, whole.end, self._geometry.chunk):
-            part = whole.tokens[start : start + self._geometry.chunk]
-            chunk = replace(whole, tokens=part, start=start, last=start + len(part) == whole.end)
-            self._worker.prefill([chunk], greedy(int(chunk.last))).result()
+    def _prefill(self, whole: PrefillChunk) -> Staged:
+        for start in range(0, whole.end, self._cache_config.prefill_token_budget):
+            part = whole.tokens[start : start + self._cache_config.prefill_token_budget]
+            chunk = replace(whole, tokens=part, start=start, is_last=start + len(part) == whole.end)
+            self._worker.prefill([chunk], greedy(int(chunk.is_last))).result()
         return Staged(self._worker._model.staging[:, : whole.end].clone(), self.logits[0])
 
     def _watch(self) -> None:
@@ -144,8 +144,8 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def greedy(rows: int) -> Sampling:
+def greedy(rows: int) -> SamplingBatch:
     """Sampling of so many rows: the most probable token."""
-    return Sampling(
+    return SamplingBatch(
         np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows, np.float32), np.zeros(rows)
     )

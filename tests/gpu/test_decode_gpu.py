@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.worker.device_queues import Lane
-from hiscore.decoding.worker.interface import Sampling
+from hiscore.decoding.worker.interface import SamplingBatch
 from hiscore.decoding.worker.step_runner import Stepped
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
@@ -154,7 +154,7 @@ def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype
     runner = worker._runner
     captured, _ = run(worker)
     eager = GraphRunner(
-        runner._model, runner._attention, runner._value_width, worker.geometry, worker._schedule._streams,
+        runner._model, runner._attention, runner._value_width, worker.cache_config, worker._schedule._streams,
         graphs=False,
     )  # fmt: skip
     worker._runner = eager
@@ -181,7 +181,7 @@ def test_kernels_that_start_early_give_the_bits_of_kernels_that_wait(
     monkeypatch.setattr(triton_ops, "CAN_CHAIN", False)
     runner = worker._runner
     waiting = GraphRunner(
-        runner._model, runner._attention, runner._value_width, worker.geometry, worker._schedule._streams
+        runner._model, runner._attention, runner._value_width, worker.cache_config, worker._schedule._streams
     )
     monkeypatch.setattr(worker, "_runner", waiting)
     late, _ = run(worker)
@@ -259,16 +259,16 @@ def test_the_host_has_what_the_device_has(workers: Any, selector: str, backup: s
         driver.drain(seq_index)
     torch.cuda.synchronize()
     assert differing(worker, driver) == 0
-    newest = driver.sequences[seq_indices[0]]
-    worker._cache.host[1, int(newest.host[(newest.length - 1) // worker.geometry.page])] += 1  # the control
+    newest, page_size = driver.sequences[seq_indices[0]], worker.cache_config.page_size
+    worker._cache.host[1, int(newest.host[(newest.length - 1) // page_size])] += 1  # the control
     assert differing(worker, driver) > 0
     for seq_index in seq_indices:
         driver.leave(seq_index)
 
 
-def sampled(rows: int) -> Sampling:
+def sampled(rows: int) -> SamplingBatch:
     each = np.arange(rows)
-    return Sampling(
+    return SamplingBatch(
         (each % 2 * 0.8).astype(np.float32),
         (each * 5).astype(np.int32),
         np.full(rows, 0.9, np.float32),

@@ -19,22 +19,22 @@ from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.uniforms import uniform
 from hiscore.decoding.worker.interface import (
     NO_PAGES,
-    STAGING_PAGE,
+    STAGING_PAGE_SIZE,
     Admission,
-    Chunk,
-    Geometry,
-    Sampling,
-    StepResult,
-    StepRows,
+    CacheConfig,
+    DecodeBatch,
+    ForwardResult,
+    PrefillChunk,
+    SamplingBatch,
 )
 
 VOCABULARY = 61
 EOS = 7
 POISON = -9
 
-TINY = Geometry(
-    page=4, lru_pages=3, ring_pages=2, host_pages=160, device_pages=20, staging_pages=8, max_sequences=4, chunk=24,
-    context_length=120,
+TINY = CacheConfig(
+    page_size=4, lru_pages=3, ring_pages=2, host_pages=160, device_pages=20, staging_pages=8, max_sequences=4,
+    prefill_token_budget=24, context_length=120,
 )  # fmt: skip
 
 
@@ -91,29 +91,30 @@ class Copy:
 class HashWorker:
     """See `hiscore.decoding.worker.interface.Worker`. delay: ticks that each copy to the host takes."""
 
-    def __init__(self, geometry: Geometry = TINY, delay: int = 0) -> None:
-        self.geometry = geometry
+    def __init__(self, cache_config: CacheConfig = TINY, delay: int = 0) -> None:
+        self.cache_config = cache_config
         self.delay = delay
         self.violations: list[str] = []
         self.prefilled_tokens = self.restores = self.steps = 0
-        self.on_step: Callable[[StepRows], None] = lambda rows: None
+        self.on_step: Callable[[DecodeBatch], None] = lambda rows: None
         self.fail: Callable[[str, list[int]], Exception | int | None] = lambda call, seq_indices: None
         self.sequences: dict[int, Held] = {}
         self.kept: dict[bytes, Held] = {}  # preempted, by their pages on the host
         self._copies: list[Copy] = []
         self._tasks: deque[Task] = deque()
         self._numbers = count()
-        self._staging = np.full(geometry.staging_pages * STAGING_PAGE, POISON, np.int32)
-        self._host = np.full(geometry.host_pages * geometry.page, POISON, np.int32)
-        self._newest = np.full(geometry.max_sequences, POISON, np.int32)
+        self._staging = np.full(cache_config.staging_pages * STAGING_PAGE_SIZE, POISON, np.int32)
+        self._host = np.full(cache_config.host_pages * cache_config.page_size, POISON, np.int32)
+        self._newest = np.full(cache_config.max_sequences, POISON, np.int32)
         self._tails: dict[int, dict[int, int]] = {}  # of each sequence: what has not landed, by position
 
     # What the scheduler calls.
 
-    def prefill(self, chunks: Sequence[Chunk], sampling: Sampling) -> "Pending":
+    def prefill(self, chunks: Sequence[PrefillChunk], sampling: SamplingBatch) -> "Pending":
         self._raise("prefill", [chunk.seq_index for chunk in chunks])
-        self._check(sum(len(chunk.tokens) for chunk in chunks) <= self.geometry.chunk, "too long a forward")
-        last = [chunk for chunk in chunks if chunk.last]
+        tokens = sum(len(chunk.tokens) for chunk in chunks)
+        self._check(tokens <= self.cache_config.prefill_token_budget, "too long a forward")
+        last = [chunk for chunk in chunks if chunk.is_last]
         self._check(len(last) == len(sampling.uniforms), "not one row of sampling for each prompt's end")
         for chunk in chunks:
             if chunk.start == 0:
@@ -125,7 +126,7 @@ class HashWorker:
             self._check(len(chunk.tokens) > 0 and chunk.start == held.filled, "not the next part of a prompt")
             self._check(not held.whole, "prefilled again")
             held.filled += len(chunk.tokens)
-            held.whole = chunk.last
+            held.whole = chunk.is_last
             self.prefilled_tokens += len(chunk.tokens)
         return self._launch(
             "prefill", [chunk.seq_index for chunk in chunks], lambda: self._fill(chunks, sampling)
@@ -143,7 +144,9 @@ class HashWorker:
         self.restores += 1
 
         def work() -> None:
-            self._staging[_places(staging_pages, STAGING_PAGE)[:length]] = self._on_host(host_pages)[:length]
+            self._staging[_places(staging_pages, STAGING_PAGE_SIZE)[:length]] = self._on_host(host_pages)[
+                :length
+            ]
 
         self._task([seq_index], work)
 
@@ -153,7 +156,9 @@ class HashWorker:
         held = self.sequences[seq_index]
         restored = admission.first_token is not None
         self._check(held.whole and held.length < 0 and held.filled == length, "admitted too early, or twice")
-        self._check(len(admission.host_pages) * self.geometry.page > length, "too few pages on the host")
+        self._check(
+            len(admission.host_pages) * self.cache_config.page_size > length, "too few pages on the host"
+        )
         self._check(np.array_equal(admission.staging_pages, held.staging), "other staging pages")
         self._check(np.array_equal(admission.host_pages, held.host), "other pages on the host")
         self._own("device", seq_index, admission.device_pages)
@@ -166,7 +171,7 @@ class HashWorker:
 
         self._task([seq_index], work)
 
-    def step(self, rows: StepRows) -> "Pending":
+    def step(self, rows: DecodeBatch) -> "Pending":
         seq_indices = rows.seq_indices.tolist()
         self.on_step(rows)
         self._raise("step", seq_indices)
@@ -175,7 +180,9 @@ class HashWorker:
             held = self.sequences.get(seq_index)
             self._check(held is not None and held.length >= 0, f"sequence {seq_index} was not admitted")
             self._check(position == held.length, "not the next position")
-            self._check(position < len(held.host) * self.geometry.page, "beyond the pages on the host")
+            self._check(
+                position < len(held.host) * self.cache_config.page_size, "beyond the pages on the host"
+            )
             held.length += 1
         self.steps += 1
         pages = [self.sequences[seq_index].host for seq_index in seq_indices]
@@ -212,7 +219,7 @@ class HashWorker:
                     self.kept[held.host.tobytes()] = held
                 elif held.length >= 0:
                     self._check(np.array_equal(held.host, host_pages), "not its host pages")
-        places = _places(host_pages, self.geometry.page)
+        places = _places(host_pages, self.cache_config.page_size)
 
         def work() -> None:
             self._host[places] = POISON
@@ -224,28 +231,28 @@ class HashWorker:
 
     # What the device does, later.
 
-    def _fill(self, chunks: Sequence[Chunk], sampling: Sampling) -> list[int]:
+    def _fill(self, chunks: Sequence[PrefillChunk], sampling: SamplingBatch) -> list[int]:
         for chunk in chunks:
-            places = _places(chunk.staging_pages, STAGING_PAGE)
+            places = _places(chunk.staging_pages, STAGING_PAGE_SIZE)
             self._staging[places[chunk.start : chunk.end]] = chunk.tokens
             if len(chunk.host_pages):
                 self._back_up(chunk, self._staging[places[: chunk.end]].tolist())
         sampled = []
-        for row, chunk in enumerate(chunk for chunk in chunks if chunk.last):
-            prompt = self._staging[_places(chunk.staging_pages, STAGING_PAGE)[: chunk.end]]
+        for row, chunk in enumerate(chunk for chunk in chunks if chunk.is_last):
+            prompt = self._staging[_places(chunk.staging_pages, STAGING_PAGE_SIZE)[: chunk.end]]
             sampled.append(self._sample(chunk.seq_index, prompt, sampling, row))
         return sampled
 
-    def _back_up(self, chunk: Chunk, staged: list[int]) -> None:
+    def _back_up(self, chunk: PrefillChunk, staged: list[int]) -> None:
         """Whole pages, and at the prompt's end the rest."""
-        page = self.geometry.page
-        begin, end = chunk.start // page * page, chunk.end if chunk.last else chunk.end // page * page
+        page = self.cache_config.page_size
+        begin, end = chunk.start // page * page, chunk.end if chunk.is_last else chunk.end // page * page
         if chunk.start == 0:
             self._tails[chunk.seq_index] = {}
         self._tails[chunk.seq_index].update(enumerate(staged[chunk.start :], chunk.start))
         self._copy(chunk.seq_index, chunk.host_pages, {at: staged[at] for at in range(begin, end)})
 
-    def _decode(self, rows: StepRows, pages: list[Int32]) -> list[int]:
+    def _decode(self, rows: DecodeBatch, pages: list[Int32]) -> list[int]:
         sampled = []
         for row, (seq_index, position) in enumerate(
             zip(rows.seq_indices.tolist(), rows.positions.tolist(), strict=True)
@@ -259,7 +266,7 @@ class HashWorker:
         self._tick()
         return sampled
 
-    def _sample(self, seq_index: int, tokens: Int32, sampling: Sampling, row: int) -> int:
+    def _sample(self, seq_index: int, tokens: Int32, sampling: SamplingBatch, row: int) -> int:
         token = next_token(tokens, float(sampling.temperature[row]), float(sampling.uniforms[row]))
         self._newest[seq_index] = token
         return token
@@ -269,7 +276,7 @@ class HashWorker:
         positions = np.array(list(tokens), np.int64)
 
         def work() -> None:
-            self._host[_places(pages, self.geometry.page)[positions]] = list(tokens.values())
+            self._host[_places(pages, self.cache_config.page_size)[positions]] = list(tokens.values())
             for position in tokens:
                 tail.pop(position, None)
 
@@ -308,7 +315,7 @@ class HashWorker:
         self.sequences[seq_index] = Held(pages)
 
     def _on_host(self, pages: Int32) -> Int32:
-        return self._host[_places(pages, self.geometry.page)]
+        return self._host[_places(pages, self.cache_config.page_size)]
 
     def _task(self, seq_indices: list[int], work: Callable[[], None]) -> int:
         number = next(self._numbers)
@@ -345,7 +352,7 @@ class Pending:
         self.tokens: list[int] = []
         self.number = -1
 
-    def result(self) -> StepResult:
+    def result(self) -> ForwardResult:
         self.worker.run_to(self.number)
         for each in self.held:
             each.unread -= 1
@@ -353,7 +360,7 @@ class Pending:
         if isinstance(answer, Exception):
             raise answer
         tokens = [answer if answer is not None else token for token in self.tokens]
-        return StepResult(np.array(tokens, np.int32), hits=2, misses=1, backed_up=len(tokens))
+        return ForwardResult(np.array(tokens, np.int32), hits=2, misses=1, offloaded_tokens=len(tokens))
 
 
 def _places(pages: Int32, page: int) -> Int32:

@@ -26,7 +26,13 @@ from hiscore.decoding.stats import EngineStats
 from hiscore.decoding.stop_strings import Detokenizer, StreamEnd
 from hiscore.decoding.worker.build import build_worker
 from hiscore.decoding.worker.device_queues import Event, ImmediateStreams, Lane, Work
-from hiscore.decoding.worker.interface import Chunk, Launched, Sampling, StepResult, StepRows
+from hiscore.decoding.worker.interface import (
+    DecodeBatch,
+    ForwardResult,
+    PendingForward,
+    PrefillChunk,
+    SamplingBatch,
+)
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
 from hiscore.settings import CacheSettings
@@ -98,8 +104,8 @@ def prompt(length: int, seed: int = 0, vocabulary: int = tiny_dsa.VOCABULARY) ->
     return np.random.default_rng(seed).integers(3, vocabulary, length).astype(np.int32)
 
 
-def greedy(rows: int) -> Sampling:
-    return Sampling(
+def greedy(rows: int) -> SamplingBatch:
+    return SamplingBatch(
         np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows, np.float32), np.zeros(rows)
     )
 
@@ -109,10 +115,10 @@ class Driver:
 
     def __init__(self, worker: CacheWorker) -> None:
         self.worker = worker
-        self.pools = Pools(worker.geometry)
+        self.pools = Pools(worker.cache_config)
         self.sequences: dict[int, Sequence] = {}
-        self.results: list[StepResult] = []
-        self.sampling: Callable[[int], Sampling] = greedy
+        self.results: list[ForwardResult] = []
+        self.sampling: Callable[[int], SamplingBatch] = greedy
         self._logits: list[Tensor] = []
 
         def keep_and_sample(logits: Tensor, *others: Any) -> Tensor:
@@ -123,15 +129,17 @@ class Driver:
 
     def admit(self, tokens: np.ndarray, max_tokens: int, sparse: bool = True) -> tuple[int, Tensor]:
         """Prefill a prompt and let it decode: its index, and the logits [vocabulary] after its last token."""
-        worker, geometry = self.worker, self.worker.geometry
+        worker, cache_config = self.worker, self.worker.cache_config
         options = DecodeOptions(max_tokens=max_tokens, sparse=sparse)
         sequence = Sequence(DecodeCall(tokens, options, math.inf), None, StreamEnd(options, frozenset()))
         self._end_staging()
-        self.pools.take(sequence, needs_of(sequence.call, len(tokens), geometry))
-        for start in range(0, len(tokens), geometry.chunk):
-            part = tokens[start : start + geometry.chunk]
+        self.pools.take(sequence, needs_of(sequence.call, len(tokens), cache_config))
+        for start in range(0, len(tokens), cache_config.prefill_token_budget):
+            part = tokens[start : start + cache_config.prefill_token_budget]
             last = start + len(part) == len(tokens)
-            chunk = Chunk(sequence.seq_index, part, start, sequence.staging, sequence.host, last, not sparse)
+            chunk = PrefillChunk(
+                sequence.seq_index, part, start, sequence.staging, sequence.host, last, not sparse
+            )
             self._read(worker.prefill([chunk], greedy(int(last))))
             logits = self._logits.pop()
         sequence.prefilled, sequence.sampled = len(tokens), 1
@@ -147,7 +155,9 @@ class Driver:
         return self.read(self.launch(seq_indices, fed, cold))
 
     @torch.inference_mode()
-    def launch(self, seq_indices: list[int], fed: list[int] | None = None, cold: bool = False) -> Launched:
+    def launch(
+        self, seq_indices: list[int], fed: list[int] | None = None, cold: bool = False
+    ) -> PendingForward:
         """Launch a step without waiting for anything, unless something is to be fed or forgotten."""
         on_cuda = self.worker._device.type == "cuda"
         if on_cuda and (cold or fed is not None):
@@ -162,13 +172,13 @@ class Driver:
         self._end_staging()
         positions = np.array([self.sequences[seq_index].length for seq_index in seq_indices], np.int32)
         launched = self.worker.step(
-            StepRows(np.array(seq_indices, np.int32), positions, self.sampling(len(seq_indices)))
+            DecodeBatch(np.array(seq_indices, np.int32), positions, self.sampling(len(seq_indices)))
         )
         for seq_index in seq_indices:
             self.sequences[seq_index].sampled += 1
         return launched
 
-    def read(self, launched: Launched) -> Tensor:
+    def read(self, launched: PendingForward) -> Tensor:
         """Wait for a step: the logits of the oldest that was not read, [R, vocabulary]."""
         self._read(launched)
         return self._logits.pop(0)
@@ -184,7 +194,7 @@ class Driver:
 
     def resume(self, sequence: Sequence) -> int:
         """Bring a preempted sequence back, by way of staging; its index, perhaps another one."""
-        needs = needs_of(sequence.call, sequence.length, self.worker.geometry)
+        needs = needs_of(sequence.call, sequence.length, self.worker.cache_config)
         host = sequence.host
         self.pools.take(sequence, needs)
         self.pools.host.give_back(sequence.host)
@@ -218,7 +228,7 @@ class Driver:
             places = cache.device_table[seq_index, : shape.lru_pages].long()
             cache.buffer.unflatten(1, (-1, shape.page))[:, places] = math.nan
 
-    def _read(self, launched: Launched) -> None:
+    def _read(self, launched: PendingForward) -> None:
         self.results.append(launched.result())
 
     @property
@@ -228,7 +238,7 @@ class Driver:
 
 def host_rows(worker: CacheWorker, sequence: Sequence, positions: Tensor) -> Tensor:
     """What the host holds of a sequence: [L, n, C, H, D] for int64 [n] positions."""
-    page = worker.geometry.page
+    page = worker.cache_config.page_size
     pages = torch.from_numpy(sequence.host.astype(np.int64))[positions // page]
     return worker._cache.host[:, pages, :, :, positions % page].permute(1, 0, 3, 2, 4)
 

@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from hiscore.decoding.kv_cache.cache import CacheShape, Index
-from hiscore.decoding.worker.interface import STAGING_PAGE, Geometry
+from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.offload_schedule import ring_pages
 from hiscore.settings import CacheSettings
 
@@ -49,14 +49,14 @@ class Memory:
 
 def plan_cache(
     settings: CacheSettings, model: ModelShape, memory: Memory, dtype: torch.dtype, chunk: int
-) -> tuple[CacheShape, Geometry]:
+) -> tuple[CacheShape, CacheConfig]:
     """Divide the memory. Where it has no room for one stream of the model's context, streams are held shorter.
 
     Raises:
         ValueError: a pool cannot hold the shortest stream; the message names the setting and what it needs.
     """
 
-    def plan(pages: int) -> tuple[CacheShape, Geometry]:
+    def plan(pages: int) -> tuple[CacheShape, CacheConfig]:
         context = min(pages * CONTEXT_PAGE, model.context_length)
         return _plan(settings, replace(model, context_length=context), memory, dtype, chunk)
 
@@ -69,18 +69,18 @@ def plan_cache(
 
     whole = -(-model.context_length // CONTEXT_PAGE)
     pages = 1 + bisect_left(range(2, whole + 1), True, key=too_long) if too_long(whole) else whole
-    shape, geometry = plan(pages)
+    shape, cache_config = plan(pages)
     if pages < whole:
         log.warning(
             "DEVICE_KV_BYTES (%d) has room for streams of %d tokens; the model's context is %d",
-            memory.device, geometry.context_length, model.context_length,
+            memory.device, cache_config.context_length, model.context_length,
         )  # fmt: skip
-    return shape, geometry
+    return shape, cache_config
 
 
 def _plan(
     settings: CacheSettings, model: ModelShape, memory: Memory, dtype: torch.dtype, chunk: int
-) -> tuple[CacheShape, Geometry]:
+) -> tuple[CacheShape, CacheConfig]:
     selector = settings.selector
     page = QUEST_PAGE if selector in ("quest", "dense") else 1
     width = settings.backup_ring if settings.backup == "ring" else 1
@@ -99,7 +99,7 @@ def _plan(
         index=INDEX[selector], index_width=model.index_width, sharing_layers=model.sharing_layers,
     )  # fmt: skip
     one = of_one_page.bytes(dtype)
-    staging = -(-model.context_length // STAGING_PAGE) * STAGING_PAGE
+    staging = -(-model.context_length // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE
     slot_bytes = len(model.windows) * prod((model.parts, model.heads, model.width)) * dtype.itemsize
     room = memory.device - staging * slot_bytes
     beside_host = one["home"] + one["index"] + one["where"]
@@ -116,12 +116,12 @@ def _plan(
     enough = host_pages >= 1 and device_pages >= buffer_pages
     _check("DEVICE_KV_BYTES", memory.device, least, enough)
     shape = replace(of_one_page, host_pages=host_pages, device_pages=device_pages)
-    geometry = Geometry(
-        page=page, lru_pages=lru, ring_pages=ring, host_pages=host_pages, device_pages=device_pages,
-        staging_pages=staging // STAGING_PAGE, max_sequences=memory.streams, chunk=chunk,
-        context_length=model.context_length, dense=not shape.sparse_layers,
+    cache_config = CacheConfig(
+        page_size=page, lru_pages=lru, ring_pages=ring, host_pages=host_pages, device_pages=device_pages,
+        staging_pages=staging // STAGING_PAGE_SIZE, max_sequences=memory.streams,
+        prefill_token_budget=chunk, context_length=model.context_length, dense=not shape.sparse_layers,
     )  # fmt: skip
-    return shape, geometry
+    return shape, cache_config
 
 
 def _dense_layers(settings: CacheSettings, model: ModelShape) -> frozenset[int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from hiscore.arrays import Int32
 from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
 from hiscore.decoding.sparse.cache_ops import Steps
-from hiscore.decoding.worker.interface import STAGING_PAGE, Chunk
+from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, PrefillChunk
 
 
 class DecodeModel(Protocol):
@@ -19,7 +19,7 @@ class DecodeModel(Protocol):
     staging: Tensor
     """Where prompts are prefilled: [L, slots, C, H, D]."""
 
-    def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> Tensor:
         """Run parts of prompts in one forward: logits of those that are the last, float32 [n, vocabulary]."""
         ...
 
@@ -37,5 +37,5 @@ class DecodeModel(Protocol):
 
 def staging_slots(pages: Int32, tokens: int) -> Int32:
     """Where the first tokens of a prompt stand in the staging pool, int32 [tokens]."""
-    slots: Int32 = (pages[:, None] * STAGING_PAGE + np.arange(STAGING_PAGE, dtype=np.int32)).ravel()
+    slots: Int32 = (pages[:, None] * STAGING_PAGE_SIZE + np.arange(STAGING_PAGE_SIZE, dtype=np.int32)).ravel()
     return slots[:tokens].astype(np.int32)

@@ -9,7 +9,7 @@ from hiscore.attention.metadata import Forward, Group
 from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import PageLists, Steps
-from hiscore.decoding.worker.interface import Chunk
+from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.layers.lm_head import Head
 from hiscore.layers.ops import Ops, TorchOps
 from hiscore.models.decoder import Decoder, Rows
@@ -29,7 +29,7 @@ class GroupedModel:
         self._ops = _make_ops(decoder)
         self._tokens = [cache.tokens(layer) for layer in range(a.layers)]
 
-    def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> Tensor:
         return self._head.logits(self._runner.run([forward_of(chunks)]))
 
     def step(self, ids: Tensor, rows: DecodeRows, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +65,7 @@ class CacheAttention:
         return self._steps.attend(layer, q, chosen.lists, self._rows).flatten(1)
 
 
-def forward_of(chunks: Sequence[Chunk]) -> Forward:
+def forward_of(chunks: Sequence[PrefillChunk]) -> Forward:
     """Parts of prompts as a packed forward: each sees what was prefilled of its prompt before, and itself."""
     ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
     slots = [staging_slots(chunk.staging_pages, chunk.end) for chunk in chunks]
@@ -73,7 +73,7 @@ def forward_of(chunks: Sequence[Chunk]) -> Forward:
         Group(int(end) - len(chunk.tokens), int(end), of[: chunk.start].astype(np.int64), slice(0, 0))
         for chunk, end, of in zip(chunks, ends, slots, strict=True)
     )
-    last = np.array([chunk.last for chunk in chunks])
+    last = np.array([chunk.is_last for chunk in chunks])
     positions = [chunk.start + np.arange(len(chunk.tokens)) for chunk in chunks]
     kept = [of[chunk.start :] for chunk, of in zip(chunks, slots, strict=True)]
     return Forward(

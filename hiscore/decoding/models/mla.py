@@ -10,7 +10,7 @@ from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.models.latent_attention import LatentStep
 from hiscore.decoding.sparse.cache_ops import Steps
-from hiscore.decoding.worker.interface import Chunk
+from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.device import upload
 from hiscore.layers.lm_head import Head
 from hiscore.models.deepseek.decoder import DsaDecoder
@@ -34,7 +34,7 @@ class LatentModel:
         self.staging = self._staged.pool
         self._head = Head(decoder.weights.head, None)
 
-    def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> Tensor:
         dense = not self.cache.sparse
         segments = [self._segment(chunk, dense) for chunk in chunks]
         self._staged.plan(segments)
@@ -43,15 +43,15 @@ class LatentModel:
         x, attended = self._decoder.body(
             upload(ids, self._device), upload(np.concatenate(positions), self._device), self._staged
         )
-        ends = np.cumsum([len(chunk.tokens) for chunk in chunks])[[chunk.last for chunk in chunks]]
+        ends = np.cumsum([len(chunk.tokens) for chunk in chunks])[[chunk.is_last for chunk in chunks]]
         if not len(ends):
             return x.new_empty((0, self._decoder.architecture.vocab_size), dtype=torch.float32)
         last = upload(ends - 1, self._device)
         return self._head.logits(self._decoder.tail(x[last], attended[last]))
 
-    def _segment(self, chunk: Chunk, dense: bool) -> Segment:
+    def _segment(self, chunk: PrefillChunk, dense: bool) -> Segment:
         slots = staging_slots(chunk.staging_pages, chunk.end).astype(np.int64)
-        return Segment(upload(slots, self._device), len(chunk.tokens), chunk.full or dense)
+        return Segment(upload(slots, self._device), len(chunk.tokens), chunk.full_attention or dense)
 
     def step(self, ids: Tensor, rows: DecodeRows, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
         step = LatentStep(self.cache, steps)

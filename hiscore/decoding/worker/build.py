@@ -15,7 +15,7 @@ from hiscore.decoding.models.gqa import GroupedModel
 from hiscore.decoding.models.mla import LatentModel
 from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
 from hiscore.decoding.worker.device_queues import ImmediateStreams, Streams
-from hiscore.decoding.worker.interface import Geometry
+from hiscore.decoding.worker.interface import CacheConfig
 from hiscore.decoding.worker.offload_schedule import BackupSchedule
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
@@ -75,37 +75,39 @@ def build_worker(
     family = json.loads((checkpoint / "config.json").read_text())["model_type"]
     if family in LATENT_FAMILIES:
         latent = DsaDecoder(checkpoint, device, dtype)
-        shape, geometry = plan_cache(settings, _latent_shape(latent), memory, dtype, chunk)
-        cache = _allocate(shape, geometry, dtype, device)
-        model: DecodeModel = LatentModel(latent, cache, geometry.staging_pages * 16)
+        shape, cache_config = plan_cache(settings, _latent_shape(latent), memory, dtype, chunk)
+        cache = _allocate(shape, cache_config, dtype, device)
+        model: DecodeModel = LatentModel(latent, cache, cache_config.staging_pages * 16)
         attention, value_width = latent.attention_shape, latent.architecture.latent_rank
     else:
         grouped = Decoder(checkpoint, device, dtype)
-        shape, geometry = plan_cache(settings, _grouped_shape(grouped), memory, dtype, chunk)
-        cache = _allocate(shape, geometry, dtype, device)
-        model = GroupedModel(grouped, cache, geometry.staging_pages * 16, chunk)
+        shape, cache_config = plan_cache(settings, _grouped_shape(grouped), memory, dtype, chunk)
+        cache = _allocate(shape, cache_config, dtype, device)
+        model = GroupedModel(grouped, cache, cache_config.staging_pages * 16, chunk)
         attention, value_width = grouped.attention_shape, None
-    streams, runner = _runner(model, attention, value_width, geometry)
+    streams, runner = _runner(model, attention, value_width, cache_config)
     schedule = BackupSchedule(
-        streams, settings.backup, settings.backup_ring, geometry.max_sequences, geometry.staging_pages
+        streams, settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.staging_pages
     )
-    return CacheWorker(model, runner, schedule, geometry, poison)
+    return CacheWorker(model, runner, schedule, cache_config, poison)
 
 
 def _runner(
-    model: DecodeModel, attention: AttentionShape, value_width: int | None, geometry: Geometry
+    model: DecodeModel, attention: AttentionShape, value_width: int | None, cache_config: CacheConfig
 ) -> tuple[Streams, StepRunner]:
     if model.staging.device.type != "cuda":
         steps = TorchSteps(model.cache, attention, value_width)
-        return ImmediateStreams(), EagerRunner(model, steps, geometry.max_sequences)
+        return ImmediateStreams(), EagerRunner(model, steps, cache_config.max_sequences)
     from hiscore.decoding.worker.cuda_graphs import GraphRunner
     from hiscore.decoding.worker.cuda_queues import CudaStreams
 
     cuda = CudaStreams(model.staging.device)
-    return cuda, GraphRunner(model, attention, value_width, geometry, cuda)
+    return cuda, GraphRunner(model, attention, value_width, cache_config, cuda)
 
 
-def _allocate(shape: CacheShape, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Cache:
+def _allocate(
+    shape: CacheShape, cache_config: CacheConfig, dtype: torch.dtype, device: torch.device
+) -> Cache:
     sizes = shape.bytes(dtype)
     log.info(
         "%d streams; the host holds %d tokens in %d MiB, the device's buffers %d tokens in %d MiB, beside them "

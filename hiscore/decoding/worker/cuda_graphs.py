@@ -20,7 +20,7 @@ from hiscore.decoding.sparse.cache_ops import Steps
 from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
 from hiscore.decoding.worker.cuda_queues import CudaStreams
 from hiscore.decoding.worker.device_queues import Lane
-from hiscore.decoding.worker.interface import Geometry
+from hiscore.decoding.worker.interface import CacheConfig
 from hiscore.decoding.worker.step_runner import Stepped, new_fed, step
 
 log = logging.getLogger(__name__)
@@ -65,16 +65,16 @@ class GraphRunner:
         model: DecodeModel,
         attention: AttentionShape,
         value_width: int | None,
-        geometry: Geometry,
+        cache_config: CacheConfig,
         streams: CudaStreams,
         graphs: bool = True,
     ) -> None:
         self._model, self._attention, self._value_width = model, attention, value_width
         self._device = model.staging.device
-        self.steps: Steps = self._steps(geometry.context_length, full=False)
-        self.fed = new_fed(geometry.max_sequences, self._device)
-        self._rows = up_to(ROWS, geometry.max_sequences, 16)
-        self._reaches = up_to(REACHES, geometry.context_length, 2**30)
+        self.steps: Steps = self._steps(cache_config.context_length, full=False)
+        self.fed = new_fed(cache_config.max_sequences, self._device)
+        self._rows = up_to(ROWS, cache_config.max_sequences, 16)
+        self._reaches = up_to(REACHES, cache_config.context_length, 2**30)
         self._use_graphs = graphs
         self._captured: dict[Kind, Captured] = {}
         self._memory: Any = None

@@ -1,11 +1,10 @@
-"""What the scheduler asks of the device side, and what it gets back.
+"""The interface between the decode engine and the device: what the scheduler asks for and what it gets back.
 
-A worker is called by one thread. Every call but `Launched.result` only launches work; what it launches runs on the
-device in the order of the calls. So a page may be given to another sequence as soon as `release` has named it,
-and a staging page as soon as its sequence is `drained`.
+One thread calls a worker. Every call except `PendingForward.result` only launches work, and the device runs that
+work in the order of the calls. So a page may be given to another sequence as soon as `release` has named it, and a
+staging page as soon as its sequence is `drained`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,42 +12,53 @@ import numpy as np
 
 from hiscore.arrays import Float32, Float64, Int32
 
-STAGING_PAGE = 16
-"""Tokens of a page of the staging pool: the scorer's."""
+STAGING_PAGE_SIZE = 16
+"""Tokens per page of the staging pool, in which prompts are prefilled."""
 
 NOT_FINITE = -1
-"""Stands for a token whose logits were not finite."""
+"""Token id that reports logits which were not finite."""
 
 NO_PAGES: Int32 = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """Sizes that the scheduler plans with.
+class CacheConfig:
+    """Pool sizes and limits that the scheduler plans with.
 
-    page: tokens of a page on the host and in the device's buffers. lru_pages, ring_pages: a sparse sequence's
-    pages on the device. host_pages, device_pages, staging_pages: sizes of the pools. chunk: tokens of a
-    prefill forward. dense: nothing is selected, so a sequence owns no pages of a device buffer.
+    Attributes:
+        page_size: Tokens per page of the host pool and of the device buffers.
+        lru_pages: Device pages of a sparse sequence that swap-ins replace, least recently used first.
+        ring_pages: Device pages of a sparse sequence that hold its newest tokens.
+        host_pages: Pages of the host pool.
+        device_pages: Pages of the device pool.
+        staging_pages: Pages of the staging pool, `STAGING_PAGE_SIZE` tokens each.
+        max_sequences: Sequences that may hold pages on the device at once.
+        prefill_token_budget: Tokens of one prefill forward at most.
+        context_length: Tokens of a sequence at most.
+        dense: Every layer is dense: sequences own no pages of the device pool.
     """
 
-    page: int
+    page_size: int
     lru_pages: int
     ring_pages: int
     host_pages: int
     device_pages: int
     staging_pages: int
     max_sequences: int
-    chunk: int
+    prefill_token_budget: int
     context_length: int
     dense: bool = False
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How each of R rows is sampled.
+class SamplingBatch:
+    """How to sample each of R rows.
 
-    temperature: float32 [R], 0 is greedy; top_k: int32 [R], 0 is off; top_p: float32 [R]; uniforms: float64 [R]
-    in [0, 1), one draw for each row.
+    Attributes:
+        temperature: float32 [R]; 0 is greedy.
+        top_k: int32 [R]; 0 is off.
+        top_p: float32 [R], in (0, 1].
+        uniforms: float64 [R], in [0, 1): one draw per row.
     """
 
     temperature: Float32
@@ -58,13 +68,17 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PrefillChunk:
     """A part of a prompt to prefill.
 
-    seq_index: the sequence's. tokens: int32 [n]. start: position of the first. staging_pages, host_pages: int32,
-    those of the whole prompt in the order of positions; without pages of the host it is not backed up. last:
-    the prompt ends here, its last row is sampled. full: it attends to everything, which matters where a
-    checkpoint selects in its prefill too.
+    Attributes:
+        seq_index: The sequence's row in the per-sequence tables.
+        tokens: int32 [n].
+        start: Position of the first token.
+        staging_pages: int32, the whole prompt's, in the order of positions.
+        host_pages: int32, the whole prompt's, in the order of positions; empty: do not offload.
+        is_last: The prompt ends here; sample its last row.
+        full_attention: Attend to everything, even if the checkpoint's indexer would select tokens in prefill too.
     """
 
     seq_index: int
@@ -72,8 +86,8 @@ class Chunk:
     start: int
     staging_pages: Int32
     host_pages: Int32
-    last: bool
-    full: bool = False
+    is_last: bool
+    full_attention: bool = False
 
     @property
     def end(self) -> int:
@@ -83,11 +97,16 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Admission:
-    """A sequence whose keys and values stand in the staging pool may decode.
+    """A sequence to move from staging into its device buffer, so that it can decode.
 
-    length: tokens in staging. host_pages, staging_pages: int32, in the order of positions; device_pages: int32, in
-    the order of the buffer's slots. full: it attends to everything. first_token: what its first step feeds; None
-    after a prefill: the prefill's sample, still on the device.
+    Attributes:
+        seq_index: The sequence's row in the per-sequence tables.
+        length: Tokens in staging.
+        host_pages: int32, in the order of positions.
+        device_pages: int32, in the order of the buffer's pages.
+        staging_pages: int32, in the order of positions.
+        full_attention: Attend to everything in sparse layers too.
+        first_token: Input of its first step; None after a prefill, whose sample is still on the device.
     """
 
     seq_index: int
@@ -95,88 +114,106 @@ class Admission:
     host_pages: Int32
     device_pages: Int32
     staging_pages: Int32
-    full: bool
+    full_attention: bool
     first_token: int | None
 
 
 @dataclass(frozen=True)
-class StepRows:
-    """One decode step: seq_indices, positions: int32 [R]; a position is that of the token that the step feeds."""
+class DecodeBatch:
+    """One decode step over R sequences.
+
+    Attributes:
+        seq_indices: int32 [R], no index twice.
+        positions: int32 [R]: of the tokens that the step is fed.
+        sampling: How to sample the next token of each row.
+    """
 
     seq_indices: Int32
     positions: Int32
-    sampling: Sampling
+    sampling: SamplingBatch
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """What a launch gave.
+class ForwardResult:
+    """Tokens of a step or a prefill, and what was counted since the previous result.
 
-    tokens: int32, one for each row of a step, or for each chunk of a prefill that was its prompt's last;
-    `NOT_FINITE` where the logits were not finite. The rest is counted since the result before: hits and misses of
-    pages (per layer, row and head), seconds on the device, tokens backed up; captured: sum of the selected
-    attention mass over as many captured_rows. backup_lag: tokens whose copies to the host are under way.
+    Attributes:
+        tokens: int32, one per row of a step or per last chunk of a prefill; `NOT_FINITE` for unusable logits.
+        hits: Selected pages that were on the device, per layer, row and KV head.
+        misses: Selected pages that were swapped in, counted alike.
+        seconds: Time on the device.
+        offloaded_tokens: Tokens whose copies to the host have completed.
+        offload_lag: Tokens whose copies to the host have not completed.
+        captured_mass: Estimated share of attention that the selected pages hold, summed over `captured_rows`.
+        captured_rows: Rows and KV heads in that sum.
     """
 
     tokens: Int32
     hits: int = 0
     misses: int = 0
     seconds: float = 0.0
-    backed_up: int = 0
-    backup_lag: int = 0
-    captured: float = 0.0
+    offloaded_tokens: int = 0
+    offload_lag: int = 0
+    captured_mass: float = 0.0
     captured_rows: int = 0
 
 
-class Launched(Protocol):
-    """Work on its way."""
+class PendingForward(Protocol):
+    """A step or a prefill that has been launched."""
 
-    def result(self) -> StepResult:
-        """Wait for the work, once. May raise, for all of its rows."""
+    def result(self) -> ForwardResult:
+        """Wait for it; call once. What it raises concerns all of its rows."""
         ...
 
 
 class Worker(Protocol):
-    """The device side.
+    """The device side of decoding.
 
-    What `prefill`, `restore`, `admit`, `step` or a result raises has failed the sequences that it concerned,
-    and no other. What `drained` or `release` raises ends the engine.
+    What `prefill`, `restore`, `admit`, `step` or a result raises fails the sequences of that call and no others.
+    What `drained` or `release` raises stops the engine.
     """
 
-    geometry: Geometry
+    cache_config: CacheConfig
 
-    def prefill(self, chunks: Sequence[Chunk], sampling: Sampling) -> Launched:
-        """Run parts of prompts in one forward; sampling has one row for each chunk that is its prompt's last.
+    def prefill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> PendingForward:
+        """Run parts of prompts in one forward and offload them.
 
-        Each part is backed up as far as it fills pages of the host, the last to its end. The sampled tokens also
-        stay on the device, as what their sequences feed next.
+        Each part is offloaded as far as it fills pages of the host, the last one to its end. The sampled tokens
+        also stay on the device as the inputs of the next steps.
+
+        Args:
+            chunks: At most one per sequence.
+            sampling: One row for each chunk that is its prompt's last.
         """
         ...
 
     def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
-        """Copy a preempted sequence's tokens [0, length) from the host to staging; `admit` follows."""
+        """Copy the first `length` tokens of a preempted sequence from the host to staging; `admit` follows."""
         ...
 
     def admit(self, admission: Admission) -> None:
-        """Staging to the resident seeds, after a prefill to index and dense layers too; fill the tables."""
+        """Fill a sequence's tables and its device buffer from staging; after a prefill its index too."""
         ...
 
-    def step(self, rows: StepRows) -> Launched:
-        """One decode step. Each row feeds its sequence's newest token, and its sample becomes the newest."""
+    def step(self, batch: DecodeBatch) -> PendingForward:
+        """Run one decode step. Each row is fed its sequence's newest token, and its sample becomes the newest."""
         ...
 
     def drained(self, seq_index: int) -> bool:
-        """Whether no copy of this sequence is under way: what was launched of its backups has landed.
+        """Whether every offload launched for this sequence has completed. Does not wait.
 
-        Does not wait. True for a sequence whose prompt was never begun.
+        True before anything was offloaded.
         """
         ...
 
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
-        """These pages belong to nobody from now on; its index is free.
+        """Take back a sequence's pages and its row in the tables; it may never have been admitted.
 
-        Called when all of its launches have been read and it is `drained`; perhaps it was never admitted.
-        seq_index: -1 for a sequence that was preempted before and holds none. host_pages is empty for a sequence
-        that is being preempted: it keeps them.
+        Call it when all of its launches have been read and it is `drained`.
+
+        Args:
+            seq_index: -1 for a sequence that was preempted and has none.
+            host_pages: Empty for a sequence that is being preempted and keeps them.
+            device_pages: All of its device pages.
         """
         ...

@@ -1,11 +1,11 @@
 """The device side of decoding: pools, prefill, steps and backups, for every family on CPU and CUDA devices.
 
 The schedule of the backup decides what waits for what; all that is launched here goes through it. On a CUDA device
-no call but `Launched.result` waits, and a result waits for one event: `copy_done`.
+no call but `PendingForward.result` waits, and a result waits for one event: `copy_done`.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,14 +15,14 @@ from hiscore.arrays import Int32
 from hiscore.decoding.models.base import DecodeModel, staging_slots
 from hiscore.decoding.sparse.residency import seed
 from hiscore.decoding.worker.interface import (
-    STAGING_PAGE,
+    STAGING_PAGE_SIZE,
     Admission,
-    Chunk,
-    Geometry,
-    Launched,
-    Sampling,
-    StepResult,
-    StepRows,
+    CacheConfig,
+    DecodeBatch,
+    ForwardResult,
+    PendingForward,
+    PrefillChunk,
+    SamplingBatch,
 )
 from hiscore.decoding.worker.offload_schedule import BackupSchedule
 from hiscore.decoding.worker.sampler import greedy, sample
@@ -41,23 +41,23 @@ class CacheWorker:
         model: DecodeModel,
         runner: StepRunner,
         schedule: BackupSchedule,
-        geometry: Geometry,
+        cache_config: CacheConfig,
         poison: bool = False,
     ) -> None:
-        self.geometry = geometry
+        self.cache_config = cache_config
         self._model, self._cache, self._runner = model, model.cache, runner
         self._steps = runner.steps
         self._schedule, self._poison = schedule, poison
         self._device = model.staging.device
-        self._full = np.zeros(geometry.max_sequences, bool)
+        self._full = np.zeros(cache_config.max_sequences, bool)
         self._seen = np.zeros(4)  # counters of the cache, as last read
         self._backed_up = 0
 
     @torch.inference_mode()
-    def prefill(self, chunks: Sequence[Chunk], sampling: Sampling) -> Launched:
+    def prefill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> PendingForward:
         # Where the chunk before ends, in the middle of a page, its copy may read on.
         begun = [_staging_pages(chunk.staging_pages, chunk.start, chunk.end, begun=True) for chunk in chunks]
-        seq_indices = np.array([chunk.seq_index for chunk in chunks if chunk.last], np.int32)
+        seq_indices = np.array([chunk.seq_index for chunk in chunks if chunk.is_last], np.int32)
         launched = OnItsWay(self, len(seq_indices))
         self._schedule.stage(
             np.concatenate(begun),
@@ -65,19 +65,19 @@ class CacheWorker:
         )
         for chunk in chunks:
             if len(chunk.host_pages):
-                end = chunk.end if chunk.last else self._page_edge(chunk.end)
+                end = chunk.end if chunk.is_last else self._page_edge(chunk.end)
                 self.back_up_prompt(chunk, self._page_edge(chunk.start), end)
         return launched
 
     @torch.inference_mode()
-    def back_up_prompt(self, chunk: Chunk, start: int, end: int) -> None:
+    def back_up_prompt(self, chunk: PrefillChunk, start: int, end: int) -> None:
         """Copy a prompt's tokens [start, end) from staging to the host. start: at the edge of a page there."""
         if start == end:
             return
 
         def work() -> None:
             slots = staging_slots(chunk.staging_pages, end)[start:]
-            pages = chunk.host_pages[start // self.geometry.page :]
+            pages = chunk.host_pages[start // self.cache_config.page_size :]
             self._steps.back_up_prompt(
                 self._model.staging, upload(slots, self._device), upload(pages, self._device)
             )
@@ -87,18 +87,18 @@ class CacheWorker:
 
     def _page_edge(self, position: int) -> int:
         """Where the host's page of a position begins."""
-        return position // self.geometry.page * self.geometry.page
+        return position // self.cache_config.page_size * self.cache_config.page_size
 
     @torch.inference_mode()
-    def step(self, rows: StepRows) -> Launched:
-        launched = OnItsWay(self, len(rows.seq_indices))
+    def step(self, batch: DecodeBatch) -> PendingForward:
+        launched = OnItsWay(self, len(batch.seq_indices))
         written: list[Tensor] = []
 
         def forward() -> Tensor:
-            full = bool(self._full[rows.seq_indices].any())
-            stepped = self._runner.run(rows.seq_indices, rows.positions, full)
+            full = bool(self._full[batch.seq_indices].any())
+            stepped = self._runner.run(batch.seq_indices, batch.positions, full)
             written.extend((stepped.home, stepped.buffer))
-            return self._sample(stepped.logits, rows.seq_indices, rows.sampling, stepped.found)
+            return self._sample(stepped.logits, batch.seq_indices, batch.sampling, stepped.found)
 
         def back_up() -> None:
             home, buffer = written
@@ -108,7 +108,7 @@ class CacheWorker:
                     slots.record_stream(torch.cuda.current_stream())
             self._steps.back_up(home, buffer)
 
-        self._schedule.step(rows.seq_indices, rows.positions, lambda: launched.run(forward), back_up)
+        self._schedule.step(batch.seq_indices, batch.positions, lambda: launched.run(forward), back_up)
         return launched
 
     @torch.inference_mode()
@@ -121,17 +121,17 @@ class CacheWorker:
 
     @torch.inference_mode()
     def admit(self, admission: Admission) -> None:
-        self._full[admission.seq_index] = admission.full
+        self._full[admission.seq_index] = admission.full_attention
         self._schedule.forward(lambda: self._seed(admission))
 
     def _seed(self, a: Admission) -> None:
         """Fill the tables, and bring what the device keeps to its places."""
-        page, staging, device = self.geometry.page, self._model.staging, self._device
+        page, staging, device = self.cache_config.page_size, self._model.staging, self._device
         slots = staging_slots(a.staging_pages, a.length)
         seeds = seed(
             self._cache, a.seq_index, a.length,
             torch.from_numpy(a.host_pages.astype(np.int64)), torch.from_numpy(a.device_pages.astype(np.int64)),
-            a.full,
+            a.full_attention,
         )  # fmt: skip
         places, pages = seeds.places.numpy()[:, None], seeds.pages.numpy()[:, None]
         tokens = (pages * page + np.arange(page)).ravel()
@@ -161,7 +161,7 @@ class CacheWorker:
             self._schedule.forward(lambda: self._cache.poison(*pages))
 
     def _sample(
-        self, logits: Tensor, seq_indices: Int32, sampling: Sampling, greedy_found: Tensor | None = None
+        self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch, greedy_found: Tensor | None = None
     ) -> Tensor:
         """Sample the rows of logits, keep what their sequences feed next; `Stepped.found`.
 
@@ -179,13 +179,13 @@ class CacheWorker:
         places = upload(seq_indices.astype(np.int64), self._device)
         return feed(ids, logits, places, self._runner.fed, self._cache)
 
-    def result(self, found: Tensor, rows: int, seconds: float) -> StepResult:
+    def result(self, found: Tensor, rows: int, seconds: float) -> ForwardResult:
         """Read `Stepped.found` of so many rows, on the host."""
         counted, tokens = found[:COUNTERS], found[COUNTERS : COUNTERS + rows]
         now = np.concatenate((counted[:2].numpy().astype(np.float64), counted[2:].view(torch.float64)))
         (hits, misses, captured, judged), self._seen = now - self._seen, now
         backed_up, self._backed_up = self._schedule.backed_up - self._backed_up, self._schedule.backed_up
-        return StepResult(
+        return ForwardResult(
             tokens.numpy().astype(np.int32), int(hits), int(misses), seconds, backed_up,
             int(self._schedule.lag().sum()), float(captured), int(judged),
         )  # fmt: skip
@@ -193,12 +193,12 @@ class CacheWorker:
 
 def _staging_pages(of_prompt: Int32, start: int, end: int, begun: bool = False) -> Int32:
     """The staging pages in which tokens [start, end) of a prompt stand. begun: but not where one before stands."""
-    first = -(-start // STAGING_PAGE) if begun else start // STAGING_PAGE
-    return of_prompt[first : -(-end // STAGING_PAGE)]
+    first = -(-start // STAGING_PAGE_SIZE) if begun else start // STAGING_PAGE_SIZE
+    return of_prompt[first : -(-end // STAGING_PAGE_SIZE)]
 
 
 class OnItsWay:
-    """`Launched`: what was launched, and on a CUDA device the one event that its result waits for."""
+    """`PendingForward`: what was launched, and on a CUDA device the one event that its result waits for."""
 
     def __init__(self, worker: CacheWorker, rows: int) -> None:
         self._worker, self._rows = worker, rows
@@ -216,7 +216,7 @@ class OnItsWay:
         self._found = host.copy_(self._found, non_blocking=True)
         self._copy_done = _timed_event()
 
-    def result(self) -> StepResult:
+    def result(self) -> ForwardResult:
         if self._begin is not None:
             self._copy_done.synchronize()
             self._seconds = self._begin.elapsed_time(self._copy_done) / 1e3

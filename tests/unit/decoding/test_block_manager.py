@@ -84,8 +84,8 @@ def test_needs(prompt: int, max_tokens: int, sparse: bool, dense: bool, needs: N
 def test_what_could_never_fit_is_refused_with_the_bound(
     pool: dict[str, int], fits: tuple[int, int], too_much: tuple[int, int], sparse: bool, message: str
 ) -> None:
-    geometry = replace(TINY, **pool)
-    check_fits(call(*fits, sparse), geometry)
+    cache_config = replace(TINY, **pool)
+    check_fits(call(*fits, sparse), cache_config)
     with pytest.raises(RequestError, match=message) as refused:
-        check_fits(call(*too_much, sparse), geometry)
+        check_fits(call(*too_much, sparse), cache_config)
     assert refused.value.code is Code.INVALID_ARG

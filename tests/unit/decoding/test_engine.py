@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
 from hiscore.decoding.sampling_params import DecodeOptions
 from hiscore.decoding.sequence import Stage
-from hiscore.decoding.worker.interface import NOT_FINITE, Geometry, StepRows
+from hiscore.decoding.worker.interface import NOT_FINITE, CacheConfig, DecodeBatch
 from hiscore.errors import Code, RequestError
 from tests.support.decode_worker import EOS, TINY, VOCABULARY, HashWorker, alone
 
@@ -141,7 +141,7 @@ def test_join_and_leave_at_every_step_changes_no_sequence(
     calls: list[tuple[DecodeCall, int, int | None]], delay: int, quantum: int, dense: bool, chunk: int
 ) -> None:
     """Each call comes when so many steps have been launched, and may be cancelled some steps later."""
-    worker = HashWorker(replace(TINY, dense=dense, chunk=chunk), delay)
+    worker = HashWorker(replace(TINY, dense=dense, prefill_token_budget=chunk), delay)
     callers = Callers()
     names = [Caller(name) for name in range(len(calls))]
     arrivals = sorted(range(len(calls)), key=lambda i: calls[i][1])
@@ -179,12 +179,12 @@ def test_join_and_leave_at_every_step_changes_no_sequence(
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_200_sequences_through_pools_for_20(dense: bool) -> None:
-    geometry = Geometry(
-        page=4, lru_pages=4, ring_pages=2, host_pages=400, device_pages=120, staging_pages=16, max_sequences=20,
-        chunk=64, context_length=100, dense=dense,
+    cache_config = CacheConfig(
+        page_size=4, lru_pages=4, ring_pages=2, host_pages=400, device_pages=120, staging_pages=16,
+        max_sequences=20, prefill_token_budget=64, context_length=100, dense=dense,
     )  # fmt: skip
     random = np.random.default_rng(0)
-    worker, callers = HashWorker(geometry, delay=3), Callers()
+    worker, callers = HashWorker(cache_config, delay=3), Callers()
     calls = [
         call(random.integers(0, VOCABULARY, random.integers(1, 50)).tolist(), int(random.integers(1, 50)), seed=i,
              temperature=float(i % 2), ignore_eos=bool(i % 3), sparse=bool(i % 5))
@@ -207,7 +207,7 @@ def test_200_sequences_through_pools_for_20(dense: bool) -> None:
 
 def test_a_long_prompt_is_counted_while_it_is_computed() -> None:
     """Before its first token nothing else tells that the engine is at work."""
-    worker, callers = HashWorker(replace(TINY, chunk=5)), Callers()
+    worker, callers = HashWorker(replace(TINY, prefill_token_budget=5)), Callers()
     counted: list[int] = []
 
     def on_prefill(launch: str, seq_indices: list[int]) -> None:
@@ -243,7 +243,7 @@ STAGES = [Stage.WAITING, Stage.PREFILLING, Stage.STAGING, Stage.RUNNING, Stage.L
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_end_at_each_stage_gives_everything_back(stage: Stage, how: str) -> None:
     """Sequences of all sorts crowd small pools; whatever is found at this stage is ended."""
-    worker, callers = HashWorker(replace(TINY, chunk=6), delay=5), Callers()
+    worker, callers = HashWorker(replace(TINY, prefill_token_budget=6), delay=5), Callers()
     calls = [long_call(i, prompt=20 + i, sparse=bool(i % 3)) for i in range(12)]
     names = [Caller(i) for i in range(12)]
     ended: list[Any] = []
@@ -306,7 +306,7 @@ class Gate:
         self.position, self.rows = position, rows
         self.reached, self.open = threading.Event(), threading.Event()
 
-    def on_step(self, rows: StepRows) -> None:
+    def on_step(self, rows: DecodeBatch) -> None:
         if len(rows.seq_indices) == self.rows and rows.positions.max() == self.position:
             self.reached.set()
             assert self.open.wait(20)
@@ -519,7 +519,7 @@ def test_a_call_that_waits_too_long_expires_and_one_that_runs_does_not() -> None
 class Mixing(HashWorker):
     """Gives two rows each other's tokens, once."""
 
-    def _decode(self, rows: StepRows, pages: Any) -> list[int]:
+    def _decode(self, rows: DecodeBatch, pages: Any) -> list[int]:
         tokens = super()._decode(rows, pages)
         return tokens[::-1] if self.steps == 20 else tokens
 
@@ -527,7 +527,7 @@ class Mixing(HashWorker):
 class Leaking(HashWorker):
     """Reads one page of another sequence."""
 
-    def _decode(self, rows: StepRows, pages: Any) -> list[int]:
+    def _decode(self, rows: DecodeBatch, pages: Any) -> list[int]:
         return super()._decode(rows, pages[::-1] if self.steps == 20 else pages)
 
 

@@ -12,7 +12,7 @@ from hiscore.decoding.sampling_params import DecodeOptions
 from hiscore.decoding.scheduler import LOOK_AHEAD, MOST_OVERTAKEN, Plan, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Sequence, Stage
 from hiscore.decoding.stop_strings import StreamEnd
-from hiscore.decoding.worker.interface import Geometry
+from hiscore.decoding.worker.interface import CacheConfig
 from tests.support.decode_worker import TINY
 
 WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_sequences=100)
@@ -28,8 +28,8 @@ def sequence(prompt: int = 8, max_tokens: int = 8, sparse: bool = True) -> Seque
 class Drive:
     """Does what the engine does, one iteration late as it does it, without tokens."""
 
-    def __init__(self, geometry: Geometry = TINY, quantum: int = 0) -> None:
-        self.scheduler = Scheduler(geometry, quantum)
+    def __init__(self, cache_config: CacheConfig = TINY, quantum: int = 0) -> None:
+        self.scheduler = Scheduler(cache_config, quantum)
         self.undrained: set[int] = set()
         self._before = Plan()
 
@@ -62,14 +62,14 @@ def test_a_sequence_s_life() -> None:
     drive, each = Drive(), sequence(prompt=30, max_tokens=3)
     drive.add(each)
     plan = drive.go()
-    assert [(chunk.start, len(chunk.tokens), chunk.last) for chunk in plan.chunks] == [(0, 24, False)]
+    assert [(chunk.start, len(chunk.tokens), chunk.is_last) for chunk in plan.chunks] == [(0, 24, False)]
     assert (plan.filled, plan.admitted, plan.rows) == ([], [], None)
     plan = drive.go()
-    assert [(chunk.start, len(chunk.tokens), chunk.last) for chunk in plan.chunks] == [(24, 6, True)]
+    assert [(chunk.start, len(chunk.tokens), chunk.is_last) for chunk in plan.chunks] == [(24, 6, True)]
     assert plan.filled == plan.admitted == [each]
     admission = each.admission()
-    assert (admission.length, admission.first_token, admission.full) == (30, None, False)
-    assert sequence(sparse=False).admission().full
+    assert (admission.length, admission.first_token, admission.full_attention) == (30, None, False)
+    assert sequence(sparse=False).admission().full_attention
     drive.undrained = {each.seq_index}
     assert drive.go(3).rows is None  # until its prompt's backup has landed
     assert each.stage is Stage.STAGING
@@ -149,7 +149,7 @@ def test_neither_short_prompts_nor_long_ones_hold_each_other_up() -> None:
 def test_a_prefill_forward_is_full_and_the_oldest_has_a_half(
     prompts: list[tuple[int, int]], chunk: int
 ) -> None:
-    drive = Drive(replace(WIDE, chunk=chunk))
+    drive = Drive(replace(WIDE, prefill_token_budget=chunk))
     pending = [(at, sequence(prompt=length, max_tokens=1)) for length, at in prompts]
     for iteration in range(8 + sum(length for length, _ in prompts)):
         drive.add(*(each for at, each in pending if at == iteration))
@@ -264,12 +264,12 @@ def test_nobody_is_preempted_without_a_quantum_or_before_it() -> None:
 
 def test_nobody_is_preempted_in_vain() -> None:
     # Two sequences would have to go, or pages of the host that a preempted sequence keeps.
-    for geometry, late in (
+    for cache_config, late in (
         (TINY, sequence(prompt=30, max_tokens=20, sparse=False)),
         (replace(TINY, host_pages=70), sequence(prompt=20, max_tokens=20)),
         (replace(TINY, staging_pages=2), sequence(prompt=8)),  # who has grown beyond could not come back
     ):
-        drive = Drive(geometry, quantum=5)
+        drive = Drive(cache_config, quantum=5)
         running = fill(drive, max_tokens=60)
         drive.go(33)
         drive.add(late)
@@ -326,7 +326,7 @@ def test_preempted_sequences_come_back_past_those_that_wait_for_their_pages_on_t
 
 @pytest.mark.parametrize("stage", [each for each in Stage if each is not Stage.GONE])
 def test_an_end_at_each_stage_gives_all_back(stage: Stage) -> None:
-    drive = Drive(replace(TINY, chunk=3), quantum=3)
+    drive = Drive(replace(TINY, prefill_token_budget=3), quantum=3)
     sequences = [sequence(max_tokens=20) for _ in range(6)]
     drive.add(*sequences)
     victim = next((each for each in sequences if each.stage is stage), None)
@@ -357,8 +357,10 @@ def test_all_sequences_get_through(
     data: st.DataObject, quantum: int, dense: bool, host_pages: int, chunk: int
 ) -> None:
     """Whatever comes and ends whenever: no deadlock, and in the end all pages are back."""
-    geometry = replace(TINY, host_pages=host_pages, dense=dense, chunk=chunk, context_length=80)
-    drive, sequences = Drive(geometry, quantum), []
+    cache_config = replace(
+        TINY, host_pages=host_pages, dense=dense, prefill_token_budget=chunk, context_length=80
+    )
+    drive, sequences = Drive(cache_config, quantum), []
     for _ in range(data.draw(st.integers(1, 30))):
         each = sequence(
             data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40)), data.draw(st.booleans())

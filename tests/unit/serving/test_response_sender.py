@@ -13,7 +13,7 @@ import pytest
 
 from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
 from hiscore.decoding.sampling_params import DecodeOptions
-from hiscore.decoding.worker.interface import StepRows
+from hiscore.decoding.worker.interface import DecodeBatch
 from hiscore.errors import RequestError
 from hiscore.serving import response_sender as sender_module
 from hiscore.serving.response_sender import Caller, StreamSender, joined
@@ -188,7 +188,7 @@ def test_a_caller_that_goes_before_its_stream_begins_is_not_served_to_its_end() 
     """The call is read, which takes long, and only then handed to the engine; its caller has gone meanwhile."""
     worker, cancelled = HashWorker(), threading.Event()
 
-    def on_step(rows: StepRows) -> None:
+    def on_step(rows: DecodeBatch) -> None:
         assert cancelled.wait(PATIENCE_S), "its caller has been forgotten"
 
     worker.on_step = on_step

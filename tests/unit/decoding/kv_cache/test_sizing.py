@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore.decoding.kv_cache.sizing import CONTEXT_PAGE, Memory, ModelShape, plan_cache
-from hiscore.decoding.worker.interface import STAGING_PAGE
+from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE
 from hiscore.settings import Backup, CacheSettings
 
 MIB = 2**20
@@ -36,7 +36,7 @@ def test_pools_take_no_more_than_there_is(
     )
     memory = Memory(host * MIB, device * MIB, streams)
     try:
-        shape, geometry = plan_cache(settings, model, memory, torch.float32, 256)
+        shape, cache_config = plan_cache(settings, model, memory, torch.float32, 256)
     except ValueError:
         # With all of both there is always room.
         plan_cache(settings, model, Memory(2**50, 2**50, streams), torch.float32, 256)
@@ -46,13 +46,13 @@ def test_pools_take_no_more_than_there_is(
         sizes[name] for name in ("host_table", "device_table", "direct", "full", "hits", "misses", "mass")
     )
     row = 4 * len(windows) * prod((model.parts, model.heads, model.width))
-    staging = geometry.staging_pages * STAGING_PAGE * row
+    staging = cache_config.staging_pages * STAGING_PAGE_SIZE * row
     assert sizes["host"] <= memory.host
     assert sum(sizes.values()) - sizes["host"] - tables + staging <= memory.device
     if shape.sparse_layers:
         # As many long streams fit one pool as the other.
-        buffers = geometry.device_pages // min(shape.max_pages, shape.buffer_pages)
-        assert buffers >= geometry.host_pages // shape.max_pages
+        buffers = cache_config.device_pages // min(shape.max_pages, shape.buffer_pages)
+        assert buffers >= cache_config.host_pages // shape.max_pages
         assert buffers >= 1
 
 
@@ -117,10 +117,10 @@ def test_fewer_dense_layers_leave_room_for_larger_buffers() -> None:
     longest = []
     for layers, dense in ((0, {3}), (1, {0, 3}), (2, {0, 1, 3}), (3, {0, 1, 2, 3}), (9, {0, 1, 2, 3})):
         settings = CacheSettings(selector="quest", sparse_top_k=256, quest_dense_layers=layers)
-        shape, geometry = plan_cache(settings, model, Memory(MIB * 64, MIB * 24, 8), torch.float32, 256)
+        shape, cache_config = plan_cache(settings, model, Memory(MIB * 64, MIB * 24, 8), torch.float32, 256)
         assert shape.dense_layers == dense
-        assert geometry.dense == (len(dense) == 4)
-        longest.append(geometry.host_pages)
+        assert cache_config.dense == (len(dense) == 4)
+        longest.append(cache_config.host_pages)
     assert longest[0] > longest[1] > longest[2] > longest[3] == longest[4]
     # Of quest alone.
     shape, _ = plan_cache(
@@ -131,11 +131,11 @@ def test_fewer_dense_layers_leave_room_for_larger_buffers() -> None:
 
 def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
     model = ModelShape(2, 2, 16, (128,) * 4, 4_096)
-    _, geometry = plan_cache(
+    _, cache_config = plan_cache(
         CacheSettings(selector="quest"), model, Memory(MIB * 64, MIB * 64, 4), torch.float32, 1
     )
-    assert geometry.dense
-    assert geometry.device_pages == 0
+    assert cache_config.dense
+    assert cache_config.device_pages == 0
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,6 @@ def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixt
 
 
 def context(settings: CacheSettings, model: ModelShape, device: int) -> int:
-    _, geometry = plan_cache(settings, model, Memory(2**40, device, 1), torch.float32, 256)
-    assert geometry.staging_pages * STAGING_PAGE >= geometry.context_length
-    return geometry.context_length
+    _, cache_config = plan_cache(settings, model, Memory(2**40, device, 1), torch.float32, 256)
+    assert cache_config.staging_pages * STAGING_PAGE_SIZE >= cache_config.context_length
+    return cache_config.context_length

@@ -124,7 +124,7 @@ def test_200_sequences_through_pools_for_20(workers: Any, alone: Any) -> None:
     calls, expected = alone("exact", COUNT)
     worker = workers("exact", sequences=20)
     fits = sum(len(each["tokens"]) + each["max_tokens"] for each in calls[:20])
-    worker.geometry = replace(worker.geometry, host_pages=fits, device_pages=20 * COUNT)
+    worker.cache_config = replace(worker.cache_config, host_pages=fits, device_pages=20 * COUNT)
     order = np.random.default_rng(5).integers(0, len(calls), 200).tolist()
     with serving(worker, quantum=6) as client:
         outcomes = [client.submit(**calls[i]) for i in order]

@@ -81,7 +81,7 @@ class Watched:
             written, length = self._written[seq_index], sequence.length
             assert written.shape[1] == length
             whole = host_rows(
-                self.worker, sequence, torch.arange(len(sequence.host) * self.worker.geometry.page)
+                self.worker, sequence, torch.arange(len(sequence.host) * self.worker.cache_config.page_size)
             )
             there = whole.isfinite().flatten(2).all(-1)
             landed += int(there.sum())
@@ -117,10 +117,10 @@ def life(
 
 def lengths_of(worker: CacheWorker) -> list[int]:
     """A single token; one less than fills the buffer (or page), as many, one more."""
-    geometry = worker.geometry
-    full = (geometry.lru_pages + geometry.ring_pages) * geometry.page
-    edge = geometry.page if geometry.dense else full
-    return [1, edge - 1, edge, edge + 1, 2 * geometry.page + 1]
+    cache_config = worker.cache_config
+    full = (cache_config.lru_pages + cache_config.ring_pages) * cache_config.page_size
+    edge = cache_config.page_size if cache_config.dense else full
+    return [1, edge - 1, edge, edge + 1, 2 * cache_config.page_size + 1]
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -136,12 +136,12 @@ def test_the_host_has_what_was_written(
         worker._schedule._streams = LateBackups(patience=1_000)
     lengths = lengths_of(worker)
     # From within the buffer to beyond it, once around the ring, and over the edges of pages.
-    steps = (34 if worker.geometry.page > 1 else 26) if late else 3
+    steps = (34 if worker.cache_config.page_size > 1 else 26) if late else 3
     faults, watched = life(worker, kept, lengths, 120, steps)
     assert faults == []
     backed_up = sum(sequence.length for sequence in watched.driver.sequences.values())
     assert worker._schedule.backed_up == backed_up
-    assert sum(result.backed_up for result in watched.driver.results) <= backed_up
+    assert sum(result.offloaded_tokens for result in watched.driver.results) <= backed_up
 
 
 @pytest.mark.parametrize("backup", PROTOCOLS)

@@ -63,8 +63,10 @@ def test_bytes_of_a_request_are_what_a_plan_allocates_for_it() -> None:
     model = model_shape(GEOMETRIES["qwen3-0.6b"], 32_768)
     settings = CacheSettings(selector="quest")
     one = request_bytes(model, settings, 32_768)
-    shape, geometry_ = plan_cache(settings, model, Memory(PLENTY, PLENTY, 1), torch.bfloat16, 1)
-    allocated = replace(shape, device_pages=geometry_.lru_pages + geometry_.ring_pages).bytes(torch.bfloat16)
+    shape, cache_config = plan_cache(settings, model, Memory(PLENTY, PLENTY, 1), torch.bfloat16, 1)
+    allocated = replace(shape, device_pages=cache_config.lru_pages + cache_config.ring_pages).bytes(
+        torch.bfloat16
+    )
     assert one == {name: allocated[name] for name in one}
     # By hand: two dense layers whole, 4,096 tokens of 26 others.
     assert one["home"] == 2 * 32_768 * 4_096
@@ -78,7 +80,7 @@ def test_a_budget_holds_so_many_dense_streams_and_no_more(fit: int) -> None:
     model = model_shape(config, load.context)
     memory = Memory(PLENTY, budget(config, load, fit), load.streams)
     _, planned = plan_cache(CacheSettings(selector="dense"), model, memory, decode_load.dtype(), 1)
-    assert planned.host_pages == fit * load.context // planned.page
+    assert planned.host_pages == fit * load.context // planned.page_size
     assert slot_bytes(model) == 114_688
 
 
