@@ -25,9 +25,9 @@ def write(directory: Path, device: Device, tokenizer: Path | None) -> None:
 
 
 def _geometry(directory: Path) -> None:
-    from perf import geometry
+    from perf.models import random_checkpoint
 
-    geometry.write("qwen3-0.6b", directory, device="cuda")
+    random_checkpoint.write("qwen3-0.6b", directory, device="cuda")
 
 
 def _tiny(directory: Path) -> None:
