@@ -157,7 +157,6 @@ def test_fed_tokens_are_judged_as_a_prefill_would(tiny) -> None:
 
     # Float32 sums in another order, of logits below 1.
     assert torch.allclose(logits(40), logits(70), rtol=0, atol=1e-4)
-    assert not torch.allclose(logits(40), logits(69), rtol=0, atol=0)
     text[30] += 1
     changed = logits(40)
     text[30] -= 1
