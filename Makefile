@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 AUDIT := $(VENV)/audit
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-gpu soak bench bench-gpu lint format audit clean
+.PHONY: help install demo serve check test test-gpu soak bench bench-gpu lint format audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -24,12 +24,16 @@ $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
 demo: $(INSTALLED) ## Score real items by a real model behind a real tritonserver
 	@$(BIN)/python client/examples/demo.py
 
-# Settings reach it from the environment or as make variables: both MODEL=... make serve and make serve MODEL=...
-serve: $(INSTALLED) ## Run the server in the foreground (settings: see README)
+# Settings come from the environment or as make variables: MODEL=... make serve, or make serve MODEL=...
+serve: $(INSTALLED) ## Run the server in the foreground (settings: docs/settings.md)
 	@exec $(BIN)/python -m hiscore.launcher
 
+check: lint ## What to run before every commit: lint, then the fast unit tests, in parallel
+	@$(BIN)/python -m pytest -q -n auto -m "not slow" tests/unit tests/client
+
 test: lint ## Lint, then run every test that needs no GPU
-	@$(BIN)/python -m pytest -m "not gpu" --ignore=tests/gpu
+	@$(BIN)/python -m pytest -q -n auto tests/unit tests/client
+	@$(BIN)/python -m pytest -q tests/server
 
 test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
 	@$(BIN)/python -m pytest tests/gpu tests/unit/kernels tests/unit/layers/test_triton_ops.py
