@@ -32,7 +32,7 @@ class RequestError(Exception):
         self.code = code
 
 
-def visible(error: Exception) -> RequestError:
+def to_request_error(error: Exception) -> RequestError:
     """What a caller may see of an error; what only we may see goes to the log."""
     if isinstance(error, RequestError):
         return error

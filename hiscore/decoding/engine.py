@@ -21,7 +21,7 @@ from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Stage
 from hiscore.decoding.stats import EngineStats, Tally
 from hiscore.decoding.stop_strings import Detokenizer, StreamEnd
 from hiscore.decoding.worker.interface import NOT_FINITE, PendingForward, Worker
-from hiscore.errors import Code, RequestError, visible
+from hiscore.errors import Code, RequestError, to_request_error
 
 __all__ = ["DecodeCall", "DecodeEngine", "EngineStats", "Output"]
 
@@ -254,7 +254,7 @@ class DecodeEngine:
         try:
             yield
         except Exception as error:
-            answer = visible(error)
+            answer = to_request_error(error)
             if error is not answer:
                 self._failed(error)
             for sequence in sequences:

@@ -10,7 +10,7 @@ from hiscore.arrays import Int32
 from hiscore.decoding.request import PromptReader
 from hiscore.decoding.sampling_params import DecodeOptions
 from hiscore.decoding.sequence import DecodeCall
-from hiscore.errors import Code, RequestError, visible
+from hiscore.errors import Code, RequestError, to_request_error
 
 # A core encodes about a megabyte in a second: smaller texts hold nobody up for long.
 LARGE_CHARACTERS = 2**16
@@ -74,4 +74,4 @@ class Intake:
             prompt = self._prompts.read(asked.input_ids, asked.text, asked.options)
             self._submit(DecodeCall(prompt, asked.options, asked.deadline, asked.start_by), reply_to)
         except Exception as error:
-            self._refuse(reply_to, visible(error))
+            self._refuse(reply_to, to_request_error(error))

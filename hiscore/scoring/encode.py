@@ -13,8 +13,9 @@ from hiscore.arrays import Int32
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.labels import check_label_inputs, resolve_labels
-from hiscore.scoring.request import lay_out
-from hiscore.scoring.validation import check_call
+from hiscore.scoring.layout import lay_out
+from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.validation import check_prompt
 from hiscore.settings import Limits
 from hiscore.tokenization.panics import Panic
 from hiscore.tokenization.safe_splits import first_cut, last_cut
@@ -22,7 +23,7 @@ from hiscore.tokenization.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)
-class TextCall:
+class TextRequest:
     """One call as it was sent; ``item_first`` joins ``item + query``, else ``query + item``."""
 
     query: str
@@ -33,7 +34,7 @@ class TextCall:
 
 
 @dataclass(frozen=True)
-class TokenCall:
+class TokenizedRequest:
     """One call in token space, checked; int32 arrays of shape [tokens], [items + 1] and [labels].
 
     full_encode: the whole query had to be encoded with every one of several items.
@@ -49,7 +50,7 @@ class TokenCall:
 class _Plan:
     """What of a call is encoded: the shared part of the query once, the rest of it (``own``) with every item."""
 
-    call: TextCall
+    call: TextRequest
     shared: str
     own: str
 
@@ -72,8 +73,8 @@ class _Plan:
 
 
 def encode_calls(
-    tokenizer: TextTokenizer, calls: Sequence[TextCall], limits: Limits, facts: CheckpointFacts
-) -> list[TokenCall | RequestError]:
+    tokenizer: TextTokenizer, calls: Sequence[TextRequest], limits: Limits, facts: CheckpointFacts
+) -> list[TokenizedRequest | RequestError]:
     """Encode the texts of all calls together; a call that cannot be served gives its own error instead.
 
     Strings must be valid Unicode (no lone surrogates).
@@ -88,8 +89,8 @@ def encode_calls(
 
 
 def _encode(
-    tokenizer: TextTokenizer, calls: Sequence[TextCall], limits: Limits, facts: CheckpointFacts
-) -> list[TokenCall | RequestError]:
+    tokenizer: TextTokenizer, calls: Sequence[TextRequest], limits: Limits, facts: CheckpointFacts
+) -> list[TokenizedRequest | RequestError]:
     plans = [_plan(tokenizer, call, limits, facts) for call in calls]
     good = [plan for plan in plans if isinstance(plan, _Plan)]
     texts = [plan.texts for plan in good]
@@ -110,7 +111,7 @@ def _encode(
 
 
 def _plan(
-    tokenizer: TextTokenizer, call: TextCall, limits: Limits, facts: CheckpointFacts
+    tokenizer: TextTokenizer, call: TextRequest, limits: Limits, facts: CheckpointFacts
 ) -> _Plan | RequestError:
     """Check what can be checked before encoding, then find what of the query is encoded once."""
     try:
@@ -137,7 +138,7 @@ def _plan(
     return plan
 
 
-def _divide(tokenizer: TextTokenizer, call: TextCall) -> tuple[str, str]:
+def _divide(tokenizer: TextTokenizer, call: TextRequest) -> tuple[str, str]:
     """The part of the query to encode once, and the part beside the items to encode with each of them."""
     if not tokenizer.safe_cuts:
         return "", call.query
@@ -155,7 +156,7 @@ def _finish(
     label_ids: list[list[int]],
     limits: Limits,
     facts: CheckpointFacts,
-) -> TokenCall | RequestError:
+) -> TokenizedRequest | RequestError:
     """Put encodings together into a checked layout."""
     call, (shared, *own) = plan.call, text_ids
     if not plan.shared:
@@ -166,13 +167,13 @@ def _finish(
     common = _common_prefix_length(rests)
     query = before + rests[0][:common]
     items = [rest[common:] for rest in rests] if call.items else []
-    input_ids, delimiter_indices = lay_out(query, items)
+    prompt = MultiItemPrompt.of(query, items)
     try:
         labels = resolve_labels(call.labels, label_ids, call.label_token_ids, limits, facts)
-        check_call(input_ids, delimiter_indices, limits, facts)
+        check_prompt(prompt, limits, facts)
     except RequestError as error:
         return error
-    return TokenCall(input_ids, delimiter_indices, labels, plan.full_encode)
+    return TokenizedRequest(*lay_out(prompt), labels, plan.full_encode)
 
 
 def _common_prefix_length(rows: Sequence[list[int]]) -> int:

@@ -21,8 +21,8 @@ import numpy as np
 
 from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import NOT_KEPT, Forward, Group
-from hiscore.scoring.prefix_cache import PAGE, KVPages, slots_of
-from hiscore.scoring.request import Call
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache, slots_of
+from hiscore.scoring.request import MultiItemPrompt
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Loan:
 class _Packed:
     """A call in the stream. Its tokens are counted from the query's first, whether cached or computed."""
 
-    def __init__(self, call: Call, begin: int, slots: Int64, cached: int, first_item: int) -> None:
+    def __init__(self, call: MultiItemPrompt, begin: int, slots: Int64, cached: int, first_item: int) -> None:
         self.query = call.query_length
         self.tokens = call.tokens
         self.cached = cached
@@ -56,7 +56,7 @@ class _Packed:
         self.slots = np.full(len(call.tokens), NOT_KEPT, np.int64)
         self.slots[: len(slots)] = slots
 
-    def keep_before(self, cut: int, pages: KVPages) -> list[_Loan]:
+    def keep_before(self, cut: int, pages: PrefixCache) -> list[_Loan]:
         """Find pool slots for whatever tokens from `cut` on still see."""
         done = cut - self.begin
         spans = [(0, min(done, self.query), self.end)]
@@ -66,7 +66,7 @@ class _Packed:
         loans = []
         for first, last, read_until in spans:
             missing = first + np.flatnonzero(self.slots[first:last] == NOT_KEPT)
-            loans.append(_Loan(pages.lend(-(-len(missing) // PAGE)), read_until))
+            loans.append(_Loan(pages.allocate(-(-len(missing) // PAGE)), read_until))
             self.slots[missing] = slots_of(loans[-1].pages)[: len(missing)]
         return loans
 
@@ -127,7 +127,7 @@ class _Builder:
         )
 
 
-def pack(calls: Sequence[Call], budget: int, pages: KVPages) -> Batch:
+def pack(calls: Sequence[MultiItemPrompt], budget: int, pages: PrefixCache) -> Batch:
     """Pack calls into forwards of at most `budget` tokens. Calls without items cost nothing: nobody reads them.
 
     Raises:
@@ -153,7 +153,7 @@ def pack(calls: Sequence[Call], budget: int, pages: KVPages) -> Batch:
     return Batch(tuple(forwards), cached)
 
 
-def _stream(calls: Sequence[Call], pages: KVPages) -> tuple[list[_Packed], tuple[int, ...]]:
+def _stream(calls: Sequence[MultiItemPrompt], pages: PrefixCache) -> tuple[list[_Packed], tuple[int, ...]]:
     packed: list[_Packed] = []
     cached: list[int] = []
     end = items = 0
@@ -170,7 +170,7 @@ def _stream(calls: Sequence[Call], pages: KVPages) -> tuple[list[_Packed], tuple
     return packed, tuple(cached)
 
 
-def _keep_what_cuts_need(packed: Sequence[_Packed], budget: int, pages: KVPages) -> None:
+def _keep_what_cuts_need(packed: Sequence[_Packed], budget: int, pages: PrefixCache) -> None:
     """Lend pool slots to the calls that a forward's end cuts.
 
     What is lent at a cut is written by the forward before it. So pages may go from one to another only if that
@@ -184,13 +184,13 @@ def _keep_what_cuts_need(packed: Sequence[_Packed], budget: int, pages: KVPages)
             while cut is not None and cut < p.end:
                 if cut > p.begin + p.cached:
                     for loan in [loan for loan in loans if loan.read_until <= cut - budget]:
-                        pages.give_back(loan.pages)
+                        pages.free(loan.pages)
                         loans.remove(loan)
                     loans += p.keep_before(cut, pages)
                 cut = next(cuts, None)
     finally:
         for loan in loans:
-            pages.give_back(loan.pages)
+            pages.free(loan.pages)
 
 
 def pool_reserve(context_length: int, budget: int) -> int:

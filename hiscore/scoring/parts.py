@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hiscore.scoring.request import Call
+from hiscore.scoring.request import MultiItemPrompt
 
 # A call of at most so many parts stays whole: its forwards then compute nothing twice.
 WHOLE_UP_TO = 8
@@ -16,7 +16,7 @@ WHOLE_UP_TO = 8
 QUERIES = 8
 
 
-def split_call(call: Call, budget: int) -> list[Call]:
+def split_call(call: MultiItemPrompt, budget: int) -> list[MultiItemPrompt]:
     """Parts of about `budget` tokens, in the order of the items; a call that is not much larger stays whole."""
     size = max(budget, QUERIES * call.query_length)
     if len(call.tokens) <= WHOLE_UP_TO * size:
@@ -29,7 +29,7 @@ def split_call(call: Call, budget: int) -> list[Call]:
     query, items = call.tokens[: call.query_length], call.tokens[call.query_length :]
     starts = np.concatenate(([0], ends))
     return [
-        Call(
+        MultiItemPrompt(
             np.concatenate((query, items[starts[first] : starts[last]])),
             call.query_length,
             call.item_lengths[first:last],

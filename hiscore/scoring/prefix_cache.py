@@ -22,14 +22,14 @@ from hiscore.errors import PoolExhausted
 PAGE = 32
 
 
-class KVPages:
+class PrefixCache:
     """Pages of a pool of `pages`; `reserve` of them are never given to the cache while a batch is packed."""
 
     def __init__(self, pages: int, reserve: int, caching: bool = True) -> None:
         self.pages = pages
         self._reserve = reserve
         self._caching = caching
-        self._free = list(range(pages - 1, -1, -1))
+        self._free_pages = list(range(pages - 1, -1, -1))
         self._cached: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._in_use: set[bytes] = set()
 
@@ -61,18 +61,18 @@ class KVPages:
             self._cached.move_to_end(value)
         return slots_of([self._cached[value] for value in hashes[:held]]), found * PAGE
 
-    def lend(self, pages: int) -> list[int]:
+    def allocate(self, pages: int) -> list[int]:
         """Take pages out of the pool until they are given back.
 
         Raises:
             PoolExhausted: there are not so many that are not in use.
         """
-        if pages > len(self._free) + len(self._cached) - len(self._in_use):
+        if pages > len(self._free_pages) + len(self._cached) - len(self._in_use):
             raise PoolExhausted
         return [self._take() for _ in range(pages)]
 
-    def give_back(self, pages: list[int]) -> None:
-        self._free.extend(pages)
+    def free(self, pages: list[int]) -> None:
+        self._free_pages.extend(pages)
 
     def end_batch(self) -> None:
         """All forwards of a batch are packed: what it used may be evicted by the next."""
@@ -80,7 +80,7 @@ class KVPages:
 
     def forget(self) -> None:
         """Empty the cache, as when a forward failed that should have filled it."""
-        self._free.extend(self._cached.values())
+        self._free_pages.extend(self._cached.values())
         self._cached.clear()
         self._in_use.clear()
 
@@ -90,14 +90,14 @@ class KVPages:
 
     def _may_use(self, value: bytes) -> bool:
         """Whether one more page can be in use and leave the reserve to split calls."""
-        left = len(self._free) + len(self._cached) - len(self._in_use)
+        left = len(self._free_pages) + len(self._cached) - len(self._in_use)
         return value in self._in_use or left > self._reserve
 
     def _take(self) -> int:
-        if not self._free:
+        if not self._free_pages:
             oldest = next(value for value in self._cached if value not in self._in_use)
-            self._free.append(self._cached.pop(oldest))
-        return self._free.pop()
+            self._free_pages.append(self._cached.pop(oldest))
+        return self._free_pages.pop()
 
 
 def slots_of(pages: list[int]) -> Int64:

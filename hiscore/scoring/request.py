@@ -1,51 +1,49 @@
-"""The packed layout of one call: query, then for each item a delimiter and the item, then one last delimiter.
-
-Delimiters are fillers: they mark where items begin and end for whoever builds or reads the layout, their ids
-are never looked at, and they are dropped before anything is computed. ``delimiter_indices`` are known while
-the layout is built, so nothing downstream ever searches for one.
-"""
+"""A request to score: the tokens of one query and its items, the labels, and the options."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
-from hiscore.arrays import Int32
-
-# Any id would do, since nothing reads it; 0 exists in every vocabulary.
-FILLER_ID = 0
+from hiscore.arrays import Int32, Int64
+from hiscore.scoring.options import ScoreOptions
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call without its fillers: the query's tokens, then every item's, end to end.
+class MultiItemPrompt:
+    """The query's tokens, then the tokens of every item, end to end and without delimiters.
 
-    tokens: int32 [query_length + sum(item_lengths)]; item_lengths: int64 [items], zeros allowed.
+    Attributes:
+        tokens: int32 [query_length + sum(item_lengths)].
+        query_length: Tokens of the query; 0 for an empty one.
+        item_lengths: int64 [items]: tokens of each item; 0 for an empty one.
     """
 
     tokens: Int32
     query_length: int
-    item_lengths: npt.NDArray[np.int64]
+    item_lengths: Int64
+
+    @classmethod
+    def of(cls, query: Sequence[int], items: Sequence[Sequence[int]]) -> "MultiItemPrompt":
+        """Join the token ids of a query and its items."""
+        lengths = np.fromiter(map(len, items), np.int64, len(items))
+        total = len(query) + int(lengths.sum())
+        return cls(np.fromiter(chain(query, *items), np.int32, total), len(query), lengths)
 
 
-def lay_out(query: Sequence[int], items: Sequence[Sequence[int]]) -> tuple[Int32, Int32]:
-    """Build ``(input_ids, delimiter_indices)``, both int32, from a query and its items' token ids."""
-    ids = list(query)
-    delimiters = [len(ids)]
-    ids.append(FILLER_ID)
-    for item in items:
-        ids.extend(item)
-        delimiters.append(len(ids))
-        ids.append(FILLER_ID)
-    return np.asarray(ids, dtype=np.int32), np.asarray(delimiters, dtype=np.int32)
+@dataclass(frozen=True)
+class ScoreRequest:
+    """A validated request.
 
+    Attributes:
+        prompt: Query and items.
+        labels: int32 [labels]: token ids of the labels; empty for a classifier.
+        options: How logits become scores.
+        is_canary: The launcher's health probe, which is not counted as work.
+    """
 
-def unpack(input_ids: Int32, delimiter_indices: Int32) -> Call:
-    """Drop the fillers of a layout that `validation.check_layout` has accepted."""
-    delimiters = delimiter_indices.astype(np.int64)
-    return Call(
-        tokens=np.delete(input_ids, delimiters),
-        query_length=int(delimiters[0]),
-        item_lengths=np.diff(delimiters) - 1,
-    )
+    prompt: MultiItemPrompt
+    labels: Int32
+    options: ScoreOptions
+    is_canary: bool = False

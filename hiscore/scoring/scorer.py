@@ -10,37 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.arrays import Float32, Int32
+from hiscore.arrays import Float32
 from hiscore.attention.metadata import Forward
 from hiscore.errors import RequestError
 from hiscore.layers.lm_head import Head
 from hiscore.models.decoder import Decoder
 from hiscore.models.support import CheckpointFacts
 from hiscore.prefill.runner import make_runner
-from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.packing import Batch, pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, KVPages
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.readout import scores_of
-from hiscore.scoring.request import Call
+from hiscore.scoring.request import ScoreRequest
 
 log = logging.getLogger(__name__)
 
 # Under fp8 the projections alone are in 8 bits.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 FP8_CAPABILITY = (8, 9)
-
-
-@dataclass(frozen=True)
-class ScoreCall:
-    """A checked call in token space with its labels (int32 [labels], none for a classifier) and options.
-
-    is_canary: it only asks whether the scorer lives.
-    """
-
-    call: Call
-    labels: Int32
-    options: ScoreOptions
-    is_canary: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +52,7 @@ class Pending:
     """A batch on its way: launched, perhaps not finished."""
 
     def __init__(
-        self, calls: Sequence[ScoreCall], batch: Batch, host: Tensor, shapes: list[tuple[list[int], int]],
+        self, calls: Sequence[ScoreRequest], batch: Batch, host: Tensor, shapes: list[tuple[list[int], int]],
         copy_done: torch.cuda.Event | None, is_classifier: bool,
     ) -> None:  # fmt: skip
         self._calls, self._batch = calls, batch
@@ -78,7 +64,7 @@ class Pending:
         """Wait for the batch's results, once, and turn logits into scores."""
         if self._copy_done is not None:
             self._copy_done.synchronize()
-        items = [len(call.call.item_lengths) for call in self._calls]
+        items = [len(call.prompt.item_lengths) for call in self._calls]
         found: list[list[Float32]] = [[] for _ in self._calls]
         values = self._host.numpy()
         for members, width in self._shapes:
@@ -101,7 +87,7 @@ class Pending:
             )
         except RequestError as error:
             return error
-        return Scores(scores, len(call.call.tokens), self._batch.cached_tokens[index])
+        return Scores(scores, len(call.prompt.tokens), self._batch.cached_tokens[index])
 
 
 class Scorer:
@@ -130,7 +116,7 @@ class Scorer:
         reserve = pool_reserve(a.context_length, max_batch_tokens)
         page_bytes = PAGE * decoder.slot_bytes
         pages = reserve + query_cache_bytes // page_bytes
-        self._pages = KVPages(pages, reserve, caching=query_cache_bytes > 0)
+        self._pages = PrefixCache(pages, reserve, caching=query_cache_bytes > 0)
         self.runner = make_runner(decoder, pages * PAGE, max_batch_tokens)
         log.info(
             "%s decoder on %s in %s by %s; at most %d tokens a forward, %d MiB for keys and values of queries",
@@ -138,26 +124,28 @@ class Scorer:
             pages * page_bytes >> 20,
         )  # fmt: skip
 
-    def score(self, calls: Sequence[ScoreCall]) -> tuple[list[Scores | RequestError], BatchStats]:
+    def score(self, calls: Sequence[ScoreRequest]) -> tuple[list[Scores | RequestError], BatchStats]:
         """Score all the calls together. An answer that is not finite fails its own call alone."""
         return self.submit(calls).result()
 
     @torch.inference_mode()
-    def submit(self, calls: Sequence[ScoreCall]) -> Pending:
+    def submit(self, calls: Sequence[ScoreRequest]) -> Pending:
         """Pack and launch a batch. On a CUDA device this does not wait for it."""
         try:
             # The device of a launch, a stream and an event is the thread's, and any thread may come here.
             with torch.cuda.device(-1 if self.device.index is None else self.device.index):
-                return self._launch(calls, pack([call.call for call in calls], self._budget, self._pages))
+                return self._launch(calls, pack([call.prompt for call in calls], self._budget, self._pages))
         except Exception:
             # The cache counts on keys and values that were perhaps never written.
             self._pages.forget()
             raise
 
-    def _launch(self, calls: Sequence[ScoreCall], batch: Batch) -> Pending:
+    def _launch(self, calls: Sequence[ScoreRequest], batch: Batch) -> Pending:
         hidden = self._in_order(self.runner.run(batch.forwards), batch.forwards)
-        ends = np.cumsum([len(call.call.item_lengths) for call in calls])
-        rows = [slice(end - len(call.call.item_lengths), end) for call, end in zip(calls, ends, strict=True)]
+        ends = np.cumsum([len(call.prompt.item_lengths) for call in calls])
+        rows = [
+            slice(end - len(call.prompt.item_lengths), end) for call, end in zip(calls, ends, strict=True)
+        ]
 
         def of(members: list[int]) -> Tensor:
             everything = len(members) == len(calls)
@@ -195,7 +183,7 @@ class Scorer:
         return host, copy_done
 
 
-def _sharing_labels(calls: Sequence[ScoreCall]) -> list[list[int]]:
+def _sharing_labels(calls: Sequence[ScoreRequest]) -> list[list[int]]:
     """The calls by their labels: those with the same ones share a product."""
     sharing: dict[bytes, list[int]] = defaultdict(list)
     for index, call in enumerate(calls):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from hiscore.errors import visible
+from hiscore.errors import to_request_error
 
 Job = TypeVar("Job")
 
@@ -64,7 +64,7 @@ def finished(launched: Launched, jobs: int) -> tuple[Sequence[Any], Exception | 
     try:
         return launched.finish(), None
     except Exception as error:
-        return [visible(error)] * jobs, error
+        return [to_request_error(error)] * jobs, error
 
 
 class Raises:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from hiscore.errors import Code, RequestError, visible
+from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.serving.batcher import Engine
 from hiscore.serving.error_log import RefusalLog
 from hiscore.serving.tickets import Ticket
@@ -56,13 +56,13 @@ def serve(
         try:
             job = read(request)
         except Exception as error:
-            send(ReplyTo.of(request), visible(error))
+            send(ReplyTo.of(request), to_request_error(error))
             continue
         if len(requests) == 1 and (answer := engine.run_alone(job)) is not None:
             try:
                 return [_response(answer, request_id(request))]
             except Exception as error:
-                return [_response(visible(error), request_id(request))]
+                return [_response(to_request_error(error), request_id(request))]
         asked_us = request.timeout()
         wait_s = min(timeout_s, asked_us / 1e6) if asked_us else timeout_s
         tickets.append(Ticket(job, ReplyTo.of(request), now + wait_s))
@@ -84,7 +84,7 @@ def send(reply_to: ReplyTo, answer: Answer, last: bool = True, streamed: bool = 
         return True
     except Exception as error:
         try:
-            response = _response(visible(error), reply_to.request_id, streamed)
+            response = _response(to_request_error(error), reply_to.request_id, streamed)
             reply_to.sender.send(response, flags=final)
         except Exception:
             log.exception("a response could not be sent")

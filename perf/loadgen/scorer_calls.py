@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import service_pb2
 
-from hiscore.scoring.request import lay_out
+from hiscore.scoring.layout import lay_out
+from hiscore.scoring.request import MultiItemPrompt
 
 Float32 = npt.NDArray[np.float32]
 INPUTS = ("input_ids", "delimiter_indices", "label_token_ids")
@@ -40,7 +41,7 @@ class Ids:
 
     def tensors(self) -> dict[str, npt.NDArray[np.int32]]:
         """The inputs of `scorer`, each int32 [n]."""
-        ids, delimiters = lay_out(self.query, self.items)
+        ids, delimiters = lay_out(MultiItemPrompt.of(self.query, self.items))
         return dict(zip(INPUTS, (ids, delimiters, np.array(self.labels, np.int32)), strict=True))
 
     def message(self) -> bytes:

@@ -22,10 +22,11 @@ import torch
 from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
-from hiscore.scoring.encode import TextCall, encode_calls
+from hiscore.scoring.encode import TextRequest, encode_calls
+from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import unpack
-from hiscore.scoring.scorer import FP8_CAPABILITY, ScoreCall, Scorer
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import FP8_CAPABILITY, Scorer
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from perf.quality import agreement, reviews
@@ -79,7 +80,7 @@ class Judge:
     def scores(self, texts: Sequence[Review], prompt: Prompt, calls_at_once: int = CALLS_AT_ONCE) -> Float64:
         """How probable the positive label is for each review, float64 [reviews]."""
         calls = [
-            TextCall(
+            TextRequest(
                 prompt.query, [f" {review.text}{prompt.question}" for review in group], labels=prompt.labels
             )
             for group in slices(texts, GROUP)
@@ -96,10 +97,10 @@ def slices(values: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def _as_score_call(found: Any) -> ScoreCall:
+def _as_score_call(found: Any) -> ScoreRequest:
     call = _checked(found)
     layout = unpack(call.input_ids, call.delimiter_indices)
-    return ScoreCall(layout, call.label_token_ids, ScoreOptions(apply_softmax=True))
+    return ScoreRequest(layout, call.label_token_ids, ScoreOptions(apply_softmax=True))
 
 
 def _checked(found: Any) -> Any:

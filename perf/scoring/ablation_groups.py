@@ -8,13 +8,13 @@ import numpy as np
 
 from hiscore.arrays import Int32
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import Call
-from hiscore.scoring.scorer import ScoreCall, Scorer
+from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.scorer import Scorer
 from perf.loadgen.scorer_calls import Shape
 from perf.scoring import ablation_variants as variants
 from perf.scoring.ablation_sizes import Sizes
 
-Calls = list[ScoreCall]
+Calls = list[ScoreRequest]
 # Of calls, or of calls as `variants.Marked`.
 Batch = Sequence[Any]
 
@@ -50,14 +50,14 @@ class _Draw:
     sizes: Sizes
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    def call(self, shape: Shape, query: Int32 | None = None) -> ScoreCall:
+    def call(self, shape: Shape, query: Int32 | None = None) -> ScoreRequest:
         tokens = self.rng.integers(0, self.sizes.vocabulary, shape.tokens).astype(np.int32)
         tokens[tokens == self.sizes.delimiter] = 0
         if query is not None:
             tokens[: shape.query] = query
-        call = Call(tokens, shape.query, np.full(shape.items, shape.item))
+        prompt = MultiItemPrompt(tokens, shape.query, np.full(shape.items, shape.item))
         labels = np.array(self.sizes.labels, np.int32)
-        return ScoreCall(call, labels, ScoreOptions(apply_softmax=True))
+        return ScoreRequest(prompt, labels, ScoreOptions(apply_softmax=True))
 
     def small(self, shape: Shape) -> list[Calls]:
         """Batches of one call."""
@@ -73,7 +73,7 @@ class _Draw:
 
     def repeated(self, shape: Shape, calls: int, batches: int) -> list[Calls]:
         """One query for all calls."""
-        query = self.call(Shape(shape.query, 1, 0)).call.tokens
+        query = self.call(Shape(shape.query, 1, 0)).prompt.tokens
         return [[self.call(shape, query) for _ in range(calls)] for _ in range(batches)]
 
 

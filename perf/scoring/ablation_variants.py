@@ -10,8 +10,9 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.layers.lm_head import ROW_SLICE, Head
-from hiscore.scoring.request import Call, lay_out, unpack
-from hiscore.scoring.scorer import Pending, ScoreCall, Scorer
+from hiscore.scoring.layout import lay_out, unpack
+from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.scorer import Pending, Scorer
 from perf.scoring.step_after_prefill import StepAfter
 
 
@@ -61,23 +62,22 @@ class Marked:
 
     input_ids: Int32
     delimiter_indices: Int32
-    like: ScoreCall
+    like: ScoreRequest
 
-    def unpacked(self, delimiters: Int32) -> ScoreCall:
+    def unpacked(self, delimiters: Int32) -> ScoreRequest:
         """The call whose items stand between these."""
-        return replace(self.like, call=unpack(self.input_ids, delimiters))
+        return replace(self.like, prompt=unpack(self.input_ids, delimiters))
 
 
-def mark(call: ScoreCall, delimiter: int) -> Marked:
+def mark(call: ScoreRequest, delimiter: int) -> Marked:
     """Lay a call out.
 
     Raises:
         ValueError: a token has the delimiter's id, so that nobody could find its items.
     """
-    if (call.call.tokens == delimiter).any():
+    if (call.prompt.tokens == delimiter).any():
         raise ValueError(f"a token has the delimiter's id {delimiter}")
-    query, *items = (part.tolist() for part in parts(call.call))
-    ids, delimiters = lay_out(query, items)
+    ids, delimiters = lay_out(call.prompt)
     ids[delimiters] = delimiter
     return Marked(ids, delimiters, call)
 
@@ -106,16 +106,18 @@ def submit_searching(scorer: Scorer, calls: Sequence[Marked], delimiter: int) ->
     )
 
 
-def as_single_items(call: ScoreCall) -> list[ScoreCall]:
+def as_single_items(call: ScoreRequest) -> list[ScoreRequest]:
     """A call for each item: the same query with that item alone."""
-    query, *items = parts(call.call)
+    query, *items = parts(call.prompt)
     return [
-        replace(call, call=Call(np.concatenate((query, item)), len(query), np.array([len(item)])))
+        replace(
+            call, prompt=MultiItemPrompt(np.concatenate((query, item)), len(query), np.array([len(item)]))
+        )
         for item in items
     ]
 
 
-def parts(call: Call) -> list[Int32]:
+def parts(prompt: MultiItemPrompt) -> list[Int32]:
     """The tokens of the query, then of each item."""
-    ends = call.query_length + np.cumsum(call.item_lengths)
-    return np.split(call.tokens, [call.query_length, *ends[:-1]][: len(ends)])
+    ends = prompt.query_length + np.cumsum(prompt.item_lengths)
+    return np.split(prompt.tokens, [prompt.query_length, *ends[:-1]][: len(ends)])

@@ -19,8 +19,8 @@ from hiscore.attention.packed_triton import Launch, TritonAttention
 from hiscore.attention.tiles import most_tiles
 from hiscore.prefill.cuda_runner import Layout
 from hiscore.scoring.packing import pack
-from hiscore.scoring.prefix_cache import PAGE, KVPages
-from hiscore.scoring.request import Call
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.request import MultiItemPrompt
 from perf.machine.graph_timer import microseconds
 
 # Of two layers: in the last one of a model only scored rows are attended for.
@@ -38,10 +38,10 @@ GRAPH_LAYERS = 28
 def forward_of(calls: list[tuple[int, list[int]]]) -> Forward:
     rng = np.random.default_rng(0)
     packed = [
-        Call(rng.integers(0, 1000, query + sum(items)).astype(np.int32), query, np.array(items))
+        MultiItemPrompt(rng.integers(0, 1000, query + sum(items)).astype(np.int32), query, np.array(items))
         for query, items in calls
     ]
-    (forward,) = pack(packed, 65_536, KVPages(1, 0, caching=False)).forwards
+    (forward,) = pack(packed, 65_536, PrefixCache(1, 0, caching=False)).forwards
     return forward
 
 

@@ -29,10 +29,10 @@ from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.models.config import read_facts
-from hiscore.scoring.encode import TextCall, encode_calls
+from hiscore.scoring.encode import TextRequest, encode_calls
 from hiscore.scoring.packing import pack
-from hiscore.scoring.prefix_cache import KVPages
-from hiscore.scoring.request import Call
+from hiscore.scoring.prefix_cache import PrefixCache
+from hiscore.scoring.request import MultiItemPrompt
 from hiscore.settings import Device, Limits, ServeSettings
 from hiscore.tokenization import load_tokenizer
 from perf.loadgen.generator import Generator
@@ -97,7 +97,7 @@ def _use_threads(threads: int) -> None:
 def _tokenize(checkpoint: Path, by_clock: bool) -> float:
     tokenizer, facts = load_tokenizer(checkpoint), read_facts(checkpoint)
     labels = np.array([9, 7], np.int32)
-    calls = [TextCall(query, items, label_token_ids=labels) for query, items in texts()]
+    calls = [TextRequest(query, items, label_token_ids=labels) for query, items in texts()]
     tokens = 0
 
     def work() -> None:
@@ -117,7 +117,7 @@ def packing(shape: Shape, calls: int) -> float:
     """Tokens a second of CPU time, for full batches of fresh calls."""
     rng = np.random.default_rng(0)
     asked = [
-        Call(
+        MultiItemPrompt(
             rng.integers(0, 50_000, shape.tokens).astype(np.int32),
             shape.query,
             np.full(shape.items, shape.item),
@@ -127,7 +127,7 @@ def packing(shape: Shape, calls: int) -> float:
 
     def work() -> None:
         for _ in range(20):
-            pack(asked, BUDGET, KVPages(4_096, 1_024, caching=False))
+            pack(asked, BUDGET, PrefixCache(4_096, 1_024, caching=False))
 
     return 20 * calls * shape.tokens / median_s(work)
 

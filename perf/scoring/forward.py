@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import Call
-from hiscore.scoring.scorer import ScoreCall, Scorer
+from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.scorer import Scorer
 from perf.models import random_checkpoint as geometry
 
 LABELS = np.array([9454, 2753], np.int32)
@@ -23,13 +23,13 @@ LABELS = np.array([9454, 2753], np.int32)
 
 def call(
     rng: np.random.Generator, query: int = 120, items: int = 10, item: int = 180, softmax: bool = True
-) -> ScoreCall:
+) -> ScoreRequest:
     tokens = rng.integers(0, 151_936, query + items * item).astype(np.int32)
     options = ScoreOptions(apply_softmax=softmax)
-    return ScoreCall(Call(tokens, query, np.full(items, item)), LABELS, options)
+    return ScoreRequest(MultiItemPrompt(tokens, query, np.full(items, item)), LABELS, options)
 
 
-def gpu_ms(scorer: Scorer, batches: list[list[ScoreCall]]) -> float:
+def gpu_ms(scorer: Scorer, batches: list[list[ScoreRequest]]) -> float:
     """Median GPU time of a batch, from launch to results copied, each batch with tokens of its own."""
     times = []
     for calls in batches:
@@ -46,7 +46,7 @@ def gpu_ms(scorer: Scorer, batches: list[list[ScoreCall]]) -> float:
     return statistics.median(times)
 
 
-def host_ms(scorer: Scorer, batches: list[list[ScoreCall]]) -> tuple[float, float]:
+def host_ms(scorer: Scorer, batches: list[list[ScoreRequest]]) -> tuple[float, float]:
     """Median time of a launch, and of a whole batch alone, on the host's clock."""
     launches, totals = [], []
     for calls in batches:
@@ -59,7 +59,7 @@ def host_ms(scorer: Scorer, batches: list[list[ScoreCall]]) -> tuple[float, floa
     return 1e3 * statistics.median(launches), 1e3 * statistics.median(totals)
 
 
-def profile(scorer: Scorer, calls: list[ScoreCall]) -> list[tuple[str, float, int]]:
+def profile(scorer: Scorer, calls: list[ScoreRequest]) -> list[tuple[str, float, int]]:
     """GPU microseconds and launches of every kernel in one batch."""
     from torch.profiler import ProfilerActivity
 

@@ -12,8 +12,8 @@ import torch
 
 from hiscore.arrays import Float32
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import Call
-from hiscore.scoring.scorer import ScoreCall, Scorer, Scores
+from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.scorer import Scorer, Scores
 from perf.loadgen.scorer_calls import Ids
 
 BUDGET = 16_384
@@ -42,8 +42,8 @@ class Ours:
     def scores(self, calls: Sequence[Ids]) -> Float32:
         options = ScoreOptions(apply_softmax=True)
         asked = [
-            ScoreCall(
-                Call(
+            ScoreRequest(
+                MultiItemPrompt(
                     np.array([*call.query, *(token for item in call.items for token in item)], np.int32),
                     len(call.query),
                     np.array([len(item) for item in call.items]),

@@ -25,8 +25,8 @@ import torch
 from hiscore.checkpoint import resolve
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import Call
-from hiscore.scoring.scorer import ScoreCall, Scorer
+from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.scorer import Scorer
 from perf.loadgen.scorer_calls import Shape
 from perf.machine import facts as machine
 from perf.models import checkpoints
@@ -118,11 +118,13 @@ def forwards(checkpoint: Path, device: str) -> Iterator[dict[str, Any]]:
     of, _ = read_architecture(checkpoint)
     rng, labels = np.random.default_rng(0), np.array([9, 7], np.int32)
 
-    def batch(shape: Shape, calls: int) -> list[ScoreCall]:
+    def batch(shape: Shape, calls: int) -> list[ScoreRequest]:
         drawn = rng.integers(0, of.vocab_size, (calls, shape.tokens)).astype(np.int32)
         items = np.full(shape.items, shape.item)
         options = ScoreOptions(apply_softmax=True)
-        return [ScoreCall(Call(tokens, shape.query, items), labels, options) for tokens in drawn]
+        return [
+            ScoreRequest(MultiItemPrompt(tokens, shape.query, items), labels, options) for tokens in drawn
+        ]
 
     for shape, calls in ((PROMPT[device], 1), *((CALL[device], calls) for calls in CALLS[device])):
         yield {

@@ -28,7 +28,7 @@ from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
 from hiscore.models.config import read_facts
-from hiscore.scoring.encode import TextCall, encode_calls
+from hiscore.scoring.encode import TextRequest, encode_calls
 from hiscore.settings import DEFAULT_MODEL, Limits, ServeSettings
 from hiscore.tokenization import load_tokenizer
 from perf.loadgen.generator import Generator
@@ -117,7 +117,7 @@ def tokenizer_cost(checkpoint: Path, texts: Sequence[Text]) -> dict[str, float]:
     """The tokenizer in this process: milliseconds of a call, on the clock and of CPU time over all threads."""
     tokenizer, facts = load_tokenizer(checkpoint), read_facts(checkpoint)
     labels = np.array(LABELS, np.int32)
-    calls = [TextCall(query, items, label_token_ids=labels) for query, items in texts]
+    calls = [TextRequest(query, items, label_token_ids=labels) for query, items in texts]
     encode_calls(tokenizer, calls[:8], Limits(), facts)
     found: dict[str, float] = {}
     for size in (1, 8):

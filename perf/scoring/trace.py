@@ -33,10 +33,11 @@ from hiscore.launcher.command import tritonserver_flags
 from hiscore.models.config import read_facts
 from hiscore.scoring import packing
 from hiscore.scoring import scorer as scorer_module
-from hiscore.scoring.encode import TextCall, TokenCall, encode_calls
+from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_calls
+from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import unpack
-from hiscore.scoring.scorer import ScoreCall, Scorer
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import Scorer
 from hiscore.settings import Device, Limits, ServeSettings
 from hiscore.tokenization import load_tokenizer
 from hiscore_client import ScoreClient
@@ -101,7 +102,7 @@ def stages(request: Request, sent: int, done: int) -> dict[str, float]:
     return found
 
 
-def inside(checkpoint: Path, device: Device, calls: Sequence[ScoreCall]) -> dict[str, float]:
+def inside(checkpoint: Path, device: Device, calls: Sequence[ScoreRequest]) -> dict[str, float]:
     """Mean milliseconds of what the scorer does with a call alone, in this process."""
     scorer = Scorer(checkpoint, device, max_batch_tokens=BUDGET, query_cache_bytes=0)
     packed: list[float] = []
@@ -168,7 +169,7 @@ def tracing(file: Path) -> Iterator[None]:
 
 
 def ask(
-    server: Server, texts: Sequence[Text], calls: Sequence[TokenCall]
+    server: Server, texts: Sequence[Text], calls: Sequence[TokenizedRequest]
 ) -> dict[str, list[tuple[int, int]]]:
     """When the client asked and had its answer, by way in: nanoseconds of the monotonic clock."""
     found: dict[str, list[tuple[int, int]]] = {"by text": [], "by ids": []}
@@ -189,10 +190,10 @@ def ask(
     return found
 
 
-def encode(checkpoint: Path, texts: Sequence[Text]) -> list[TokenCall]:
+def encode(checkpoint: Path, texts: Sequence[Text]) -> list[TokenizedRequest]:
     """The ids of each text's call, as the server makes them."""
     labels = np.array(LABELS, np.int32)
-    asked = [TextCall(query, items, label_token_ids=labels) for query, items in texts]
+    asked = [TextRequest(query, items, label_token_ids=labels) for query, items in texts]
     found = []
     for call in encode_calls(load_tokenizer(checkpoint), asked, Limits(), read_facts(checkpoint)):
         if isinstance(call, RequestError):
@@ -231,7 +232,9 @@ def main() -> int:
             checkpoint,
             device,
             [
-                ScoreCall(unpack(call.input_ids, call.delimiter_indices), call.label_token_ids, score_options)
+                ScoreRequest(
+                    unpack(call.input_ids, call.delimiter_indices), call.label_token_ids, score_options
+                )
                 for call in calls
             ],
         )

@@ -14,7 +14,8 @@ import torch
 from hiscore.layers.weights import Fp8Linear, Linear, quantise
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import FP8_CAPABILITY, ScoreCall, Scorer
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import FP8_CAPABILITY, Scorer
 from tests.support.fp8 import EmulatedLinear, emulated_scorer
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import FAMILIES, SIZES, VOCABULARY, make
@@ -29,7 +30,7 @@ ITEMS = [0, *range(1, 30)]
 
 
 def score(scorer: Scorer, *calls: Tokens) -> np.ndarray:
-    answers, _ = scorer.score([ScoreCall(call.call(), LABELS, OPTIONS) for call in calls])
+    answers, _ = scorer.score([ScoreRequest(call.prompt(), LABELS, OPTIONS) for call in calls])
     return np.concatenate([answer.scores for answer in answers])
 
 
@@ -109,7 +110,7 @@ def test_a_batch_is_launched_without_a_wait(tmp_path: Path) -> None:
     first = score(scorer, call)  # label rows are fetched once
     torch.cuda.set_sync_debug_mode("error")
     try:
-        pending = scorer.submit([ScoreCall(call.call(), LABELS, OPTIONS)])
+        pending = scorer.submit([ScoreRequest(call.prompt(), LABELS, OPTIONS)])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     ((answer,), _) = pending.result()
@@ -122,6 +123,6 @@ def test_what_is_not_finite_fails_its_own_call_alone(tmp_path: Path) -> None:
     good, bad = Tokens([1, 2], [[3], [4]]), Tokens([1, 2], [[3], [123]])
     alone = score(scorer, good)
     scorer.runner._decoder.weights.embedding[123, 7] = float("nan")
-    answers, _ = scorer.score([ScoreCall(call.call(), LABELS, OPTIONS) for call in (good, bad)])
+    answers, _ = scorer.score([ScoreRequest(call.prompt(), LABELS, OPTIONS) for call in (good, bad)])
     assert not hasattr(answers[1], "scores")
     np.testing.assert_allclose(answers[0].scores, alone, atol=5e-3, rtol=0)

@@ -6,7 +6,8 @@ import torch
 
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import ScoreCall, Scorer
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import FAMILIES, VOCABULARY
@@ -66,9 +67,9 @@ def test_a_batch_is_launched_without_a_wait_and_ends_in_one_event(checkpoints, m
     rng = np.random.default_rng(2)
     options = ScoreOptions(apply_softmax=True)
 
-    def calls() -> list[ScoreCall]:
+    def calls() -> list[ScoreRequest]:
         found = [random_tokens(rng, q, items, VOCABULARY) for q, items in BATCH]
-        return [ScoreCall(call.call(), np.array(LABELS, np.int32), options) for call in found]
+        return [ScoreRequest(call.prompt(), np.array(LABELS, np.int32), options) for call in found]
 
     scorer.submit(calls()).result()  # label rows are fetched once
     records, waits = [], []
@@ -101,7 +102,7 @@ def test_batches_in_flight_do_not_disturb_each_other(checkpoints) -> None:
     options, labels = ScoreOptions(), np.array(LABELS, np.int32)
 
     def submit(batch: list[Tokens]):
-        return scorer.submit([ScoreCall(call.call(), labels, options) for call in batch])
+        return scorer.submit([ScoreRequest(call.prompt(), labels, options) for call in batch])
 
     scorer._pages.forget()
     one_by_one = [submit(batch).result()[0] for batch in batches]
@@ -142,15 +143,15 @@ def test_cache_hits_change_no_score_and_freed_pages_are_never_read(
     call = random_tokens(np.random.default_rng(5), 100, [4, 9, 0, 30], VOCABULARY)
     options = ScoreOptions(apply_softmax=True)
     labels = np.array(LABELS, np.int32)
-    (first,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
-    (second,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
+    (first,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
+    (second,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
     assert (first.cached_tokens, second.cached_tokens) == (0, 96)
     np.testing.assert_allclose(second.scores, first.scores, atol=bound, rtol=0)
     scorer.runner.pool.fill_(float("nan"))
-    (poisoned,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
+    (poisoned,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
     assert not hasattr(poisoned, "scores")  # the control: what the pool holds is read
     scorer._pages.forget()
-    (fresh,), _ = scorer.score([ScoreCall(call.call(), labels, options)])
+    (fresh,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
     np.testing.assert_array_equal(fresh.scores, first.scores)
 
 

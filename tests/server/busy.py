@@ -3,12 +3,13 @@
 import numpy as np
 import tritonclient.grpc as triton
 
-from hiscore.scoring.request import lay_out
+from hiscore.scoring.layout import lay_out
+from hiscore.scoring.request import MultiItemPrompt
 
 
 def inputs(items: int) -> list[triton.InferInput]:
     """A call of 390 query tokens and so many items of 50."""
-    ids, indices = lay_out(range(10, 400), [range(10, 60)] * items)
+    ids, indices = lay_out(MultiItemPrompt.of(range(10, 400), [range(10, 60)] * items))
     tensors = {"input_ids": ids, "delimiter_indices": indices, "label_token_ids": np.array([7, 9], np.int32)}
     made = []
     for name, values in tensors.items():

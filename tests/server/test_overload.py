@@ -13,7 +13,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server
-from hiscore.scoring.request import lay_out
+from hiscore.scoring.layout import lay_out
+from hiscore.scoring.request import MultiItemPrompt
 from tests.server.busy import inputs, score
 from tests.server.conftest import StartServer
 from tests.server.counters import settled
@@ -29,7 +30,9 @@ ATTEMPTS = 4
 
 def call(query: int, items: int, length: int) -> list[triton.InferInput]:
     """A call of one label in token space."""
-    ids, indices = lay_out([token % 400 for token in range(query)], [range(length)] * items)
+    ids, indices = lay_out(
+        MultiItemPrompt.of([token % 400 for token in range(query)], [range(length)] * items)
+    )
     made = []
     for name, values in {
         "input_ids": ids,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hiscore.launcher import Server
-from hiscore.scoring.request import lay_out
+from hiscore.scoring.layout import lay_out
+from hiscore.scoring.request import MultiItemPrompt
 from tests.server.wire import WAYS, score, score_tokens
 from tests.support.comparison import INVARIANCE, check, truth_of
 from tests.support.strategies import Tokens, random_tokens
@@ -66,7 +67,7 @@ def test_any_id_is_content(lm: Server, tiny_lm: Path) -> None:
 @pytest.mark.parametrize("filler", [9_999, -1, 2**31 - 1, -(2**31), 0])
 def test_the_id_at_a_delimiter_is_never_looked_at(filler: int, lm: Server, tiny_lm: Path) -> None:
     call = Tokens([11, 12, 13], [[21, 22], [], [31]])
-    ids, indices = lay_out(call.query, call.items)
+    ids, indices = lay_out(MultiItemPrompt.of(call.query, call.items))
     ids[indices] = filler
     inputs = {"input_ids": ids, "delimiter_indices": indices, "label_token_ids": LABELS}
     inputs = {name: np.asarray(values, np.int32)[None] for name, values in inputs.items()}

@@ -16,7 +16,8 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from hiscore.launcher import Server
-from hiscore.scoring.request import lay_out
+from hiscore.scoring.layout import lay_out
+from hiscore.scoring.request import MultiItemPrompt
 from tests.support.strategies import Tokens
 
 Inputs = Mapping[str, Any]
@@ -153,7 +154,7 @@ def score_tokens(
     **parameters: Any,
 ) -> Answer:
     """A call of `scorer`."""
-    ids, indices = lay_out(tokens.query, tokens.items)
+    ids, indices = lay_out(MultiItemPrompt.of(tokens.query, tokens.items))
     inputs = {
         "input_ids": ids.tolist(),
         "delimiter_indices": indices.tolist(),

@@ -6,7 +6,8 @@ import numpy as np
 
 from hiscore.errors import RequestError
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import ScoreCall, Scorer
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import Scorer
 from tests.support.strategies import Tokens
 
 LABELS = [5, 77, 401]
@@ -15,6 +16,8 @@ LABELS = [5, 77, 401]
 def score(scorer: Scorer, calls: Sequence[Tokens], options: ScoreOptions) -> list[np.ndarray]:
     """Score calls together, a causal LM's with `LABELS`; every one must get scores, float32 [items, labels]."""
     labels = [] if scorer.facts.is_classifier else LABELS
-    answers, _ = scorer.score([ScoreCall(call.call(), np.array(labels, np.int32), options) for call in calls])
+    answers, _ = scorer.score(
+        [ScoreRequest(call.prompt(), np.array(labels, np.int32), options) for call in calls]
+    )
     assert not any(isinstance(answer, RequestError) for answer in answers)
     return [answer.scores for answer in answers]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from hiscore.scoring.request import Call, lay_out, unpack
+from hiscore.scoring.request import MultiItemPrompt
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class Tokens:
     query: list[int]
     items: list[list[int]]
 
-    def call(self) -> Call:
-        return unpack(*lay_out(self.query, self.items))
+    def prompt(self) -> MultiItemPrompt:
+        return MultiItemPrompt.of(self.query, self.items)
 
 
 def random_tokens(rng: np.random.Generator, query: int, items: list[int], vocabulary: int) -> Tokens:

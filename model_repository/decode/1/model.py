@@ -18,7 +18,7 @@ from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed, descriptions
 from hiscore.decoding.request import PromptReader
 from hiscore.decoding.sampling_params import parse_decode_options
 from hiscore.decoding.worker.build import make_worker
-from hiscore.errors import visible
+from hiscore.errors import to_request_error
 from hiscore.logs import configure_model
 from hiscore.models.config import read_facts
 from hiscore.models.support import has_tokenizer, read_eos_ids
@@ -77,7 +77,7 @@ class TritonPythonModel:
             try:
                 asked = self.read(request)
             except Exception as error:
-                self.sender.put(caller, visible(error))
+                self.sender.put(caller, to_request_error(error))
             else:
                 self.intake.take(asked, caller)
 

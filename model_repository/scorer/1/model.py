@@ -12,10 +12,12 @@ import numpy as np
 from hiscore.errors import RequestError
 from hiscore.logs import configure_model
 from hiscore.parameters import one_row
+from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import parse_options
 from hiscore.scoring.parts import split_call
-from hiscore.scoring.scorer import Pending, ScoreCall, Scorer, Scores
-from hiscore.scoring.validation import check_call, check_labels
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import Pending, Scorer, Scores
+from hiscore.scoring.validation import check_labels, check_prompt
 from hiscore.serving.batcher import Engine
 from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.metrics import Counters, TotalsFeed
@@ -51,13 +53,13 @@ class TritonPythonModel:
         # Instances of several GPUs are told apart by their device.
         self.counters = Counters(COUNTERS, labels | {"device": str(self.scorer.device)})
         self.feed = TotalsFeed(labels | {"device": str(self.scorer.device)}, lambda: self.engine.totals)
-        self.engine: Engine[ScoreCall] = Engine(
+        self.engine: Engine[ScoreRequest] = Engine(
             launch=lambda calls: LaunchedBatch(calls, self.scorer.submit(calls), self.counters, self.feed),
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
             failed=end_if_device_is_lost,
             abandoned=lambda ticket: ticket.reply_to.sender.is_cancelled(),
             # An empty item has no token, but is a row to read all the same.
-            cost=lambda job: len(job.call.tokens) + int((job.call.item_lengths == 0).sum()),
+            cost=lambda job: len(job.prompt.tokens) + int((job.prompt.item_lengths == 0).sum()),
             budget=settings.max_batch_tokens,
             max_queue=settings.max_queue,
             inline=not on_cpu,
@@ -76,26 +78,27 @@ class TritonPythonModel:
         self.engine.close()
         gc.unfreeze()  # or libraries report at exit as leaked what was only set aside
 
-    def split(self, job: ScoreCall) -> list[ScoreCall]:
-        parts = split_call(job.call, self.settings.max_batch_tokens)
-        return [job] if len(parts) == 1 else [replace(job, call=part) for part in parts]
+    def split(self, job: ScoreRequest) -> list[ScoreRequest]:
+        parts = split_call(job.prompt, self.settings.max_batch_tokens)
+        return [job] if len(parts) == 1 else [replace(job, prompt=part) for part in parts]
 
-    def read(self, request: Any) -> ScoreCall:
+    def read(self, request: Any) -> ScoreRequest:
         options = parse_options(parameters(request))
         ids, indices, labels = (
             one_row(name, required_tensor(request, name), np.int32)
             for name in ("input_ids", "delimiter_indices", "label_token_ids")
         )
-        call = check_call(ids, indices, self.settings, self.scorer.facts)
+        prompt = unpack(ids, indices)
+        check_prompt(prompt, self.settings, self.scorer.facts)
         labels = check_labels(labels, self.settings, self.scorer.facts).copy()
-        return ScoreCall(call, labels, options, is_canary=request_id(request) == CANARY_ID)
+        return ScoreRequest(prompt, labels, options, is_canary=request_id(request) == CANARY_ID)
 
 
 class LaunchedBatch:
     """A batch on its way, and what it counts once its callers have their answers."""
 
     def __init__(
-        self, calls: Sequence[ScoreCall], pending: Pending, counters: Counters, feed: TotalsFeed
+        self, calls: Sequence[ScoreRequest], pending: Pending, counters: Counters, feed: TotalsFeed
     ) -> None:
         self.is_canary = all(call.is_canary for call in calls)
         self.pending, self.counters, self.feed = pending, counters, feed
@@ -123,8 +126,8 @@ def outputs(scores: Scores) -> Answer:
     return {"scores": scores.scores[None], "usage": usage}
 
 
-def joined(job: ScoreCall, parts: Sequence[dict[str, Any]]) -> Answer:
+def joined(job: ScoreRequest, parts: Sequence[dict[str, Any]]) -> Answer:
     """A call's answer from those of its parts. Only what the first found in a cache was there before the call."""
     scores = np.concatenate([part["scores"] for part in parts], axis=1)
-    usage = np.array([[len(job.call.tokens), parts[0]["usage"][0, 1]]], np.int32)
+    usage = np.array([[len(job.prompt.tokens), parts[0]["usage"][0, 1]]], np.int32)
     return {"scores": scores, "usage": usage}

@@ -9,7 +9,7 @@ from hiscore.errors import RequestError
 from hiscore.logs import configure_model
 from hiscore.models.config import read_facts
 from hiscore.parameters import one_row
-from hiscore.scoring.encode import TextCall, TokenCall, encode_calls
+from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_calls
 from hiscore.scoring.options import parse_options
 from hiscore.serving.batcher import Engine
 from hiscore.serving.metrics import Counters, TotalsFeed
@@ -40,7 +40,7 @@ class TritonPythonModel:
             labels,
         )
         self.feed = TotalsFeed(labels, lambda: self.engine.totals)
-        self.engine: Engine[TextCall] = Engine(
+        self.engine: Engine[TextRequest] = Engine(
             launch=self.launch,
             answer=lambda ticket, answer: send(ticket.reply_to, answer),
             failed=lambda error: None,
@@ -57,7 +57,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self.engine.close()
 
-    def launch(self, calls: list[TextCall]) -> "EncodedBatch":
+    def launch(self, calls: list[TextRequest]) -> "EncodedBatch":
         answers = encode_calls(self.tokenizer, calls, self.settings, self.facts)
         return EncodedBatch(answers, self.counters, self.feed)
 
@@ -65,15 +65,19 @@ class TritonPythonModel:
 class EncodedBatch:
     """An encoded batch, and what it counts once its callers have their answers."""
 
-    def __init__(self, answers: list[TokenCall | RequestError], counters: Counters, feed: TotalsFeed) -> None:
+    def __init__(
+        self, answers: list[TokenizedRequest | RequestError], counters: Counters, feed: TotalsFeed
+    ) -> None:
         self.answers, self.counters, self.feed = answers, counters, feed
 
     def finish(self) -> list[Answer]:
-        return [outputs(answer) if isinstance(answer, TokenCall) else answer for answer in self.answers]
+        return [
+            outputs(answer) if isinstance(answer, TokenizedRequest) else answer for answer in self.answers
+        ]
 
     def count(self) -> None:
         self.feed.update()
-        good = [answer for answer in self.answers if isinstance(answer, TokenCall)]
+        good = [answer for answer in self.answers if isinstance(answer, TokenizedRequest)]
         self.counters.add(
             hiscore_full_encodes_total=sum(call.full_encode for call in good),
             hiscore_tokenized_calls_total=len(good),
@@ -81,12 +85,12 @@ class EncodedBatch:
         )
 
 
-def text_length(call: TextCall) -> int:
+def text_length(call: TextRequest) -> int:
     """Characters of a call's texts."""
     return len(call.query) + sum(map(len, call.items))
 
 
-def outputs(call: TokenCall) -> Answer:
+def outputs(call: TokenizedRequest) -> Answer:
     """The response's tensors, with Triton's leading batch dimension."""
     return {
         "input_ids": call.input_ids[None],
@@ -95,14 +99,14 @@ def outputs(call: TokenCall) -> Answer:
     }
 
 
-def read(request: Any) -> TextCall:
+def read(request: Any) -> TextRequest:
     """One request's tensors and parameters."""
     options = parse_options(parameters(request))
     query = texts(request, "query") or []
     if len(query) != 1:
         raise RequestError(f"'query' must be one string, not {len(query)}")
     ids = tensor(request, "label_token_ids")
-    return TextCall(
+    return TextRequest(
         query=query[0],
         items=texts(request, "items") or [],
         labels=texts(request, "labels", required=False),

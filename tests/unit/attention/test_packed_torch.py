@@ -8,7 +8,7 @@ from hiscore.attention import packed_torch
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.packed_torch import TorchAttention
 from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, KVPages
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from tests.support.dense import dense_attention
 from tests.support.strategies import random_tokens
 
@@ -25,10 +25,10 @@ def test_segments_attend_as_the_dense_mask_says(
     monkeypatch.setattr(packed_torch, "PIECE", 7)
     monkeypatch.setattr(packed_torch, "MAX_WEIGHTS", 500)
     rng = np.random.default_rng(1)
-    calls = [random_tokens(rng, query, items, 100).call() for query, items in CALLS]
+    calls = [random_tokens(rng, query, items, 100).prompt() for query, items in CALLS]
     shape = AttentionShape(4, 2, 8, 0.4, soft_cap, (window,))
     generator = torch.Generator().manual_seed(2)
-    pages = KVPages(pool_reserve(64, budget), reserve=0, caching=False)
+    pages = PrefixCache(pool_reserve(64, budget), reserve=0, caching=False)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids)
         qkv = torch.randn(rows, 8, 8, generator=generator)

@@ -12,7 +12,8 @@ from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.decoder import Decoder
 from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.scorer import ScoreCall, Scorer
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import Scorer
 from tests.support.fp8 import EmulatedLinear, emulated_scorer, rounded
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import FAMILIES, SIZES, VOCABULARY, make
@@ -104,5 +105,5 @@ def test_a_projection_of_odd_size_is_refused_by_name(tmp_path: Path, monkeypatch
 
 
 def score(scorer: Scorer, call: Tokens) -> np.ndarray:
-    ((answer,), _) = scorer.score([ScoreCall(call.call(), LABELS, ScoreOptions(apply_softmax=True))])
+    ((answer,), _) = scorer.score([ScoreRequest(call.prompt(), LABELS, ScoreOptions(apply_softmax=True))])
     return answer.scores

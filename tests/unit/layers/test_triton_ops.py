@@ -20,7 +20,7 @@ from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import FP8, Linear, Quantised, quantise
 from hiscore.prefill.cuda_runner import Layout, buckets
 from hiscore.scoring.packing import pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, KVPages
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from tests.support.dense import dense_attention
 from tests.support.steps import Tables, layer_of
 from tests.support.strategies import Tokens, random_tokens
@@ -42,12 +42,12 @@ def test_attention_equals_the_dense_mask(
     budget: int, window: int | None, heads: int, kv_heads: int, head_dim: int, soft_cap: float | None
 ) -> None:
     rng = np.random.default_rng(1)
-    calls = [random_tokens(rng, query, items, 100).call() for query, items in CALLS]
+    calls = [random_tokens(rng, query, items, 100).prompt() for query, items in CALLS]
     # The last call's query is found in the pool, with a part of it that is not.
-    calls.append(Tokens(calls[0].tokens[:30].tolist() + [5] * 9, [[1] * 40, [2]]).call())
+    calls.append(Tokens(calls[0].tokens[:30].tolist() + [5] * 9, [[1] * 40, [2]]).prompt())
     shape = AttentionShape(heads, kv_heads, head_dim, 0.4, soft_cap, (window, window))
     reserve = pool_reserve(64, budget)
-    pages = KVPages(reserve + 4, reserve)
+    pages = PrefixCache(reserve + 4, reserve)
     attention = TritonAttention(shape, torch.float32, multiprocessors=3)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids) + 5  # with padding, whose keys and values are never to be read
@@ -99,12 +99,12 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
     shape = AttentionShape(heads, kv_heads, head_dim, 0.4, None, (window, None))
     attention = TritonAttention(shape, torch.float32, multiprocessors=3)
     heads_of = random(100, 200, heads + 2 * kv_heads, head_dim)  # by token and position
-    kept = KVPages(16, 2)
+    kept = PrefixCache(16, 2)
     pool = torch.full((16 * PAGE, 2, kv_heads, head_dim), float("nan"), device=DEVICE)
 
-    def attend(pages: KVPages, *calls: Tokens, attention: TritonAttention = attention) -> torch.Tensor:
+    def attend(pages: PrefixCache, *calls: Tokens, attention: TritonAttention = attention) -> torch.Tensor:
         """What the last call's rows attend to."""
-        (forward,) = pack([call.call() for call in calls], 1_000, pages).forwards
+        (forward,) = pack([call.prompt() for call in calls], 1_000, pages).forwards
         rows = len(forward.input_ids)
         layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
         buffer, slots = layout.pack(forward, attention.rows_per_tile)
@@ -118,28 +118,28 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
         pool[forward.write_slots[written]] = torch.stack((keys, values), dim=1)
         return attention.run(0, qkv.flatten(1).contiguous(), pool)
 
-    together = attend(KVPages(8, 0, caching=False), other, one)[-143:]
+    together = attend(PrefixCache(8, 0, caching=False), other, one)[-143:]
     attend(kept, one)
     hit = attend(kept, other, one)
     assert len(hit) == 21 + 33 + (75 - 2 * PAGE) + 143  # two pages were found
     for first, last, item in ((0, 50, 0), (50, 53, 1), (53, 143, 2)):
-        alone = attend(KVPages(8, 0, caching=False), Tokens(one.query, [one.items[item]]))[75:]
+        alone = attend(PrefixCache(8, 0, caching=False), Tokens(one.query, [one.items[item]]))[75:]
         torch.testing.assert_close(together[first:last], alone, atol=0, rtol=0)
         torch.testing.assert_close(hit[-143:][first:last], alone, atol=0, rtol=0)
 
     # Control: keys in blocks of another size are added up in another order, in float32's rounding.
     halved = TritonAttention(shape, torch.float32, multiprocessors=3)
     halved._launch = replace(halved._launch, n=halved._launch.n // 2)
-    other_order = attend(KVPages(8, 0, caching=False), Tokens(one.query, [one.items[2]]), attention=halved)[
-        75:
-    ]
+    other_order = attend(
+        PrefixCache(8, 0, caching=False), Tokens(one.query, [one.items[2]]), attention=halved
+    )[75:]
     assert not torch.equal(other_order, alone)
     torch.testing.assert_close(other_order, alone, atol=1e-5, rtol=0)
 
 
 def test_tiles_cover_every_row_once_and_hardly_exceed_what_rows_need() -> None:
-    calls = [random_tokens(np.random.default_rng(2), 120, [2] * 400, 100).call() for _ in range(3)]
-    (forward,) = pack(calls, 16_384, KVPages(8, 0, caching=False)).forwards
+    calls = [random_tokens(np.random.default_rng(2), 120, [2] * 400, 100).prompt() for _ in range(3)]
+    (forward,) = pack(calls, 16_384, PrefixCache(8, 0, caching=False)).forwards
     cut = cut_into_tiles(forward, 64)
     covered = np.concatenate([np.arange(first, last) for first, last in cut.tiles[:, :2]])
     np.testing.assert_array_equal(np.sort(covered), np.arange(len(forward.input_ids)))

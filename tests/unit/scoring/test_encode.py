@@ -18,8 +18,8 @@ from hiscore.decoding.sampling_params import DecodeOptions
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring import encode
-from hiscore.scoring.encode import TextCall, TokenCall, encode_calls
-from hiscore.scoring.request import unpack
+from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_calls
+from hiscore.scoring.layout import unpack
 from hiscore.settings import Limits
 from hiscore.tokenization import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers as tiny
@@ -48,27 +48,29 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Text
 Load = Callable[[str], tuple[TextTokenizer, Any]]
 
 
-def one(tokenizer: TextTokenizer, call: TextCall, facts: CheckpointFacts = FACTS, **limits: int) -> TokenCall:
+def one(
+    tokenizer: TextTokenizer, call: TextRequest, facts: CheckpointFacts = FACTS, **limits: int
+) -> TokenizedRequest:
     [answer] = encode_calls(tokenizer, [call], Limits(**limits), facts)
     if isinstance(answer, RequestError):
         raise answer
     return answer
 
 
-def sequences(answer: TokenCall) -> list[list[int]]:
+def sequences(answer: TokenizedRequest) -> list[list[int]]:
     """Query and item, for every item."""
     call = unpack(answer.input_ids, answer.delimiter_indices)
     query, rest = call.tokens[: call.query_length], call.tokens[call.query_length :]
     return [[*query, *item] for item in np.split(rest, np.cumsum(call.item_lengths)[:-1])]
 
 
-def true_to(truth: Any, answer: TokenCall, call: TextCall) -> bool:
+def true_to(truth: Any, answer: TokenizedRequest, call: TextRequest) -> bool:
     texts = [item + call.query if call.item_first else call.query + item for item in call.items]
     return sequences(answer) == [truth(text)["input_ids"] for text in texts]
 
 
 CALLS = st.builds(
-    TextCall,
+    TextRequest,
     query=st.one_of(TEXTS, TEXTS.map("The item is: {} ".format), st.just("苹果是水果吗？是的，")),
     items=st.lists(st.one_of(st.just(""), TEXTS), min_size=1, max_size=5),
     label_token_ids=st.just(LABELS),
@@ -83,7 +85,7 @@ def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
 
     @settings(max_examples=150, deadline=None)
     @given(st.lists(CALLS, max_size=3))
-    def check(batch: list[TextCall]) -> None:
+    def check(batch: list[TextRequest]) -> None:
         for call, answer in zip(batch, encode_calls(ours, batch, Limits(), FACTS), strict=True):
             texts = [item + call.query for item in call.items]
             if isinstance(answer, RequestError):
@@ -107,13 +109,18 @@ def test_a_wrong_cut_is_found_out(name: str, load: Load, monkeypatch: pytest.Mon
         "".join
     )
 
-    def wrong(call: TextCall) -> bool:
+    def wrong(call: TextRequest) -> bool:
         return not true_to(truth, one(ours, call), call)
 
     for item_first in (False, True):
         find(
             st.builds(
-                TextCall, words, st.lists(words, min_size=1), st.none(), st.just(LABELS), st.just(item_first)
+                TextRequest,
+                words,
+                st.lists(words, min_size=1),
+                st.none(),
+                st.just(LABELS),
+                st.just(item_first),
             ),
             wrong,
         )
@@ -136,9 +143,9 @@ def test_all_texts_go_through_one_call_and_the_query_once(load: Load, item_first
     ours, _ = load("smollm2")
     spy = Spy(ours.backend)
     query = "this is " * 40
-    batch = [TextCall(query, [" apple"] * 30, labels=[" Yes", " No"], item_first=item_first)] * 3
+    batch = [TextRequest(query, [" apple"] * 30, labels=[" Yes", " No"], item_first=item_first)] * 3
     answers = encode_calls(replace(ours, backend=spy), batch, Limits(), FACTS)
-    assert [answer.full_encode for answer in answers if isinstance(answer, TokenCall)] == [False] * 3
+    assert [answer.full_encode for answer in answers if isinstance(answer, TokenizedRequest)] == [False] * 3
     [texts] = spy.batches
     assert len(texts) == 3 * (1 + 30 + 2)
     # A word of the query and the item itself, for each item.
@@ -155,8 +162,8 @@ def test_full_encodes_are_told(load: Load) -> None:
         ("qwen2", "", False),
     ]:
         ours, _ = load(name)
-        assert one(ours, TextCall(query, ["a", "b"], None, LABELS)).full_encode == full, (name, query)
-        assert not one(ours, TextCall(query, ["a"], None, LABELS)).full_encode, (
+        assert one(ours, TextRequest(query, ["a", "b"], None, LABELS)).full_encode == full, (name, query)
+        assert not one(ours, TextRequest(query, ["a"], None, LABELS)).full_encode, (
             "a single item costs nothing more"
         )
 
@@ -164,13 +171,13 @@ def test_full_encodes_are_told(load: Load) -> None:
 @pytest.mark.parametrize("name", BUILDERS)
 def test_no_items_leave_the_query(name: str, load: Load) -> None:
     ours, truth = load(name)
-    answer = one(ours, TextCall("Is this a fruit?", [], None, LABELS))
+    answer = one(ours, TextRequest("Is this a fruit?", [], None, LABELS))
     assert answer.input_ids[:-1].tolist() == truth("Is this a fruit?")["input_ids"]
     assert answer.delimiter_indices.tolist() == [len(answer.input_ids) - 1]
 
 
 def test_arrays_are_int32(load: Load) -> None:
-    answer = one(load("gpt2")[0], TextCall("a b", ["c"], labels=[" Yes"]))
+    answer = one(load("gpt2")[0], TextRequest("a b", ["c"], labels=[" Yes"]))
     assert {a.dtype for a in (answer.input_ids, answer.delimiter_indices, answer.label_token_ids)} == {
         np.dtype("int32")
     }
@@ -179,7 +186,7 @@ def test_arrays_are_int32(load: Load) -> None:
 def test_labels_are_single_tokens_encoded_alone(load: Load) -> None:
     ours, truth = load("llama3")
     labels = [" Yes", " No", "<|im_end|>"]
-    answer = one(ours, TextCall("a b", ["c"], labels=labels))
+    answer = one(ours, TextRequest("a b", ["c"], labels=labels))
     wanted = [truth(label, add_special_tokens=False)["input_ids"] for label in labels]
     assert [[ids] for ids in answer.label_token_ids.tolist()] == wanted
 
@@ -187,47 +194,53 @@ def test_labels_are_single_tokens_encoded_alone(load: Load) -> None:
 def test_a_classifier_has_no_labels(load: Load) -> None:
     ours, _ = load("qwen2")
     for nothing in (None, np.empty(0, np.int32)):
-        answer = one(ours, TextCall("a b", ["c"], None, nothing), CLASSIFIER)
+        answer = one(ours, TextRequest("a b", ["c"], None, nothing), CLASSIFIER)
         assert answer.label_token_ids.shape == (0,)
 
 
 # What is wrong with a call, and what the caller is told.
 BAD = {
     "label of two tokens": (
-        TextCall("a b", ["c"], [" Yes", " Maybe so"]),
+        TextRequest("a b", ["c"], [" Yes", " Maybe so"]),
         "label ' Maybe so' is [2-9] tokens: a label must",
     ),
-    "label of no token": (TextCall("a b", ["c"], [""]), "label '' is 0 tokens: a label must be exactly one"),
+    "label of no token": (
+        TextRequest("a b", ["c"], [""]),
+        "label '' is 0 tokens: a label must be exactly one",
+    ),
     "labels of one token": (
-        TextCall("a b", ["c"], ["é", "e\u0301"]),
+        TextRequest("a b", ["c"], ["é", "e\u0301"]),
         "labels 'é' and 'é' are the same token",
     ),
-    "long label": (TextCall("a b", ["c"], ["x" * 500]), r"label 'x{57}\.\.\.' is \d+ tokens"),
+    "long label": (TextRequest("a b", ["c"], ["x" * 500]), r"label 'x{57}\.\.\.' is \d+ tokens"),
     "no label input": (
-        TextCall("a b", ["c"]),
+        TextRequest("a b", ["c"]),
         "exactly one of 'labels' and 'label_token_ids' .* neither was given",
     ),
-    "both label inputs": (TextCall("a b", ["c"], [" Yes"], LABELS), "exactly one .* both were given"),
-    "empty labels": (TextCall("a b", ["c"], []), "'labels' is empty"),
-    "too many labels": (TextCall("a b", ["c"], ["a", "b", "c", "d"]), "'labels' holds 4 labels: at most 3"),
+    "both label inputs": (TextRequest("a b", ["c"], [" Yes"], LABELS), "exactly one .* both were given"),
+    "empty labels": (TextRequest("a b", ["c"], []), "'labels' is empty"),
+    "too many labels": (
+        TextRequest("a b", ["c"], ["a", "b", "c", "d"]),
+        "'labels' holds 4 labels: at most 3",
+    ),
     "label id out of the vocabulary": (
-        TextCall("a", ["b"], None, np.array([2_000], np.int32)),
+        TextRequest("a", ["b"], None, np.array([2_000], np.int32)),
         "holds 2000.*0 to 1999",
     ),
-    "label id twice": (TextCall("a", ["b"], None, np.array([7, 7], np.int32)), "holds 7 more than once"),
-    "both empty": (TextCall("", ["a", ""], None, LABELS), "query and item 1 are both empty"),
+    "label id twice": (TextRequest("a", ["b"], None, np.array([7, 7], np.int32)), "holds 7 more than once"),
+    "both empty": (TextRequest("", ["a", ""], None, LABELS), "query and item 1 are both empty"),
     "context": (
-        TextCall("a b " * 100, ["c " * 110, "d"], None, LABELS),
+        TextRequest("a b " * 100, ["c " * 110, "d"], None, LABELS),
         "tokens together: the model's context holds 500",
     ),
-    "items": (TextCall("a b", ["c"] * 41, None, LABELS), "'items' holds 41 items: at most 40"),
-    "bytes": (TextCall("苹" * 1_000, ["c"], None, LABELS), "hold 3001 bytes: at most 3000 in one call"),
+    "items": (TextRequest("a b", ["c"] * 41, None, LABELS), "'items' holds 41 items: at most 40"),
+    "bytes": (TextRequest("苹" * 1_000, ["c"], None, LABELS), "hold 3001 bytes: at most 3000 in one call"),
     "work": (
-        TextCall("x" * 100, ["c"] * 40, None, LABELS),
+        TextRequest("x" * 100, ["c"] * 40, None, LABELS),
         "tokenised anew with each of 40 items, 4000 bytes .* 3000",
     ),
     "tokens": (
-        TextCall("a b", [f" {n} x y z" * 4 for n in range(40)], None, LABELS),
+        TextRequest("a b", [f" {n} x y z" * 4 for n in range(40)], None, LABELS),
         r"holds \d+ tokens: at most 800",
     ),
 }
@@ -239,14 +252,14 @@ def test_a_bad_call_fails_alone(what: str, load: Load) -> None:
     ours, truth = load("qwen2")
     bad, message = BAD[what]
     good = [
-        TextCall("Is it? ", ["an apple", "12"], labels=[" Yes", " No"]),
-        TextCall("Is it? ", ["x"], None, LABELS),
+        TextRequest("Is it? ", ["an apple", "12"], labels=[" Yes", " No"]),
+        TextRequest("Is it? ", ["x"], None, LABELS),
     ]
     first, refused, last = encode_calls(ours, [good[0], bad, good[1]], LIMITS, FACTS)
     assert isinstance(refused, RequestError)
     assert re.search(message, refused.message)
     for call, answer in zip(good, (first, last), strict=True):
-        assert isinstance(answer, TokenCall)
+        assert isinstance(answer, TokenizedRequest)
         assert true_to(truth, answer, call)
 
 
@@ -254,12 +267,12 @@ def test_a_bad_call_fails_alone(what: str, load: Load) -> None:
 def test_a_classifier_refuses_labels(name: str, load: Load) -> None:
     labels = {"labels": [" Yes"], "label_token_ids": LABELS}[name]
     with pytest.raises(RequestError, match=f"'{name}' must not be given: this model is a classifier"):
-        one(load("qwen2")[0], TextCall("a b", ["c"], **{name: labels}), CLASSIFIER)
+        one(load("qwen2")[0], TextRequest("a b", ["c"], **{name: labels}), CLASSIFIER)
 
 
 def test_a_bos_is_a_token_to_read(load: Load) -> None:
     ours, truth = load("llama3")
-    assert sequences(one(ours, TextCall("", [""], None, LABELS))) == [truth("")["input_ids"]]
+    assert sequences(one(ours, TextRequest("", [""], None, LABELS))) == [truth("")["input_ids"]]
 
 
 def test_truncation_and_padding_of_a_checkpoint_are_off(tmp_path: Path) -> None:
@@ -267,8 +280,8 @@ def test_truncation_and_padding_of_a_checkpoint_are_off(tmp_path: Path) -> None:
     backend.enable_truncation(4)
     backend.enable_padding(length=16)
     ours = load_tokenizer(tiny.save(backend, tmp_path))
-    assert len(sequences(one(ours, TextCall("one two three four five ", ["six"], None, LABELS)))[0]) > 4
-    assert len(sequences(one(ours, TextCall("a", [""], None, LABELS)))[0]) == 1
+    assert len(sequences(one(ours, TextRequest("one two three four five ", ["six"], None, LABELS)))[0]) > 4
+    assert len(sequences(one(ours, TextRequest("a", [""], None, LABELS)))[0]) == 1
 
 
 def test_split_special_tokens_of_a_checkpoint_holds(tmp_path: Path) -> None:
@@ -277,7 +290,7 @@ def test_split_special_tokens_of_a_checkpoint_holds(tmp_path: Path) -> None:
     plain = load_tokenizer(directory)
     config = directory / "tokenizer_config.json"
     config.write_text(config.read_text().replace("{", '{"split_special_tokens": true,', 1))
-    call = TextCall("a <|im_start|>", ["b<|im_end|>", "c"], None, LABELS)
+    call = TextRequest("a <|im_start|>", ["b<|im_end|>", "c"], None, LABELS)
     split = load_tokenizer(directory)
     assert true_to(AutoTokenizer.from_pretrained(directory), one(split, call), call)
     assert len(one(split, call).input_ids) > len(one(plain, call).input_ids)
@@ -287,7 +300,7 @@ def test_an_unsafe_added_token_turns_cuts_off_and_ids_stay_true(tmp_path: Path) 
     backend = tiny.smollm2()
     backend.add_tokens([AddedToken("fruit ?", normalized=False)])
     directory = tiny.save(backend, tmp_path)
-    ours, call = load_tokenizer(directory), TextCall("Is it a fruit ", ["?", "!"], None, LABELS)
+    ours, call = load_tokenizer(directory), TextRequest("Is it a fruit ", ["?", "!"], None, LABELS)
     answer = one(ours, call)
     assert answer.full_encode
     assert true_to(AutoTokenizer.from_pretrained(directory), answer, call)
@@ -302,13 +315,13 @@ def test_a_text_on_which_the_library_panics_is_refused_and_harms_no_neighbour() 
         backend.encode("a" * 40)
     assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
     tokenizer = TextTokenizer(backend, wraps=True, prefix=(), suffix=(), safe_cuts=False)
-    good = TextCall("ab", ["a", "b"], label_token_ids=LABELS)
+    good = TextRequest("ab", ["a", "b"], label_token_ids=LABELS)
     bad = replace(good, query="a" * 40)
     before, refused, after = encode_calls(tokenizer, [good, bad, good], Limits(), FACTS)
     assert isinstance(refused, RequestError)
     assert "cannot encode" in refused.message
     for answer in (before, after):
-        assert isinstance(answer, TokenCall)
+        assert isinstance(answer, TokenizedRequest)
         assert sequences(answer) == [[0, 1, 0], [0, 1, 1]]
     prompts = PromptReader(FACTS, tokenizer, max_text_bytes=100)
     with pytest.raises(RequestError, match="cannot encode 'text_input'"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hiscore.attention.metadata import NOT_KEPT
 from hiscore.errors import PoolExhausted
 from hiscore.scoring.packing import Batch, pack, pool_reserve
-from hiscore.scoring.prefix_cache import PAGE, KVPages
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from tests.support.strategies import Tokens, tokens
 
 Name = tuple[int, int, int]  # call, node (0 the query, i item i - 1), place in the node
@@ -83,9 +83,9 @@ def unlike(calls: list[Tokens]) -> list[Tokens]:
     ]
 
 
-def pages(budget: int, caching: bool = False, cache_pages: int = 0) -> KVPages:
+def pages(budget: int, caching: bool = False, cache_pages: int = 0) -> PrefixCache:
     reserve = pool_reserve(CONTEXT, budget)
-    return KVPages(reserve + cache_pages, reserve, caching)
+    return PrefixCache(reserve + cache_pages, reserve, caching)
 
 
 batches = st.lists(tokens(vocabulary=500, longest=40, most=5), min_size=1, max_size=5).map(unlike)
@@ -93,14 +93,14 @@ batches = st.lists(tokens(vocabulary=500, longest=40, most=5), min_size=1, max_s
 
 @given(batches, st.integers(1, 150))
 def test_every_token_sees_what_the_rule_says(calls: list[Tokens], budget: int) -> None:
-    seen, read = Machine().run(pack([call.call() for call in calls], budget, pages(budget)), calls)
+    seen, read = Machine().run(pack([call.prompt() for call in calls], budget, pages(budget)), calls)
     assert seen == visible(calls)
     assert read == readers(calls)
 
 
 @given(batches, st.integers(1, 150))
 def test_the_number_of_forwards_is_the_tokens_over_the_budget(calls: list[Tokens], budget: int) -> None:
-    forwards = pack([call.call() for call in calls], budget, pages(budget)).forwards
+    forwards = pack([call.prompt() for call in calls], budget, pages(budget)).forwards
     stream = [i for call in calls if call.items for ids in [call.query, *call.items] for i in ids]
     assert len(forwards) == -(-len(stream) // budget)
     assert all(len(forward.input_ids) == budget for forward in forwards[:-1])
@@ -128,7 +128,7 @@ def test_cached_queries_are_what_they_stand_for(
     """Over several batches, with so few pages that they are taken from one another."""
     cache, machine = pages(budget, caching=True, cache_pages=cache_pages), Machine()
     for calls in history:
-        batch = pack([call.call() for call in calls], budget, cache)
+        batch = pack([call.prompt() for call in calls], budget, cache)
         seen, read = machine.run(batch, calls)
         by_rule = visible(calls)
         assert seen == {name: by_rule[name] for name in seen}
@@ -139,10 +139,10 @@ def test_cached_queries_are_what_they_stand_for(
 
 
 def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
-    cache = KVPages(4, reserve=0)
+    cache = PrefixCache(4, reserve=0)
     length = 2 * PAGE + 8
-    first, second = Tokens([1] * length, [[2]]).call(), Tokens([3] * length, [[2]]).call()
-    changed = Tokens([1] * PAGE + [4] * (PAGE + 8), [[2]]).call()
+    first, second = Tokens([1] * length, [[2]]).prompt(), Tokens([3] * length, [[2]]).prompt()
+    changed = Tokens([1] * PAGE + [4] * (PAGE + 8), [[2]]).prompt()
 
     def cached(*calls):
         return pack(list(calls), 1_000, cache).cached_tokens
@@ -156,7 +156,7 @@ def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
 
 
 def test_hits_too_leave_the_reserve_to_split_calls() -> None:
-    cache = KVPages(6, reserve=3)
+    cache = PrefixCache(6, reserve=3)
     queries = [np.full(PAGE, i, np.int32) for i in range(6)]
     for query in queries:
         cache.cache_query(query, PAGE)
@@ -164,15 +164,15 @@ def test_hits_too_leave_the_reserve_to_split_calls() -> None:
     assert cache.cached_pages == 6
     hits = [cache.cache_query(query, PAGE)[1] for query in queries]
     assert hits == [PAGE] * 3 + [0] * 3
-    assert len(cache.lend(3)) == 3
+    assert len(cache.allocate(3)) == 3
     with pytest.raises(PoolExhausted):
-        cache.lend(1)
+        cache.allocate(1)
 
 
 def test_control_a_pool_page_reused_too_early_is_noticed() -> None:
     """What the machine above would see if a cut call's pages went on while a forward still reads them."""
     calls = unlike([Tokens([0] * 40, [[0] * 9] * 3), Tokens([0] * 40, [[0] * 9] * 3)])
-    batch = pack([call.call() for call in calls], 50, pages(50))
+    batch = pack([call.prompt() for call in calls], 50, pages(50))
     assert Machine().run(batch, calls)[0] == visible(calls)
     for forward in batch.forwards:
         forward.write_slots[forward.write_slots != NOT_KEPT] %= PAGE
@@ -181,15 +181,15 @@ def test_control_a_pool_page_reused_too_early_is_noticed() -> None:
 
 
 def test_a_call_that_cannot_be_kept_is_refused_and_leaves_the_pool_whole() -> None:
-    small = KVPages(2, 0, caching=False)
+    small = PrefixCache(2, 0, caching=False)
     with pytest.raises(PoolExhausted):
-        pack([Tokens([1] * 60, [[2] * 9] * 9).call()], 50, small)
-    assert len(small.lend(2)) == 2
+        pack([Tokens([1] * 60, [[2] * 9] * 9).prompt()], 50, small)
+    assert len(small.allocate(2)) == 2
 
 
 def test_ten_thousand_items_pack_without_a_loop_over_items() -> None:
     """About 20 ms of the processor's time where a Python loop over items, for each forward, takes seconds."""
-    call = Tokens([1] * 50, [[2] * 50] * 10_000).call()
+    call = Tokens([1] * 50, [[2] * 50] * 10_000).prompt()
     start = time.process_time()
     batch = pack([call], 16_384, pages(16_384))
     assert time.process_time() - start < 0.5

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore.scoring.parts import QUERIES, WHOLE_UP_TO, split_call
-from hiscore.scoring.request import Call
+from hiscore.scoring.request import MultiItemPrompt
 
 
-def make(query: int, items: list[int]) -> Call:
+def make(query: int, items: list[int]) -> MultiItemPrompt:
     """Every token is another, so that nothing can be mixed up unseen."""
-    return Call(np.arange(query + sum(items), dtype=np.int32), query, np.array(items, np.int64))
+    return MultiItemPrompt(np.arange(query + sum(items), dtype=np.int32), query, np.array(items, np.int64))
 
 
 @given(st.integers(0, 20), st.lists(st.integers(0, 40), min_size=1, max_size=300), st.integers(1, 200))

@@ -14,7 +14,8 @@ from hiscore.errors import RequestError
 from hiscore.scoring import scorer as scorer_module
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.packing import Batch, pack
-from hiscore.scoring.scorer import ScoreCall, Scorer
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiny_models import FAMILIES, VOCABULARY
@@ -167,7 +168,7 @@ def test_a_cached_query_changes_no_score(family: str, checkpoints) -> None:
     labels = np.array(LABELS, np.int32)
     cached = []
     for batch in ([call], [call, longer, call], [longer]):
-        answers, _ = scorer.score([ScoreCall(each.call(), labels, options) for each in batch])
+        answers, _ = scorer.score([ScoreRequest(each.prompt(), labels, options) for each in batch])
         for each, answer in zip(batch, answers, strict=True):
             check(answer.scores, truth.scores(each.query, each.items, LABELS, True), options)
             cached.append(answer.cached_tokens)
@@ -201,7 +202,7 @@ def test_calls_with_different_labels_and_options_share_a_batch(checkpoints) -> N
         ([2, 1, 7], ScoreOptions()),
     ]
     answers, stats = scorer.score(
-        [ScoreCall(call.call(), np.array(labels, np.int32), options) for labels, options in wanted]
+        [ScoreRequest(call.prompt(), np.array(labels, np.int32), options) for labels, options in wanted]
     )
     assert stats.forwards == 1
     for (labels, options), answer in zip(wanted, answers, strict=True):
@@ -211,7 +212,9 @@ def test_calls_with_different_labels_and_options_share_a_batch(checkpoints) -> N
 def test_the_scores_of_all_ids_add_up_to_one(checkpoints) -> None:
     scorer = Scorer(checkpoints("mistral")[0], "cpu", "float32", 4_096)
     call = random_tokens(np.random.default_rng(7), 9, [3, 4], VOCABULARY)
-    answers, _ = scorer.score([ScoreCall(call.call(), np.arange(VOCABULARY, dtype=np.int32), ScoreOptions())])
+    answers, _ = scorer.score(
+        [ScoreRequest(call.prompt(), np.arange(VOCABULARY, dtype=np.int32), ScoreOptions())]
+    )
     np.testing.assert_allclose(answers[0].scores.sum(axis=1), 1, atol=1e-5)
 
 
@@ -224,7 +227,7 @@ def test_a_model_that_gives_nan_gives_errors_not_scores(checkpoints) -> None:
     labels = [5, 6]
     for options in (ScoreOptions(), ScoreOptions(apply_softmax=True)):
         answers, _ = scorer.score(
-            [ScoreCall(c.call(), np.array(labels, np.int32), options) for c in (good, bad, good)]
+            [ScoreRequest(c.prompt(), np.array(labels, np.int32), options) for c in (good, bad, good)]
         )
         assert isinstance(answers[1], RequestError)
         expected = truth.scores(good.query, good.items, labels, options.apply_softmax)

@@ -8,9 +8,10 @@ import pytest
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.parameters import one_row
+from hiscore.scoring.layout import lay_out, unpack
 from hiscore.scoring.options import ScoreOptions, parse_options
-from hiscore.scoring.request import lay_out, unpack
-from hiscore.scoring.validation import check_call, check_labels
+from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.validation import check_labels, check_prompt
 from hiscore.settings import Limits, ScorerSettings, from_model_config
 
 FACTS = CheckpointFacts(vocab_size=100, context_length=8, is_classifier=False)
@@ -22,8 +23,15 @@ def int32(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
+def checked(ids: np.ndarray, delimiters: np.ndarray) -> MultiItemPrompt:
+    """As the scorer reads a request."""
+    prompt = unpack(ids, delimiters)
+    check_prompt(prompt, LIMITS, FACTS)
+    return prompt
+
+
 def test_layout_and_unpack_are_inverse() -> None:
-    ids, delimiters = lay_out([1, 2], [[3], [], [4, 5]])
+    ids, delimiters = lay_out(MultiItemPrompt.of([1, 2], [[3], [], [4, 5]]))
     assert delimiters.tolist() == [2, 4, 5, 8]
     call = unpack(ids, delimiters)
     assert call.tokens.tolist() == [1, 2, 3, 4, 5]
@@ -31,9 +39,9 @@ def test_layout_and_unpack_are_inverse() -> None:
 
 
 def test_a_delimiters_own_id_is_never_looked_at() -> None:
-    ids, delimiters = lay_out([1, 2], [[3]])
+    ids, delimiters = lay_out(MultiItemPrompt.of([1, 2], [[3]]))
     ids[delimiters] = [-7, 2**31 - 1]
-    assert check_call(ids, delimiters, LIMITS, FACTS).tokens.tolist() == [1, 2, 3]
+    assert checked(ids, delimiters).tokens.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -60,13 +68,13 @@ def test_a_delimiters_own_id_is_never_looked_at() -> None:
 )
 def test_a_bad_layout_is_refused(ids: np.ndarray, delimiters: np.ndarray, says: str) -> None:
     with pytest.raises(RequestError) as error:
-        check_call(ids, delimiters, LIMITS, FACTS)
+        checked(ids, delimiters)
     assert says in error.value.message
 
 
 def test_what_only_just_fits_is_accepted() -> None:
-    assert check_call(*lay_out([1] * 5, [[99] * 3, [0] * 3]), LIMITS, FACTS).query_length == 5
-    assert len(check_call(*lay_out([], []), LIMITS, FACTS).item_lengths) == 0
+    check_prompt(MultiItemPrompt.of([1] * 5, [[99] * 3, [0] * 3]), LIMITS, FACTS)
+    check_prompt(MultiItemPrompt.of([], []), LIMITS, FACTS)
 
 
 @pytest.mark.parametrize(

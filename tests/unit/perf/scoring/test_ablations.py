@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.request import Call
-from hiscore.scoring.scorer import ScoreCall, Scorer
+from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.scorer import Scorer
 from perf.machine.gpu_idle import idle_share
 from perf.machine.interleave import interleave, spread
 from perf.scoring import ablation_variants as variants
@@ -25,9 +25,11 @@ DELIMITER = 499
 TOLERANCE = 2e-5
 
 
-def make_call(rng: np.random.Generator, query: int, items: list[int]) -> ScoreCall:
+def make_call(rng: np.random.Generator, query: int, items: list[int]) -> ScoreRequest:
     tokens = rng.integers(0, VOCABULARY - 1, query + sum(items)).astype(np.int32)
-    return ScoreCall(Call(tokens, query, np.array(items)), LABELS, ScoreOptions(apply_softmax=True))
+    return ScoreRequest(
+        MultiItemPrompt(tokens, query, np.array(items)), LABELS, ScoreOptions(apply_softmax=True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def scorer(checkpoints) -> Scorer:
 
 
 @pytest.fixture
-def calls() -> list[ScoreCall]:
+def calls() -> list[ScoreRequest]:
     rng = np.random.default_rng(0)
     return [make_call(rng, 21, [7, 3, 0, 11]), make_call(rng, 5, [4]), make_call(rng, 0, [6, 2])]
 
@@ -91,7 +93,7 @@ def test_idle_share_counts_what_no_kernel_covers(drawn: list[tuple[int, int]], l
     assert found.span_ms == pytest.approx((last - first) / 1e3)
 
 
-def test_variants_give_the_scorers_scores(scorer: Scorer, calls: list[ScoreCall]) -> None:
+def test_variants_give_the_scorers_scores(scorer: Scorer, calls: list[ScoreRequest]) -> None:
     expected = scores(scorer.submit(calls))
     assert np.abs(expected - np.roll(expected, 1, axis=0)).max() > 0.1  # a wrong row would show
     whole = variants.with_whole_vocabulary(scorer)
@@ -103,20 +105,20 @@ def test_variants_give_the_scorers_scores(scorer: Scorer, calls: list[ScoreCall]
     np.testing.assert_allclose(scores(scorer.submit(singles)), expected, atol=TOLERANCE, rtol=0)
 
 
-def test_delimiters_are_found_where_they_were_laid_out(scorer: Scorer, calls: list[ScoreCall]) -> None:
+def test_delimiters_are_found_where_they_were_laid_out(scorer: Scorer, calls: list[ScoreRequest]) -> None:
     marked = [variants.mark(call, DELIMITER) for call in calls]
     expected = scores(scorer.submit(calls))
     np.testing.assert_array_equal(scores(variants.submit_indexed(scorer, marked)), expected)
     np.testing.assert_array_equal(scores(variants.submit_searching(scorer, marked, DELIMITER)), expected)
     # A call whose own token looks like a delimiter would be cut in the wrong place: it is refused.
-    calls[0].call.tokens[3] = DELIMITER
+    calls[0].prompt.tokens[3] = DELIMITER
     with pytest.raises(ValueError, match="499"):
         variants.mark(calls[0], DELIMITER)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_decode_step_computes_what_a_longer_prompt_would(
-    scorer: Scorer, calls: list[ScoreCall], sampled: bool, monkeypatch: pytest.MonkeyPatch
+    scorer: Scorer, calls: list[ScoreRequest], sampled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed: list[np.ndarray] = []
 
@@ -135,10 +137,12 @@ def test_a_decode_step_computes_what_a_longer_prompt_would(
 
     def after(tokens: np.ndarray) -> np.ndarray:
         """Label logits of every item's prompt with one token more."""
-        longer = [np.append(single.call.tokens, token) for single, token in zip(singles, tokens, strict=True)]
-        prompts = [Call(ids.astype(np.int32), len(ids), np.array([0])) for ids in longer]
+        longer = [
+            np.append(single.prompt.tokens, token) for single, token in zip(singles, tokens, strict=True)
+        ]
+        prompts = [MultiItemPrompt(ids.astype(np.int32), len(ids), np.array([0])) for ids in longer]
         answers = scores(
-            scorer.submit([ScoreCall(p, LABELS, ScoreOptions(apply_softmax=True)) for p in prompts])
+            scorer.submit([ScoreRequest(p, LABELS, ScoreOptions(apply_softmax=True)) for p in prompts])
         )
         return np.log(answers[:, 0] / answers[:, 1])
 
@@ -146,7 +150,7 @@ def test_a_decode_step_computes_what_a_longer_prompt_would(
     assert np.abs(after(fed[0]) - after(np.roll(fed[0], 1))).max() > 0.1
 
 
-def test_a_decode_step_refuses_a_pool_that_is_in_use(checkpoints, calls: list[ScoreCall]) -> None:
+def test_a_decode_step_refuses_a_pool_that_is_in_use(checkpoints, calls: list[ScoreRequest]) -> None:
     caching = Scorer(checkpoints("qwen3")[0], "cpu", "float32", 1_024, query_cache_bytes=2**20)
     with pytest.raises(ValueError, match="query cache"):
         variants.with_decode_step(caching, sampled=False)
@@ -161,7 +165,7 @@ def test_the_check_of_a_group_sees_a_wrong_arm(checkpoints, scorer: Scorer, tmp_
     packed = found["multi-item, alone"]
     assert check(packed, TOLERANCE) <= TOLERANCE
 
-    def shuffled(batch: list[ScoreCall]):
+    def shuffled(batch: list[ScoreRequest]):
         pending = scorer.submit(batch)
         answers, stats = pending.result()
         answers[0].scores[:] = np.roll(answers[0].scores, 1, axis=0)

@@ -1,0 +1,74 @@
+"""The wire layout of a prompt: query, then a delimiter and an item for each item, then one last delimiter.
+
+Delimiters only mark where items begin and end. Their ids are never read, and they are dropped before anything is
+computed. Whoever lays a prompt out also sends their positions, so nobody searches for them.
+"""
+
+import numpy as np
+
+from hiscore.arrays import Int32
+from hiscore.errors import RequestError
+from hiscore.scoring.request import MultiItemPrompt
+
+# Never read; 0 is in every vocabulary.
+DELIMITER_ID = 0
+
+
+def lay_out(prompt: MultiItemPrompt) -> tuple[Int32, Int32]:
+    """Insert the delimiters.
+
+    Returns:
+        ``input_ids``, int32 [tokens + items + 1], and ``delimiter_indices``, int32 [items + 1].
+    """
+    lengths = np.concatenate(([prompt.query_length], prompt.item_lengths))
+    delimiters = np.cumsum(lengths) + np.arange(len(lengths))
+    input_ids = np.full(len(prompt.tokens) + len(delimiters), DELIMITER_ID, np.int32)
+    is_token = np.ones(len(input_ids), bool)
+    is_token[delimiters] = False
+    input_ids[is_token] = prompt.tokens
+    return input_ids, delimiters.astype(np.int32)
+
+
+def unpack(input_ids: Int32, delimiter_indices: Int32) -> MultiItemPrompt:
+    """Check a layout and drop its delimiters.
+
+    Args:
+        input_ids: int32 [tokens + items + 1].
+        delimiter_indices: int32 [items + 1].
+
+    Returns:
+        The prompt; its arrays are copies.
+
+    Raises:
+        RequestError: The indices do not ascend strictly, are out of range or do not end the sequence.
+    """
+    _check_layout(input_ids, delimiter_indices)
+    delimiters = delimiter_indices.astype(np.int64)
+    return MultiItemPrompt(
+        tokens=np.delete(input_ids, delimiters),
+        query_length=int(delimiters[0]),
+        item_lengths=np.diff(delimiters) - 1,
+    )
+
+
+def _check_layout(input_ids: Int32, delimiter_indices: Int32) -> None:
+    if len(delimiter_indices) == 0:
+        raise RequestError("'delimiter_indices' is empty: one delimiter ends even a call without items")
+    low, high = int(delimiter_indices.min()), int(delimiter_indices.max())
+    if low < 0 or high >= len(input_ids):
+        wrong = low if low < 0 else high
+        raise RequestError(
+            f"'delimiter_indices' holds {wrong}: out of range for 'input_ids' of length {len(input_ids)}"
+        )
+    steps = np.diff(delimiter_indices.astype(np.int64))
+    if (steps <= 0).any():
+        at = int((steps <= 0).argmax())
+        raise RequestError(
+            f"'delimiter_indices' must ascend strictly: {int(delimiter_indices[at])} is followed by "
+            f"{int(delimiter_indices[at + 1])} at index {at + 1}"
+        )
+    if int(delimiter_indices[-1]) != len(input_ids) - 1:
+        raise RequestError(
+            f"'delimiter_indices' must end the sequence: the last is {int(delimiter_indices[-1])}, "
+            f"'input_ids' ends at {len(input_ids) - 1}"
+        )
