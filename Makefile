@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 AUDIT := $(VENV)/audit
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve check test test-gpu soak bench bench-gpu lint format audit clean
+.PHONY: help install demo serve check test test-gpu soak bench bench-gpu lint format docs audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ lint: $(INSTALLED) ## ruff, mypy and the import rules
 format: $(INSTALLED) ## Format and fix what can be fixed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: $(INSTALLED) ## Write docs/settings.md from the declarations of the settings
+	@$(BIN)/python -m hiscore.settings > docs/settings.md
 
 audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities of what is installed, and its SBOM (sbom.cdx.json)
 	@$(AUDIT)/bin/python tools/audit.py $(VENV) sbom.cdx.json

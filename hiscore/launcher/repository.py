@@ -1,4 +1,4 @@
-"""The model repository that tritonserver reads: our templates with every ``${name}`` filled, strictly."""
+"""Write the model repository that tritonserver reads, from our config templates."""
 
 import re
 import shutil
@@ -8,15 +8,7 @@ from typing import Any, Literal
 
 from hiscore.launcher.errors import LaunchError
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
-from hiscore.settings import (
-    CacheSettings,
-    DecodeSettings,
-    Limits,
-    ScorerSettings,
-    Selector,
-    ServeSettings,
-    TokenizerSettings,
-)
+from hiscore.settings import MODEL_SETTINGS, Selector, ServeSettings
 
 CONFIG = "config.pbtxt"
 
@@ -24,13 +16,13 @@ Values = Mapping[str, object]
 
 
 def render(template: str, values: Values) -> str:
-    """Fill a config template.
+    """Replace every ``${name}`` of a config template.
 
     Raises:
-        LaunchError: a placeholder without a value, a value without a placeholder, or a malformed placeholder.
+        LaunchError: A placeholder without a value, a value without a placeholder, or a malformed placeholder.
     """
-    asked = set(re.findall(r"\$\{(\w+)\}", template))
-    unfilled, unused = sorted(asked - set(values)), sorted(set(values) - asked)
+    named = set(re.findall(r"\$\{(\w+)\}", template))
+    unfilled, unused = sorted(named - set(values)), sorted(set(values) - named)
     if unfilled:
         raise LaunchError(f"no value for the placeholder ${{{unfilled[0]}}}")
     if unused:
@@ -42,7 +34,7 @@ def render(template: str, values: Values) -> str:
 
 
 def _quoted(value: object) -> str:
-    """The value's text, escaped for a protobuf text string."""
+    """Escape a value for a string in protobuf's text format."""
     return re.sub(r'(["\\])', r"\\\1", str(value)).replace("\n", r"\n")
 
 
@@ -50,7 +42,7 @@ def write_repository(source: Path, target: Path, values: Mapping[str, Values]) -
     """Write each model named in `values` from its template and its ``1/`` directory under `source`.
 
     Raises:
-        LaunchError: `render` refuses a template; the message names the file.
+        LaunchError: A template is missing or does not fit its values; the message names the file.
     """
     for model, model_values in values.items():
         template = source / model / CONFIG
@@ -58,7 +50,7 @@ def write_repository(source: Path, target: Path, values: Mapping[str, Values]) -
             raise LaunchError(
                 f"{template} is missing: MODEL_REPOSITORY must name hiscore's model_repository/"
             )
-        # An ensemble has no model.py, yet Triton wants its version directory.
+        # The version directory of the ensemble is empty, but Triton requires it.
         shutil.copytree(source / model, target / model, ignore=shutil.ignore_patterns("__pycache__"))
         try:
             text = render(template.read_text(encoding="utf-8"), model_values)
@@ -74,52 +66,65 @@ def model_values(
     models: tuple[str, ...],
     selectors: tuple[Selector, ...],
 ) -> dict[str, Values]:
-    """What fills each model's template: its own settings, and how Triton queues and batches for it.
+    """What fills each model's template.
 
-    selectors: those that the checkpoint has, the default first.
+    Args:
+        settings: The server's settings; a model gets those that its own settings declare.
+        checkpoint: The checkpoint's directory.
+        device: Where `scorer` and `decode` run.
+        models: The models to load.
+        selectors: Those that the checkpoint has, the default first.
+
+    Returns:
+        Placeholder -> value, per model.
 
     Raises:
-        LaunchError: SELECTOR is none of them, and `decode` is to be loaded.
+        LaunchError: SELECTOR is not one of `selectors`, and `decode` is to be loaded.
     """
-    limits = settings.model_dump(include=set(Limits.model_fields))
-    batching = {"max_batch_calls": settings.max_batch_calls}
-    common: dict[str, Any] = settings.model_dump(include={"max_queue", "queue_timeout_s", "log_format"})
-    tokenizer = TokenizerSettings(checkpoint=str(checkpoint), **common, **limits)
-    scorer = ScorerSettings(
-        checkpoint=str(checkpoint),
-        dtype=settings.dtype,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_queue_tokens=settings.max_queue_tokens,
-        query_cache_bytes=settings.query_cache_bytes,
-        **common,
-        **limits,
-    )
-    kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
-    if "decode" in models and settings.selector not in ("auto", *selectors):
-        raise LaunchError(f"SELECTOR is '{settings.selector}': this checkpoint has {', '.join(selectors)}")
-    cache: dict[str, Any] = settings.model_dump(include=set(CacheSettings.model_fields) - {"selector"})
-    decode = DecodeSettings(
-        checkpoint=str(checkpoint),
-        dtype=settings.dtype,
-        selector=selectors[0] if settings.selector == "auto" else settings.selector,
-        max_text_bytes=settings.max_text_bytes,
-        **common,
-        **cache,
-    )
-    every: dict[str, Values] = {
+    given: dict[str, Any] = dict(settings) | {"checkpoint": str(checkpoint)}
+    if "decode" in models:
+        given["selector"] = _selector(settings, selectors)
+    batching: dict[str, object] = {"max_batch_calls": settings.max_batch_calls}
+    instances: dict[str, object] = {"instance_kind": "KIND_GPU" if device == "cuda" else "KIND_CPU"}
+    placeholders = {
         "score": batching,
-        "tokenizer": tokenizer.model_dump() | batching,
-        "scorer": scorer.model_dump() | batching | {"instance_kind": kind},
-        "decode": decode.model_dump() | {"instance_kind": kind},
+        "tokenizer": batching,
+        "scorer": batching | instances,
+        "decode": instances,
     }
-    return {model: every[model] for model in models}
+    return {
+        model: placeholders[model]
+        | ({"settings": _settings_json(model, given)} if model in MODEL_SETTINGS else {})
+        for model in models
+    }
+
+
+def _selector(settings: ServeSettings, selectors: tuple[Selector, ...]) -> Selector:
+    if settings.selector == "auto":
+        return selectors[0]
+    if settings.selector not in selectors:
+        raise LaunchError(f"SELECTOR is '{settings.selector}': this checkpoint has {', '.join(selectors)}")
+    return settings.selector
+
+
+def _settings_json(model: str, given: Mapping[str, Any]) -> str:
+    """A model's settings out of the server's, as `hiscore.settings.from_model_config` reads them."""
+    declared = MODEL_SETTINGS[model]
+    return declared(**{name: given[name] for name in declared.model_fields}).model_dump_json()
 
 
 def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Which models to load of those requested (comma-separated; empty: by default), and why others are left out.
+    """Choose the models to load.
+
+    Args:
+        requested: Names separated by commas; empty: the default models.
+        capabilities: What the checkpoint can serve.
+
+    Returns:
+        The models to load, and the reason for each requested one that is left out.
 
     Raises:
-        LaunchError: an unknown name, an ensemble without its steps, or nothing is left.
+        LaunchError: An unknown name, an ensemble without its steps, or nothing is left.
     """
     names = (
         tuple(dict.fromkeys(filter(None, (name.strip() for name in requested.split(","))))) or DEFAULT_MODELS

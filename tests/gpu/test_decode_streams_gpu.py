@@ -8,7 +8,8 @@ import torch
 
 from hiscore.decoding.worker.cuda_queues import CudaStreams
 from hiscore.decoding.worker.device_queues import Lane
-from hiscore.decoding.worker.offload_schedule import BackupProtocol, BackupSchedule
+from hiscore.decoding.worker.offload_schedule import BackupSchedule
+from hiscore.settings import BackupProtocol
 from tests.support.backup_load import SLOTS, Load, Run
 from tests.support.stream_mutations import Kind, Mutated
 from tests.support.tensor_memory import TensorMemory

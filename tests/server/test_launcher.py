@@ -87,8 +87,8 @@ def test_a_free_port_that_gets_taken_is_chosen_anew(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("${max_items}", "${max_itmes}"), r"no value for the placeholder \$\{max_itmes\}"),
-        (("${max_items}", "10"), "no placeholder for the setting 'max_items'"),
+        (("${settings}", "${setings}"), r"no value for the placeholder \$\{setings\}"),
+        (("${settings}", "{}"), "no placeholder for the setting 'settings'"),
     ],
 )
 def test_a_template_that_does_not_fit_is_refused(

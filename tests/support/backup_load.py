@@ -13,7 +13,8 @@ import numpy as np
 
 from hiscore.arrays import Int32
 from hiscore.decoding.worker.device_queues import Lane, Work
-from hiscore.decoding.worker.offload_schedule import BackupProtocol, BackupSchedule, ring_pages
+from hiscore.decoding.worker.offload_schedule import BackupSchedule, ring_pages
+from hiscore.settings import BackupProtocol
 from tests.support.stream_simulator import POISON, Cell, Memory
 
 SLOTS = 3

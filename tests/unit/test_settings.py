@@ -1,11 +1,19 @@
-"""The settings of decode's caches: bounds that depend on each other, each with its message."""
+"""Settings: bounds with their messages, the environment, what models read, and the page that lists them."""
 
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from inspect import get_annotations
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from hiscore.settings import DecodeSettings, ServeSettings, from_model_config
+from hiscore.settings import MODEL_SETTINGS, DecodeSettings, ServeSettings, from_model_config
+from hiscore.settings.groups import Settings
+from hiscore.settings.page import page
 
 DECODE: dict[str, Any] = {"checkpoint": "/a", "selector": "quest"}
 
@@ -46,13 +54,117 @@ def test_bounds_of_a_selection_do_not_bind_where_nothing_is_selected() -> None:
     assert DecodeSettings(**DECODE | sizes | {"backup": "blocking"}).sparse_top_k == 8
 
 
-def test_the_environment_is_read_and_a_models_config_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SELECTOR", "exact")
     monkeypatch.setenv("SPARSE_TOP_K", "64")
     monkeypatch.setenv("BACKUP", "deferred")
+    monkeypatch.setenv("HEALTH_PORT", "")  # empty: as if not set
     settings = ServeSettings()
     assert (settings.selector, settings.sparse_top_k, settings.backup) == ("exact", 64, "deferred")
-    config = '{"parameters": {"checkpoint": {"string_value": "/a"}, "selector": {"string_value": "dsa"}}}'
-    assert from_model_config(DecodeSettings, config).selector == "dsa"
-    with pytest.raises(ValidationError, match="max_items"):
-        from_model_config(DecodeSettings, config.replace('"selector"', '"max_items"'))
+    assert settings.health_port is None
+
+
+@pytest.mark.parametrize(("port", "allowed"), [(-1, False), (0, True), (65_535, True), (65_536, False)])
+@pytest.mark.parametrize("name", ["http_port", "grpc_port", "metrics_port", "health_port"])
+def test_ports_have_bounds(name: str, port: int, allowed: bool) -> None:
+    given: dict[str, Any] = {name: port}
+    if allowed:
+        assert getattr(ServeSettings(**given), name) == port
+    else:
+        with pytest.raises(ValidationError):
+            ServeSettings(**given)
+
+
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(ValidationError, match="max_itmes"):
+        ServeSettings(max_itmes=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("http://host:4318/v1/traces", True),
+        ("https://host", True),
+        ("ftp://host", False),
+        ("http://", False),
+        ("host:4318", False),
+        ("http://user:password@host", False),
+    ],
+)
+def test_an_address_for_traces_is_a_url_without_a_password(url: str, allowed: bool) -> None:
+    if allowed:
+        assert ServeSettings(trace_url=url).trace_url == url
+    else:
+        with pytest.raises(ValidationError, match="without a user or a password"):
+            ServeSettings(trace_url=url)
+
+
+def model_config(parameters: dict[str, Any]) -> str:
+    """What Triton hands to a model whose config.pbtxt has these parameters."""
+    return json.dumps(
+        {"parameters": {name: {"string_value": json.dumps(value)} for name, value in parameters.items()}}
+    )
+
+
+GIVEN = {"tokenizer": {"checkpoint": "/a"}, "scorer": {"checkpoint": "/a"}, "decode": DECODE}
+COMPLETE = {model: dict(declared(**GIVEN[model])) for model, declared in MODEL_SETTINGS.items()}
+
+
+@pytest.mark.parametrize("model", MODEL_SETTINGS)
+def test_a_models_settings_are_read_strictly(model: str) -> None:
+    declared, complete = MODEL_SETTINGS[model], COMPLETE[model]
+    assert from_model_config(declared, model_config({"settings": complete})).checkpoint == "/a"
+    for name in complete:  # a default does not stand in for a missing key
+        without = {key: value for key, value in complete.items() if key != name}
+        with pytest.raises(ValueError, match=f"lacks '{name}'"):
+            from_model_config(declared, model_config({"settings": without}))
+    with pytest.raises(ValidationError, match="max_itmes"):
+        from_model_config(declared, model_config({"settings": complete | {"max_itmes": 3}}))
+    with pytest.raises(ValidationError, match="max_queue"):
+        from_model_config(declared, model_config({"settings": complete | {"max_queue": "3"}}))
+    with pytest.raises(ValidationError, match="max_queue"):
+        from_model_config(declared, model_config({"settings": complete | {"max_queue": 0}}))
+
+
+@pytest.mark.parametrize("parameters", [{}, {"settings": {}, "max_items": 3}, {"checkpoint": "/a"}])
+def test_a_models_config_has_one_parameter(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must have the one parameter 'settings'"):
+        from_model_config(MODEL_SETTINGS["tokenizer"], model_config(parameters))
+
+
+def test_a_selector_must_be_resolved_before_a_model_reads_it() -> None:
+    with pytest.raises(ValidationError, match="selector"):
+        from_model_config(
+            MODEL_SETTINGS["decode"], model_config({"settings": COMPLETE["decode"] | {"selector": "auto"}})
+        )
+
+
+def test_every_setting_is_declared_once_and_described() -> None:
+    groups = [group for group in ServeSettings.__mro__ if issubclass(group, Settings)]
+    declared = Counter(name for group in groups for name in get_annotations(group))
+    del declared["section"]
+    assert set(declared) == set(ServeSettings.model_fields)
+    assert set(declared.values()) == {1}
+    assert [name for name, field in ServeSettings.model_fields.items() if not field.description] == []
+
+
+def test_the_page_names_every_setting_with_default_and_values() -> None:
+    rows = [line for line in page().splitlines() if line.startswith("| `")]
+    assert sorted(row.split("`")[1] for row in rows) == sorted(map(str.upper, ServeSettings.model_fields))
+    starts = {row.split("`")[1]: row for row in rows}
+    assert starts["MODEL_REPOSITORY"].startswith("| `MODEL_REPOSITORY` | `model_repository` | path |")
+    assert starts["HTTP_PORT"].startswith("| `HTTP_PORT` | `8000` | 0 to 65535 |")
+    assert starts["HEALTH_PORT"].startswith("| `HEALTH_PORT` | not set | 0 to 65535 |")
+    assert starts["MAX_ITEMS"].startswith("| `MAX_ITEMS` | `10000` | 1 or more |")
+    assert starts["CANARY_SECONDS"].startswith("| `CANARY_SECONDS` | `30` | 0 or more |")
+    assert starts["ALLOW_KNOWN_CVES"].startswith("| `ALLOW_KNOWN_CVES` | `false` | `true`, `false` |")
+    assert starts["WATCHDOG"].startswith("| `WATCHDOG` | `restart` | `restart`, `exit` |")
+    assert starts["MODELS"].startswith("| `MODELS` | not set | text |")
+    sections = re.findall("^## (.*)$", page(), re.MULTILINE)
+    assert sections == list(dict.fromkeys(sections))
+    assert "Decoding" in sections
+
+
+def test_settings_are_read_without_torch() -> None:
+    code = "import sys, hiscore.settings; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -28,14 +28,12 @@ And at the edges of a sequence's life:
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.worker.device_queues import Event, Lane, Streams, Work
-
-BackupProtocol = Literal["blocking", "deferred", "ring"]
+from hiscore.settings import BackupProtocol
 
 
 def ring_pages(width: int, page: int) -> int:

@@ -1,14 +1,16 @@
 """Strict templates, and which models are served."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.repository import model_values, render, select, write_repository
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
-from hiscore.settings import DecodeSettings, ScorerSettings, Selector, ServeSettings, TokenizerSettings
+from hiscore.settings import MODEL_SETTINGS, Selector, ServeSettings, from_model_config
 
 EVERYTHING = Capabilities(models=MODELS, left_out={})
 NO_TOKENIZER = Capabilities(
@@ -41,23 +43,59 @@ def test_what_does_not_fit_is_refused(template: str, values: dict[str, object], 
 
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", "KIND_CPU"), ("cuda", "KIND_GPU")])
-def test_our_templates_take_exactly_our_settings(tmp_path: Path, device: str, kind: str) -> None:
-    settings = ServeSettings(max_batch_calls=7, queue_timeout_s=3)
-    values = model_values(settings, Path("/a checkpoint"), device, MODELS, SELECTORS)  # type: ignore[arg-type]
+def test_templates_are_filled_with_batching_and_instances(tmp_path: Path, device: Any, kind: str) -> None:
+    settings = ServeSettings(max_batch_calls=7)
+    values = model_values(settings, Path("/a"), device, MODELS, SELECTORS)
     write_repository(settings.model_repository, tmp_path, values)
     configs = {model: (tmp_path / model / "config.pbtxt").read_text() for model in MODELS}
     assert all("max_batch_size: 7" in configs[model] for model in ("score", "tokenizer", "scorer"))
+    assert "max_batch_size: 0" in configs["decode"]
     assert f"kind: {kind}" in configs["scorer"]
     assert f"kind: {kind}" in configs["decode"]
     assert "kind: KIND_CPU" in configs["tokenizer"]
-    assert all('"queue_timeout_s" value { string_value: "3" }' in configs[m] for m in MODELS[1:])
     # Any would turn Triton's prefetching off.
     assert not any("queue_policy {" in config for config in configs.values())
-    assert 'string_value: "/a checkpoint"' in configs["scorer"]
-    # A template that forgets a setting and a caller that forgets to pass it would agree: look at both.
-    of_models = {"tokenizer": TokenizerSettings, "scorer": ScorerSettings, "decode": DecodeSettings}
-    for model, of_model in of_models.items():
-        assert set(re.findall(r'key: "(\w+)"', configs[model])) == set(of_model.model_fields)
+
+
+def model_config(config: str) -> str:
+    """What Triton hands to a model: the parameters of its config.pbtxt, as JSON."""
+    ((name, text),) = re.findall(r'parameters { key: "(\w+)" value { string_value: "(.*)" } }', config)
+    unescaped = re.sub(r"\\(.)", lambda escaped: {"n": "\n"}.get(escaped[1], escaped[1]), text)
+    return json.dumps({"parameters": {name: {"string_value": unescaped}}})
+
+
+def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
+    """No setting is lost, mixed up or left at its default between the environment and a model."""
+    given: dict[str, Any] = {
+        "selector": "exact", "backup": "deferred", "dtype": "bfloat16", "log_format": "json",
+    }  # fmt: skip
+    every = {name for declared in MODEL_SETTINGS.values() for name in declared.model_fields}
+    numbers = sorted(every - set(given) - {"checkpoint"})
+    given |= {name: 100 + place for place, name in enumerate(numbers)} | {"sparse_top_k": 99}
+    checkpoint = Path('/a "checkpoint"\\with\nall')
+    settings = ServeSettings(**given)
+    values = model_values(settings, checkpoint, "cpu", MODELS, SELECTORS)
+    write_repository(settings.model_repository, tmp_path, values)
+    assert set(MODEL_SETTINGS) == set(MODELS) - {"score"}
+    for model, declared in MODEL_SETTINGS.items():
+        config = (tmp_path / model / "config.pbtxt").read_text()
+        expected = {**given, "checkpoint": str(checkpoint)}
+        assert dict(from_model_config(declared, model_config(config))) == {
+            name: expected[name] for name in declared.model_fields
+        }
+
+
+def test_a_repository_without_templates_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"score/config\.pbtxt is missing: MODEL_REPOSITORY must name"):
+        write_repository(tmp_path, tmp_path / "to", {"score": {}})
+
+
+def test_a_template_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    template = tmp_path / "from/score/config.pbtxt"
+    template.parent.mkdir(parents=True)
+    template.write_text("${a}")
+    with pytest.raises(LaunchError, match=r"score/config\.pbtxt: no placeholder for the setting 'b'"):
+        write_repository(tmp_path / "from", tmp_path / "to", {"score": {"a": 1, "b": 2}})
 
 
 def test_everything_is_served_by_default() -> None:
@@ -102,7 +140,7 @@ def test_the_checkpoint_decides_which_selectors_there_are(
 ) -> None:
     settings = ServeSettings(selector=asked)  # type: ignore[arg-type]
     values = model_values(settings, Path("/a"), "cpu", ("decode",), selectors)
-    assert values["decode"]["selector"] == chosen
+    assert json.loads(str(values["decode"]["settings"]))["selector"] == chosen
 
 
 def test_a_selector_that_the_checkpoint_has_not_is_refused() -> None:

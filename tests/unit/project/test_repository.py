@@ -7,24 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from hiscore.settings import ServeSettings
+from hiscore.settings.page import page
 
 ROOT = Path(__file__).resolve().parents[3]
-# Two cells, `name` and a default, at the beginning of a table's row.
-CELLS = re.compile(r"^\| `([^`]+)` \| `?([^`|]+?)`? \|", re.MULTILINE)
 
 
 def targets(makefile: str) -> set[str]:
     """Targets with a recipe or a prerequisite that a person would type."""
     return set(re.findall(r"^([a-z][a-z-]*):(?!=)", makefile, re.MULTILINE))
-
-
-def default_of(name: str) -> str:
-    """A setting's default as README writes it."""
-    value = ServeSettings.model_fields[name].get_default()
-    if isinstance(value, Path):
-        return value.relative_to(ROOT).as_posix()
-    return str(value) or "all"
 
 
 def named_modules(document: str) -> Counter[str]:
@@ -51,10 +41,8 @@ def test_phony_names_only_targets() -> None:
     assert phony == targets(makefile)
 
 
-def test_readme_lists_every_setting_with_its_default() -> None:
-    section = (ROOT / "README.md").read_text().split("## Settings")[1].split("\n## ")[0]
-    documented = dict(CELLS.findall(section))
-    assert documented == {name.upper(): default_of(name) for name in ServeSettings.model_fields}
+def test_the_page_of_settings_is_the_generated_one() -> None:
+    assert (ROOT / "docs/settings.md").read_text() == page(), "run `make docs`"
 
 
 def test_architecture_names_every_module_once() -> None:

@@ -12,7 +12,7 @@ from hiscore.scoring.layout import lay_out, unpack
 from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.validation import check_labels, check_prompt
-from hiscore.settings import Limits, ScorerSettings, from_model_config
+from hiscore.settings import Limits
 
 FACTS = CheckpointFacts(vocab_size=100, context_length=8, is_classifier=False)
 CLASSIFIER = CheckpointFacts(vocab_size=100, context_length=8, is_classifier=True)
@@ -138,15 +138,3 @@ def test_bad_options_are_refused(parameters: str, says: str) -> None:
         parse_options(parameters)
     assert says in error.value.message
     assert len(error.value.message) < 200
-
-
-def test_a_models_settings_are_read_strictly() -> None:
-    def config(**values: str) -> str:
-        return json.dumps({"parameters": {name: {"string_value": value} for name, value in values.items()}})
-
-    settings = from_model_config(ScorerSettings, config(checkpoint="here", max_batch_tokens="77"))
-    assert (settings.checkpoint, settings.max_batch_tokens) == ("here", 77)
-    with pytest.raises(ValueError, match="max_bach_tokens"):
-        from_model_config(ScorerSettings, config(checkpoint="here", max_bach_tokens="77"))
-    with pytest.raises(ValueError, match="checkpoint"):
-        from_model_config(ScorerSettings, config(max_batch_tokens="77"))

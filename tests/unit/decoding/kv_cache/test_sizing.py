@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hiscore.decoding.kv_cache.sizing import CONTEXT_PAGE, Memory, ModelShape, plan_cache
 from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE
-from hiscore.settings import Backup, CacheSettings
+from hiscore.settings import BackupProtocol, CacheSettings
 
 MIB = 2**20
 SMALL = ModelShape(heads=2, parts=2, width=16, windows=(None,) * 4, context_length=4_096)
@@ -58,7 +58,7 @@ def test_pools_take_no_more_than_there_is(
 
 @pytest.mark.parametrize("protocol", ["ring", "deferred"])
 @pytest.mark.parametrize("top_k", [2, 8, 32])
-def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protocol: Backup) -> None:
+def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protocol: BackupProtocol) -> None:
     """`exact` is defined by k, and an indexer by its checkpoint's: where the ring stands is no matter."""
     settings = CacheSettings(
         selector="exact", sparse_top_k=top_k, device_buffer_size=64, backup=protocol, backup_ring=top_k

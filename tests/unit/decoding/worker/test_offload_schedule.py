@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore.decoding.worker.device_queues import ImmediateStreams, Lane, Work
-from hiscore.decoding.worker.offload_schedule import BackupProtocol, BackupSchedule, ring_pages
+from hiscore.decoding.worker.offload_schedule import BackupSchedule, ring_pages
+from hiscore.settings import BackupProtocol
 from tests.support.backup_load import SLOTS, Load, Run
 from tests.support.stream_mutations import Kind, Mutated
 from tests.support.stream_simulator import Simulator

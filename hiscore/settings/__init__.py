@@ -1,0 +1,50 @@
+"""Every setting: declared once, with type, default, bounds and description.
+
+From the declarations come the variables of ``make serve`` (`ServeSettings`), the one JSON parameter in each
+model's ``config.pbtxt`` (`from_model_config` reads it), and docs/settings.md (``make docs``). To add a setting,
+add a field to a group in `groups` (models read it, too) or `serve` (the launcher alone reads it).
+"""
+
+from hiscore.settings.choices import (
+    BackupProtocol,
+    Device,
+    Dtype,
+    LogFormat,
+    RequestedSelector,
+    Selector,
+    WatchdogAction,
+)
+from hiscore.settings.groups import CacheSettings, Limits
+from hiscore.settings.models import (
+    MODEL_SETTINGS,
+    DecodeSettings,
+    ModelSettings,
+    ScorerSettings,
+    TokenizerSettings,
+    from_model_config,
+)
+from hiscore.settings.serve import DEFAULT_MODEL, ServeSettings
+
+CANARY_ID = "hiscore-canary"
+"""Request id of the launcher's canaries: the scorer does not count them as work."""
+
+__all__ = [
+    "CANARY_ID",
+    "DEFAULT_MODEL",
+    "MODEL_SETTINGS",
+    "BackupProtocol",
+    "CacheSettings",
+    "DecodeSettings",
+    "Device",
+    "Dtype",
+    "Limits",
+    "LogFormat",
+    "ModelSettings",
+    "RequestedSelector",
+    "ScorerSettings",
+    "Selector",
+    "ServeSettings",
+    "TokenizerSettings",
+    "WatchdogAction",
+    "from_model_config",
+]

@@ -1,0 +1,24 @@
+"""Settings that take one of a few words."""
+
+from typing import Literal
+
+from hiscore.logs import LogFormat
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "fp8"]
+# How `decode` selects tokens to attend to.
+Selector = Literal["dense", "exact", "quest", "dsa"]
+RequestedSelector = Literal["auto", "dense", "exact", "quest", "dsa"]
+# When new keys and values go to the host.
+BackupProtocol = Literal["ring", "deferred", "blocking"]
+WatchdogAction = Literal["restart", "exit"]
+
+__all__ = [
+    "BackupProtocol",
+    "Device",
+    "Dtype",
+    "LogFormat",
+    "RequestedSelector",
+    "Selector",
+    "WatchdogAction",
+]

@@ -1,0 +1,156 @@
+"""Settings that the server and its models share, each declared here and nowhere else.
+
+A group is what one model or several need together; `hiscore.settings.models` and `hiscore.settings.serve` combine
+groups by inheritance. Fields keep their names everywhere: ``max_items`` is the variable ``MAX_ITEMS``.
+"""
+
+from typing import ClassVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
+
+from hiscore.settings.choices import BackupProtocol, Dtype, LogFormat, RequestedSelector
+
+
+class Settings(BaseModel):
+    """Base of all groups: unknown names are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    section: ClassVar[str] = ""
+    """Heading in docs/settings.md."""
+
+
+class Precision(Settings):
+    """The numbers that `scorer` and `decode` compute with."""
+
+    section = "Model and device"
+
+    dtype: Dtype = Field(
+        default="auto",
+        description="auto: `float32` on the CPU, `bfloat16` on a GPU. `fp8`: the scorer's projections in 8 bits "
+        "(GPUs of compute capability 8.9 and newer)",
+    )
+
+
+class TextLimit(Settings):
+    """How much text one call may hold."""
+
+    section = "Limits of one call"
+
+    max_text_bytes: PositiveInt = Field(
+        default=8 * 2**20, description="bytes of text: query, items and labels, or one prompt"
+    )
+
+
+class Limits(TextLimit):
+    """What one scoring call may hold; more is refused before any work is done on it."""
+
+    max_items: PositiveInt = Field(default=10_000, description="items")
+    max_labels: PositiveInt = Field(default=1_000, description="labels")
+    max_call_tokens: PositiveInt = Field(default=4_000_000, description="tokens, the query counted once")
+
+
+class QueueSettings(Settings):
+    """How long calls may wait."""
+
+    section = "Queues"
+
+    max_queue: PositiveInt = Field(default=1_024, description="waiting calls per model before UNAVAILABLE")
+    queue_timeout_s: PositiveInt = Field(
+        default=600, description="seconds a call may wait; a client may ask for less"
+    )
+
+
+class LogSettings(Settings):
+    """How log lines look."""
+
+    section = "Logs and traces"
+
+    log_format: LogFormat = Field(
+        default="text", description="hiscore's own log lines: text for people, or one JSON object per line"
+    )
+
+
+class ScoringSettings(Settings):
+    """How `scorer` batches calls and caches queries."""
+
+    section = "Scoring"
+
+    max_batch_tokens: PositiveInt = Field(default=16_384, description="tokens per batch and per forward")
+    max_queue_tokens: PositiveInt = Field(
+        default=16_000_000,
+        description="tokens of all waiting and running calls of the scorer before UNAVAILABLE",
+    )
+    query_cache_bytes: NonNegativeInt = Field(
+        default=2**30,
+        description="prefix cache: keys and values of recent queries, per scorer instance; 0: none",
+    )
+
+
+class CacheSettings(Settings):
+    """How `decode` keeps keys and values: all of them on the host, a few on the device."""
+
+    section = "Decoding"
+
+    # Before the sizes: their checks look at it.
+    selector: RequestedSelector = Field(
+        default="auto",
+        description="which tokens a step attends to: `dense` all of them; `exact`, `quest` and `dsa` select. "
+        "auto: `dsa` if the checkpoint has an indexer, else `quest`",
+    )
+    sparse_top_k: PositiveInt = Field(default=2_048, description="tokens selected per step and sequence")
+    device_buffer_size: PositiveInt = Field(
+        default=4_096,
+        validate_default=True,
+        description="tokens of a sequence kept on the device, at least `SPARSE_TOP_K`",
+    )
+    quest_dense_layers: NonNegativeInt = Field(
+        default=2,
+        description="with `SELECTOR=quest`, the first layers that attend to everything and stay on the device "
+        "as a whole ([what fewer cost](decoding.md#memory))",
+    )
+    backup: BackupProtocol = Field(
+        default="ring",
+        description="when new keys and values are offloaded to the host: `ring` (while later steps run), "
+        "`deferred` (the next step waits for it) or `blocking` (its own step waits)",
+    )
+    backup_ring: PositiveInt = Field(
+        default=32,
+        validate_default=True,
+        description="newest tokens whose offload may still be running, at most `SPARSE_TOP_K`",
+    )
+    host_kv_bytes: NonNegativeInt = Field(
+        default=0, description="KV pool on the host, per GPU; 0: from the machine's memory"
+    )
+    device_kv_bytes: NonNegativeInt = Field(
+        default=0, description="KV pool on the device; 0: from the device's memory"
+    )
+    max_streams: NonNegativeInt = Field(
+        default=0, description="sequences that run at once; 0: from the memory"
+    )
+
+    @field_validator("device_buffer_size")
+    @classmethod
+    def _holds_what_is_selected(cls, size: int, info: ValidationInfo) -> int:
+        top_k = info.data.get("sparse_top_k", 0)
+        if info.data.get("selector") != "dense" and size < top_k:
+            raise ValueError(f"must be at least SPARSE_TOP_K, which is {top_k}")
+        return size
+
+    @field_validator("backup_ring")
+    @classmethod
+    def _is_always_selected(cls, ring: int, info: ValidationInfo) -> int:
+        top_k = info.data.get("sparse_top_k", ring)
+        if info.data.get("selector") != "dense" and info.data.get("backup") == "ring" and ring > top_k:
+            raise ValueError(
+                f"must be at most SPARSE_TOP_K, which is {top_k}: the newest are always selected"
+            )
+        return ring

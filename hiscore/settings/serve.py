@@ -1,0 +1,153 @@
+"""What ``make serve`` reads from its environment."""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from hiscore.settings.choices import Device, WatchdogAction
+from hiscore.settings.groups import (
+    CacheSettings,
+    Limits,
+    LogSettings,
+    Precision,
+    QueueSettings,
+    ScoringSettings,
+    Settings,
+)
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class ModelChoice(Settings):
+    """Which checkpoint to serve, as which models, on which device."""
+
+    section = "Model and device"
+
+    model: str = Field(
+        default=DEFAULT_MODEL,
+        description="the default model, a local Hugging Face style directory, or a hub id (`org/name`)",
+    )
+    models: str = Field(
+        default="",
+        description="models to load, separated by commas: `score`, `tokenizer`, `scorer`, `decode`; "
+        "not set: all that the checkpoint can serve",
+    )
+    device: Device = Field(default="auto", description="auto: a GPU if there is one")
+    model_repository: Path = Field(
+        default=ROOT / "model_repository", description="directory of the models' config templates"
+    )
+
+
+class Network(Settings):
+    """Who can reach the server, and where."""
+
+    section = "Addresses and TLS"
+
+    bind_address: str = Field(default="127.0.0.1", description="address to listen on")
+    allow_known_cves: bool = Field(
+        default=False, description="allow other addresses than loopback with a Triton older than 26.07"
+    )
+    tls_cert: Path | None = Field(
+        default=None,
+        description="PEM file: TLS for gRPC. HTTP, for which Triton has no TLS, then stays on loopback",
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file: the certificate's key")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file: only callers with a certificate of this CA are let in"
+    )
+    http_port: int = Field(default=8000, ge=0, le=65535, description="Triton's HTTP; 0: any free port")
+    grpc_port: int = Field(default=8001, ge=0, le=65535, description="Triton's gRPC; 0: any free port")
+    metrics_port: int = Field(default=8002, ge=0, le=65535, description="Triton's metrics; 0: any free port")
+    health_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="the launcher's own `/livez`, `/readyz` and `/metrics`; 0: any free port",
+    )
+
+
+class TraceSettings(LogSettings):
+    """Where traces go."""
+
+    trace_url: str | None = Field(
+        default=None,
+        description="collector of OpenTelemetry traces (OTLP over HTTP), such as `http://host:4318/v1/traces`",
+    )
+    trace_rate: PositiveInt = Field(
+        default=1_000,
+        description="trace 1 in this many requests, and every request that carries a `traceparent`",
+    )
+
+    @field_validator("trace_url")
+    @classmethod
+    def _is_an_address_without_secrets(cls, url: str | None) -> str | None:
+        # Triton takes it from the command line, which every user of the machine can read.
+        parts = urlsplit(url or "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            raise ValueError("must be like http://host:4318/v1/traces, without a user or a password")
+        return url
+
+
+class TritonBatching(QueueSettings):
+    """How Triton hands calls over."""
+
+    max_batch_calls: PositiveInt = Field(default=64, description="calls that Triton hands to a model at once")
+
+
+class Lifecycle(Settings):
+    """Starting and stopping."""
+
+    section = "Start and stop"
+
+    ready_timeout_s: PositiveInt = Field(default=600, description="seconds until all models must be loaded")
+    drain_timeout_s: PositiveInt = Field(
+        default=30, description="seconds that running calls get when the server stops"
+    )
+    shm_bytes: PositiveInt = Field(default=64 * 2**20, description="initial shared memory per model instance")
+
+
+class FaultHandling(Settings):
+    """How a dead or hanging model is found, and what happens then."""
+
+    section = "Faults"
+
+    watchdog: WatchdogAction = Field(
+        default="restart",
+        description="when a model dies or hangs: `restart` the server, or `exit` with code 1",
+    )
+    max_restarts: PositiveInt = Field(
+        default=5, description="restarts within `RESTART_WINDOW_S`; after that, exit with code 1"
+    )
+    restart_window_s: PositiveInt = Field(default=600, description="length of that window in seconds")
+    canary_seconds: NonNegativeInt = Field(
+        default=30, description="seconds without work after which a model is sent a canary; 0: never"
+    )
+    canary_timeout_s: PositiveInt = Field(
+        default=60, description="seconds until a canary must be answered; more than the longest batch takes"
+    )
+    canary_misses: PositiveInt = Field(
+        default=3, description="unanswered canaries in a row that count as a fault"
+    )
+
+
+class ServeSettings(
+    FaultHandling,
+    Lifecycle,
+    TraceSettings,
+    CacheSettings,
+    ScoringSettings,
+    Limits,
+    TritonBatching,
+    Network,
+    Precision,
+    ModelChoice,
+    BaseSettings,
+):
+    """All settings of a server, from the environment: the field ``max_items`` is the variable ``MAX_ITEMS``."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_ignore_empty=True, protected_namespaces=()
+    )
