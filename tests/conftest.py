@@ -5,6 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
+
+# Parallel workers share the cores; more threads than cores would slow all of them down.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
 from hypothesis import HealthCheck, settings
 
