@@ -47,18 +47,18 @@ def swap_in(
 
 @triton.jit
 def back_up_rows(
-    buffer, home, host, layer_places, buffer_slots, home_slots, buffer_stride, home_stride, host_stride,
+    buffer, home, host, layer_places, buffer_slots, host_slots, buffer_stride, home_stride, host_stride,
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     LINES: tl.constexpr,
 ):  # fmt: skip
     """Copy one new token of each row, in all layers, to the host pool [L, host pages, kv_heads, C, P, D].
 
     layer_places: int32 [L], a sparse layer's place in buffer [Ls, slots, C, kv_heads, D], or -1 - a dense layer's
-    in home. home_slots int32 [R]: slots of the host's pages, -1 for none. A grid of (R, L).
+    in home. host_slots int32 [R]: slots of the host's pages, -1 for none. A grid of (R, L).
     """
     row = tl.program_id(0)
     layer = tl.program_id(1).to(tl.int64)
-    home_slot = tl.load(home_slots + row).to(tl.int64)
+    home_slot = tl.load(host_slots + row).to(tl.int64)
     if home_slot < 0:
         return
     buffer_slot = tl.load(buffer_slots + row).to(tl.int64)

@@ -11,15 +11,16 @@ import triton.language as tl
 
 @triton.jit
 def page_scores(
-    q, index, scores, slots, positions, host_table,
+    q, index, scores, slots, positions, host_block_table,
     scale, q_stride, table_stride, max_pages,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     BOUNDS: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Score the pages of a stream for each query head: q [R, heads, D] -> scores float32 [R, heads, max_pages].
 
-    index: under BOUNDS [host pages, kv_heads, 2, D], otherwise keys [host pages, kv_heads, D]. host_table: int32
-    [streams, max_pages]. A grid of (R, kv_heads, blocks of N pages). Nothing is written beyond a row's length.
+    index: under BOUNDS [host pages, kv_heads, 2, D], otherwise keys [host pages, kv_heads, D]. host_block_table:
+    int32 [streams, max_pages]. A grid of (R, kv_heads, blocks of N pages).
+    Nothing is written beyond a row's length.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.program_id(0)
@@ -39,7 +40,7 @@ def page_scores(
     values = tl.load(
         q + row.to(tl.int64) * q_stride + heads[:, None] * WIDTH + d[None, :], mask=mine & in_width, other=0.0
     )
-    host = tl.load(host_table + slot.to(tl.int64) * table_stride + n, mask=there, other=0).to(tl.int64)
+    host = tl.load(host_block_table + slot.to(tl.int64) * table_stride + n, mask=there, other=0).to(tl.int64)
     mask = there[:, None] & in_width
     if BOUNDS:
         at = index + ((host * KV_HEADS + kv_head) * 2 * WIDTH)[:, None] + d[None, :]
@@ -61,7 +62,7 @@ def page_scores(
 
 @triton.jit
 def indexer_scores(
-    q, gates, index, scores, slots, positions, host_table,
+    q, gates, index, scores, slots, positions, host_block_table,
     q_stride, gates_stride, table_stride, max_pages,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
@@ -82,7 +83,7 @@ def indexer_scores(
     there = n < pages
     in_width = d[None, :] < WIDTH
     mine = m < HEADS
-    host = tl.load(host_table + slot.to(tl.int64) * table_stride + n, mask=there, other=0).to(tl.int64)
+    host = tl.load(host_block_table + slot.to(tl.int64) * table_stride + n, mask=there, other=0).to(tl.int64)
     keys = tl.load(index + host[:, None] * WIDTH + d[None, :], mask=there[:, None] & in_width, other=0.0)
     values = tl.load(
         q + row.to(tl.int64) * q_stride + m[:, None] * WIDTH + d[None, :],
@@ -97,16 +98,16 @@ def indexer_scores(
 
 @triton.jit
 def write_index(
-    keys, index, home_slots, keys_stride,
+    keys, index, host_slots, keys_stride,
     KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, BOUNDS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Take one new token of each stream into the index: keys [R, kv_heads, D], home_slots int32 [R], -1 for none.
+    """Take one new token of each stream into the index: keys [R, kv_heads, D], host_slots int32 [R], -1 for none.
 
     A page's first token starts its bounds afresh. A grid of (R, kv_heads).
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
-    slot = tl.load(home_slots + row).to(tl.int64)
+    slot = tl.load(host_slots + row).to(tl.int64)
     if slot < 0:
         return
     d = tl.arange(0, PADDED)

@@ -19,13 +19,13 @@ LEAST = tl.constexpr(-3.0e38)
 def select_and_place(
     scores, weights, keys, pages, places, counts, swaps, swap_counts, mass,
     total_hits, total_misses, total_mass,
-    slots, positions, host_table, device_table, direct, full, where, holds, used,
+    slots, positions, host_block_table, device_block_table, direct, full, where, holds, used,
     soft_cap, top_pages, lru_pages, ring_pages, newest_forced, width, max_pages, table_stride, keys_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, SINK: tl.constexpr,
     SOFTMAX: tl.constexpr, CAPPED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
     LRU_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From scores to the pages to attend to and the list of those to copy; tables as `Cache` has them.
+    """From scores to the pages to attend to and the list of those to copy; tables as `KVCache` has them.
 
     In: scores float32 [R, heads, max_pages] (without SOFTMAX: weights [R, kv_heads, max_pages] instead, which are
     chosen by as they are, and whose softmax is thought to be attention's shares).
@@ -51,8 +51,8 @@ def select_and_place(
         tl.store(mass + pair, 0.0)
         return
     position = tl.load(positions + row)
-    host_table += slot * table_stride
-    device_table += slot * table_stride
+    host_block_table += slot * table_stride
+    device_block_table += slot * table_stride
     # From here on a table of pages is addressed for this head alone.
     where += head
     holds += head
@@ -113,10 +113,10 @@ def select_and_place(
         if not SOFTMAX:
             weight = tl.where(counted, tl.exp2(weight * LOG2E - greatest), 0.0)
         captured += weight
-        host = tl.load(host_table + place, mask=chosen, other=0).to(tl.int64)
+        host = tl.load(host_block_table + place, mask=chosen, other=0).to(tl.int64)
         fixed = place > last_lru
         stands = tl.where(whole != 0, place, lru_pages + place % ring_pages)
-        at = tl.load(device_table + stands, mask=chosen & fixed, other=0)
+        at = tl.load(device_block_table + stands, mask=chosen & fixed, other=0)
         found = tl.load(where + host * KV_HEADS, mask=chosen & (fixed == 0), other=-1)
         at = tl.where(fixed, at, found)
         tl.store(pages + rank, place, mask=chosen)
@@ -147,7 +147,7 @@ def select_and_place(
             keys,
             places,
             swaps,
-            device_table,
+            device_block_table,
             where,
             holds,
             used,
@@ -200,14 +200,14 @@ def _page_weights(
 
 @triton.jit
 def _make_room(
-    keys, places, swaps, device_table, where, holds, used, position, missing, lru_pages,
+    keys, places, swaps, device_block_table, where, holds, used, position, missing, lru_pages,
     KV_HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Give the missing pages the places that were not used for longest, both in ascending order."""
     for begin in range(0, lru_pages, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         there = place < lru_pages
-        at = tl.load(device_table + place, mask=there, other=0).to(tl.int64)
+        at = tl.load(device_block_table + place, mask=there, other=0).to(tl.int64)
         # Nothing is younger than what this step has found.
         age = 2 * position + 1 - tl.load(used + at * KV_HEADS, mask=there, other=0)
         tl.store(keys + place, age.to(tl.uint32), mask=there)
@@ -220,7 +220,7 @@ def _make_room(
         there = place < lru_pages
         age = tl.load(keys + place, mask=there, other=0)
         victim, order, ties, taken = choose(age, there, low, allowed, ties, taken)
-        at = tl.load(device_table + place, mask=victim, other=0)
+        at = tl.load(device_block_table + place, mask=victim, other=0)
         host = tl.load(swaps + 2 * order, mask=victim, other=0)
         rank = tl.load(swaps + 2 * order + 1, mask=victim, other=0)
         here = at.to(tl.int64) * KV_HEADS

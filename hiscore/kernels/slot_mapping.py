@@ -6,13 +6,13 @@ import triton.language as tl
 
 @triton.jit
 def newest_slots(
-    slots, positions, host_table, device_table, direct, home_slots, buffer_slots,
+    slots, positions, host_block_table, device_block_table, direct, host_slots, buffer_slots,
     rows, lru_pages, ring_pages, table_stride,
     PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """slots, positions -> home_slots, buffer_slots: int32 [rows] each, -1 for padding; tables as `Cache` has them.
+    """slots, positions -> host_slots, buffer_slots: int32 [rows] each, -1 for padding.
 
-    A grid of blocks of rows.
+    Tables are those of `KVCache`. A grid of blocks of rows.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
@@ -21,9 +21,9 @@ def newest_slots(
     position = tl.load(positions + row, mask=valid, other=0)
     page, offset = position // PAGE, position % PAGE
     table = slot.to(tl.int64) * table_stride
-    home = tl.load(host_table + table + page, mask=valid, other=0) * PAGE + offset
+    home = tl.load(host_block_table + table + page, mask=valid, other=0) * PAGE + offset
     whole = tl.load(direct + slot, mask=valid, other=0)
     place = tl.where(whole, page, lru_pages + page % ring_pages)
-    buffer = tl.load(device_table + table + place, mask=valid, other=0) * PAGE + offset
-    tl.store(home_slots + row, tl.where(valid, home, -1), mask=inside)
+    buffer = tl.load(device_block_table + table + place, mask=valid, other=0) * PAGE + offset
+    tl.store(host_slots + row, tl.where(valid, home, -1), mask=inside)
     tl.store(buffer_slots + row, tl.where(valid, buffer, -1), mask=inside)

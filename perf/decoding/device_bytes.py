@@ -21,7 +21,7 @@ from hiscore.settings import CacheSettings
 from perf.models.geometries import GEOMETRIES, LATENT
 
 PLENTY = 2**60
-OF_REQUESTS = ("home", "buffer", "index", "where", "holds", "used")
+OF_REQUESTS = ("dense_kv", "buffer", "index", "device_page_of", "host_page_of", "last_use")
 TARGET = 4.6
 
 

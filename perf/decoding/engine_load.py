@@ -104,10 +104,10 @@ def build_worker(checkpoint: Path, arm: Arm, memory: Memory) -> CacheWorker:
         if arm.left_out == "swap-in":
             if device().type != "cuda":
                 raise Unavailable("a swap-in can be left out on a CUDA device only")
-            from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+            from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 
             # While the graphs are captured.
-            stack.enter_context(mock.patch.object(KernelSteps, "_copy", _nothing))
+            stack.enter_context(mock.patch.object(TritonCacheOps, "_copy", _nothing))
         worker = build.build_worker(
             checkpoint,
             CacheSettings(**arm.settings),
@@ -174,7 +174,7 @@ class Bench:
         """What the arm holds on the device beside the weights, by tensor."""
         cache, staging = self.worker._cache, self.worker._model.staging
         sizes = cache.shape.bytes(staging.dtype)
-        sizes.pop("host")
+        sizes.pop("host_kv")
         return {"staging": staging.numel() * staging.element_size()} | sizes
 
     def run(self, seed: int = 0, tokens: int | None = None) -> Run:

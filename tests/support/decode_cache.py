@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
 from hiscore.decoding.sparse.residency import newest_slots, seed
 from hiscore.decoding.sparse.selection import Selector
 
@@ -33,7 +33,7 @@ def random_contents(shape: CacheShape, seed: int, streams: int) -> Contents:
 
 
 class KnownCache:
-    """A `Cache` and what a forward and the backup would do to it.
+    """A `KVCache` and what a forward and the backup would do to it.
 
     newest: of how many tokens the backup may be behind. Everything starts as poison and returns to it.
     """
@@ -43,12 +43,12 @@ class KnownCache:
         shape: CacheShape,
         contents: Contents,
         newest: int,
-        selector: Callable[[Cache], Selector] | None = None,
+        selector: Callable[[KVCache], Selector] | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.shape, self._newest = shape, newest
         self.contents: Contents = lambda stream, layer, at: contents(stream, layer, at).to(dtype)
-        self.cache = Cache.allocate(shape, dtype, torch.device("cpu"))
+        self.cache = KVCache.allocate(shape, dtype, torch.device("cpu"))
         self.cache.poison(torch.arange(shape.host_pages), torch.arange(shape.device_pages))
         self.selector = selector(self.cache) if selector else None
         self.lengths: dict[int, int] = {}
@@ -96,14 +96,14 @@ class KnownCache:
                     self.selector.write(layer, rows[:, 0], home.int())
         return True
 
-    def rows(self, slots: Sequence[int], padding: int = 0) -> DecodeRows:
+    def rows(self, slots: Sequence[int], padding: int = 0) -> StepBatch:
         positions = [self.lengths[slot] for slot in slots]
-        return DecodeRows(
+        return StepBatch(
             torch.tensor([*slots, *[-1] * padding], dtype=torch.int32),
             torch.tensor([*positions, *[0] * padding], dtype=torch.int32),
         )
 
-    def write(self, rows: DecodeRows) -> None:
+    def write(self, rows: StepBatch) -> None:
         """What a forward does before it attends: keep its tokens, in all layers."""
         home, buffer = newest_slots(self.cache, rows)
         for layer in range(self.shape.layers):
@@ -117,7 +117,7 @@ class KnownCache:
                 if self.selector and layer not in self.shape.dense_layers:
                     self.selector.write(layer, token[:, 0], home[row, None])
 
-    def end_step(self, rows: DecodeRows) -> None:
+    def end_step(self, rows: StepBatch) -> None:
         """The backup lands as late as it may: when the newest tokens are one more than may be missing."""
         for slot in rows.slots[rows.valid].tolist():
             self.lengths[slot] += 1
@@ -136,15 +136,15 @@ class KnownCache:
         page, offset = self.pages[slot][0][positions // self.shape.page], positions % self.shape.page
         for layer in range(self.shape.layers):
             rows = self.contents(self.number[slot], layer, positions)
-            self.cache.host[layer][page, :, :, offset] = rows.transpose(1, 2)
+            self.cache.host_kv[layer][page, :, :, offset] = rows.transpose(1, 2)
 
 
-def forget(cache: Cache, slot: int) -> None:
+def forget(cache: KVCache, slot: int) -> None:
     """Let nothing of a stream's buffer but its ring count as resident."""
-    if not cache.direct[slot]:
-        places = cache.device_table[slot, : cache.shape.lru_pages].long()
-        held = cache.holds[:, places]
+    if not cache.fully_resident[slot]:
+        places = cache.device_block_table[slot, : cache.shape.lru_pages].long()
+        held = cache.host_page_of[:, places]
         layer, place, head = torch.nonzero(held >= 0, as_tuple=True)
-        cache.where[layer, held[layer, place, head].long(), head] = -1
-        cache.holds[:, places] = -1
-        cache.used[:, places] = -1
+        cache.device_page_of[layer, held[layer, place, head].long(), head] = -1
+        cache.host_page_of[:, places] = -1
+        cache.last_use[:, places] = -1

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -28,22 +28,22 @@ def attention_shape(cache: CacheShape, group: int, **changed: object) -> Attenti
     return replace(shape, **changed)  # type: ignore[arg-type]
 
 
-def on_device(cache: Cache) -> Cache:
+def on_device(cache: KVCache) -> KVCache:
     """A copy of a cache for the kernels."""
     moved = copy.deepcopy(cache)
     for name, value in vars(moved).items():
         if isinstance(value, Tensor):
-            pinned = name == "host" and DEVICE == "cuda"
+            pinned = name == "host_kv" and DEVICE == "cuda"
             setattr(moved, name, value.pin_memory() if pinned else value.to(DEVICE))
     return moved
 
 
-def rows_of(slots: list[int], positions: list[int]) -> DecodeRows:
-    return DecodeRows(*(torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (slots, positions)))
+def rows_of(slots: list[int], positions: list[int]) -> StepBatch:
+    return StepBatch(*(torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (slots, positions)))
 
 
-def moved(rows: DecodeRows, device: str = DEVICE) -> DecodeRows:
-    return DecodeRows(rows.slots.to(device), rows.positions.to(device))
+def moved(rows: StepBatch, device: str = DEVICE) -> StepBatch:
+    return StepBatch(rows.slots.to(device), rows.positions.to(device))
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
@@ -57,7 +57,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     assert torch.equal(found, expected)
 
 
-def in_float64(cache: Cache) -> Cache:
+def in_float64(cache: KVCache) -> KVCache:
     plain = copy.deepcopy(cache)
     for name, value in vars(plain).items():
         if isinstance(value, Tensor):

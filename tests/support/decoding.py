@@ -224,8 +224,8 @@ class Driver:
         """Nothing but the ring is resident, and nothing of what was is left."""
         cache, shape = self.worker._cache, self.worker._cache.shape
         forget(cache, seq_index)
-        if not cache.direct[seq_index]:
-            places = cache.device_table[seq_index, : shape.lru_pages].long()
+        if not cache.fully_resident[seq_index]:
+            places = cache.device_block_table[seq_index, : shape.lru_pages].long()
             cache.buffer.unflatten(1, (-1, shape.page))[:, places] = math.nan
 
     def _read(self, launched: PendingForward) -> None:
@@ -240,7 +240,7 @@ def host_rows(worker: CacheWorker, sequence: Sequence, positions: Tensor) -> Ten
     """What the host holds of a sequence: [L, n, C, H, D] for int64 [n] positions."""
     page = worker.cache_config.page_size
     pages = torch.from_numpy(sequence.host.astype(np.int64))[positions // page]
-    return worker._cache.host[:, pages, :, :, positions % page].permute(1, 0, 3, 2, 4)
+    return worker._cache.host_kv[:, pages, :, :, positions % page].permute(1, 0, 3, 2, 4)
 
 
 def device_rows(worker: CacheWorker, sequence: Sequence, layer: int, head: int) -> tuple[Tensor, Tensor]:
@@ -251,11 +251,11 @@ def device_rows(worker: CacheWorker, sequence: Sequence, layer: int, head: int) 
     if layer in cache.dense:
         places = host[pages]
     else:
-        table = cache.device_table[sequence.seq_index].cpu().long()
+        table = cache.device_block_table[sequence.seq_index].cpu().long()
         in_ring = pages > (sequence.length - 1) // page - shape.ring_pages
-        under_lru = cache.where[cache.sparse[layer], :, head].cpu().long()[host[pages]]
+        under_lru = cache.device_page_of[cache.sparse[layer], :, head].cpu().long()[host[pages]]
         places = torch.where(in_ring, table[shape.lru_pages + pages % shape.ring_pages], under_lru)
-        if bool(cache.direct[sequence.seq_index]):
+        if bool(cache.fully_resident[sequence.seq_index]):
             places = table[pages]
     pages, places = pages[places >= 0], places[places >= 0]
     positions = (pages[:, None] * page + torch.arange(page)).flatten()

@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
 from hiscore.decoding.models.latent_attention import LatentStep
-from hiscore.decoding.sparse.cache_ops import Steps
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.residency import newest_slots, seed
-from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from tests.support import tiny_dsa
@@ -40,9 +40,9 @@ class Streams:
             lru_pages=a.indexer.top_k + 2, ring_pages=3, top_pages=a.indexer.top_k,
             dense_layers=dense, index="dsa", index_width=a.indexer.head_dim,
         )  # fmt: skip
-        self.cache = Cache.allocate(shape, torch.float64, CPU)
+        self.cache = KVCache.allocate(shape, torch.float64, CPU)
         self.cache.poison(torch.arange(shape.host_pages), torch.arange(shape.device_pages))
-        self.steps: Steps = TorchSteps(self.cache, self.decoder.attention_shape, a.latent_rank)
+        self.steps: CacheOps = TorchCacheOps(self.cache, self.decoder.attention_shape, a.latent_rank)
         self.step = LatentStep(self.cache, self.steps)
         self.lengths = [len(ids) for ids in prompts]
         self.logits = [self._admit(slot, ids, slot == full) for slot, ids in enumerate(prompts)]
@@ -75,7 +75,7 @@ class Streams:
             for slot in slots:
                 forget(self.cache, slot)
         positions = [self.lengths[slot] for slot in slots]
-        rows = DecodeRows(
+        rows = StepBatch(
             torch.tensor([*slots, -1], dtype=torch.int32), torch.tensor([*positions, 0], dtype=torch.int32)
         )
         self.step.plan(rows)

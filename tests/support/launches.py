@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
-from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
-from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
+from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.kernels import gated_mlp
 from hiscore.kernels import gemv as few
 from hiscore.layers import triton_ops as kernel_ops
@@ -66,14 +66,14 @@ def scorer(
 
 def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int | None = None) -> None:
     """A step over a cache and the copies beside it."""
-    cache = Cache.allocate(sizes, dtype, torch.device("cpu"))
+    cache = KVCache.allocate(sizes, dtype, torch.device("cpu"))
     windows = tuple(512 if layer in sizes.dense_layers else None for layer in range(sizes.layers))
     shape = AttentionShape(heads, sizes.heads, sizes.width, 0.1, None, windows)
-    rows = DecodeRows(ints(ROWS), ints(ROWS))
+    rows = StepBatch(ints(ROWS), ints(ROWS))
     staging = torch.zeros(sizes.layers, 64, sizes.parts, sizes.heads, sizes.width, dtype=dtype)
     q = torch.zeros(ROWS, heads, sizes.width, dtype=dtype)
     for full in (False, True):
-        steps = KernelSteps(cache, shape, sizes.max_pages * sizes.page, full, value_width)
+        steps = TritonCacheOps(cache, shape, sizes.max_pages * sizes.page, full, value_width)
         home, buffer = steps.newest_slots(rows)
         for layer in range(sizes.layers):
             if layer in cache.dense:

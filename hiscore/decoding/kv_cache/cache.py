@@ -2,7 +2,7 @@
 
 A token's keys and values lie in pages of `page` tokens. The host pool holds all pages of all streams. On the
 device there are a small buffer for the sparse layers (pages of its own, moved in and out), the whole of the dense
-layers (`home`), and the index that a selector reads; the latter two are addressed by the pages of the host.
+layers (`dense_kv`), and the index that a selector reads; the latter two are addressed by the pages of the host.
 """
 
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ class CacheShape:
         return tuple(layer for layer in self.sparse_layers if layer not in self.sharing_layers)
 
     def tensors(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of each tensor of `Cache`, under its name."""
+        """Shape and dtype of each tensor of `KVCache`, under its name."""
         row = (self.parts, self.heads, self.width)
         dense, sparse, indexed = len(self.dense_layers), len(self.sparse_layers), len(self.indexed_layers)
         index = {
@@ -107,29 +107,29 @@ class CacheShape:
         table = (self.streams, max(self.max_pages, self.buffer_pages))
         host = (self.layers, self.host_pages, self.heads, self.parts, self.page, self.width)
         return {
-            "host": (host, dtype),
-            "home": ((dense, self.host_pages * self.page if dense else 0, *row), dtype),
+            "host_kv": (host, dtype),
+            "dense_kv": ((dense, self.host_pages * self.page if dense else 0, *row), dtype),
             "buffer": ((sparse, self.device_pages * self.page, *row), dtype),
             "index": (index, dtype),
-            "host_table": (table, torch.int32),
-            "device_table": (table, torch.int32),
-            "direct": ((self.streams,), torch.bool),
-            "full": ((self.streams,), torch.bool),
-            "where": ((sparse, self.host_pages, self.heads), torch.int32),
-            "holds": ((sparse, self.device_pages, self.heads), torch.int32),
-            "used": ((sparse, self.device_pages, self.heads), torch.int32),
+            "host_block_table": (table, torch.int32),
+            "device_block_table": (table, torch.int32),
+            "fully_resident": ((self.streams,), torch.bool),
+            "full_attention": ((self.streams,), torch.bool),
+            "device_page_of": ((sparse, self.host_pages, self.heads), torch.int32),
+            "host_page_of": ((sparse, self.device_pages, self.heads), torch.int32),
+            "last_use": ((sparse, self.device_pages, self.heads), torch.int32),
             "hits": ((1,), torch.int64),
             "misses": ((1,), torch.int64),
             "mass": ((2,), torch.float64),
         }
 
     def bytes(self, dtype: torch.dtype) -> dict[str, int]:
-        """Bytes of each tensor of `Cache`; all but `host` lie on the device."""
+        """Bytes of each tensor of `KVCache`; all but `host` lie on the device."""
         return {name: prod(shape) * kind.itemsize for name, (shape, kind) in self.tensors(dtype).items()}
 
 
 @dataclass(frozen=True)
-class DecodeRows:
+class StepBatch:
     """The rows of a step on the device: int32 [R] each, row by row another stream.
 
     slots: the stream's slot, -1 for padding; positions: where the row's token stands, 0 for padding. A token sees
@@ -151,32 +151,32 @@ class DecodeRows:
 
 
 @dataclass
-class Cache:
+class KVCache:
     """The tensors; L, Ls, Li: all, sparse, indexed layers, H: heads, C: parts, P: tokens in a page, D: width."""
 
     shape: CacheShape
-    host: Tensor
+    host_kv: Tensor
     """[L, host pages, H, C, P, D], pinned beside a CUDA device: a page of a head is one run of memory."""
-    home: Tensor
+    dense_kv: Tensor
     """[dense layers, host pages * P, C, H, D]: tokens at page * P + offset of the host's pages."""
     buffer: Tensor
     """[Ls, device pages * P, C, H, D]: tokens at page * P + offset of the device's pages."""
     index: Tensor
     """bounds: least and greatest key of each page, [Li, host pages, H, 2, D]; keys: [Li, host pages * P, H, D];
     dsa: [Li, host pages * P, index width]."""
-    host_table: Tensor
+    host_block_table: Tensor
     """int32 [streams, T]: a stream's page to a page of the host."""
-    device_table: Tensor
+    device_block_table: Tensor
     """int32 [streams, T]: a place in a stream's buffer to a page of the device."""
-    direct: Tensor
+    fully_resident: Tensor
     """bool [streams]: the buffer holds the whole stream, place i its page i; nothing is ever moved out."""
-    full: Tensor
+    full_attention: Tensor
     """bool [streams]: the stream attends to everything in sparse layers too."""
-    where: Tensor
+    device_page_of: Tensor
     """int32 [Ls, host pages, H]: the page of the device that holds this one under LRU, or -1."""
-    holds: Tensor
+    host_page_of: Tensor
     """int32 [Ls, device pages, H]: the page of the host held under LRU, or -1."""
-    used: Tensor
+    last_use: Tensor
     """int32 [Ls, device pages, H]: 2 * position + 1 of the step that last found it, 2 * position of the step that
     loaded it, or -1: the least is the next to go."""
     hits: Tensor
@@ -186,24 +186,24 @@ class Cache:
     mass: Tensor
     """float64 [2]: the selectors' estimates of the share of attention that they captured, summed; their number."""
     sparse: dict[int, int] = field(default_factory=dict)
-    """Where a sparse layer stands in `buffer`, `where`, `holds` and `used`."""
+    """Where a sparse layer stands in `buffer`, `device_page_of`, `host_page_of` and `last_use`."""
     indexed: dict[int, int] = field(default_factory=dict)
     """Where a layer that selects for itself stands in `index`."""
     dense: dict[int, int] = field(default_factory=dict)
-    """Where a dense layer stands in `home`."""
+    """Where a dense layer stands in `dense_kv`."""
 
     @classmethod
-    def allocate(cls, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> "Cache":
+    def allocate(cls, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> "KVCache":
         """Allocate everything, empty.
 
         Raises:
             HostMemoryRefused: on a CUDA device, the host pool cannot be pinned.
         """
         sizes = shape.tensors(dtype)
-        host = _host_pool(*sizes.pop("host"), pinned=device.type == "cuda")
+        host = _host_pool(*sizes.pop("host_kv"), pinned=device.type == "cuda")
         zeros = torch.zeros if device.type == "cuda" else _untouched_zeros
         tensors = {name: zeros(size, dtype=kind, device=device) for name, (size, kind) in sizes.items()}
-        for name in ("where", "holds", "used"):
+        for name in ("device_page_of", "host_page_of", "last_use"):
             tensors[name].fill_(-1)
         sparse = {layer: at for at, layer in enumerate(shape.sparse_layers)}
         indexed = {layer: at for at, layer in enumerate(shape.indexed_layers)}
@@ -211,8 +211,8 @@ class Cache:
         return cls(shape, host, **tensors, sparse=sparse, indexed=indexed, dense=dense)
 
     def tokens(self, layer: int) -> Tensor:
-        """Where a layer's tokens lie on the device: [slots, C, H, D] of `home` or of `buffer`."""
-        return self.home[self.dense[layer]] if layer in self.dense else self.buffer[self.sparse[layer]]
+        """Where a layer's tokens lie on the device: [slots, C, H, D] of `dense_kv` or of `buffer`."""
+        return self.dense_kv[self.dense[layer]] if layer in self.dense else self.buffer[self.sparse[layer]]
 
     def index_of(self, layer: int) -> Tensor:
         """What a layer's own selector reads: a layer's part of `index`."""
@@ -221,20 +221,20 @@ class Cache:
     def close(self) -> None:
         """Unpin the host pool; nothing may read or write it any more."""
         if self.buffer.device.type == "cuda":
-            torch.cuda.cudart().cudaHostUnregister(self.host.data_ptr())
+            torch.cuda.cudart().cudaHostUnregister(self.host_kv.data_ptr())
 
     def reset(self, host_pages: Tensor, device_pages: Tensor) -> None:
         """Forget what these pages (int64 [n] each) hold under LRU: for their next owner."""
         # A number assigned to listed places would be copied to a CUDA device first, and the host would wait.
-        self.where.index_fill_(1, host_pages, -1)
-        self.holds.index_fill_(1, device_pages, -1)
-        self.used.index_fill_(1, device_pages, -1)
+        self.device_page_of.index_fill_(1, host_pages, -1)
+        self.host_page_of.index_fill_(1, device_pages, -1)
+        self.last_use.index_fill_(1, device_pages, -1)
 
     def poison(self, host_pages: Tensor, device_pages: Tensor) -> None:
         """Overwrite freed pages (int64 [n] each) with NaN wherever they lie, so that a stale read shows."""
         page, nan = self.shape.page, float("nan")
-        self.host[:, host_pages.to(self.host.device)] = nan
-        self.home.unflatten(1, (-1, page))[:, host_pages if len(self.dense) else host_pages[:0]] = nan
+        self.host_kv[:, host_pages.to(self.host_kv.device)] = nan
+        self.dense_kv.unflatten(1, (-1, page))[:, host_pages if len(self.dense) else host_pages[:0]] = nan
         self.buffer.unflatten(1, (-1, page))[:, device_pages] = nan
         if self.shape.index == "bounds":
             self.index[:, host_pages] = nan

@@ -102,16 +102,16 @@ def _plan(
     staging = -(-model.context_length // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE
     slot_bytes = len(model.windows) * prod((model.parts, model.heads, model.width)) * dtype.itemsize
     room = memory.device - staging * slot_bytes
-    beside_host = one["home"] + one["index"] + one["where"]
-    per_device_page = one["buffer"] + one["holds"] + one["used"]
+    beside_host = one["dense_kv"] + one["index"] + one["device_page_of"]
+    per_device_page = one["buffer"] + one["host_page_of"] + one["last_use"]
     buffer_pages = min(max_pages, lru + ring) if of_one_page.sparse_layers else 0
     # As many of the host's pages as there is room on the device for what belongs to them, if streams are long.
     long_stream = max_pages * beside_host + buffer_pages * per_device_page
     most = room * max_pages // long_stream if long_stream else memory.streams * max_pages
-    host_pages = max(0, min(memory.host // one["host"], memory.streams * max_pages, most))
+    host_pages = max(0, min(memory.host // one["host_kv"], memory.streams * max_pages, most))
     room -= host_pages * beside_host
     device_pages = min(room // per_device_page, memory.streams * max_pages) if buffer_pages else 0
-    _check("HOST_KV_BYTES", memory.host, one["host"], memory.host >= one["host"])
+    _check("HOST_KV_BYTES", memory.host, one["host_kv"], memory.host >= one["host_kv"])
     least = staging * slot_bytes + long_stream
     enough = host_pages >= 1 and device_pages >= buffer_pages
     _check("DEVICE_KV_BYTES", memory.device, least, enough)

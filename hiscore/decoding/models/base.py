@@ -7,15 +7,15 @@ import numpy as np
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
-from hiscore.decoding.sparse.cache_ops import Steps
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, PrefillChunk
 
 
 class DecodeModel(Protocol):
     """Prefills into a staging pool, decodes over the cache. Everything is launched on the current stream."""
 
-    cache: Cache
+    cache: KVCache
     staging: Tensor
     """Where prompts are prefilled: [L, slots, C, H, D]."""
 
@@ -23,7 +23,7 @@ class DecodeModel(Protocol):
         """Run parts of prompts in one forward: logits of those that are the last, float32 [n, vocabulary]."""
         ...
 
-    def step(self, ids: Tensor, rows: DecodeRows, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, ids: Tensor, rows: StepBatch, steps: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
         """One token more for each row: ids int32 [R].
 
         Returns logits float32 [R, vocabulary], and where the tokens' rows were written: slots of `home` and of
@@ -31,8 +31,8 @@ class DecodeModel(Protocol):
         """
         ...
 
-    def index_prompt(self, steps: Steps, slots: Tensor, host_pages: Tensor, home_slots: Tensor) -> None:
-        """Take a prefilled prompt, at int32 [n] slots of staging, into the index: see `Steps.index_prompt`."""
+    def index_prompt(self, steps: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
+        """Take a prefilled prompt, at int32 [n] slots of staging, into the index: see `CacheOps.index_prompt`."""
 
 
 def staging_slots(pages: Int32, tokens: int) -> Int32:

@@ -6,9 +6,9 @@ import numpy as np
 from torch import Tensor
 
 from hiscore.attention.metadata import Forward, Group
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.models.base import staging_slots
-from hiscore.decoding.sparse.cache_ops import PageLists, Steps
+from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
 from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.layers.lm_head import Head
 from hiscore.layers.ops import Ops, TorchOps
@@ -19,7 +19,7 @@ from hiscore.prefill.runner import make_runner
 class GroupedModel:
     """Prompts run through the scorer's own forwards; a step runs the same decoder over pages."""
 
-    def __init__(self, decoder: Decoder, cache: Cache, staging_tokens: int, chunk: int) -> None:
+    def __init__(self, decoder: Decoder, cache: KVCache, staging_tokens: int, chunk: int) -> None:
         a = decoder.architecture
         self.cache = cache
         self._decoder = decoder
@@ -32,27 +32,27 @@ class GroupedModel:
     def prefill(self, chunks: Sequence[PrefillChunk]) -> Tensor:
         return self._head.logits(self._runner.run([forward_of(chunks)]))
 
-    def step(self, ids: Tensor, rows: DecodeRows, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, ids: Tensor, rows: StepBatch, steps: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
         home, buffer = steps.newest_slots(rows)
         attention = CacheAttention(self._decoder, self.cache, steps, rows, home)
         slots = [home if layer in self.cache.dense else buffer for layer in range(len(self._tokens))]
         x, attended = self._decoder.body(Rows(ids, rows.positions, slots), self._ops, attention, self._tokens)
         return self._head.logits(self._decoder.tail(x, attended, self._ops)), home, buffer
 
-    def index_prompt(self, steps: Steps, slots: Tensor, host_pages: Tensor, home_slots: Tensor) -> None:
-        steps.index_prompt(self.staging, slots, host_pages, home_slots)
+    def index_prompt(self, steps: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
+        steps.index_prompt(self.staging, slots, host_pages, host_slots)
 
 
 class CacheAttention:
     """`Attention` of one decode step: in sparse layers to what is selected, in dense ones to everything."""
 
     def __init__(
-        self, decoder: Decoder, cache: Cache, steps: Steps, rows: DecodeRows, home_slots: Tensor
+        self, decoder: Decoder, cache: KVCache, steps: CacheOps, rows: StepBatch, host_slots: Tensor
     ) -> None:
         a = decoder.architecture
         self._heads = [a.heads, a.kv_heads, a.kv_heads]
         self._head_dim = a.head_dim
-        self._cache, self._steps, self._rows, self._home = cache, steps, rows, home_slots
+        self._cache, self._steps, self._rows, self._home = cache, steps, rows, host_slots
         self._everything: PageLists | None = steps.everything(rows) if cache.dense else None
 
     def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:

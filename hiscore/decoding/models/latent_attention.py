@@ -1,4 +1,4 @@
-"""A decode step over latents: what the decoder with an indexer asks of its cache, in terms of `Steps`.
+"""A decode step over latents: what the decoder with an indexer asks of its cache, in terms of `CacheOps`.
 
 Rows lie in pages of one token. Layers that share a selection bring it to their own buffers, each by its own
 residency.
@@ -7,18 +7,18 @@ residency.
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
-from hiscore.decoding.sparse.cache_ops import Steps
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.models.deepseek.indexer import IndexQuery
 
 
 class LatentStep:
     """`LatentCache` of one decode step after another; `plan` comes before each. No shape depends on data."""
 
-    def __init__(self, cache: Cache, steps: Steps) -> None:
+    def __init__(self, cache: KVCache, steps: CacheOps) -> None:
         self._cache, self._steps = cache, steps
 
-    def plan(self, rows: DecodeRows) -> None:
+    def plan(self, rows: StepBatch) -> None:
         """Say which streams the next forward's rows belong to; the first row is no padding."""
         self._rows = rows
         self.home, self.buffer = self._steps.newest_slots(rows)

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.models.latent_attention import LatentStep
-from hiscore.decoding.sparse.cache_ops import Steps
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.device import upload
 from hiscore.layers.lm_head import Head
@@ -23,7 +23,7 @@ CUDA_ELEMENTS = 2**28
 class LatentModel:
     """Prompts and steps alike select tokens by the checkpoint's indexer, but where everything is asked for."""
 
-    def __init__(self, decoder: DsaDecoder, cache: Cache, staging_tokens: int) -> None:
+    def __init__(self, decoder: DsaDecoder, cache: KVCache, staging_tokens: int) -> None:
         self.cache = cache
         self._decoder, self._device = decoder, decoder.device
         most = CUDA_ELEMENTS if decoder.device.type == "cuda" else MAX_ELEMENTS
@@ -53,13 +53,13 @@ class LatentModel:
         slots = staging_slots(chunk.staging_pages, chunk.end).astype(np.int64)
         return Segment(upload(slots, self._device), len(chunk.tokens), chunk.full_attention or dense)
 
-    def step(self, ids: Tensor, rows: DecodeRows, steps: Steps) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, ids: Tensor, rows: StepBatch, steps: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
         step = LatentStep(self.cache, steps)
         step.plan(rows)
         x, attended = self._decoder.body(ids, rows.positions, step)
         return self._head.logits(self._decoder.tail(x, attended)), step.home, step.buffer
 
-    def index_prompt(self, steps: Steps, slots: Tensor, host_pages: Tensor, home_slots: Tensor) -> None:
+    def index_prompt(self, steps: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
         for layer, keys in zip(self._staged.index_layers, self._staged.index_keys, strict=True):
             if layer in self.cache.indexed:
-                steps.write_index(layer, keys[slots.long()], home_slots)
+                steps.write_index(layer, keys[slots.long()], host_slots)

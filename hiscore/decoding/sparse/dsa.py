@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.sparse.selection import (
     Selection,
     attention_shares,
@@ -17,15 +17,15 @@ from hiscore.decoding.sparse.selection import (
 class DsaSelector:
     """Like a `Selector`, but its queries are the indexer's; layers that share an indexer share its scores."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: KVCache) -> None:
         self._cache = cache
 
-    def write(self, layer: int, keys: Tensor, home_slots: Tensor) -> None:
+    def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
         """Take index keys, [n, D] or [n, 1, D], into the index."""
-        (new,) = torch.nonzero(home_slots >= 0, as_tuple=True)
-        self._cache.index_of(layer)[home_slots[new].long()] = keys[new].flatten(1)
+        (new,) = torch.nonzero(host_slots >= 0, as_tuple=True)
+        self._cache.index_of(layer)[host_slots[new].long()] = keys[new].flatten(1)
 
-    def scores(self, layer: int, q: Tensor, gates: Tensor, rows: DecodeRows) -> Tensor:
+    def scores(self, layer: int, q: Tensor, gates: Tensor, rows: StepBatch) -> Tensor:
         """Sum over index heads of gate * relu(q . key), float32 [R, 1, N].
 
         q: [R, heads, D]; gates: float32 [R, heads], with all scales.
@@ -38,7 +38,7 @@ class DsaSelector:
             out[row, 0, : len(pages)] = gates[row] @ products
         return out
 
-    def select(self, scores: Tensor, rows: DecodeRows) -> Selection:
+    def select(self, scores: Tensor, rows: StepBatch) -> Selection:
         """The tokens with the largest scores.
 
         Their mass is what the indexer thinks: it is trained so that the softmax of its scores follows attention.

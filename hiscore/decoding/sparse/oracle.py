@@ -5,21 +5,21 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_torch import working
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.sparse.selection import Selection, no_scores, scored_rows, select_by_attention
 
 
 class ExactSelector:
     """`Selector` by attention itself; pages are single tokens. The first and the newest are always chosen."""
 
-    def __init__(self, cache: Cache, shape: AttentionShape) -> None:
+    def __init__(self, cache: KVCache, shape: AttentionShape) -> None:
         self._cache, self._shape = cache, shape
 
-    def write(self, layer: int, keys: Tensor, home_slots: Tensor) -> None:
-        (new,) = torch.nonzero(home_slots >= 0, as_tuple=True)
-        self._cache.index_of(layer)[home_slots[new].long()] = keys[new]
+    def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
+        (new,) = torch.nonzero(host_slots >= 0, as_tuple=True)
+        self._cache.index_of(layer)[host_slots[new].long()] = keys[new]
 
-    def scores(self, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
+    def scores(self, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
         cache, shape = self._cache, self._shape
         q = working(q).unflatten(1, (shape.kv_heads, -1))
         index = cache.index_of(layer)
@@ -29,5 +29,5 @@ class ExactSelector:
             out[row, :, : len(pages)] = (q[row] @ keys * shape.scale).flatten(0, 1)
         return out
 
-    def select(self, scores: Tensor, rows: DecodeRows) -> Selection:
+    def select(self, scores: Tensor, rows: StepBatch) -> Selection:
         return select_by_attention(self._cache, scores, rows, 1, self._shape.soft_cap)

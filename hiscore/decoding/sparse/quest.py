@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_torch import working
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.sparse.selection import Selection, no_scores, scored_rows, select_by_attention
 
 
@@ -19,12 +19,12 @@ class QuestSelector:
     The first page and the ring's are always chosen: the newest one's bounds are never those of a full page.
     """
 
-    def __init__(self, cache: Cache, shape: AttentionShape) -> None:
+    def __init__(self, cache: KVCache, shape: AttentionShape) -> None:
         self._cache, self._shape = cache, shape
 
-    def write(self, layer: int, keys: Tensor, home_slots: Tensor) -> None:
-        (new,) = torch.nonzero(home_slots >= 0, as_tuple=True)
-        keys, slots = keys[new], home_slots[new].long()
+    def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
+        (new,) = torch.nonzero(host_slots >= 0, as_tuple=True)
+        keys, slots = keys[new], host_slots[new].long()
         pages, offsets = slots // self._cache.shape.page, slots % self._cache.shape.page
         bounds = self._cache.index_of(layer)
         least, greatest = bounds[:, :, 0], bounds[:, :, 1]
@@ -34,7 +34,7 @@ class QuestSelector:
         least.scatter_reduce_(0, of_keys, keys, "amin")
         greatest.scatter_reduce_(0, of_keys, keys, "amax")
 
-    def scores(self, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
+    def scores(self, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
         cache, shape = self._cache, self._shape
         q = working(q).unflatten(1, (shape.kv_heads, -1))
         bounds = cache.index_of(layer)
@@ -45,7 +45,7 @@ class QuestSelector:
             out[row, :, : len(pages)] = (best * shape.scale).flatten(0, 1)
         return out
 
-    def select(self, scores: Tensor, rows: DecodeRows) -> Selection:
+    def select(self, scores: Tensor, rows: StepBatch) -> Selection:
         return select_by_attention(
             self._cache, scores, rows, self._cache.shape.ring_pages, self._shape.soft_cap
         )

@@ -2,7 +2,7 @@
 
 A stream's buffer has two parts. The ring holds its newest pages, each at a place given by its number. The rest is
 under LRU: it starts with the first page and those before the ring, and takes in what a selector asks for. Each
-layer and head has residency of its own. A stream that fits into its buffer as a whole needs none (`Cache.direct`).
+layer and head has residency of its own. A stream that fits into its buffer needs none: `KVCache.fully_resident`.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.sparse.selection import Selection
 from hiscore.device import upload
 
@@ -27,7 +27,7 @@ class Seeds:
 
 
 def seed(
-    cache: Cache, slot: int, length: int, host_pages: Tensor, device_pages: Tensor, full: bool = False
+    cache: KVCache, slot: int, length: int, host_pages: Tensor, device_pages: Tensor, full: bool = False
 ) -> Seeds:
     """Set an admitted stream's tables; the caller then copies what is returned.
 
@@ -44,11 +44,11 @@ def seed(
             f"device_pages has {len(device_pages)} pages for a stream of {len(host_pages)}: needed are as many, "
             f"or lru_pages {shape.lru_pages} and ring_pages {shape.ring_pages} for one that is not full"
         )
-    device = cache.host_table.device
-    cache.host_table[slot, : len(host_pages)] = upload(host_pages.int(), device)
-    cache.device_table[slot, : len(device_pages)] = upload(device_pages.int(), device)
-    cache.direct[slot].fill_(direct)
-    cache.full[slot].fill_(full)
+    device = cache.host_block_table.device
+    cache.host_block_table[slot, : len(host_pages)] = upload(host_pages.int(), device)
+    cache.device_block_table[slot, : len(device_pages)] = upload(device_pages.int(), device)
+    cache.fully_resident[slot].fill_(direct)
+    cache.full_attention[slot].fill_(full)
     cache.reset(upload(host_pages, device), upload(device_pages, device))
     written = -(-length // shape.page) if shape.sparse_layers else 0
     if direct:
@@ -61,52 +61,52 @@ def seed(
     kept = torch.cat((torch.arange(sink), before))
     under_lru = device_pages[: len(kept)]
     places, held = upload(under_lru, device), upload(host_pages[kept], device)
-    cache.where[:, held] = places.int()[:, None]
-    cache.holds[:, places] = held.int()[:, None]
+    cache.device_page_of[:, held] = places.int()[:, None]
+    cache.host_page_of[:, places] = held.int()[:, None]
     # As if the step before the first had loaded them.
-    cache.used.index_fill_(1, places, 2 * (length - 1))
+    cache.last_use.index_fill_(1, places, 2 * (length - 1))
     return Seeds(
         torch.cat((kept, ring)),
         torch.cat((under_lru, device_pages[shape.lru_pages + ring % shape.ring_pages])),
     )
 
 
-def newest_slots(cache: Cache, rows: DecodeRows) -> tuple[Tensor, Tensor]:
+def newest_slots(cache: KVCache, rows: StepBatch) -> tuple[Tensor, Tensor]:
     """Where a step's new tokens go: slots of `home` and of `buffer`, int32 [R] each, -1 for padding."""
     shape = cache.shape
     position = rows.positions.long()
     pages, offsets = position // shape.page, position % shape.page
-    home = cache.host_table[rows.streams, pages] * shape.page + offsets
-    place = torch.where(cache.direct[rows.streams], pages, shape.lru_pages + pages % shape.ring_pages)
-    buffer = cache.device_table[rows.streams, place] * shape.page + offsets
+    home = cache.host_block_table[rows.streams, pages] * shape.page + offsets
+    place = torch.where(cache.fully_resident[rows.streams], pages, shape.lru_pages + pages % shape.ring_pages)
+    buffer = cache.device_block_table[rows.streams, place] * shape.page + offsets
     return torch.where(rows.valid, home, -1).int(), torch.where(rows.valid, buffer, -1).int()
 
 
-def home_pages(cache: Cache, selection: Selection, rows: DecodeRows) -> Tensor:
+def home_pages(cache: KVCache, selection: Selection, rows: StepBatch) -> Tensor:
     """The pages of `home` that hold selected pages: int32 [R, H, K], 0 for none."""
-    table = cache.host_table[rows.streams]
+    table = cache.host_block_table[rows.streams]
     return _look_up(table, selection.pages.long().clamp(min=0)).masked_fill(selection.pages < 0, 0)
 
 
-def swap_in(cache: Cache, layer: int, selection: Selection, rows: DecodeRows) -> Tensor:
+def swap_in(cache: KVCache, layer: int, selection: Selection, rows: StepBatch) -> Tensor:
     """Bring a layer's selected pages to the device: int32 [R, H, K], the pages of `buffer`, 0 for none.
 
     A missing page takes the place that was not used for longest; a step's places in ascending order take its
     missing pages in ascending order. What a step has selected is never moved out.
     """
     shape, at = cache.shape, cache.sparse[layer]
-    where, holds, used = cache.where[at], cache.holds[at], cache.used[at]
+    where, holds, used = cache.device_page_of[at], cache.host_page_of[at], cache.last_use[at]
     chosen = selection.pages >= 0
     pages = selection.pages.long().clamp(min=0)
     position, streams = rows.positions.long(), rows.streams
     head = torch.arange(shape.heads)[:, None]
 
-    table = cache.device_table[streams]
-    direct = cache.direct[streams][:, None, None]
+    table = cache.device_block_table[streams]
+    direct = cache.fully_resident[streams][:, None, None]
     in_ring = pages > (position // shape.page)[:, None, None] - shape.ring_pages
     under_lru = chosen & ~direct & ~in_ring
     fixed = _look_up(table, torch.where(direct, pages, shape.lru_pages + pages % shape.ring_pages))
-    home = _look_up(cache.host_table[streams], pages).long()
+    home = _look_up(cache.host_block_table[streams], pages).long()
     found = where[home, head]
     places = torch.where(under_lru, found, fixed)
 
@@ -132,9 +132,9 @@ def swap_in(cache: Cache, layer: int, selection: Selection, rows: DecodeRows) ->
     return places.masked_fill(~chosen, 0)
 
 
-def load(cache: Cache, layer: int, host_pages: Tensor, heads: Tensor, device_pages: Tensor) -> None:
+def load(cache: KVCache, layer: int, host_pages: Tensor, heads: Tensor, device_pages: Tensor) -> None:
     """Copy pages of heads of one layer from the host pool into the buffer: int64 [n] each."""
-    units = cache.host[layer][host_pages, heads]  # [n, C, P, D]
+    units = cache.host_kv[layer][host_pages, heads]  # [n, C, P, D]
     buffer = cache.buffer[cache.sparse[layer]].unflatten(0, (-1, cache.shape.page))
     buffer[device_pages, :, :, heads] = units.transpose(1, 2)
 

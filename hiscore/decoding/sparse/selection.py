@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.paged_torch import capped
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 
 
 @dataclass(frozen=True)
@@ -27,32 +27,32 @@ class Selection:
 class Selector(Protocol):
     """Scores the pages of rows in the sparse layers, by an index that it keeps there."""
 
-    def write(self, layer: int, keys: Tensor, home_slots: Tensor) -> None:
+    def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
         """Take new tokens' keys [n, H, D] into the index, int32 [n] slots of the host's pages, -1 for none.
 
         A page's first token starts it afresh, and its tokens come in order.
         """
 
-    def scores(self, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
+    def scores(self, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
         """Score pages for rotated queries [R, heads, D]: [R, heads, N], N the most pages of a row.
 
         What lies beyond a row's pages, and rows that get all of theirs, are left at 0.
         """
         ...
 
-    def select(self, scores: Tensor, rows: DecodeRows) -> Selection:
-        """Choose `CacheShape.top_pages` pages of each row and head, all in streams marked `Cache.full`."""
+    def select(self, scores: Tensor, rows: StepBatch) -> Selection:
+        """Choose `CacheShape.top_pages` pages of each row and head; all under `KVCache.full_attention`."""
         ...
 
 
-def budgets(cache: Cache, rows: DecodeRows) -> tuple[Tensor, Tensor]:
+def budgets(cache: KVCache, rows: StepBatch) -> tuple[Tensor, Tensor]:
     """How many pages each row has, and how many it gets: int64 [R]."""
     lengths = torch.where(rows.valid, rows.positions.long() // cache.shape.page + 1, 0)
     top = lengths.clamp(max=cache.shape.top_pages)
-    return lengths, torch.where(cache.full[rows.streams], lengths, top)
+    return lengths, torch.where(cache.full_attention[rows.streams], lengths, top)
 
 
-def scored_rows(cache: Cache, rows: DecodeRows) -> list[tuple[int, Tensor]]:
+def scored_rows(cache: KVCache, rows: StepBatch) -> list[tuple[int, Tensor]]:
     """Rows that do not get all of their pages, each with those: int64 [n], pages of the host.
 
     Whoever scores takes them one by one, each in its own length: so a row's scores have the same bits whatever
@@ -61,20 +61,20 @@ def scored_rows(cache: Cache, rows: DecodeRows) -> list[tuple[int, Tensor]]:
     lengths, top = budgets(cache, rows)
     counts = zip(lengths.tolist(), top.tolist(), strict=True)
     return [
-        (row, cache.host_table[rows.slots[row], :length].long())
+        (row, cache.host_block_table[rows.slots[row], :length].long())
         for row, (length, chosen) in enumerate(counts)
         if chosen < length
     ]
 
 
-def no_scores(cache: Cache, rows: DecodeRows, heads: int, dtype: torch.dtype) -> Tensor:
+def no_scores(cache: KVCache, rows: StepBatch, heads: int, dtype: torch.dtype) -> Tensor:
     """Zeros [R, heads, N], for a selector to fill in."""
     lengths, _ = budgets(cache, rows)
     return torch.zeros((len(lengths), heads, int(lengths.max()) if len(lengths) else 0), dtype=dtype)
 
 
 def select_by_attention(
-    cache: Cache, scores: Tensor, rows: DecodeRows, newest_forced: int, soft_cap: float | None
+    cache: KVCache, scores: Tensor, rows: StepBatch, newest_forced: int, soft_cap: float | None
 ) -> Selection:
     """The pages with the largest mean over a group of each query head's softmax over all pages.
 
@@ -88,7 +88,9 @@ def select_by_attention(
     return top_pages(weights, lengths, forced, top, max([shape.top_pages, *top.tolist()]))
 
 
-def attention_shares(cache: Cache, scores: Tensor, rows: DecodeRows, soft_cap: float | None = None) -> Tensor:
+def attention_shares(
+    cache: KVCache, scores: Tensor, rows: StepBatch, soft_cap: float | None = None
+) -> Tensor:
     """The softmax of scores over each row's pages, its mean over a group: [R, heads, N] -> [R, H, N].
 
     Rows that get all of their pages have no scores; there each page counts alike.
@@ -106,7 +108,7 @@ def attention_shares(cache: Cache, scores: Tensor, rows: DecodeRows, soft_cap: f
     return shares
 
 
-def everything(rows: DecodeRows, heads: int, page: int) -> Selection:
+def everything(rows: StepBatch, heads: int, page: int) -> Selection:
     """Select all pages of all rows."""
     counts = torch.where(rows.valid, rows.positions.long() // page + 1, 0)
     each = torch.arange(int(counts.max()) if len(counts) else 0)

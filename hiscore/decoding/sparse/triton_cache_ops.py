@@ -1,4 +1,4 @@
-"""`Steps` by kernels, for CUDA devices.
+"""`CacheOps` by kernels, for CUDA devices.
 
 Nothing waits for the device and no size depends on what is in its memory, so a CUDA graph can hold all of a step.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_triton import paged_attention
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.sparse.cache_ops import PageLists
 from hiscore.kernels import kv_transfer, page_scores, page_select, slot_mapping
 from hiscore.layers import triton_ops
@@ -45,17 +45,17 @@ class KernelChosen:
     swap_counts: Tensor
 
 
-class KernelSteps:
-    """`Steps` over a cache on a CUDA device.
+class TritonCacheOps:
+    """`CacheOps` over a cache on a CUDA device.
 
     What `shape` calls kv_heads are the cache's heads. max_length: tokens of the longest stream that may be among
-    the rows, for which the grids are made. full: streams marked `Cache.full` may be among the rows; lists are then
-    as long as max_length. value_width: numbers of a latent that are its value.
+    the rows, for which the grids are made. full: rows with `KVCache.full_attention` may be
+    among them; lists are then as long as max_length. value_width: numbers of a latent that are its value.
     """
 
     def __init__(
         self,
-        cache: Cache,
+        cache: KVCache,
         shape: AttentionShape,
         max_length: int,
         full: bool = False,
@@ -76,16 +76,17 @@ class KernelSteps:
 
     # A step.
 
-    def newest_slots(self, rows: DecodeRows) -> tuple[Tensor, Tensor]:
+    def newest_slots(self, rows: StepBatch) -> tuple[Tensor, Tensor]:
         cache, sizes, count = self._cache, self._cache.shape, len(rows.slots)
         home, buffer = torch.empty_like(rows.slots), torch.empty_like(rows.slots)
         slot_mapping.newest_slots[(triton.cdiv(count, 128),)](
-            rows.slots, rows.positions, cache.host_table, cache.device_table, cache.direct, home, buffer,
-            count, sizes.lru_pages, sizes.ring_pages, cache.host_table.stride(0), PAGE=sizes.page, BLOCK=128,
+            rows.slots, rows.positions, cache.host_block_table, cache.device_block_table, cache.fully_resident,
+            home, buffer, count, sizes.lru_pages, sizes.ring_pages, cache.host_block_table.stride(0),
+            PAGE=sizes.page, BLOCK=128,
         )  # fmt: skip
         return home, buffer
 
-    def write_index(self, layer: int, keys: Tensor, home_slots: Tensor) -> None:
+    def write_index(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
         """Take new tokens' keys [n, H, D] into the index: `Selector.write`, but for bounds one token of a page."""
         cache = self._cache
         if cache.shape.index == "none":
@@ -96,20 +97,20 @@ class KernelSteps:
         _check_heads(keys)
         if len(keys):
             page_scores.write_index[(len(keys), keys.shape[1])](
-                keys, index, home_slots, keys.stride(0),
+                keys, index, host_slots, keys.stride(0),
                 KV_HEADS=keys.shape[1], WIDTH=width, PADDED=triton.next_power_of_2(width),
                 BOUNDS=cache.shape.index == "bounds", PAGE=cache.shape.page,
             )  # fmt: skip
 
-    def scores(self, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
+    def scores(self, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
         """Scores of pages by bounds or keys, float32 [R, heads, pages]; q: rotated queries [R, heads, D]."""
         cache, shape = self._cache, self._shape
         _check_heads(q)
         out = torch.empty((len(q), shape.heads, self._max_pages), dtype=torch.float32, device=q.device)
         block = 64
         page_scores.page_scores[(len(q), shape.kv_heads, triton.cdiv(self._max_pages, block))](
-            q, cache.index_of(layer), out, rows.slots, rows.positions, cache.host_table,
-            shape.scale, q.stride(0), cache.host_table.stride(0), self._max_pages,
+            q, cache.index_of(layer), out, rows.slots, rows.positions, cache.host_block_table,
+            shape.scale, q.stride(0), cache.host_block_table.stride(0), self._max_pages,
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, WIDTH=q.shape[2], PADDED=self._padded,
             BOUNDS=cache.shape.index == "bounds", PAGE=cache.shape.page,
             M=max(16, triton.next_power_of_2(shape.heads // shape.kv_heads)), N=block,
@@ -117,7 +118,7 @@ class KernelSteps:
         )  # fmt: skip
         return out
 
-    def indexer_scores(self, layer: int, q: Tensor, gates: Tensor, rows: DecodeRows) -> Tensor:
+    def indexer_scores(self, layer: int, q: Tensor, gates: Tensor, rows: StepBatch) -> Tensor:
         """Scores of tokens by a checkpoint's own indexer, float32 [R, 1, pages].
 
         q: the indexer's queries [R, heads, D], in the dtype of the index; gates: float32 [R, heads], scaled.
@@ -129,14 +130,14 @@ class KernelSteps:
         # A product of float32 takes many registers, as the compiler reports.
         block, warps = (16, 8) if q.dtype == torch.float32 else (64, 4)
         page_scores.indexer_scores[(len(q), triton.cdiv(self._max_pages, block))](
-            q, gates, cache.index_of(layer), out, rows.slots, rows.positions, cache.host_table,
-            q.stride(0), gates.stride(0), cache.host_table.stride(0), self._max_pages,
+            q, gates, cache.index_of(layer), out, rows.slots, rows.positions, cache.host_block_table,
+            q.stride(0), gates.stride(0), cache.host_block_table.stride(0), self._max_pages,
             HEADS=heads, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)),
             M=max(16, triton.next_power_of_2(heads)), N=block, PRECISION=self._precision, num_warps=warps,
         )  # fmt: skip
         return out
 
-    def choose(self, layer: int, scores: Tensor, rows: DecodeRows) -> KernelChosen:
+    def choose(self, layer: int, scores: Tensor, rows: StepBatch) -> KernelChosen:
         """Choose pages by scores, bring the missing ones to the buffer, and note who was used."""
         cache, sizes, at = self._cache, self._cache.shape, self._cache.sparse[layer]
         own = sizes.index == "dsa"
@@ -154,10 +155,11 @@ class KernelSteps:
         newest_forced = {"bounds": sizes.ring_pages, "keys": 1}.get(sizes.index, 0)
         page_select.select_and_place[(count, sizes.heads)](
             scores, weights, empty(room, dtype=torch.uint32), pages, places, counts, swaps, swap_counts, mass,
-            cache.hits, cache.misses, cache.mass, rows.slots, rows.positions, cache.host_table, cache.device_table,
-            cache.direct, cache.full, cache.where[at], cache.holds[at], cache.used[at],
+            cache.hits, cache.misses, cache.mass, rows.slots, rows.positions,
+            cache.host_block_table, cache.device_block_table, cache.fully_resident, cache.full_attention,
+            cache.device_page_of[at], cache.host_page_of[at], cache.last_use[at],
             self._shape.soft_cap or 0.0, sizes.top_pages, sizes.lru_pages, sizes.ring_pages, newest_forced, width,
-            self._max_pages, cache.host_table.stride(0), room,
+            self._max_pages, cache.host_block_table.stride(0), room,
             HEADS=heads, KV_HEADS=sizes.heads, PADDED_GROUP=triton.next_power_of_2(heads // sizes.heads),
             SINK=not own, SOFTMAX=not own, CAPPED=self._shape.soft_cap is not None, PAGE=sizes.page,
             BLOCK=min(WALKED, triton.next_power_of_2(self._max_pages)),
@@ -171,17 +173,17 @@ class KernelSteps:
         at_once, copiers = self._at_once(COPIED)
         pairs = swap_counts.numel()
         kv_transfer.swap_in[(min(copiers, pairs * swaps.shape[2]),)](
-            cache.host[layer], cache.buffer[cache.sparse[layer]], swaps, swap_counts, pairs, swaps.shape[2],
+            cache.host_kv[layer], cache.buffer[cache.sparse[layer]], swaps, swap_counts, pairs, swaps.shape[2],
             KV_HEADS=sizes.heads, PARTS=sizes.parts, PAGE=sizes.page, WIDTH=sizes.width, PADDED=self._padded,
             PAGES=at_once, PAIRS=triton.next_power_of_2(pairs),
         )  # fmt: skip
 
-    def everything(self, rows: DecodeRows) -> PageLists:
+    def everything(self, rows: StepBatch) -> PageLists:
         """Lists of all pages of all rows, for dense layers: once a step."""
         counts = torch.where(rows.valid, rows.positions // self._cache.shape.page + 1, 0)
-        return PageLists(self._cache.host_table, counts[:, None], by_slot=True)
+        return PageLists(self._cache.host_block_table, counts[:, None], by_slot=True)
 
-    def attend(self, layer: int, q: Tensor, lists: PageLists, rows: DecodeRows) -> Tensor:
+    def attend(self, layer: int, q: Tensor, lists: PageLists, rows: StepBatch) -> Tensor:
         """softmax(cap(q k^T * scale)) v over listed pages: q [R, heads, D] -> [R, heads, value width].
 
         A row without pages, and padding, is left as it comes from memory.
@@ -197,19 +199,19 @@ class KernelSteps:
 
     # Beside the steps.
 
-    def back_up(self, home_slots: Tensor, buffer_slots: Tensor) -> None:
+    def back_up(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
         """Copy a step's new tokens, all layers, to the host pool: slots int32 [R] by `newest_slots`."""
         cache, sizes = self._cache, self._cache.shape
-        if len(home_slots):
-            kv_transfer.back_up_rows[(len(home_slots), sizes.layers)](
-                cache.buffer, cache.home, cache.host, self._layer_places, buffer_slots, home_slots,
-                cache.buffer.stride(0), cache.home.stride(0), cache.host.stride(0),
+        if len(host_slots):
+            kv_transfer.back_up_rows[(len(host_slots), sizes.layers)](
+                cache.buffer, cache.dense_kv, cache.host_kv, self._layer_places, buffer_slots, host_slots,
+                cache.buffer.stride(0), cache.dense_kv.stride(0), cache.host_kv.stride(0),
                 KV_HEADS=sizes.heads, PARTS=sizes.parts, PAGE=sizes.page, WIDTH=sizes.width, PADDED=self._padded,
                 LINES=triton.next_power_of_2(sizes.parts * sizes.heads),
             )  # fmt: skip
 
     def back_up_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """From staging [L, slots, C, H, D], at slots int32 [n], to pages of the host int32: see `Steps`."""
+        """From staging [L, slots, C, H, D], at slots int32 [n], to pages of the host int32: see `CacheOps`."""
         self._pages(staging, slots, host_pages, to_host=True)
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
@@ -222,22 +224,23 @@ class KernelSteps:
         if to_host and len(slots) > SHORT:
             copiers = LEAVING
         kv_transfer.copy_pages[(min(copiers, units),)](
-            staging, slots, cache.host, host_pages, len(slots), units, staging.stride(0), cache.host.stride(0),
+            staging, slots, cache.host_kv, host_pages, len(slots), units,
+            staging.stride(0), cache.host_kv.stride(0),
             KV_HEADS=sizes.heads, PARTS=sizes.parts, PAGE=sizes.page, WIDTH=sizes.width, PADDED=self._padded,
             PAGES=at_once, TO_HOST=to_host,
         )  # fmt: skip
 
     def _at_once(self, numbers: int) -> tuple[int, int]:
         """Pages of so many numbers, one at least; and how many programs then have `UNDER_WAY` bytes under way."""
-        sizes, item = self._cache.shape, self._cache.host.element_size()
+        sizes, item = self._cache.shape, self._cache.host_kv.element_size()
         lines = sizes.parts * sizes.page
         pages = max(1, triton.next_power_of_2(numbers // (lines * self._padded)))
         return pages, max(1, UNDER_WAY // (pages * lines * sizes.width * item))
 
-    def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, home_slots: Tensor) -> None:
+    def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
         """Take a prompt's keys into the index of all sparse layers: `bounds` or `keys`, which are the cache's own.
 
-        host_pages int32, and home_slots int32 [n], say the same: where the prompt stands in pages of the host.
+        host_pages int32, and host_slots int32 [n], say the same: where the prompt stands in pages of the host.
         """
         cache, sizes = self._cache, self._cache.shape
         if sizes.index == "bounds":
@@ -248,15 +251,15 @@ class KernelSteps:
                 KV_HEADS=sizes.heads, WIDTH=sizes.width, PADDED=self._padded, PAGE=sizes.page,
             )  # fmt: skip
         elif sizes.index == "keys":
-            self._rows(staging, cache.index, slots, home_slots, self._sparse)
+            self._rows(staging, cache.index, slots, host_slots, self._sparse)
 
     def seed(self, staging: Tensor, from_slots: Tensor, buffer_slots: Tensor) -> None:
         """Copy tokens from staging into the buffer, all sparse layers: int32 [n] each."""
         self._rows(staging, self._cache.buffer, from_slots, buffer_slots, self._sparse)
 
-    def settle(self, staging: Tensor, from_slots: Tensor, home_slots: Tensor) -> None:
+    def settle(self, staging: Tensor, from_slots: Tensor, host_slots: Tensor) -> None:
         """Copy tokens from staging home, all dense layers: int32 [n] each."""
-        self._rows(staging, self._cache.home, from_slots, home_slots, self._dense)
+        self._rows(staging, self._cache.dense_kv, from_slots, host_slots, self._dense)
 
     def _rows(
         self, source: Tensor, target: Tensor, from_slots: Tensor, to_slots: Tensor, layers: Tensor

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import Cache, CacheShape
+from hiscore.decoding.kv_cache.cache import CacheShape, KVCache
 from hiscore.decoding.kv_cache.sizing import Memory, ModelShape, plan_cache
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.models.gqa import GroupedModel
 from hiscore.decoding.models.mla import LatentModel
-from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.device_queues import ImmediateStreams, Streams
 from hiscore.decoding.worker.interface import CacheConfig
 from hiscore.decoding.worker.offload_schedule import BackupSchedule
@@ -96,7 +96,7 @@ def _runner(
     model: DecodeModel, attention: AttentionShape, value_width: int | None, cache_config: CacheConfig
 ) -> tuple[Streams, StepRunner]:
     if model.staging.device.type != "cuda":
-        steps = TorchSteps(model.cache, attention, value_width)
+        steps = TorchCacheOps(model.cache, attention, value_width)
         return ImmediateStreams(), EagerRunner(model, steps, cache_config.max_sequences)
     from hiscore.decoding.worker.cuda_graphs import GraphRunner
     from hiscore.decoding.worker.cuda_queues import CudaStreams
@@ -107,15 +107,15 @@ def _runner(
 
 def _allocate(
     shape: CacheShape, cache_config: CacheConfig, dtype: torch.dtype, device: torch.device
-) -> Cache:
+) -> KVCache:
     sizes = shape.bytes(dtype)
     log.info(
         "%d streams; the host holds %d tokens in %d MiB, the device's buffers %d tokens in %d MiB, beside them "
         "%d MiB of dense layers and %d MiB of index",
-        shape.streams, shape.host_pages * shape.page, sizes["host"] >> 20,
-        shape.device_pages * shape.page, sizes["buffer"] >> 20, sizes["home"] >> 20, sizes["index"] >> 20,
+        shape.streams, shape.host_pages * shape.page, sizes["host_kv"] >> 20,
+        shape.device_pages * shape.page, sizes["buffer"] >> 20, sizes["dense_kv"] >> 20, sizes["index"] >> 20,
     )  # fmt: skip
-    return Cache.allocate(shape, dtype, device)
+    return KVCache.allocate(shape, dtype, device)
 
 
 def _grouped_shape(decoder: Decoder) -> ModelShape:

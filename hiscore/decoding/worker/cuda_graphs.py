@@ -14,10 +14,10 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import DecodeRows
+from hiscore.decoding.kv_cache.cache import StepBatch
 from hiscore.decoding.models.base import DecodeModel
-from hiscore.decoding.sparse.cache_ops import Steps
-from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+from hiscore.decoding.sparse.cache_ops import CacheOps
+from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.cuda_queues import CudaStreams
 from hiscore.decoding.worker.device_queues import Lane
 from hiscore.decoding.worker.interface import CacheConfig
@@ -71,7 +71,7 @@ class GraphRunner:
     ) -> None:
         self._model, self._attention, self._value_width = model, attention, value_width
         self._device = model.staging.device
-        self.steps: Steps = self._steps(cache_config.context_length, full=False)
+        self.steps: CacheOps = self._steps(cache_config.context_length, full=False)
         self.fed = new_fed(cache_config.max_sequences, self._device)
         self._rows = up_to(ROWS, cache_config.max_sequences, 16)
         self._reaches = up_to(REACHES, cache_config.context_length, 2**30)
@@ -108,11 +108,11 @@ class GraphRunner:
         home, buffer = written[:, :count]
         return Stepped(logits[:count], home, buffer, found)
 
-    def _steps(self, reach: int, full: bool) -> KernelSteps:
-        return KernelSteps(self._model.cache, self._attention, reach, full, self._value_width)
+    def _steps(self, reach: int, full: bool) -> TritonCacheOps:
+        return TritonCacheOps(self._model.cache, self._attention, reach, full, self._value_width)
 
-    def _step(self, rows: Tensor, steps: KernelSteps) -> Left:
-        stepped = step(self._model, DecodeRows(rows[0], rows[1]), self.fed, steps)
+    def _step(self, rows: Tensor, steps: TritonCacheOps) -> Left:
+        stepped = step(self._model, StepBatch(rows[0], rows[1]), self.fed, steps)
         return stepped.logits, torch.stack((stepped.home, stepped.buffer)), stepped.found
 
     def _kinds(self) -> list[Kind]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.decoding.kv_cache.cache import Cache, DecodeRows
+from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.models.base import DecodeModel
-from hiscore.decoding.sparse.cache_ops import Steps
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import NOT_FINITE
 from hiscore.decoding.worker.sampler import finite, greedy
 from hiscore.device import upload
@@ -34,7 +34,7 @@ class Stepped:
 COUNTERS = 4
 
 
-def counters(cache: Cache) -> Tensor:
+def counters(cache: KVCache) -> Tensor:
     """Hits, misses, captured mass and its rows, as bits of int64 [COUNTERS]."""
     return torch.cat((cache.hits, cache.misses, cache.mass.view(torch.int64)))
 
@@ -49,13 +49,13 @@ def new_fed(sequences: int, device: torch.device) -> Tensor:
     return torch.zeros(sequences + 1, dtype=torch.int32, device=device)
 
 
-def feed(ids: Tensor, logits: Tensor, places: Tensor, fed: Tensor, cache: Cache) -> Tensor:
+def feed(ids: Tensor, logits: Tensor, places: Tensor, fed: Tensor, cache: KVCache) -> Tensor:
     """Feed the next step tokens int64 [R], at int64 [R] places of `fed`: `Stepped.found` for them."""
     fed.index_copy_(0, places, ids.int())
     return torch.cat((counters(cache), readable(ids, logits)))
 
 
-def step(model: DecodeModel, rows: DecodeRows, fed: Tensor, steps: Steps) -> Stepped:
+def step(model: DecodeModel, rows: StepBatch, fed: Tensor, steps: CacheOps) -> Stepped:
     """A step fed with `fed`, which gets the greedy tokens for the next one."""
     logits, home, buffer = model.step(torch.index_select(fed, 0, rows.streams), rows, steps)
     places = rows.streams.where(rows.valid, len(fed) - 1)
@@ -65,7 +65,7 @@ def step(model: DecodeModel, rows: DecodeRows, fed: Tensor, steps: Steps) -> Ste
 class StepRunner(Protocol):
     """Launches steps on the current stream."""
 
-    steps: Steps
+    steps: CacheOps
     """For the copies beside the steps."""
     fed: Tensor
     """int32 [sequences + 1]: the token that each sequence feeds next."""
@@ -81,12 +81,12 @@ class StepRunner(Protocol):
 class EagerRunner:
     """`StepRunner` without anything prepared: for the CPU, where nothing is gained by it."""
 
-    def __init__(self, model: DecodeModel, steps: Steps, sequences: int) -> None:
+    def __init__(self, model: DecodeModel, steps: CacheOps, sequences: int) -> None:
         self.steps = steps
         self.fed = new_fed(sequences, model.staging.device)
         self._model = model
 
     def run(self, seq_indices: Int32, positions: Int32, full: bool) -> Stepped:
         both = upload(np.stack((seq_indices, positions)), self.fed.device)
-        rows = DecodeRows(both[0], both[1])
+        rows = StepBatch(both[0], both[1])
         return step(self._model, rows, self.fed, self.steps)

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_torch import paged_attention
-from hiscore.decoding.kv_cache.cache import CacheShape, DecodeRows
+from hiscore.decoding.kv_cache.cache import CacheShape, StepBatch
 from hiscore.decoding.sparse import residency
 from hiscore.decoding.sparse.cache_ops import PageLists
 from hiscore.decoding.sparse.oracle import ExactSelector
 from hiscore.decoding.sparse.quest import QuestSelector
-from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from tests.support.decode_cache import KnownCache, forget, random_contents
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 8
@@ -47,13 +47,13 @@ def queries(rows: int, step: int, dtype: torch.dtype) -> Tensor:
     return 3 * torch.randn(rows, HEADS, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def dense_step(known: KnownCache, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
-    steps = TorchSteps(known.cache, ATTENTION)
+def dense_step(known: KnownCache, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
+    steps = TorchCacheOps(known.cache, ATTENTION)
     return steps.attend(layer, q, steps.everything(rows), rows)
 
 
-def sparse_step(known: KnownCache, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
-    steps = TorchSteps(known.cache, ATTENTION)
+def sparse_step(known: KnownCache, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
+    steps = TorchCacheOps(known.cache, ATTENTION)
     return steps.attend(layer, q, steps.choose(layer, steps.scores(layer, q, rows), rows).lists, rows)
 
 
@@ -71,7 +71,7 @@ def clear(known: KnownCache, slots: list[int]) -> None:
 def test_everything_out_of_the_host_is_dense_to_the_last_bit(kind: str, dtype: torch.dtype) -> None:
     sparse = known_cache(shape_of(kind, 80), dtype)
     dense = known_cache(shape_of(kind, 80, dense=True), dtype)
-    assert not sparse.cache.direct[list(LENGTHS)].any()
+    assert not sparse.cache.fully_resident[list(LENGTHS)].any()
     for step in range(15):
         slots = [slot for slot in LENGTHS if (slot + step) % 4]
         rows = sparse.rows(slots, padding=step % 2)
@@ -124,7 +124,7 @@ def test_another_order_has_other_bits() -> None:
     rows = dense.rows([1])
     dense.write(rows)
     q = queries(1, 0, torch.float32)
-    steps = TorchSteps(dense.cache, ATTENTION)
+    steps = TorchCacheOps(dense.cache, ATTENTION)
     lists = steps.everything(rows)
     order = torch.randperm(lists.pages.shape[-1], generator=torch.Generator().manual_seed(1))
     turned = PageLists(lists.pages[..., order], lists.counts)
@@ -143,7 +143,7 @@ def test_a_row_s_bits_are_its_own(dtype: torch.dtype) -> None:
     together = dense_step(known, 1, q, rows)
     assert not together[len(LENGTHS) :].any()
     for row in range(len(LENGTHS)):
-        alone = DecodeRows(rows.slots[row, None], rows.positions[row, None])
+        alone = StepBatch(rows.slots[row, None], rows.positions[row, None])
         assert torch.equal(dense_step(known, 1, q[row, None], alone)[0], together[row])
 
 

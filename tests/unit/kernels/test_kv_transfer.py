@@ -8,11 +8,11 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
-from hiscore.decoding.kv_cache.cache import Cache
+from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.sparse import triton_cache_ops
 from hiscore.decoding.sparse.residency import newest_slots
-from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
-from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from tests.support.decode_cache import KnownCache, unique_contents
 from tests.support.decode_kernels import (
     DEVICE,
@@ -34,14 +34,14 @@ def test_a_steps_tokens_reach_the_host_and_padding_writes_nothing() -> None:
     rows = known.rows([5, 0, 3], padding=2)
     known.write(rows)
     cache = on_device(known.cache)
-    steps = KernelSteps(cache, attention_shape(SHAPE, 1), 96)
+    steps = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
     home, buffer = newest_slots(known.cache, rows)
-    before = known.cache.host.clone()
+    before = known.cache.host_kv.clone()
     steps.back_up(home.to(DEVICE), buffer.to(DEVICE))
     for slot, length in known.lengths.items():
         known._to_host(slot, torch.tensor([length]))
-    assert_same(cache.host, known.cache.host)
-    assert not torch.equal(before.nan_to_num(-1.0), known.cache.host.nan_to_num(-1.0))
+    assert_same(cache.host_kv, known.cache.host_kv)
+    assert not torch.equal(before.nan_to_num(-1.0), known.cache.host_kv.nan_to_num(-1.0))
 
 
 @pytest.mark.parametrize("ring", [1, 2, 3])
@@ -52,11 +52,11 @@ def test_new_tokens_go_where_plain_torch_says(ring: int) -> None:
     capacities = {5: 4 * shape.buffer_pages, 0: 80, 3: 12}
     for slot, capacity in capacities.items():
         assert known.admit(slot, 2, capacity)
-    assert known.cache.direct.tolist() == [False, False, False, True, False, True]
-    steps = KernelSteps(on_device(known.cache), attention_shape(shape, 1), 96)
+    assert known.cache.fully_resident.tolist() == [False, False, False, True, False, True]
+    steps = TritonCacheOps(on_device(known.cache), attention_shape(shape, 1), 96)
     stale = on_device(known.cache)
-    stale.direct.fill_(False)
-    wrong, told_apart = KernelSteps(stale, attention_shape(shape, 1), 96), False
+    stale.fully_resident.fill_(False)
+    wrong, told_apart = TritonCacheOps(stale, attention_shape(shape, 1), 96), False
     for position in range(80):
         slots = [slot for slot, capacity in capacities.items() if position < capacity]
         rows = rows_of([-1, *slots, -1], [0, *[position] * len(slots), 0])
@@ -75,10 +75,10 @@ def test_a_prompt_goes_to_the_host_home_and_buffer_and_back(
 ) -> None:
     """at_once: pages of 4 tokens that a program copies, in turns of so many."""
     monkeypatch.setattr(triton_cache_ops, "SHORT", 8)
-    cache = on_device(Cache.allocate(SHAPE, torch.float32, torch.device("cpu")))
-    for tensor in (cache.host, cache.home, cache.buffer):
+    cache = on_device(KVCache.allocate(SHAPE, torch.float32, torch.device("cpu")))
+    for tensor in (cache.host_kv, cache.dense_kv, cache.buffer):
         tensor.fill_(-1.0)
-    steps = KernelSteps(cache, attention_shape(SHAPE, 1), 96)
+    steps = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
     monkeypatch.setattr(triton_cache_ops, "COPIED", at_once * SHAPE.parts * SHAPE.page * steps._padded // 2)
     assert steps._at_once(2 * triton_cache_ops.COPIED)[0] == at_once
     staging = torch.arange(3 * 32 * 16, dtype=torch.float32, device=DEVICE).view(3, 32, 2, 2, 4)
@@ -91,14 +91,14 @@ def test_a_prompt_goes_to_the_host_home_and_buffer_and_back(
     steps.settle(staging, slots, home.int())
     steps.seed(staging, slots, (home % 48).int())
 
-    plain = Cache.allocate(SHAPE, torch.float32, torch.device("cpu"))
-    for tensor in (plain.host, plain.home, plain.buffer):
+    plain = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    for tensor in (plain.host_kv, plain.dense_kv, plain.buffer):
         tensor.fill_(-1.0)
-    reference = TorchSteps(plain, attention_shape(SHAPE, 1))
+    reference = TorchCacheOps(plain, attention_shape(SHAPE, 1))
     reference.back_up_prompt(staging.cpu(), slots.cpu(), pages.cpu())
     reference.settle(staging.cpu(), slots.cpu(), home.cpu())
     reference.seed(staging.cpu(), slots.cpu(), home.cpu() % 48)
-    for name in ("host", "home", "buffer"):
+    for name in ("host_kv", "dense_kv", "buffer"):
         assert_same(getattr(cache, name), getattr(plain, name))
         assert (getattr(plain, name) >= 0).any()
 

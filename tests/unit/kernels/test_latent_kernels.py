@@ -17,12 +17,12 @@ pytestmark = pytest.mark.skipif(
 
 @torch.inference_mode()
 def test_kernels_select_move_and_attend_as_plain_torch_does(tmp_path: Path) -> None:
-    from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+    from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 
     checkpoint = tiny_dsa.make("glm-shared", tmp_path)
     plain, kernels = Streams(checkpoint, prompts()), Streams(checkpoint, prompts())
     decoder = kernels.decoder
-    kernels.steps = KernelSteps(
+    kernels.steps = TritonCacheOps(
         kernels.cache, decoder.attention_shape, CAPACITY, value_width=decoder.architecture.latent_rank
     )
     kernels.step = LatentStep(kernels.cache, kernels.steps)
@@ -33,5 +33,5 @@ def test_kernels_select_move_and_attend_as_plain_torch_does(tmp_path: Path) -> N
         torch.testing.assert_close(kernels.decode(fed, [0, 1, 2]), expected, atol=1e-4, rtol=0)
         fed = expected.argmax(dim=1)
     assert int(kernels.cache.misses) == int(plain.cache.misses) > 50
-    assert torch.equal(kernels.cache.holds, plain.cache.holds)
-    assert torch.equal(kernels.cache.used, plain.cache.used)
+    assert torch.equal(kernels.cache.host_page_of, plain.cache.host_page_of)
+    assert torch.equal(kernels.cache.last_use, plain.cache.last_use)

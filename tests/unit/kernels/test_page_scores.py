@@ -8,9 +8,9 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
-from hiscore.decoding.kv_cache.cache import Cache
-from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
-from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from tests.support.decode_kernels import (
     DEVICE,
     SHAPE,
@@ -27,16 +27,16 @@ from tests.support.decode_kernels import (
 def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
     shape = replace(SHAPE, index=index, page=page, width=24, max_pages=24, top_pages=3, lru_pages=3)
     sizes = attention_shape(shape, 3)
-    plain = Cache.allocate(shape, torch.float32, torch.device("cpu"))
+    plain = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     # What a page's last owner left; NaN would go unnoticed, since a minimum passes over it.
     plain.index.fill_(-1e3)
     tables = np.random.default_rng(0).permuted(np.tile(np.arange(80), (6, 1)), axis=1)[:, :24]
-    plain.host_table.copy_(torch.from_numpy(tables))
+    plain.host_block_table.copy_(torch.from_numpy(tables))
     cache = on_device(plain)
-    steps, reference = KernelSteps(cache, sizes, shape.max_pages * page), TorchSteps(plain, sizes)
+    steps, reference = TritonCacheOps(cache, sizes, shape.max_pages * page), TorchCacheOps(plain, sizes)
     # A prompt of 13 tokens, all at once; then tokens one by one, with padding.
     slot, length = 2, 13
-    pages = plain.host_table[slot, : -(-length // page)]
+    pages = plain.host_block_table[slot, : -(-length // page)]
     home = pages[torch.arange(length) // page] * page + torch.arange(length) % page
     staging = random(3, 40, 2, shape.heads, shape.width, seed=1)
     slots = torch.from_numpy(np.random.default_rng(1).permutation(40)[:length]).int()
@@ -50,7 +50,7 @@ def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
             new = random(2, shape.heads * 5, shape.width, seed=position)[:, shape.heads * 3 :][
                 :, : shape.heads
             ]
-            at = int(plain.host_table[slot, position // page]) * page + position % page
+            at = int(plain.host_block_table[slot, position // page]) * page + position % page
             at = torch.tensor([-1, at], dtype=torch.int32)
             steps.write_index(layer, new, at.to(DEVICE))
             reference.write_index(layer, new.cpu(), at)
@@ -71,12 +71,12 @@ def test_an_indexers_scores_equal_plain_torch() -> None:
     shape = replace(
         SHAPE, index="dsa", index_width=24, heads=1, parts=1, page=1, max_pages=90, host_pages=300
     )
-    plain = Cache.allocate(shape, torch.float32, torch.device("cpu"))
+    plain = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     plain.index.copy_(random(*plain.index.shape).cpu())
-    plain.host_table.copy_(torch.arange(6 * 90).view(6, 90) * 7 % 300)
+    plain.host_block_table.copy_(torch.arange(6 * 90).view(6, 90) * 7 % 300)
     cache, sizes = on_device(plain), attention_shape(shape, 2)
-    steps, reference = KernelSteps(cache, sizes, 90), TorchSteps(plain, sizes)
-    key, at = random(2, 24, seed=3), torch.tensor([-1, int(plain.host_table[1, 88])], dtype=torch.int32)
+    steps, reference = TritonCacheOps(cache, sizes, 90), TorchCacheOps(plain, sizes)
+    key, at = random(2, 24, seed=3), torch.tensor([-1, int(plain.host_block_table[1, 88])], dtype=torch.int32)
     steps.write_index(2, key, at.to(DEVICE))
     reference.write_index(2, key.cpu(), at)
     assert_same(cache.index, plain.index)

@@ -12,11 +12,11 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 
 from hiscore.attention.paged_torch import capped
-from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
 from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
-from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
-from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.kernels import page_select
 from tests.support.decode_cache import KnownCache, unique_contents
 from tests.support.decode_kernels import (
@@ -31,6 +31,7 @@ from tests.support.decode_kernels import (
 )
 
 NEWEST = 5
+RESIDENCY = ("device_page_of", "host_page_of", "last_use", "hits", "misses", "buffer")
 
 
 def weights_of(scores: Tensor, soft_cap: float | None) -> Tensor:
@@ -44,7 +45,7 @@ def plain_choice(weights: Tensor, budget: int, forced: set[int]) -> list[int]:
 
 
 def plain_selection(
-    cache: Cache, scores: Tensor, rows: DecodeRows, soft_cap: float | None = None
+    cache: KVCache, scores: Tensor, rows: StepBatch, soft_cap: float | None = None
 ) -> Selection:
     """The selection by its definition, from scores [R, heads, pages]."""
     shape = cache.shape
@@ -52,7 +53,7 @@ def plain_selection(
     pages, mass = [], torch.zeros(len(scores), shape.heads)
     for row, (slot, position) in enumerate(zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)):
         count = position // shape.page + 1 if slot >= 0 else 0
-        budget = count if slot >= 0 and cache.full[slot] else min(count, shape.top_pages)
+        budget = count if slot >= 0 and cache.full_attention[slot] else min(count, shape.top_pages)
         newest = {"bounds": shape.ring_pages, "keys": 1, "dsa": 0}[shape.index]
         forced = set() if own else {0, *range(count - newest, count)}
         of_row = []
@@ -98,7 +99,7 @@ class Pair:
             if self.known.admit(free[0], length, end, self.full and bool(self.rng.random() < 0.15)):
                 self.ends[free[0]] = end
 
-    def step(self, steps: KernelSteps, scores: Callable[..., Tensor] = random) -> None:
+    def step(self, steps: TritonCacheOps, scores: Callable[..., Tensor] = random) -> None:
         known, shape = self.known, self.shape
         slots = [slot for slot in self.ends if self.rng.random() < 0.8]
         self.rng.shuffle(slots)
@@ -123,7 +124,7 @@ class Pair:
             self.mass[1] += len(slots) * shape.heads
             # Sums of up to 90 shares in float32.
             torch.testing.assert_close(chosen.mass.cpu(), selection.mass, atol=1e-6, rtol=0)
-            for name in ("where", "holds", "used", "hits", "misses", "buffer", "host", "home"):
+            for name in (*RESIDENCY, "host_kv", "dense_kv"):
                 assert_same(getattr(self.cache, name), getattr(known.cache, name))
         known.end_step(rows)
         for slot in [slot for slot in slots if known.lengths[slot] >= self.ends[slot]]:
@@ -154,7 +155,7 @@ def play(case: str, steps: int, full: bool = True) -> None:
     """Streams join, step and leave; whatever differs between plain torch and the kernels is an error."""
     shape, group, soft_cap, scores = CASES[case]
     pair = Pair(shape, group, 4, soft_cap, full)
-    kernels = KernelSteps(pair.cache, pair.attention, shape.max_pages * shape.page, full)
+    kernels = TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page, full)
     for _ in range(steps):
         pair.join()
         pair.step(kernels, scores)
@@ -182,9 +183,9 @@ def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
     given = random(len(rows.slots), pair.attention.heads, shape.max_pages).cpu()
     given[0, 0, 0] = float("nan")
     layer = shape.sparse_layers[0]
-    kernels = KernelSteps(pair.cache, pair.attention, shape.max_pages * shape.page)
+    kernels = TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page)
     chosen = kernels.choose(layer, given.to(DEVICE), moved(rows))
-    plain = TorchSteps(pair.known.cache, pair.attention).choose(layer, given, rows)
+    plain = TorchCacheOps(pair.known.cache, pair.attention).choose(layer, given, rows)
     # Sums of up to 90 shares in float32.
     torch.testing.assert_close(chosen.mass.cpu()[1:], plain.mass[1:], atol=1e-6, rtol=0)
     for mass, sums in ((chosen.mass.cpu(), pair.cache.mass.cpu()), (plain.mass, pair.known.cache.mass)):
@@ -250,7 +251,7 @@ def test_a_graph_captured_once_serves_every_step() -> None:
     q = torch.zeros(6, first.attention.heads, shape.width, device=DEVICE)
 
     kernels = {
-        id(pair): KernelSteps(pair.cache, pair.attention, shape.max_pages * shape.page)
+        id(pair): TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page)
         for pair in (first, second)
     }
 
@@ -276,6 +277,6 @@ def test_a_graph_captured_once_serves_every_step() -> None:
         graph.replay()
         assert_same(captured[0], pages)
         assert_same(captured[1][: len(slots)], attended[: len(slots)])
-        for name in ("where", "holds", "used", "hits", "misses", "buffer"):
+        for name in RESIDENCY:
             assert_same(getattr(second.cache, name), getattr(first.cache, name))
     assert int(first.cache.misses) > 0

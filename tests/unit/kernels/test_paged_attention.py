@@ -8,10 +8,10 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention import paged_triton
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import Cache, CacheShape
+from hiscore.decoding.kv_cache.cache import CacheShape, KVCache
 from hiscore.decoding.sparse.cache_ops import PageLists
-from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
-from hiscore.decoding.sparse.triton_cache_ops import KernelSteps
+from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from tests.support.decode_kernels import (
     DEVICE,
     assert_same,
@@ -24,14 +24,14 @@ from tests.support.decode_kernels import (
 )
 
 
-def filled(shape: CacheShape, seed: int = 0) -> Cache:
+def filled(shape: CacheShape, seed: int = 0) -> KVCache:
     """A cache of random tokens whose streams all own different, shuffled pages; the rest is poison."""
     rng = np.random.default_rng(seed)
-    cache = Cache.allocate(shape, torch.float32, torch.device("cpu"))
-    for tensor in (cache.home, cache.buffer):
+    cache = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
+    for tensor in (cache.dense_kv, cache.buffer):
         tensor.copy_(random(*tensor.shape, seed=seed).cpu())
     table = rng.permutation(shape.host_pages)[: shape.streams * shape.max_pages]
-    cache.host_table[:, : shape.max_pages].copy_(torch.from_numpy(table.reshape(shape.streams, -1)))
+    cache.host_block_table[:, : shape.max_pages].copy_(torch.from_numpy(table.reshape(shape.streams, -1)))
     return on_device(cache)
 
 
@@ -49,17 +49,17 @@ def test_dense_attention_equals_plain_torch(
     monkeypatch.setattr(paged_triton, "SPLIT", 32)
     cache = filled(ATTENTION)
     shape = attention_shape(ATTENTION, group, soft_cap=soft_cap, windows=(window, None))
-    steps = KernelSteps(cache, shape, 160)
+    steps = TritonCacheOps(cache, shape, 160)
     rows = rows_of([1, -1, 0, 2, 1], [159, 7, 0, 63, 64])
     # Nothing beyond a row's position may be read.
     for slot, last in ((0, 0), (2, 63)):
         beyond = torch.arange(last + 1, 160, device=DEVICE)
-        at = cache.host_table[slot, beyond // 8].long() * 8 + beyond % 8
-        cache.home[:, at] = float("nan")
+        at = cache.host_block_table[slot, beyond // 8].long() * 8 + beyond % 8
+        cache.dense_kv[:, at] = float("nan")
     q = random(5, shape.heads + 2 * shape.kv_heads, 24, seed=1)[:, : shape.heads]
     found = steps.attend(0, q, steps.everything(rows), rows)
     plain, on_cpu = in_float64(cache), moved(rows, "cpu")
-    reference = TorchSteps(plain, shape)
+    reference = TorchCacheOps(plain, shape)
     expected = reference.attend(0, q.cpu().double(), reference.everything(on_cpu), on_cpu)
     real = rows.slots.cpu() >= 0
     # float32 means of at most 160 values of about 1: 1e-5 is ten times their rounding.
@@ -74,14 +74,14 @@ def test_attention_in_half_precision_equals_plain_torch(dtype: torch.dtype) -> N
     if dtype == torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("Triton's interpreter multiplies the bits of bfloat16 as integers")
     cache, shape = filled(ATTENTION), attention_shape(ATTENTION, 3)
-    for name in ("home", "buffer", "index", "host"):
+    for name in ("dense_kv", "buffer", "index", "host_kv"):
         setattr(cache, name, getattr(cache, name).to(dtype))
-    steps, rows = KernelSteps(cache, shape, 160), rows_of([2, 0], [159, 40])
+    steps, rows = TritonCacheOps(cache, shape, 160), rows_of([2, 0], [159, 40])
     q = random(2, shape.heads, 24, seed=1).to(dtype)
     found = steps.attend(0, q, steps.everything(rows), rows)
     assert found.dtype == dtype
     reference, on_cpu = (
-        TorchSteps(in_float64(cache), shape),
+        TorchCacheOps(in_float64(cache), shape),
         moved(rows, "cpu"),
     )
     expected = reference.attend(0, q.cpu().double(), reference.everything(on_cpu), on_cpu)
@@ -93,7 +93,7 @@ def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytes
     monkeypatch.setattr(paged_triton, "SPLIT", 32)
     cache = filled(ATTENTION)
     shape = attention_shape(ATTENTION, 3)
-    steps = KernelSteps(cache, shape, 160)
+    steps = TritonCacheOps(cache, shape, 160)
     rows = rows_of([1, 0], [157, 100])
     q = random(2, shape.heads, 24, seed=1)
     dense = steps.attend(0, q, steps.everything(rows), rows)
@@ -102,18 +102,18 @@ def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytes
     pages = (
         torch.stack([torch.from_numpy(rng.permutation(60)[:20]) for _ in range(4)]).view(2, 2, 20).to(DEVICE)
     )
-    home, buffer = cache.home[0].unflatten(0, (-1, 8)), cache.buffer[0].unflatten(0, (-1, 8))
+    home, buffer = cache.dense_kv[0].unflatten(0, (-1, 8)), cache.buffer[0].unflatten(0, (-1, 8))
     buffer.fill_(float("nan"))
     pages[1, 0] = torch.tensor([x for x in range(60) if x not in pages[0, 0].tolist()][:20])
     pages[1, 1] = torch.tensor([x for x in range(60) if x not in pages[0, 1].tolist()][:20])
     for row, slot in enumerate((1, 0)):
         for head in range(2):
-            buffer[pages[row, head], :, :, head] = home[cache.host_table[slot, :20].long(), :, :, head]
+            buffer[pages[row, head], :, :, head] = home[cache.host_block_table[slot, :20].long(), :, :, head]
     counts = torch.tensor([[20, 20], [13, 13]], dtype=torch.int32, device=DEVICE)
     lists = PageLists(pages.int().contiguous(), counts)
     assert_same(steps.attend(1, q, lists, rows), dense)
     # Other rows, and grids for shorter streams.
-    short = KernelSteps(cache, shape, 104)
+    short = TritonCacheOps(cache, shape, 104)
     alone = rows_of([0], [100])
     assert_same(short.attend(0, q[1:], short.everything(alone), alone)[0], dense[1])
     # The control: the same set in another order has other bits.
@@ -130,14 +130,14 @@ def test_a_latent_is_key_and_value_at_once() -> None:
     )  # fmt: skip
     cache = filled(shape)
     sizes = AttentionShape(36, 1, 40, 0.2, None, (None,))
-    steps = KernelSteps(cache, sizes, 300, value_width=24)
+    steps = TritonCacheOps(cache, sizes, 300, value_width=24)
     rows = rows_of([1, -1, 0], [299, 0, 99])
     counts = torch.tensor([[280], [0], [100]], dtype=torch.int32, device=DEVICE)
     places = torch.randperm(600, generator=torch.Generator().manual_seed(1))[:560].view(2, 1, 280)
     places = torch.cat((places[:1], places[:1], places[1:])).int().to(DEVICE)
     q = random(3, 36, 40, seed=2)
     found = steps.attend(0, q, PageLists(places, counts), rows)
-    reference = TorchSteps(in_float64(cache), sizes, value_width=24)
+    reference = TorchCacheOps(in_float64(cache), sizes, value_width=24)
     on_cpu = moved(rows, "cpu")
     expected = reference.attend(0, q.cpu().double(), PageLists(places.cpu(), counts.cpu()), on_cpu)
     torch.testing.assert_close(found[[0, 2]].cpu().double(), expected[[0, 2]], atol=1e-5, rtol=0)
@@ -145,7 +145,7 @@ def test_a_latent_is_key_and_value_at_once() -> None:
 
 def test_heads_apart_are_refused() -> None:
     cache = filled(ATTENTION)
-    steps = KernelSteps(cache, attention_shape(ATTENTION, 1), 160)
+    steps = TritonCacheOps(cache, attention_shape(ATTENTION, 1), 160)
     rows = rows_of([0], [5])
     with pytest.raises(ValueError, match="contiguous"):
         steps.attend(0, random(1, 24, 2).transpose(1, 2), steps.everything(rows), rows)

@@ -43,12 +43,21 @@ def test_pools_take_no_more_than_there_is(
         return
     sizes = shape.bytes(torch.float32)
     tables = sum(
-        sizes[name] for name in ("host_table", "device_table", "direct", "full", "hits", "misses", "mass")
+        sizes[name]
+        for name in (
+            "host_block_table",
+            "device_block_table",
+            "fully_resident",
+            "full_attention",
+            "hits",
+            "misses",
+            "mass",
+        )
     )
     row = 4 * len(windows) * prod((model.parts, model.heads, model.width))
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE * row
-    assert sizes["host"] <= memory.host
-    assert sum(sizes.values()) - sizes["host"] - tables + staging <= memory.device
+    assert sizes["host_kv"] <= memory.host
+    assert sum(sizes.values()) - sizes["host_kv"] - tables + staging <= memory.device
     if shape.sparse_layers:
         # As many long streams fit one pool as the other.
         buffers = cache_config.device_pages // min(shape.max_pages, shape.buffer_pages)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hiscore.decoding.kv_cache.cache import HUGE_PAGE, Cache, CacheShape, DecodeRows
+from hiscore.decoding.kv_cache.cache import HUGE_PAGE, CacheShape, KVCache, StepBatch
 from hiscore.decoding.sparse import residency
 from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
@@ -48,7 +48,7 @@ class Play:
             return
         self.joined += 1
         self.ends[slot] = end
-        if not self.known.cache.direct[slot]:
+        if not self.known.cache.fully_resident[slot]:
             ring = max(0, length // shape.page - shape.ring_pages + 1)
             seeds = ([0] if ring else []) + list(range(max(1, ring - shape.lru_pages + 1), ring))
             for layer in range(len(shape.sparse_layers)):
@@ -76,7 +76,9 @@ class Play:
 
     def _pick(self, slot: int) -> list[int]:
         newest = self.known.lengths[slot] // self.shape.page
-        at_most = newest + 1 if self.known.cache.full[slot] else min(newest + 1, self.shape.top_pages)
+        at_most = (
+            newest + 1 if self.known.cache.full_attention[slot] else min(newest + 1, self.shape.top_pages)
+        )
         # Nearby pages more often than others, so that there are hits and misses.
         weights = 1.0 / (1 + np.abs(np.arange(newest + 1) - newest * self.rng.random()))
         count = int(self.rng.integers(1, at_most + 1))
@@ -100,18 +102,18 @@ class Play:
                     right = self.known.contents(self.known.number[slot], layer, torch.arange(first, last))
                     assert torch.equal(buffer[place, : last - first, :, head], right[:, :, head])
                 self.selected += len(chosen)
-                if cache.direct[slot]:
+                if cache.fully_resident[slot]:
                     continue
                 ring = range((length - 1) // shape.page - shape.ring_pages + 1, length)
                 model = self.models[slot, at, head]
                 self.misses += model.step([page for page in chosen if page not in ring], length - 1)
                 lru = device_pages[: shape.lru_pages]
                 held = [-1 if page is None else int(host_pages[page]) for page in model.held]
-                assert cache.holds[at, lru, head].tolist() == held
-                assert cache.used[at, lru, head].tolist() == model.used
+                assert cache.host_page_of[at, lru, head].tolist() == held
+                assert cache.last_use[at, lru, head].tolist() == model.used
                 # Each way is the other's inverse, and nothing else of the stream counts as resident.
                 inverse = {page: int(place) for place, page in zip(lru, held, strict=True) if page >= 0}
-                where = cache.where[at, host_pages, head].tolist()
+                where = cache.device_page_of[at, host_pages, head].tolist()
                 assert where == [inverse.get(page, -1) for page in host_pages.tolist()]
         assert int(cache.misses) == self.misses
         assert int(cache.hits) == self.selected - self.misses
@@ -176,7 +178,7 @@ def test_a_copy_of_the_wrong_page_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     right = residency.load
 
     def shifted(
-        cache: Cache, layer: int, pages: torch.Tensor, heads: torch.Tensor, into: torch.Tensor
+        cache: KVCache, layer: int, pages: torch.Tensor, heads: torch.Tensor, into: torch.Tensor
     ) -> None:
         right(cache, layer, pages, (heads + 1) % SHAPE.heads, into)
 
@@ -225,16 +227,16 @@ def test_what_is_forgotten_comes_back_from_the_host() -> None:
 
 
 def test_padding_alone_changes_nothing() -> None:
-    cache = Cache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     before = {name: getattr(cache, name).clone() for name in SHAPE.tensors(torch.float32)}
-    rows = DecodeRows(torch.full((3,), -1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32))
+    rows = StepBatch(torch.full((3,), -1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32))
     places = swap_in(cache, 0, as_selection([], SHAPE, 3), rows)
     assert not places.any()
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in before.items())
 
 
 def test_bytes_are_those_of_the_tensors() -> None:
-    cache = Cache.allocate(SHAPE, torch.bfloat16, torch.device("cpu"))
+    cache = KVCache.allocate(SHAPE, torch.bfloat16, torch.device("cpu"))
     for name, size in SHAPE.bytes(torch.bfloat16).items():
         tensor = getattr(cache, name)
         assert tensor.numel() * tensor.element_size() == size, name
@@ -243,17 +245,17 @@ def test_bytes_are_those_of_the_tensors() -> None:
 def test_a_pool_on_a_cpu_takes_memory_as_it_is_written() -> None:
     """Several servers on one machine each plan with a share of what it has; the control writes all of it."""
     size = 2**28
-    shape = replace(SHAPE, host_pages=size // SHAPE.bytes(torch.float32)["host"] * SHAPE.host_pages)
+    shape = replace(SHAPE, host_pages=size // SHAPE.bytes(torch.float32)["host_kv"] * SHAPE.host_pages)
     before = resident_bytes()
-    cache = Cache.allocate(shape, torch.float32, torch.device("cpu"))
+    cache = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     assert resident_bytes() - before < size // 2
-    cache.host.fill_(1.0)
+    cache.host_kv.fill_(1.0)
     assert resident_bytes() - before > size // 2
 
 
 def test_the_host_pool_begins_where_a_huge_page_does() -> None:
     for _ in range(3):
-        host = Cache.allocate(SHAPE, torch.bfloat16, torch.device("cpu")).host
+        host = KVCache.allocate(SHAPE, torch.bfloat16, torch.device("cpu")).host_kv
         assert host.data_ptr() % HUGE_PAGE == 0
         assert not host.any()
     # The control: memory as NumPy gives it.
@@ -305,13 +307,13 @@ class Waits(TorchDispatchMode):
 
 def test_admission_waits_for_nothing() -> None:
     """It is launched while a step runs: a wait for that would leave the device idle after it."""
-    cache = Cache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     host, buffer = torch.arange(20), torch.arange(SHAPE.buffer_pages)
     with torch.inference_mode(), Waits() as waits:
         residency.seed(cache, 1, 70, host, buffer)
         residency.seed(cache, 2, 9, host[:5] + 30, buffer[:5] + 20, full=True)
     assert waits.found == []
     with Waits() as control:
-        cache.used[:, buffer] = 3
-        assert cache.used.max().item() == 3
+        cache.last_use[:, buffer] = 3
+        assert cache.last_use.max().item() == 3
     assert control.found == ["index_put_", "_local_scalar_dense"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
 from hiscore.decoding.sparse import selection as selection_module
 from hiscore.decoding.sparse.dsa import DsaSelector
 from hiscore.decoding.sparse.oracle import ExactSelector
@@ -22,17 +22,17 @@ KV_HEADS, GROUP, WIDTH = 2, 3, 4
 LENGTHS = [37, 1, 20, 64, 7]
 
 
-def cache_of(page: int, top: int, ring: int, index: str) -> Cache:
+def cache_of(page: int, top: int, ring: int, index: str) -> KVCache:
     pages = -(-64 // page)
     shape = CacheShape(
         layers=2, heads=KV_HEADS, parts=2, width=WIDTH, page=page, streams=8, max_pages=pages,
         host_pages=8 * pages, device_pages=8 * pages, lru_pages=max(1, top), ring_pages=ring, top_pages=top,
         dense_layers=frozenset({0}), index=index,
     )  # fmt: skip
-    cache = Cache.allocate(shape, torch.float64, torch.device("cpu"))
+    cache = KVCache.allocate(shape, torch.float64, torch.device("cpu"))
     cache.poison(torch.arange(shape.host_pages), torch.arange(shape.device_pages))
     order = np.random.default_rng(5).permutation(shape.host_pages).astype(np.int32)
-    cache.host_table.copy_(torch.from_numpy(order).view(8, pages))
+    cache.host_block_table.copy_(torch.from_numpy(order).view(8, pages))
     return cache
 
 
@@ -40,7 +40,7 @@ def attention_shape(soft_cap: float | None = None) -> AttentionShape:
     return AttentionShape(KV_HEADS * GROUP, KV_HEADS, WIDTH, 0.5, soft_cap, (None, None))
 
 
-def streams(seed: int) -> tuple[DecodeRows, list[Tensor], Tensor]:
+def streams(seed: int) -> tuple[StepBatch, list[Tensor], Tensor]:
     """Rows with a padding row among them; keys [n, H, D] with many tokens alike; queries [R, heads, D]."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -55,20 +55,20 @@ def streams(seed: int) -> tuple[DecodeRows, list[Tensor], Tensor]:
     slots = torch.tensor([3, 0, 5, 1, -1, 6], dtype=torch.int32)
     positions = torch.tensor([*[length - 1 for length in LENGTHS[:4]], 0, LENGTHS[4] - 1], dtype=torch.int32)
     keys.insert(4, torch.empty(0, KV_HEADS, WIDTH, dtype=torch.float64))
-    return DecodeRows(slots, positions), keys, normal(len(slots), KV_HEADS * GROUP, WIDTH)
+    return StepBatch(slots, positions), keys, normal(len(slots), KV_HEADS * GROUP, WIDTH)
 
 
-def choose(selector: Selector, q: Tensor, rows: DecodeRows) -> Selection:
+def choose(selector: Selector, q: Tensor, rows: StepBatch) -> Selection:
     return selector.select(selector.scores(1, q, rows), rows)
 
 
-def write(cache: Cache, selector: Selector, rows: DecodeRows, keys: list[Tensor], chunk: int) -> None:
+def write(cache: KVCache, selector: Selector, rows: StepBatch, keys: list[Tensor], chunk: int) -> None:
     """Each stream's keys in chunks of so many tokens, some rows of which are not to be kept."""
     page = cache.shape.page
     for slot, of_stream in zip(rows.slots.tolist(), keys, strict=True):
         for start in range(0, len(of_stream), chunk):
             at = torch.arange(start, min(start + chunk, len(of_stream)))
-            slots = (cache.host_table[slot, at // page] * page + at % page).int()
+            slots = (cache.host_block_table[slot, at // page] * page + at % page).int()
             padded = torch.cat((slots, torch.tensor([-1], dtype=torch.int32)))
             selector.write(
                 1, torch.cat((of_stream[at], of_stream.new_full((1, KV_HEADS, WIDTH), 99.0))), padded
@@ -137,7 +137,7 @@ def quest_loop(
     return out
 
 
-def check(selection: Selection, rows: DecodeRows, expected: list[list[tuple[list[int], float]]]) -> None:
+def check(selection: Selection, rows: StepBatch, expected: list[list[tuple[list[int], float]]]) -> None:
     for row, slot in enumerate(rows.slots.tolist()):
         for head in range(KV_HEADS):
             count = int(selection.counts[row, head])
@@ -211,7 +211,7 @@ def test_a_full_stream_gets_everything_and_changes_no_other(kind: str) -> None:
     selector = (ExactSelector if kind == "keys" else QuestSelector)(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)
     before = choose(selector, q, rows)
-    cache.full[1] = True
+    cache.full_attention[1] = True
     after = choose(selector, q, rows)
     pages = -(-64 // page)
     assert after.pages.shape[-1] == pages > before.pages.shape[-1]
@@ -234,7 +234,7 @@ def test_a_row_s_choice_is_its_own_to_the_last_bit(kind: str) -> None:
     write(cache, selector, rows, keys, chunk=64)
     together = choose(selector, q, rows)
     for row in range(len(rows.slots)):
-        alone = choose(selector, q[row, None], DecodeRows(rows.slots[row, None], rows.positions[row, None]))
+        alone = choose(selector, q[row, None], StepBatch(rows.slots[row, None], rows.positions[row, None]))
         assert torch.equal(alone.pages[0], together.pages[row])
         assert torch.equal(alone.mass[0], together.mass[row])
 
@@ -299,7 +299,7 @@ def test_an_unstable_sort_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_everything_is_all_pages() -> None:
-    rows = DecodeRows(torch.tensor([2, -1, 0]), torch.tensor([9, 0, 3]))
+    rows = StepBatch(torch.tensor([2, -1, 0]), torch.tensor([9, 0, 3]))
     assert everything(rows, 2, page=4).pages[:, 1].tolist() == [[0, 1, 2], [-1, -1, -1], [0, -1, -1]]
     assert everything(rows, 2, page=4).counts.tolist() == [[3, 3], [0, 0], [1, 1]]
 
@@ -310,14 +310,14 @@ def test_an_indexer_chooses_by_its_own_scores_alone() -> None:
         layers=1, heads=1, parts=1, width=6, page=1, streams=2, max_pages=40, host_pages=80, device_pages=80,
         lru_pages=7, ring_pages=3, top_pages=7, index="dsa", index_width=WIDTH,
     )  # fmt: skip
-    cache = Cache.allocate(shape, torch.float32, torch.device("cpu"))
-    cache.host_table.copy_(torch.randperm(80, generator=generator).view(2, 40))
+    cache = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
+    cache.host_block_table.copy_(torch.randperm(80, generator=generator).view(2, 40))
     selector = DsaSelector(cache)
     keys = torch.randint(-2, 3, (40, WIDTH), generator=generator).float()
-    selector.write(0, keys, cache.host_table[1])
+    selector.write(0, keys, cache.host_block_table[1])
     q = torch.randint(-2, 3, (2, 2, WIDTH), generator=generator).float()
     gates = torch.tensor([[0.5, -0.25], [0.5, 0.25]])
-    rows = DecodeRows(torch.tensor([1, 1], dtype=torch.int32), torch.tensor([38, 4], dtype=torch.int32))
+    rows = StepBatch(torch.tensor([1, 1], dtype=torch.int32), torch.tensor([38, 4], dtype=torch.int32))
     selection = selector.select(selector.scores(0, q, gates, rows), rows)
     # Integers and powers of two: all is exact, the last place is a tie, and a gate below zero makes both zeros.
     scores = [

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import Cache, CacheShape, DecodeRows
+from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
 from hiscore.decoding.sparse.residency import newest_slots, seed
-from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 
 LAYERS, HEADS, KV_HEADS, WIDTH, PAGE, LENGTH = 3, 6, 2, 8, 4, 41
 SHAPE = CacheShape(
@@ -20,10 +20,10 @@ def random(*size: int, seed: int) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def step(cache: Cache, slot: int) -> list[Tensor]:
+def step(cache: KVCache, slot: int) -> list[Tensor]:
     """What one step's row gets in each layer; its token goes to the host as well."""
-    steps = TorchSteps(cache, ATTENTION)
-    rows = DecodeRows(torch.tensor([slot], dtype=torch.int32), torch.tensor([LENGTH], dtype=torch.int32))
+    steps = TorchCacheOps(cache, ATTENTION)
+    rows = StepBatch(torch.tensor([slot], dtype=torch.int32), torch.tensor([LENGTH], dtype=torch.int32))
     home, buffer = newest_slots(cache, rows)
     outs = []
     for layer in range(LAYERS):
@@ -39,15 +39,15 @@ def step(cache: Cache, slot: int) -> list[Tensor]:
     for layer in range(LAYERS):
         kv = random(1, 2, KV_HEADS, WIDTH, seed=9 + layer)
         assert torch.equal(
-            cache.host[layer][home.long() // PAGE, :, :, home.long() % PAGE], kv.transpose(1, 2)
+            cache.host_kv[layer][home.long() // PAGE, :, :, home.long() % PAGE], kv.transpose(1, 2)
         )
     return outs
 
 
 def admit(
-    cache: Cache, staging: Tensor, slots: Tensor, slot: int, host_pages: Tensor, device_pages: Tensor
+    cache: KVCache, staging: Tensor, slots: Tensor, slot: int, host_pages: Tensor, device_pages: Tensor
 ) -> None:
-    steps, at = TorchSteps(cache, ATTENTION), torch.arange(LENGTH)
+    steps, at = TorchCacheOps(cache, ATTENTION), torch.arange(LENGTH)
     seeds = seed(cache, slot, LENGTH, host_pages, device_pages)
     home = (host_pages[at // PAGE] * PAGE + at % PAGE).int()
     steps.settle(staging, slots, home)
@@ -61,9 +61,9 @@ def test_a_preempted_stream_goes_on_from_the_host_as_if_never_gone() -> None:
     staging = random(LAYERS, 200, 2, KV_HEADS, WIDTH, seed=5)
     slots = torch.randperm(200, generator=torch.Generator().manual_seed(6))[:LENGTH].int()
     host_pages = torch.randperm(60, generator=torch.Generator().manual_seed(7))[:30]
-    cache = Cache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     cache.poison(torch.arange(60), torch.arange(40))
-    TorchSteps(cache, ATTENTION).back_up_prompt(staging, slots, host_pages.int())
+    TorchCacheOps(cache, ATTENTION).back_up_prompt(staging, slots, host_pages.int())
     admit(cache, staging, slots, 2, host_pages, torch.arange(8, 16))
     first = step(cache, 2)
     assert not any(out.isnan().any() for out in first)
@@ -71,7 +71,7 @@ def test_a_preempted_stream_goes_on_from_the_host_as_if_never_gone() -> None:
 
     cache.poison(host_pages[:0], torch.arange(8, 16))
     restored = torch.full_like(staging, float("nan"))
-    TorchSteps(cache, ATTENTION).restore_prompt(restored, slots, host_pages.int())
+    TorchCacheOps(cache, ATTENTION).restore_prompt(restored, slots, host_pages.int())
     assert torch.equal(restored[:, slots.long()], staging[:, slots.long()])
     admit(cache, restored, slots, 0, host_pages, torch.arange(20, 28))
     again = step(cache, 0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.decoding.kv_cache.cache import Cache
+from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.sequence import Stage
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import Code, RequestError
@@ -170,7 +170,7 @@ def test_what_comes_back_from_the_host_is_to_the_bit(workers: Any, selector: str
             if spoiled:
                 held = driver.worker._cache
                 with torch.inference_mode():  # dense layers stay on the device
-                    (held.home if selector == "dense" else held.host)[-1] += 1
+                    (held.dense_kv if selector == "dense" else held.host_kv)[-1] += 1
             seq_index = driver.resume(sequence)
             assert seq_index != other
         found += [driver.step([seq_index]) for _ in range(4)]
@@ -189,12 +189,12 @@ def test_what_freed_pages_hold_changes_nothing(workers: Any, alone: Any, selecto
 def test_poison_is_seen(workers: Any, alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: when a sequence is released, all other sequences' pages are overwritten as well."""
     calls, _ = alone("exact", COUNT)
-    worker, poison = workers("exact"), Cache.poison
+    worker, poison = workers("exact"), KVCache.poison
 
-    def poison_all(cache_: Cache, host_pages: torch.Tensor, device_pages: torch.Tensor) -> None:
+    def poison_all(cache_: KVCache, host_pages: torch.Tensor, device_pages: torch.Tensor) -> None:
         poison(cache_, torch.arange(cache_.shape.host_pages), torch.arange(cache_.shape.device_pages))
 
-    monkeypatch.setattr(Cache, "poison", poison_all)
+    monkeypatch.setattr(KVCache, "poison", poison_all)
     with serving(worker) as client:
         outcomes = [client.submit(**each) for each in calls[:8]]
         client.wait(outcomes)
@@ -344,5 +344,5 @@ def test_the_host_pool_is_empty_of_what_has_left(workers: Any) -> None:
     stays, _ = driver.admit(prompt(20, seed=1), 30)
     pages = driver.sequences[gone].host
     driver.leave(gone)
-    assert driver.worker._cache.host[:, pages.tolist()].isnan().all()
+    assert driver.worker._cache.host_kv[:, pages.tolist()].isnan().all()
     assert host_rows(driver.worker, driver.sequences[stays], torch.arange(20)).isfinite().all()

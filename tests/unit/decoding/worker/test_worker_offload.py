@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.models.latent_attention import LatentStep
-from hiscore.decoding.sparse.torch_cache_ops import TorchSteps
+from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.ops import TorchOps
 from hiscore.models.deepseek.latent_cache import StagedLatents
@@ -92,7 +92,7 @@ class Watched:
                 found.append(f"{seq_index}: more on the host than was written")
             if not torch.equal(whole[:, :length][there[:, :length]], written[there[:, :length]]):
                 found.append(f"{seq_index}: not what was written")
-        if landed != int(self.worker._cache.host.isfinite().all(-1).all(-2).all(2).sum()):
+        if landed != int(self.worker._cache.host_kv.isfinite().all(-1).all(-2).all(2).sum()):
             found.append("rows elsewhere")
         return found
 
@@ -150,7 +150,7 @@ def test_short_sequences_that_never_outgrow_their_buffer(path: Any, kept: list[T
     worker._schedule._streams = LateBackups(patience=1_000)
     faults, watched = life(worker, kept, [1, 2, 5], 19, 3)
     assert faults == []
-    assert all(worker._cache.direct[seq_index] for seq_index in watched.driver.sequences)
+    assert all(worker._cache.fully_resident[seq_index] for seq_index in watched.driver.sequences)
 
 
 def test_prefill_in_one_piece_or_in_many_is_backed_up_alike(path: Any, kept: list[Tensor]) -> None:
@@ -176,7 +176,7 @@ def into_the_next_page(back_up: Any) -> Any:
 
 
 def twice(back_up: Any) -> Any:
-    def both(steps: TorchSteps, home: Tensor, buffer: Tensor) -> None:
+    def both(steps: TorchCacheOps, home: Tensor, buffer: Tensor) -> None:
         back_up(steps, home, buffer)
         back_up(steps, home + 1, buffer)
 
@@ -188,8 +188,8 @@ def of_another_row(back_up: Any) -> Any:
 
 
 def keys_alone(back_up: Any) -> Any:
-    def without_values(steps: TorchSteps, home: Tensor, buffer: Tensor) -> None:
-        host = steps._cache.host
+    def without_values(steps: TorchCacheOps, home: Tensor, buffer: Tensor) -> None:
+        host = steps._cache.host_kv
         values = host[:, :, :, -1].clone()
         back_up(steps, home, buffer)
         host[-1, :, :, -1] = values[-1]  # of the last layer
@@ -204,7 +204,7 @@ def test_a_wrong_backup_is_seen(
 ) -> None:
     family, top_k, buffer = SETTINGS[selector]
     worker = build(path(family), selector, top_k, buffer)
-    monkeypatch.setattr(TorchSteps, "back_up", mutation(TorchSteps.back_up))
+    monkeypatch.setattr(TorchCacheOps, "back_up", mutation(TorchCacheOps.back_up))
     with torch.inference_mode():
         assert life(worker, kept, [33, 20], 60, 5)[0]
 
@@ -221,11 +221,11 @@ def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], bac
 def test_a_prompt_that_is_not_backed_up_is_seen(
     path: Any, kept: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def but_the_last(steps: TorchSteps, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
+    def but_the_last(steps: TorchCacheOps, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         back_up(steps, staging, slots[:-1], host_pages)
 
-    back_up = TorchSteps.back_up_prompt
-    monkeypatch.setattr(TorchSteps, "back_up_prompt", but_the_last)
+    back_up = TorchCacheOps.back_up_prompt
+    monkeypatch.setattr(TorchCacheOps, "back_up_prompt", but_the_last)
     watched = Watched(build(path("llama"), "exact"), kept)
     watched.admit(30, 60)
     assert watched.faults(drained=True) == ["0: not on the host in time"]

@@ -50,7 +50,7 @@ def run(worker: CacheWorker, length: int, cold: bool = False, resident: bool = F
     seq_indices = [seq_index for seq_index, _ in admitted]
     found = [torch.stack([logits for _, logits in admitted])]
     found += [driver.step(seq_indices, cold=cold) for _ in range(STEPS)]
-    assert bool(worker._cache.direct[seq_indices[0]]) is (resident or not worker._cache.sparse)
+    assert bool(worker._cache.fully_resident[seq_indices[0]]) is (resident or not worker._cache.sparse)
     for seq_index in seq_indices:
         driver.leave(seq_index)
     return torch.stack(found), driver.misses
@@ -156,7 +156,7 @@ def test_the_host_is_what_is_read(path: Any, selector: str) -> None:
         driver = Driver(build(path(family), selector, top_k, buffer))
         seq_index, _ = driver.admit(prompt(length), CONTEXT - length)
         with torch.inference_mode():
-            driver.worker._cache.host += change
+            driver.worker._cache.host_kv += change
         found.append(driver.step([seq_index], cold=True))
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])

@@ -69,7 +69,7 @@ def test_bytes_of_a_request_are_what_a_plan_allocates_for_it() -> None:
     )
     assert one == {name: allocated[name] for name in one}
     # By hand: two dense layers whole, 4,096 tokens of 26 others.
-    assert one["home"] == 2 * 32_768 * 4_096
+    assert one["dense_kv"] == 2 * 32_768 * 4_096
     assert one["buffer"] == 26 * 4_096 * 4_096
 
 
@@ -139,7 +139,7 @@ def test_an_arm_without_backup_leaves_the_host_empty(tiny) -> None:
         worker = build_worker(tiny, arm, Memory(PLENTY, PLENTY, 1))
         driver = Driver.of_random(worker, tiny, [32])
         driver.steps(5)
-        full[left_out] = int((worker._cache.host[0, 1, 0, 0].abs().sum(dim=-1) > 0).sum())
+        full[left_out] = int((worker._cache.host_kv[0, 1, 0, 0].abs().sum(dim=-1) > 0).sum())
     assert full == {"": 5, "backup": 0}
 
 
