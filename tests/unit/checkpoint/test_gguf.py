@@ -121,8 +121,8 @@ def test_weights_and_config_come_back(tied: bool, tmp_path: Path) -> None:
         assert ours[name] == theirs[name], name
     assert model.dtype == torch.float32
     assert model.generation_config.eos_token_id == 2
-    # Not one bit of the weights may differ. Logits may, by float32's rounding: a CPU's library may add up in another
-    # order where memory is aligned otherwise.
+    # Not one bit of the weights may differ. Logits may, by float32's rounding: a CPU's library may add up in
+    # another order where memory is aligned otherwise.
     expected = truth.state_dict()
     found = model.state_dict()
     assert found.keys() == expected.keys()
