@@ -24,7 +24,7 @@ class Attention(Protocol):
     Whoever runs a forward tells the implementation of its groups and segments first.
     """
 
-    def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         """Attend in one layer of the forward at hand.
 
         qkv: the new tokens' rotated heads, [T, (heads + 2 kv_heads) head_dim]; pool: the layer's

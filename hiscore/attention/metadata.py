@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hiscore.arrays import Int32, Int64
 
-NOT_KEPT = -1
+NO_SLOT = -1
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Forward:
     """int32 [segments + 1]: rows of segment s are cu_seqlens[s] to cu_seqlens[s + 1]."""
     groups: tuple[Group, ...]
     """All rows, in order."""
-    write_slots: Int64
-    """int64 [T]: where in the pool a row's keys and values are kept, or `NOT_KEPT`."""
+    slot_mapping: Int64
+    """int64 [T]: where in the pool a row's keys and values are kept, or `NO_SLOT`."""
     scored_rows: Int64
     """int64 [R]: the rows read out, one for each answered item; empty items share their query's last row."""
     answers: Int64

@@ -64,7 +64,7 @@ class TorchAttention:
         for part in rows.split(max(1, MAX_WEIGHTS // (self._shape.heads * length * seen))):
             self._work.append(_Work(part, context_slots, context_rows))
 
-    def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         shape = self._shape
         q, k, v = qkv.unflatten(1, (-1, shape.head_dim)).split(
             [shape.heads, shape.kv_heads, shape.kv_heads], 1

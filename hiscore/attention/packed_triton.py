@@ -60,7 +60,7 @@ class TritonAttention:
     def rows_per_tile(self) -> int:
         return self._launch.m // (self._shape.heads // self._shape.kv_heads)
 
-    def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         shape, launch, inputs = self._shape, self._launch, self.inputs
         assert inputs is not None
         out = torch.empty((len(qkv), shape.heads * shape.head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -72,7 +72,7 @@ class TritonAttention:
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim,
             PADDED_DIM=max(16, triton.next_power_of_2(shape.head_dim)),
             WINDOW=shape.windows[layer] or 0, CAPPED=shape.soft_cap is not None,
-            M=launch.m, N=launch.n, FIELDS=tiles.FIELDS, PRECISION=self._precision,
+            M=launch.m, N=launch.n, TILE_FIELDS=tiles.TILE_FIELDS, PRECISION=self._precision,
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
         return out

@@ -58,7 +58,7 @@ def paged_attention(
     counts: int32 [R, H], or [R, 1] for all heads alike; slots, positions: int32 [R], -1 for padding. A list ends
     with the page of the row's position, or has pages of a single token, and is no longer than max_length tokens.
     Only its last `window` tokens are seen. Returns [R, heads, D or value_width]; a row without pages, and padding,
-    is left as it comes from memory. chained: see `gemv.how`; then lists by_slot are of all pages.
+    is left as it comes from memory. chained: see `gemv.pdl_launch_kwargs`; then lists by_slot are of all pages.
     """
     (count, heads, width), (_, parts, kv_heads, _) = q.shape, tokens.shape
     ahead = chained and by_slot and parts == 2
@@ -83,12 +83,12 @@ def paged_attention(
         M=launch.m, N=launch.n, SPLIT=SPLIT,
         # Triton's default for float32 would be TF32, with 10 bits of mantissa.
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        AHEAD=ahead, num_warps=launch.warps, num_stages=launch.stages, **gemv.how(chained),
+        AHEAD=ahead, num_warps=launch.warps, num_stages=launch.stages, **gemv.pdl_launch_kwargs(chained),
     )  # fmt: skip
     block = min(128, triton.next_power_of_2(value))
     combine_splits[(count * heads, triton.cdiv(value, block))](
         partial, stats, counts, slots, positions, out, splits, *counts_by,
         HEADS=heads, KV_HEADS=kv_heads, VALUE=value, PAGE=page, WINDOW=window or 0,
-        SPLIT=SPLIT, SPLITS=COMBINED, BLOCK=block, AHEAD=ahead, **gemv.how(chained),
+        SPLIT=SPLIT, SPLITS=COMBINED, BLOCK=block, AHEAD=ahead, **gemv.pdl_launch_kwargs(chained),
     )  # fmt: skip
     return out

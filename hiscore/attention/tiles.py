@@ -12,7 +12,7 @@ from hiscore.arrays import Int32
 from hiscore.attention.metadata import Forward
 
 # Of a tile: first and last row, begin and end of its context's slots, begin and end of its context's rows.
-FIELDS = 6
+TILE_FIELDS = 6
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Tiles:
     segment_ends: Int32
     """[T]: one past its last."""
     tiles: Int32
-    """[tiles, FIELDS]: first those that hold a scored row."""
+    """[tiles, TILE_FIELDS]: first those that hold a scored row."""
     scored: int
     """How many tiles hold a scored row: the last layer needs no other."""
     context_slots: Int32
@@ -60,6 +60,6 @@ def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:
     )
 
 
-def most_tiles(rows: int, groups: int, rows_per_tile: int) -> int:
+def max_tiles(rows: int, groups: int, rows_per_tile: int) -> int:
     """The most tiles that so many rows in so many groups can take."""
     return rows // rows_per_tile + groups

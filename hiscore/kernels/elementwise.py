@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from hiscore.kernels import fp8
-from hiscore.kernels.gemv import gated, let_next_start, wait_for_others
+from hiscore.kernels.gemv import gated, launch_dependents, wait_for_predecessors
 
 LARGEST = tl.constexpr(fp8.LARGEST)
 SMALLEST_PEAK = tl.constexpr(fp8.SMALLEST_PEAK)
@@ -43,8 +43,8 @@ def embed(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """x = table[ids] * scale; h = rms_norm(x) * weight. ids int32 [T]; x float32 and h [T, WIDTH]."""
-    let_next_start(CHAINED)
-    wait_for_others(CHAINED)
+    launch_dependents(CHAINED)
+    wait_for_predecessors(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -65,13 +65,13 @@ def add_norm(
 
     All [T, WIDTH]; x is float32.
     """
-    let_next_start(CHAINED)
+    launch_dependents(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     at = token * WIDTH + column
     factor = tl.load(weight + column, mask=inside, other=0.0)
-    wait_for_others(CHAINED)
+    wait_for_predecessors(CHAINED)
     change = tl.load(update + at, mask=inside, other=0.0)
     if SANDWICH:
         post = tl.load(post_weight + column, mask=inside, other=0.0)
@@ -88,7 +88,7 @@ def _rms(value, WIDTH: tl.constexpr, eps):
 
 
 @triton.jit
-def rotate_and_keep(
+def rope_and_cache(
     qkv,
     positions,
     cos,
@@ -96,7 +96,7 @@ def rotate_and_keep(
     q_norm,
     k_norm,
     pool,
-    write_slots,
+    slot_mapping,
     pool_stride,
     eps,
     HEADS: tl.constexpr,
@@ -109,10 +109,10 @@ def rotate_and_keep(
 ):
     """Normalise (where NORMED) and rotate the heads of q and k in place; keep k and v where a slot is given.
 
-    qkv [T, (heads + 2 kv_heads) head_dim]; cos, sin float32 [context, head_dim / 2]; write_slots int32 [T],
+    qkv [T, (heads + 2 kv_heads) head_dim]; cos, sin float32 [context, head_dim / 2]; slot_mapping int32 [T],
     -1 for none.
     """
-    let_next_start(CHAINED)
+    launch_dependents(CHAINED)
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BLOCK_HEADS)[:, None]
@@ -127,10 +127,10 @@ def rotate_and_keep(
         q_second = tl.load(q_norm + half + HALF, mask=in_half, other=0.0)
         k_first = tl.load(k_norm + half, mask=in_half, other=0.0)
         k_second = tl.load(k_norm + half + HALF, mask=in_half, other=0.0)
-    wait_for_others(CHAINED)
+    wait_for_predecessors(CHAINED)
     at = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM + half
     # All that is read, before anything is written: one wait for the memory rather than three.
-    slot = tl.load(write_slots + token).to(tl.int64)
+    slot = tl.load(slot_mapping + token).to(tl.int64)
     first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
     kept = (half < HALF) & (head >= HEADS) & (head < tl.where(slot >= 0, HEADS + KV_HEADS, 0))

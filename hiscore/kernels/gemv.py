@@ -14,22 +14,22 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-MOST_ROWS = 4
-MOST_INPUTS = 4096
+GEMV_MAX_ROWS = 4
+GEMV_MAX_INPUTS = 4096
 """Of a row: more of them would not fit the registers of a program."""
 # Numbers of a weight that a program holds, and how many of an output it takes up at once.
 HELD, STEP = 16_384, 1024
 
 
 @triton.jit
-def let_next_start(CHAINED: tl.constexpr):
+def launch_dependents(CHAINED: tl.constexpr):
     """Let the next kernel of a chain start: from here on it may load what no kernel of the chain writes."""
     if CHAINED:
         gdc_launch_dependents()
 
 
 @triton.jit
-def wait_for_others(CHAINED: tl.constexpr):
+def wait_for_predecessors(CHAINED: tl.constexpr):
     """Wait for what all kernels before have stored. All of a chain have to, or the end of one says too little."""
     if CHAINED:
         gdc_wait()
@@ -47,7 +47,7 @@ def multiply_few_rows(
     to what is in out. GATED: weight [2 outputs, K], out = act(x gate.T) * (x up.T), rounded as if both were stored
     between. A grid of (blocks of BLOCK outputs).
     """
-    let_next_start(CHAINED)
+    launch_dependents(CHAINED)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     k = tl.arange(0, STEP)
     inside = n < outputs
@@ -65,7 +65,7 @@ def multiply_few_rows(
             norms = norms + (tl.load(norm + begin + k, mask=begin + k < K, other=0.0),)  # noqa: RUF005
     if BIASED:
         added = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-    wait_for_others(CHAINED)
+    wait_for_predecessors(CHAINED)
     for row in tl.static_range(ROWS):
         to = out + row * outputs + n
         if ONTO:
@@ -113,14 +113,14 @@ def gated(gate, up, GELU: tl.constexpr):
     return (gate * up.to(tl.float32)).to(up.dtype)
 
 
-def how(chained: bool) -> dict[str, bool]:
+def pdl_launch_kwargs(chained: bool) -> dict[str, bool]:
     """How a kernel with `CHAINED` is launched. chained: all before it in its stream have ended, or wait."""
     return {"CHAINED": True, "launch_pdl": True} if chained else {"CHAINED": False}
 
 
 def fits(rows: int, inputs: int) -> bool:
     """Whether `multiply` may be called."""
-    return 0 < rows <= MOST_ROWS and inputs <= MOST_INPUTS
+    return 0 < rows <= GEMV_MAX_ROWS and inputs <= GEMV_MAX_INPUTS
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ def multiply(
     gelu: bool | None = None,
     chained: bool = False,
 ) -> Tensor:
-    """x [rows, in] with weight [out, in], for at most MOST_ROWS rows of at most MOST_INPUTS: [rows, out].
+    """x [rows, in] with weight [out, in], for at most GEMV_MAX_ROWS rows of at most GEMV_MAX_INPUTS: [rows, out].
 
     onto: float32, added to in place instead. gelu: not None if weight is of gate and up, [2 out, in], with GELU or
-    SiLU between. chained: see `how`. Raises ValueError where a tensor has gaps.
+    SiLU between. chained: see `pdl_launch_kwargs`. Raises ValueError where a tensor has gaps.
     """
     rows, inputs = x.shape
     outputs = len(weight) if gelu is None else len(weight) // 2
@@ -161,6 +161,6 @@ def multiply(
         values, norm, weight, weight if bias is None else bias, out, outputs, eps,
         K=inputs, ROWS=rows, NORMED=isinstance(x, Normed), BIASED=bias is not None, ONTO=onto is not None,
         GATED=gelu is not None, GELU=bool(gelu),
-        BLOCK=block, STEP=min(STEP, triton.next_power_of_2(inputs)), **how(chained),
+        BLOCK=block, STEP=min(STEP, triton.next_power_of_2(inputs)), **pdl_launch_kwargs(chained),
     )  # fmt: skip
     return out

@@ -34,13 +34,13 @@ def packed_attention(
     CAPPED: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
-    FIELDS: tl.constexpr,
+    TILE_FIELDS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """qkv [T, (heads + 2 kv_heads) head_dim], pool [slots, 2, kv_heads, head_dim] -> out [T, heads head_dim].
 
-    positions, segment_starts, segment_ends: int32 [T]; tiles: int32 [tile_count, FIELDS]; context_slots: int32.
-    WINDOW 0: none.
+    positions, segment_starts, segment_ends: int32 [T]; tiles: int32 [tile_count, TILE_FIELDS];
+    context_slots: int32. WINDOW 0: none.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TILE_ROWS: tl.constexpr = M // GROUP
@@ -52,7 +52,7 @@ def packed_attention(
     count = tl.load(tile_count)
     for work in range(tl.program_id(0), count * KV_HEADS, tl.num_programs(0)):
         kv_head = work % KV_HEADS
-        tile = tiles + (work // KV_HEADS) * FIELDS
+        tile = tiles + (work // KV_HEADS) * TILE_FIELDS
         first, last = tl.load(tile), tl.load(tile + 1)
         slot_begin, slot_end = tl.load(tile + 2), tl.load(tile + 3)
         context_begin, context_end = tl.load(tile + 4), tl.load(tile + 5)

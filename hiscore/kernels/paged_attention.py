@@ -8,7 +8,7 @@ Query heads that share a KV head are rows of one tile, for which keys and values
 import triton
 import triton.language as tl
 
-from hiscore.kernels.gemv import let_next_start, wait_for_others
+from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def attend_splits(
     lists are of everything up to the position, and no kernel of a chain writes them.
     A grid of (R * kv_heads * blocks of M heads, splits); a row without pages (or padding) writes nothing.
     """
-    let_next_start(CHAINED)
+    launch_dependents(CHAINED)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCKS: tl.constexpr = (GROUP + M - 1) // M
     LOG2E: tl.constexpr = 1.4426950408889634
@@ -67,7 +67,7 @@ def attend_splits(
             rows = pool + (part * KV_HEADS + kv_head) * WIDTH
             listed = pages + slot * pages_by_slot
             _ask_for(rows, listed, ahead, position, PARTS * KV_HEADS * WIDTH, WIDTH, SPLIT, PAGE)
-    wait_for_others(CHAINED)
+    wait_for_predecessors(CHAINED)
     if slot < 0:
         return
     tokens = position + 1
@@ -150,12 +150,12 @@ def combine_splits(
 
     A grid of (R * heads, blocks of VALUE).
     """
-    let_next_start(CHAINED)
+    launch_dependents(CHAINED)
     row = tl.program_id(0) // HEADS
     kv_head = tl.program_id(0) % HEADS // (HEADS // KV_HEADS)
     slot = tl.load(slots + row)
     position = tl.load(positions + row)
-    wait_for_others(CHAINED)
+    wait_for_predecessors(CHAINED)
     if slot < 0:
         return
     tokens = position + 1

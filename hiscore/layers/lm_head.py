@@ -20,7 +20,7 @@ LABEL_SETS = 256
 LABELS_TO_KEEP = 64
 
 
-class Head:
+class LMHead:
     """The head of a causal LM or a classifier, [rows, hidden_size], and its soft cap."""
 
     def __init__(self, weight: Tensor, soft_cap: float | None) -> None:

@@ -42,18 +42,18 @@ class Ops(Protocol):
         """x = table[ids] * scale and h = norm(x), from ids int32 [T]."""
         ...
 
-    def rotate_and_keep(
+    def rope_and_cache(
         self,
         layer: LayerWeights,
         rope: Rope,
         qkv: Tensor,
         positions: Tensor,
         pool: Tensor,
-        write_slots: Tensor,
+        slot_mapping: Tensor,
     ) -> None:
         """Normalise (where the layer does) and rotate q and k in place; keep k and v where a slot is given.
 
-        qkv: [T, (heads + 2 kv_heads) head_dim]; pool: [slots, 2, kv_heads, head_dim]; positions and write_slots:
+        qkv: [T, (heads + 2 kv_heads) head_dim]; pool: [slots, 2, kv_heads, head_dim]; positions and slot_mapping:
         int32 [T], a slot of -1 for none.
         """
 
@@ -108,14 +108,14 @@ class TorchOps(Ops):
         x = table[ids].to(residual_dtype(table.dtype)) * torch.tensor(scale, dtype=table.dtype).item()
         return x, _for_projection(self._norm(x, weight, table.dtype), fp8)
 
-    def rotate_and_keep(
+    def rope_and_cache(
         self,
         layer: LayerWeights,
         rope: Rope,
         qkv: Tensor,
         positions: Tensor,
         pool: Tensor,
-        write_slots: Tensor,
+        slot_mapping: Tensor,
     ) -> None:
         heads = qkv.unflatten(1, (-1, self._head_dim))
         q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
@@ -126,8 +126,8 @@ class TorchOps(Ops):
         first, second = turned.to(residual_dtype(qkv.dtype)).chunk(2, dim=-1)
         cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
         turned.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
-        (rows,) = torch.nonzero(write_slots >= 0, as_tuple=True)
-        pool[write_slots[rows]] = torch.stack((k[rows], v[rows]), dim=1)
+        (rows,) = torch.nonzero(slot_mapping >= 0, as_tuple=True)
+        pool[slot_mapping[rows]] = torch.stack((k[rows], v[rows]), dim=1)
 
     def add_norm(
         self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False

@@ -12,33 +12,33 @@ from hiscore.layers.rope import Rope
 from hiscore.layers.weights import FP8, LayerWeights, Linear, Projection, Quantised
 
 _CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-CAN_CHAIN = _CAPABILITY >= (9, 0)
+SUPPORTS_PDL = _CAPABILITY >= (9, 0)
 """Whether the device starts a kernel before the ones before it have ended."""
-HOPPER = torch.cuda.get_device_properties("cuda").multi_processor_count if _CAPABILITY[0] == 9 else 0
+HOPPER_SM_COUNT = torch.cuda.get_device_properties("cuda").multi_processor_count if _CAPABILITY[0] == 9 else 0
 """Multiprocessors of the kind on which `gated_product` was compared with a library, or 0."""
-MANY_ROWS = 1024
+PDL_MIN_ROWS = 1024
 """From so many on, chained steps between a library's products are faster; below, they were slower."""
 
 
-def chains(rows: int) -> bool:
+def uses_pdl(rows: int) -> bool:
     """Whether the kernels of a step of so many rows are chained."""
-    return CAN_CHAIN and rows <= gemv.MOST_ROWS
+    return SUPPORTS_PDL and rows <= gemv.GEMV_MAX_ROWS
 
 
 class TritonOps(Ops):
     """`Ops` on a CUDA device: each step one kernel.
 
-    few_rows: forwards of few rows are products of `few_rows`, which begin while the step before is still at work.
+    use_gemv: forwards of few rows are products of `use_gemv`, which begin while the step before is still at work.
     Their sums are not those that a row gets among many.
     """
 
     def __init__(
-        self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str, few_rows: bool = False
+        self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str, use_gemv: bool = False
     ) -> None:
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps = eps
         self._gelu = activation == "gelu_pytorch_tanh"
-        self._few_rows = few_rows
+        self._use_gemv = use_gemv
 
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
@@ -53,20 +53,20 @@ class TritonOps(Ops):
         )  # fmt: skip
         return x, h
 
-    def rotate_and_keep(
+    def rope_and_cache(
         self,
         layer: LayerWeights,
         rope: Rope,
         qkv: Tensor,
         positions: Tensor,
         pool: Tensor,
-        write_slots: Tensor,
+        slot_mapping: Tensor,
     ) -> None:
         normed = layer.q_norm is not None
-        elementwise.rotate_and_keep[(len(qkv),)](
+        elementwise.rope_and_cache[(len(qkv),)](
             qkv, positions, rope.cos, rope.sin,
             layer.q_norm if normed else qkv, layer.k_norm if normed else qkv,
-            pool, write_slots, pool.stride(0), self._eps,
+            pool, slot_mapping, pool.stride(0), self._eps,
             HEADS=self._heads, KV_HEADS=self._kv_heads, HEAD_DIM=self._head_dim, NORMED=normed,
             BLOCK_HEADS=triton.next_power_of_2(self._heads + self._kv_heads),
             BLOCK_HALF=triton.next_power_of_2(self._head_dim // 2), **self._chained(len(qkv)),
@@ -86,8 +86,8 @@ class TritonOps(Ops):
         return h
 
     def project(self, projection: Projection, h: Any) -> Tensor:
-        if self._by_few_rows(projection, h):
-            return gemv.multiply(h, projection.weight, projection.bias, chained=CAN_CHAIN)
+        if self._fits_gemv(projection, h):
+            return gemv.multiply(h, projection.weight, projection.bias, chained=SUPPORTS_PDL)
         return super().project(projection, h)
 
     def project_add_norm(
@@ -99,26 +99,33 @@ class TritonOps(Ops):
         weight: Tensor,
         fp8: bool = False,
     ) -> Any:
-        if post_weight is None and gemv.fits(*x.shape) and self._by_few_rows(projection, h):
-            gemv.multiply(h, projection.weight, projection.bias, onto=x, chained=CAN_CHAIN)
+        if post_weight is None and gemv.fits(*x.shape) and self._fits_gemv(projection, h):
+            gemv.multiply(h, projection.weight, projection.bias, onto=x, chained=SUPPORTS_PDL)
             return gemv.Normed(x, weight, self._eps)
         return super().project_add_norm(x, projection, h, post_weight, weight, fp8)
 
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
-        if self._by_few_rows(projection, h) and projection.bias is None:
-            return gemv.multiply(h, projection.weight, gelu=self._gelu, chained=CAN_CHAIN)
-        if HOPPER and isinstance(projection, Linear) and projection.bias is None and h.element_size() == 2:
-            tile = gated_mlp.tile_for(*h.shape, len(projection.weight) // 2, HOPPER)
+        if self._fits_gemv(projection, h) and projection.bias is None:
+            return gemv.multiply(h, projection.weight, gelu=self._gelu, chained=SUPPORTS_PDL)
+        if (
+            HOPPER_SM_COUNT
+            and isinstance(projection, Linear)
+            and projection.bias is None
+            and h.element_size() == 2
+        ):
+            tile = gated_mlp.tile_for(*h.shape, len(projection.weight) // 2, HOPPER_SM_COUNT)
             if tile:
-                return gated_mlp.multiply(h, projection.weight, self._gelu, tile, HOPPER)
+                return gated_mlp.multiply(h, projection.weight, self._gelu, tile, HOPPER_SM_COUNT)
         return super().gate(projection, h, fp8)
 
-    def _by_few_rows(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
-        return self._few_rows and isinstance(projection, Linear) and gemv.fits(*h.shape)
+    def _fits_gemv(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
+        return self._use_gemv and isinstance(projection, Linear) and gemv.fits(*h.shape)
 
     def _chained(self, rows: int) -> dict[str, bool]:
         """How a step of so many rows is launched."""
-        return gemv.how((self._few_rows and chains(rows)) or (CAN_CHAIN and rows >= MANY_ROWS))
+        return gemv.pdl_launch_kwargs(
+            (self._use_gemv and uses_pdl(rows)) or (SUPPORTS_PDL and rows >= PDL_MIN_ROWS)
+        )
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2

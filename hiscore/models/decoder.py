@@ -22,11 +22,11 @@ from hiscore.models.loader import load_weights
 
 @dataclass(frozen=True)
 class Rows:
-    """A forward's rows on the device: int32 [T] each; write_slots for each layer, -1 for what is not kept."""
+    """A forward's rows on the device: int32 [T] each; slot_mapping for each layer, -1 for what is not kept."""
 
     input_ids: Tensor
     positions: Tensor
-    write_slots: Sequence[Tensor]
+    slot_mapping: Sequence[Tensor]
 
 
 class Decoder:
@@ -75,8 +75,8 @@ class Decoder:
         for index, layer in enumerate(layers):
             qkv = ops.project(layer.qkv, h)
             rope = self._ropes[a.rope_kinds[index]]
-            ops.rotate_and_keep(layer, rope, qkv, rows.positions, pool[index], rows.write_slots[index])
-            attended = attention.run(index, qkv, pool[index])
+            ops.rope_and_cache(layer, rope, qkv, rows.positions, pool[index], rows.slot_mapping[index])
+            attended = attention.attend(index, qkv, pool[index])
             if index < a.layers - 1:
                 norm = layers[index + 1].input_norm
                 inner = self._after_attention(layer, x, attended, ops)

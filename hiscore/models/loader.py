@@ -23,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 ROPE_BUFFER = ".rotary_emb.inv_freq"
 
 
-class _Reader:
+class CheckpointReader:
     """Hands tensors out by name, moved and converted, and knows which were never asked for."""
 
     def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool) -> None:
@@ -86,7 +86,7 @@ def load_weights(
     Raises:
         UnsupportedCheckpoint: a tensor is missing, left over, or of a shape that the config does not announce.
     """
-    read = _Reader(checkpoint, device, dtype, fp8)
+    read = CheckpointReader(checkpoint, device, dtype, fp8)
     embedding = read("model.embed_tokens.weight")
     if embedding.shape != (architecture.vocab_size, architecture.hidden_size):
         raise UnsupportedCheckpoint(
@@ -109,7 +109,7 @@ def load_weights(
     return Weights(embedding, layers, final_norm, head)
 
 
-def _load_layer(read: _Reader, prefix: str, a: Architecture) -> LayerWeights:
+def _load_layer(read: CheckpointReader, prefix: str, a: Architecture) -> LayerWeights:
     def norm(name: str) -> Tensor:
         return _norm(read, f"{prefix}.{name}", a)
 
@@ -128,7 +128,7 @@ def _load_layer(read: _Reader, prefix: str, a: Architecture) -> LayerWeights:
     )
 
 
-def _norm(read: _Reader, name: str, a: Architecture) -> Tensor:
+def _norm(read: CheckpointReader, name: str, a: Architecture) -> Tensor:
     """An RMSNorm's factors in float32, Gemma's one already added."""
     weight = read(f"{name}.weight").float()
     return weight + 1 if a.norm_plus_one else weight

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.attention.metadata import NOT_KEPT, Forward
+from hiscore.attention.metadata import NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
-from hiscore.attention.tiles import FIELDS, cut_into_tiles, most_tiles
+from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, Rows
 
@@ -58,14 +58,14 @@ class Layout:
         rows = buffer[:of_rows].reshape(ROW_FIELDS, self.rows)
         rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
         rows[2, :count], rows[3, :count] = cut.segment_starts, cut.segment_ends
-        rows[4, :count], rows[4, count:] = forward.write_slots, NOT_KEPT
+        rows[4, :count], rows[4, count:] = forward.slot_mapping, NO_SLOT
         buffer[of_rows : of_rows + 2] = len(cut.tiles), cut.scored
         buffer[of_rows + ALIGN :] = cut.tiles.ravel()
         return buffer, cut.context_slots
 
     @property
     def size(self) -> int:
-        return ROW_FIELDS * self.rows + ALIGN + self.tiles * FIELDS
+        return ROW_FIELDS * self.rows + ALIGN + self.tiles * TILE_FIELDS
 
     def views(self, buffer: Tensor, context_slots: Tensor) -> tuple[Tensor, Tensor, Tensor, TileInputs]:
         """Token ids, positions, write slots, and attention's inputs."""
@@ -90,7 +90,7 @@ class CudaRunner:
         self.pool = decoder.new_pool(slots)
         per_tile = self._attention.rows_per_tile
         # Every group has a row, so there are at most as many groups as rows.
-        self._layouts = [Layout(rows, most_tiles(rows, rows, per_tile)) for rows in buckets(max_rows)]
+        self._layouts = [Layout(rows, max_tiles(rows, rows, per_tile)) for rows in buckets(max_rows)]
         self._static = torch.zeros(self._layouts[-1].size, dtype=torch.int32, device=self._device)
         self._slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=self._device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
@@ -98,7 +98,7 @@ class CudaRunner:
             self._capture()
 
     @torch.inference_mode()
-    def run(self, forwards: Sequence[Forward]) -> Tensor:
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
         if not forwards:
             width = self._decoder.architecture.hidden_size
             return torch.empty((0, width), dtype=self._decoder.dtype, device=self._device)
@@ -114,9 +114,11 @@ class CudaRunner:
         staged = torch.empty(sum(map(len, parts)), dtype=torch.int32, pin_memory=True)
         np.concatenate(parts, out=staged.numpy())
         inputs = iter(staged.to(self._device, non_blocking=True).split([len(part) for part in parts]))
-        return torch.cat([self._run(layout, next(inputs), next(inputs), next(inputs)) for layout in layouts])
+        return torch.cat(
+            [self._forward(layout, next(inputs), next(inputs), next(inputs)) for layout in layouts]
+        )
 
-    def _run(self, layout: Layout, buffer: Tensor, slots: Tensor, scored: Tensor) -> Tensor:
+    def _forward(self, layout: Layout, buffer: Tensor, slots: Tensor, scored: Tensor) -> Tensor:
         self._static[: len(buffer)].copy_(buffer)
         if len(slots):
             self._slots[: len(slots)].copy_(slots)
@@ -153,7 +155,7 @@ class CudaRunner:
     def _capture_one(self, layout: Layout, memory: Any) -> Any:
         # Zero tiles and no kept rows: what compiles and warms up here reads and writes nothing real.
         self._static.zero_()
-        self._static[4 * layout.rows : ROW_FIELDS * layout.rows] = NOT_KEPT
+        self._static[4 * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
         self._body(layout)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()

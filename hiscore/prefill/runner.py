@@ -19,7 +19,7 @@ class Runner(Protocol):
     pool: Tensor
     """Keys and values, [layers, slots, 2, kv_heads, head_dim]."""
 
-    def run(self, forwards: Sequence[Forward]) -> Tensor:
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
         """Run the forwards of a batch in order.
 
         Returns the final hidden states of all scored rows, [R, hidden_size], forward by forward. On a device with
@@ -39,17 +39,17 @@ class TorchRunner:
         self.pool = decoder.new_pool(slots)
 
     @torch.inference_mode()
-    def run(self, forwards: Sequence[Forward]) -> Tensor:
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
         width = self._decoder.architecture.hidden_size
         nothing = torch.empty((0, width), dtype=self._decoder.dtype)
-        return torch.cat([nothing, *(self._run(forward) for forward in forwards)])
+        return torch.cat([nothing, *(self._forward(forward) for forward in forwards)])
 
-    def _run(self, forward: Forward) -> Tensor:
+    def _forward(self, forward: Forward) -> Tensor:
         self._attention.plan(forward)
         rows = Rows(
             torch.from_numpy(forward.input_ids),
             torch.from_numpy(forward.positions),
-            [torch.from_numpy(forward.write_slots.astype(np.int32))] * self._decoder.architecture.layers,
+            [torch.from_numpy(forward.slot_mapping.astype(np.int32))] * self._decoder.architecture.layers,
         )
         x, attended = self._decoder.body(rows, self._ops, self._attention, self.pool)
         scored = torch.from_numpy(forward.scored_rows)

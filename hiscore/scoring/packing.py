@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hiscore.arrays import Int32, Int64
-from hiscore.attention.metadata import NOT_KEPT, Forward, Group
+from hiscore.attention.metadata import NO_SLOT, Forward, Group
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache, slots_of
 from hiscore.scoring.request import MultiItemPrompt
 
@@ -53,7 +53,7 @@ class _Packed:
         self.first_item = first_item
         self.bounds = np.concatenate(([0], self.query + np.cumsum(np.append(0, call.item_lengths))))
         self.read_at = np.where(call.item_lengths > 0, self.bounds[2:], self.query) - 1
-        self.slots = np.full(len(call.tokens), NOT_KEPT, np.int64)
+        self.slots = np.full(len(call.tokens), NO_SLOT, np.int64)
         self.slots[: len(slots)] = slots
 
     def keep_before(self, cut: int, pages: PrefixCache) -> list[_Loan]:
@@ -65,7 +65,7 @@ class _Packed:
             spans.append((int(self.bounds[node]), done, self.begin + int(self.bounds[node + 1])))
         loans = []
         for first, last, read_until in spans:
-            missing = first + np.flatnonzero(self.slots[first:last] == NOT_KEPT)
+            missing = first + np.flatnonzero(self.slots[first:last] == NO_SLOT)
             loans.append(_Loan(pages.allocate(-(-len(missing) // PAGE)), read_until))
             self.slots[missing] = slots_of(loans[-1].pages)[: len(missing)]
         return loans
@@ -80,7 +80,7 @@ class _Builder:
     positions: list[Int64] = field(default_factory=list)
     seqlens: list[Int64] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    write_slots: list[Int64] = field(default_factory=list)
+    slot_mapping: list[Int64] = field(default_factory=list)
     scored_rows: list[Int64] = field(default_factory=list)
     answers: list[Int64] = field(default_factory=list)
 
@@ -95,7 +95,7 @@ class _Builder:
         self.input_ids.append(p.tokens[first:last])
         self.positions.append(np.arange(first, last) - np.repeat(origins, lengths))
         self.seqlens.append(ends + shift)
-        self.write_slots.append(p.slots[first:last])
+        self.slot_mapping.append(p.slots[first:last])
         answered = np.flatnonzero((p.read_at >= first) & (p.read_at < last))
         self.scored_rows.append(p.read_at[answered] + shift)
         self.answers.append(answered + p.first_item)
@@ -121,7 +121,7 @@ class _Builder:
             positions=np.concatenate(self.positions).astype(np.int32),
             cu_seqlens=np.concatenate((np.zeros(1), *self.seqlens)).astype(np.int32),
             groups=tuple(self.groups),
-            write_slots=np.concatenate(self.write_slots),
+            slot_mapping=np.concatenate(self.slot_mapping),
             scored_rows=np.concatenate(self.scored_rows),
             answers=np.concatenate(self.answers),
         )

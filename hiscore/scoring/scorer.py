@@ -13,7 +13,7 @@ from torch import Tensor
 from hiscore.arrays import Float32
 from hiscore.attention.metadata import Forward
 from hiscore.errors import RequestError
-from hiscore.layers.lm_head import Head
+from hiscore.layers.lm_head import LMHead
 from hiscore.models.decoder import Decoder
 from hiscore.models.support import CheckpointFacts
 from hiscore.prefill.runner import make_runner
@@ -111,7 +111,7 @@ class Scorer:
         decoder = Decoder(checkpoint, self.device, self.dtype, fp8=precision == "fp8")
         a = decoder.architecture
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
-        self._head = Head(decoder.weights.head, a.logit_soft_cap)
+        self._head = LMHead(decoder.weights.head, a.logit_soft_cap)
         self._budget = max_batch_tokens
         reserve = pool_reserve(a.context_length, max_batch_tokens)
         page_bytes = PAGE * decoder.slot_bytes
@@ -141,7 +141,7 @@ class Scorer:
             raise
 
     def _launch(self, calls: Sequence[ScoreRequest], batch: Batch) -> Pending:
-        hidden = self._in_order(self.runner.run(batch.forwards), batch.forwards)
+        hidden = self._in_order(self.runner.forward(batch.forwards), batch.forwards)
         ends = np.cumsum([len(call.prompt.item_lengths) for call in calls])
         rows = [
             slice(end - len(call.prompt.item_lengths), end) for call, end in zip(calls, ends, strict=True)

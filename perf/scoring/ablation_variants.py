@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.layers.lm_head import ROW_SLICE, Head
+from hiscore.layers.lm_head import ROW_SLICE, LMHead
 from hiscore.scoring.layout import lay_out, unpack
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Pending, Scorer
 from perf.scoring.step_after_prefill import StepAfter
 
 
-class WholeVocabulary(Head):
+class WholeVocabulary(LMHead):
     """Logits of the whole vocabulary at every item, their log-softmax, and the labels' columns of that."""
 
     def label_logits(self, hidden: Tensor, labels: Int32 | None) -> Tensor:

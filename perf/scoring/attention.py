@@ -16,7 +16,7 @@ from hiscore.attention import packed_triton
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_triton import Launch, TritonAttention
-from hiscore.attention.tiles import most_tiles
+from hiscore.attention.tiles import max_tiles
 from hiscore.prefill.cuda_runner import Layout
 from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
@@ -56,13 +56,13 @@ def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, to
         SHAPE, torch.bfloat16, torch.cuda.get_device_properties(0).multi_processor_count
     )
     rows = len(forward.input_ids)
-    layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
+    layout = Layout(rows, max_tiles(rows, rows, attention.rows_per_tile))
     buffer, slots = layout.pack(forward, attention.rows_per_tile)
     device_slots = torch.from_numpy(np.append(slots, 0).astype(np.int32)).cuda()
     *_, attention.inputs = layout.views(torch.from_numpy(buffer).cuda(), device_slots)
     pool = torch.zeros(PAGE, 2, 8, 128, dtype=torch.bfloat16, device="cuda")
-    out = attention.run(0, qkv, pool)
-    return layers_us(lambda: attention.run(0, qkv, pool)), out
+    out = attention.attend(0, qkv, pool)
+    return layers_us(lambda: attention.attend(0, qkv, pool)), out
 
 
 def flashinfer_paged(forward: Forward, backend: str, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.attention.metadata import NOT_KEPT, Forward, Group
-from hiscore.layers.lm_head import Head
+from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.layers.lm_head import LMHead
 from hiscore.prefill.runner import Runner
 
 NO_ROWS = slice(0, 0)
@@ -23,25 +23,25 @@ class StepAfter:
     cost, as if sampling cost nothing and its token never came to the host. What the step gives is thrown away.
     """
 
-    def __init__(self, runner: Runner, head: Head | None) -> None:
+    def __init__(self, runner: Runner, head: LMHead | None) -> None:
         self._runner, self._head = runner, head
         self.pool = runner.pool
         self.stepped: Tensor | None = None
         """Final hidden states of the last step, [R, hidden_size]."""
 
-    def run(self, forwards: Sequence[Forward]) -> Tensor:
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
         """As `Runner.run`. Slots of the pool are used from 0 on, so forwards may use none themselves."""
-        return torch.cat([self._run(keeping_all(forward, self.pool.shape[1])) for forward in forwards])
+        return torch.cat([self._forward(keeping_all(forward, self.pool.shape[1])) for forward in forwards])
 
-    def _run(self, forward: Forward) -> Tensor:
+    def _forward(self, forward: Forward) -> Tensor:
         last = forward.input_ids[forward.scored_rows]
         if self._head is None:
-            both = self._runner.run([forward, decode_step(forward, last)])
+            both = self._runner.forward([forward, decode_step(forward, last)])
             self.stepped = both[len(last) :]
             return both[: len(last)]
-        hidden = self._runner.run([forward])
+        hidden = self._runner.forward([forward])
         best = self._head._product(hidden).argmax(dim=-1).cpu().numpy().astype(np.int32)
-        self.stepped = self._runner.run([decode_step(forward, best)])
+        self.stepped = self._runner.forward([decode_step(forward, best)])
         return hidden
 
 
@@ -52,11 +52,11 @@ def keeping_all(forward: Forward, slots: int) -> Forward:
         ValueError: it uses the pool for itself, or the pool has too few slots.
     """
     rows = len(forward.input_ids)
-    if (forward.write_slots != NOT_KEPT).any() or any(len(group.context_slots) for group in forward.groups):
+    if (forward.slot_mapping != NO_SLOT).any() or any(len(group.context_slots) for group in forward.groups):
         raise ValueError("the forward uses the pool: it was cut, or queries are cached")
     if rows > slots:
         raise ValueError(f"{rows} rows are to be kept, the pool has {slots} slots")
-    return replace(forward, write_slots=np.arange(rows))
+    return replace(forward, slot_mapping=np.arange(rows))
 
 
 def decode_step(forward: Forward, tokens: Int32) -> Forward:
@@ -74,7 +74,7 @@ def decode_step(forward: Forward, tokens: Int32) -> Forward:
         positions=forward.positions[forward.scored_rows] + np.int32(1),
         cu_seqlens=np.arange(len(tokens) + 1, dtype=np.int32),
         groups=tuple(groups),
-        write_slots=np.full(len(tokens), NOT_KEPT, np.int64),
+        slot_mapping=np.full(len(tokens), NO_SLOT, np.int64),
         scored_rows=rows,
         answers=forward.answers,
     )

@@ -58,12 +58,12 @@ def run(weights: list[LayerWeights], ops: Ops, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("rows", [kernel_ops.MANY_ROWS, 1_920])
+@pytest.mark.parametrize("rows", [kernel_ops.PDL_MIN_ROWS, 1_920])
 def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many rows: embedding and norms chained, between products that are not."""
-    assert kernel_ops.CAN_CHAIN, "written for a device of compute capability 9.0"
+    assert kernel_ops.SUPPORTS_PDL, "written for a device of compute capability 9.0"
     weights, norm = layers(), torch.ones(WIDTH, device="cuda")
     ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu")
     generator = torch.Generator().manual_seed(rows)
@@ -74,9 +74,9 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
         x, _ = ops.embed(ids, table, 1.0, norm)
         return run(weights, ops, x)
 
-    monkeypatch.setattr(kernel_ops, "CAN_CHAIN", False)
+    monkeypatch.setattr(kernel_ops, "SUPPORTS_PDL", False)
     expected = embed_and_run()
-    monkeypatch.setattr(kernel_ops, "CAN_CHAIN", True)
+    monkeypatch.setattr(kernel_ops, "SUPPORTS_PDL", True)
     assert torch.equal(embed_and_run(), expected)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -91,15 +91,15 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
     assert not torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("rows", [1, 2, gemv.MOST_ROWS])
+@pytest.mark.parametrize("rows", [1, 2, gemv.GEMV_MAX_ROWS])
 def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel_ops.CAN_CHAIN, "written for a device of compute capability 9.0"
+    assert kernel_ops.SUPPORTS_PDL, "written for a device of compute capability 9.0"
     weights = layers()
-    ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", few_rows=True)
+    ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", use_gemv=True)
     x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1)).cuda()
-    monkeypatch.setattr(kernel_ops, "CAN_CHAIN", False)
+    monkeypatch.setattr(kernel_ops, "SUPPORTS_PDL", False)
     expected = run(weights, ops, x)
-    monkeypatch.setattr(kernel_ops, "CAN_CHAIN", True)
+    monkeypatch.setattr(kernel_ops, "SUPPORTS_PDL", True)
     run(weights, ops, x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

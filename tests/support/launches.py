@@ -55,13 +55,13 @@ def scorer(
     pool = torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
     norm = torch.zeros(head_dim) if normed else None
     table = torch.zeros(64, head_dim // 2)
-    ops.rotate_and_keep(layer_of(norm, norm), Tables(table, table), qkv, ints(ROWS), pool, ints(ROWS))
+    ops.rope_and_cache(layer_of(norm, norm), Tables(table, table), qkv, ints(ROWS), pool, ints(ROWS))
     windows, cap = ((4_096, None), 50.0) if sandwich else ((None, None), None)
     shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, cap, windows)
     attention = TritonAttention(shape, dtype, multiprocessors=132)
     attention.inputs = TileInputs(ints(ROWS), ints(ROWS), ints(ROWS), ints(6), ints(2), ints(64))
     for index in range(len(windows)):
-        attention.run(index, qkv, pool)
+        attention.attend(index, qkv, pool)
 
 
 def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int | None = None) -> None:
@@ -100,7 +100,7 @@ def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int |
 def chained(sizes: tuple[int, ...], rows: int) -> None:
     """The steps of a layer for few rows, where a kernel may start before the last has ended."""
     hidden, inner, heads, kv_heads, head_dim = sizes
-    ops, dtype = TritonOps(heads, kv_heads, head_dim, 1e-6, "silu", few_rows=True), torch.bfloat16
+    ops, dtype = TritonOps(heads, kv_heads, head_dim, 1e-6, "silu", use_gemv=True), torch.bfloat16
     norm = torch.zeros(hidden)
     x, h = ops.embed(ints(rows), torch.zeros(50, hidden, dtype=dtype), 1.0, norm)
     width = (heads + 2 * kv_heads) * head_dim
@@ -108,7 +108,7 @@ def chained(sizes: tuple[int, ...], rows: int) -> None:
     of_head = torch.zeros(head_dim)
     layer, turns = layer_of(of_head, of_head), torch.zeros(64, head_dim // 2)
     pool = torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
-    ops.rotate_and_keep(layer, Tables(turns, turns), qkv, ints(rows), pool, ints(rows))
+    ops.rope_and_cache(layer, Tables(turns, turns), qkv, ints(rows), pool, ints(rows))
     output, down = (Linear(torch.zeros(hidden, width, dtype=dtype)) for width in (heads * head_dim, inner))
     h = ops.project_add_norm(x, output, qkv[:, : heads * head_dim].contiguous(), None, norm)
     wide = ops.gate(Linear(torch.zeros(2 * inner, hidden, dtype=dtype)), h)
@@ -132,7 +132,7 @@ def launch_everything() -> None:
     gated(QWEN3)
     gated(SMOLLM2)
     for chains in (False, True):
-        with mock.patch.multiple(kernel_ops, CAN_CHAIN=chains, MANY_ROWS=1):
+        with mock.patch.multiple(kernel_ops, SUPPORTS_PDL=chains, PDL_MIN_ROWS=1):
             for sizes in (QWEN3, SMOLLM2):
                 for fp8 in (False, True):
                     scorer(sizes, bfloat16, normed=sizes is QWEN3, fp8=fp8)
@@ -143,7 +143,7 @@ def launch_everything() -> None:
             decode(replace(GROUPED, page=1, index="keys"), bfloat16, heads=16)
             decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
             decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)
-    with mock.patch.object(kernel_ops, "CAN_CHAIN", True):
-        for rows in range(1, few.MOST_ROWS + 1):
+    with mock.patch.object(kernel_ops, "SUPPORTS_PDL", True):
+        for rows in range(1, few.GEMV_MAX_ROWS + 1):
             chained(QWEN3, rows)
             chained(QWEN3_8B, rows)

@@ -10,7 +10,7 @@ from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
 from hiscore.decoding.worker.interface import PrefillChunk
-from hiscore.layers.lm_head import Head
+from hiscore.layers.lm_head import LMHead
 from hiscore.layers.ops import Ops, TorchOps
 from hiscore.models.decoder import Decoder, Rows
 from hiscore.prefill.runner import make_runner
@@ -25,12 +25,12 @@ class GroupedModel:
         self._decoder = decoder
         self._runner = make_runner(decoder, staging_tokens, chunk)
         self.staging = self._runner.pool
-        self._head = Head(decoder.weights.head, a.logit_soft_cap)
+        self._head = LMHead(decoder.weights.head, a.logit_soft_cap)
         self._ops = _make_ops(decoder)
         self._tokens = [cache.tokens(layer) for layer in range(a.layers)]
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> Tensor:
-        return self._head.logits(self._runner.run([forward_of(chunks)]))
+        return self._head.logits(self._runner.forward([forward_of(chunks)]))
 
     def step(self, ids: Tensor, rows: StepBatch, steps: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
         home, buffer = steps.newest_slots(rows)
@@ -55,7 +55,7 @@ class CacheAttention:
         self._cache, self._steps, self._rows, self._home = cache, steps, rows, host_slots
         self._everything: PageLists | None = steps.everything(rows) if cache.dense else None
 
-    def run(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         q, k, _ = qkv.unflatten(1, (-1, self._head_dim)).split(self._heads, dim=1)
         if layer in self._cache.dense:
             assert self._everything is not None
@@ -81,7 +81,7 @@ def forward_of(chunks: Sequence[PrefillChunk]) -> Forward:
         positions=np.concatenate(positions).astype(np.int32),
         cu_seqlens=np.concatenate(([0], ends)).astype(np.int32),
         groups=groups,
-        write_slots=np.concatenate(kept).astype(np.int64),
+        slot_mapping=np.concatenate(kept).astype(np.int64),
         scored_rows=ends[last].astype(np.int64) - 1,
         answers=np.arange(last.sum(), dtype=np.int64),
     )
@@ -94,4 +94,4 @@ def _make_ops(decoder: Decoder) -> Ops:
         return TorchOps(*sizes)
     from hiscore.layers.triton_ops import TritonOps
 
-    return TritonOps(*sizes, few_rows=True)
+    return TritonOps(*sizes, use_gemv=True)

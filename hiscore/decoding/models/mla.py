@@ -12,7 +12,7 @@ from hiscore.decoding.models.latent_attention import LatentStep
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.device import upload
-from hiscore.layers.lm_head import Head
+from hiscore.layers.lm_head import LMHead
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
 
@@ -32,7 +32,7 @@ class LatentModel:
             decoder.architecture, staging_tokens, decoder.device, decoder.dtype, top_k, most
         )
         self.staging = self._staged.pool
-        self._head = Head(decoder.weights.head, None)
+        self._head = LMHead(decoder.weights.head, None)
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> Tensor:
         dense = not self.cache.sparse

@@ -194,7 +194,7 @@ class TritonCacheOps:
         return paged_attention(
             q, self._cache.tokens(layer), page, lists.pages, lists.counts, rows.slots, rows.positions, most,
             shape.scale, shape.soft_cap, shape.windows[layer], self._value_width, lists.by_slot,
-            triton_ops.chains(len(q)),
+            triton_ops.uses_pdl(len(q)),
         )  # fmt: skip
 
     # Beside the steps.

@@ -15,7 +15,7 @@ from hiscore.layers.weights import Linear
 from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.functional import at_least_float32
-from hiscore.models.loader import _Reader
+from hiscore.models.loader import CheckpointReader
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class DsaWeights:
 class _Shaped:
     """Reads tensors whose shapes it knows."""
 
-    def __init__(self, read: _Reader) -> None:
+    def __init__(self, read: CheckpointReader) -> None:
         self._read = read
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -127,7 +127,7 @@ def load_weights(
     Raises:
         UnsupportedCheckpoint: a tensor is missing, left over, or of a shape that the config does not announce.
     """
-    reader = _Reader(checkpoint, device, dtype, fp8=False)
+    reader = CheckpointReader(checkpoint, device, dtype, fp8=False)
     read = _Shaped(reader)
     embedding = read.tensor("model.embed_tokens.weight", a.vocab_size, a.hidden_size)
     layers = tuple(_layer(read, f"model.layers.{index}", a, index, dtype) for index in range(a.layers))

@@ -35,7 +35,7 @@ def test_segments_attend_as_the_dense_mask_says(
         pool = torch.randn(pages.pages * PAGE, 2, 2, 8, generator=generator)
         attention = TorchAttention(shape)
         attention.plan(forward)
-        out = attention.run(0, qkv.flatten(1), pool)
+        out = attention.attend(0, qkv.flatten(1), pool)
         # float32 sums of at most 60 weights: 1e-5 is ten times their rounding.
         expected = dense_attention(forward, shape, window, qkv, pool)
         torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)

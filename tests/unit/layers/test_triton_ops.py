@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.packed_triton import TritonAttention
-from hiscore.attention.tiles import cut_into_tiles, most_tiles
+from hiscore.attention.tiles import cut_into_tiles, max_tiles
 from hiscore.kernels import gated_mlp, gemv
 from hiscore.kernels.gated_mlp import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
 from hiscore.layers import triton_ops as kernel_ops
@@ -51,7 +51,7 @@ def test_attention_equals_the_dense_mask(
     attention = TritonAttention(shape, torch.float32, multiprocessors=3)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids) + 5  # with padding, whose keys and values are never to be read
-        layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
+        layout = Layout(rows, max_tiles(rows, rows, attention.rows_per_tile))
         buffer, slots = layout.pack(forward, attention.rows_per_tile)
         *_, attention.inputs = layout.views(
             torch.from_numpy(buffer).to(DEVICE),
@@ -60,14 +60,14 @@ def test_attention_equals_the_dense_mask(
         qkv = random(rows, heads + 2 * kv_heads, head_dim, seed=rows)
         qkv[len(forward.input_ids) :] = float("nan")
         pool = random(pages.pages * PAGE, 2, kv_heads, head_dim)
-        out = attention.run(0, qkv.flatten(1).contiguous(), pool)[: len(forward.input_ids)]
+        out = attention.attend(0, qkv.flatten(1).contiguous(), pool)[: len(forward.input_ids)]
         real = qkv[: len(forward.input_ids)].cpu()
         expected = dense_attention(forward, shape, window, real, pool.cpu())
         # float32 sums of at most 80 weights: 1e-5 is ten times their rounding.
         torch.testing.assert_close(out.cpu().double(), expected, atol=1e-5, rtol=0)
         # The last layer answers for the scored rows.
         scored = torch.from_numpy(forward.scored_rows)
-        last = attention.run(1, qkv.flatten(1).contiguous(), pool).cpu()[scored]
+        last = attention.attend(1, qkv.flatten(1).contiguous(), pool).cpu()[scored]
         torch.testing.assert_close(last.double(), expected[scored], atol=1e-5, rtol=0)
 
 
@@ -106,17 +106,17 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
         """What the last call's rows attend to."""
         (forward,) = pack([call.prompt() for call in calls], 1_000, pages).forwards
         rows = len(forward.input_ids)
-        layout = Layout(rows, most_tiles(rows, rows, attention.rows_per_tile))
+        layout = Layout(rows, max_tiles(rows, rows, attention.rows_per_tile))
         buffer, slots = layout.pack(forward, attention.rows_per_tile)
         *_, attention.inputs = layout.views(
             torch.from_numpy(buffer).to(DEVICE),
             torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
         )
         qkv = heads_of[forward.input_ids, forward.positions]
-        written = forward.write_slots >= 0
+        written = forward.slot_mapping >= 0
         keys, values = qkv[written, heads:].split(kv_heads, dim=1)
-        pool[forward.write_slots[written]] = torch.stack((keys, values), dim=1)
-        return attention.run(0, qkv.flatten(1).contiguous(), pool)
+        pool[forward.slot_mapping[written]] = torch.stack((keys, values), dim=1)
+        return attention.attend(0, qkv.flatten(1).contiguous(), pool)
 
     together = attend(PrefixCache(8, 0, caching=False), other, one)[-143:]
     attend(kept, one)
@@ -146,7 +146,7 @@ def test_tiles_cover_every_row_once_and_hardly_exceed_what_rows_need() -> None:
     scored = set(forward.scored_rows)
     holds = [bool(scored & set(range(first, last))) for first, last in cut.tiles[:, :2]]
     assert holds == [True] * cut.scored + [False] * (len(holds) - cut.scored)
-    assert len(cut.tiles) <= most_tiles(len(forward.input_ids), len(forward.groups), 64)
+    assert len(cut.tiles) <= max_tiles(len(forward.input_ids), len(forward.groups), 64)
     # 1,200 items of two tokens: a tile for each would be 1,203.
     assert len(cut.tiles) == 3 * (2 + 13)
 
@@ -191,14 +191,14 @@ def test_steps_equal_plain_torch(activation: str, normed: bool) -> None:
     write = torch.tensor([-1, 2, 0, -1, 1], dtype=torch.int32, device=DEVICE)
     qkv, other_qkv = (random(rows, (heads + 2 * kv_heads) * head_dim, seed=11) for _ in range(2))
     pool, other_pool = (random(4, 2, kv_heads, head_dim, seed=12) for _ in range(2))
-    ours.rotate_and_keep(layer_of(*norms), rope, qkv, positions, pool, write)
-    plain.rotate_and_keep(layer_of(*norms), rope, other_qkv, positions, other_pool, write)
+    ours.rope_and_cache(layer_of(*norms), rope, qkv, positions, pool, write)
+    plain.rope_and_cache(layer_of(*norms), rope, other_qkv, positions, other_pool, write)
     torch.testing.assert_close(qkv, other_qkv, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(pool, other_pool, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("inputs", [24, 1024, 3000])
-@pytest.mark.parametrize("rows", [1, 3, gemv.MOST_ROWS])
+@pytest.mark.parametrize("rows", [1, 3, gemv.GEMV_MAX_ROWS])
 def test_products_of_few_rows_equal_plain_torch(rows: int, inputs: int) -> None:
     """Bound: float32 sums of up to 3,000 products, in another order."""
     x, weight, bias = (
@@ -229,10 +229,10 @@ def test_products_of_few_rows_equal_plain_torch(rows: int, inputs: int) -> None:
 
 def test_few_rows_are_taken_where_they_may_be() -> None:
     taken = []
-    ops = TritonOps(4, 2, 16, 1e-6, "silu", few_rows=True)
-    for rows, inputs in ((4, 40), (5, 40), (4, gemv.MOST_INPUTS + 1), (0, 40)):
+    ops = TritonOps(4, 2, 16, 1e-6, "silu", use_gemv=True)
+    for rows, inputs in ((4, 40), (5, 40), (4, gemv.GEMV_MAX_INPUTS + 1), (0, 40)):
         x, weight = random(rows, inputs), random(6, inputs, seed=1)
-        taken.append(ops._by_few_rows(Linear(weight), x))
+        taken.append(ops._fits_gemv(Linear(weight), x))
         torch.testing.assert_close(ops.project(Linear(weight), x), x @ weight.T, atol=1e-3, rtol=1e-4)
         assert ops.gate(Linear(weight), x).shape == (rows, 3)
     assert taken == [True, False, False, False]
@@ -277,7 +277,7 @@ def test_steps_take_it_for_16_bits_without_bias(monkeypatch: pytest.MonkeyPatch)
         return multiply(x, weight, gelu, tile, multiprocessors)
 
     monkeypatch.setattr(gated_mlp, "multiply", watched)
-    monkeypatch.setattr(kernel_ops, "HOPPER", 5)
+    monkeypatch.setattr(kernel_ops, "HOPPER_SM_COUNT", 5)
     ops = TritonOps(4, 2, 16, 1e-6, "silu")
     x, weight = (random(count, 64, seed=count).half() for count in (600, 256))
     expected = TorchOps(4, 2, 16, 1e-6, "silu").gate(Linear(weight), x)
@@ -288,18 +288,18 @@ def test_steps_take_it_for_16_bits_without_bias(monkeypatch: pytest.MonkeyPatch)
     assert ops.gate(Linear(weight), x[:0]).shape == (0, 128)
     ops.gate(Linear(weight), x[:560])
     assert called == [MEDIUM] * 2
-    monkeypatch.setattr(kernel_ops, "HOPPER", 0)
+    monkeypatch.setattr(kernel_ops, "HOPPER_SM_COUNT", 0)
     ops.gate(Linear(weight), x)
     assert called == [MEDIUM] * 2
 
 
 @pytest.mark.parametrize("sandwich", [False, True])
-@pytest.mark.parametrize("rows", [gemv.MOST_ROWS, gemv.MOST_ROWS + 1])
-@pytest.mark.parametrize("inputs", [24, gemv.MOST_INPUTS + 8])
+@pytest.mark.parametrize("rows", [gemv.GEMV_MAX_ROWS, gemv.GEMV_MAX_ROWS + 1])
+@pytest.mark.parametrize("inputs", [24, gemv.GEMV_MAX_INPUTS + 8])
 def test_a_norm_may_be_left_to_the_product_that_reads_it(inputs: int, rows: int, sandwich: bool) -> None:
     """Bound: float32 sums of up to 4,104 products of O(1) and 1/64."""
     arguments = 4, 2, 16, 1e-6, "silu"
-    ours, plain = TritonOps(*arguments, few_rows=True), TorchOps(*arguments)
+    ours, plain = TritonOps(*arguments, use_gemv=True), TorchOps(*arguments)
     output, after = (Linear(random(*size, seed=1) / inputs**0.5) for size in ((48, inputs), (20, 48)))
     norm, post = random(48, seed=2), random(48, seed=3) if sandwich else None
     results = []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.attention.metadata import NOT_KEPT
+from hiscore.attention.metadata import NO_SLOT
 from hiscore.errors import PoolExhausted
 from hiscore.scoring.packing import Batch, pack, pool_reserve
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
@@ -54,8 +54,8 @@ class Machine:
         for forward in batch.forwards:
             rows = [next(stream) for _ in forward.input_ids]
             ids = forward.input_ids.tolist()
-            for i, slot in zip(ids, forward.write_slots.tolist(), strict=True):
-                if slot != NOT_KEPT:
+            for i, slot in zip(ids, forward.slot_mapping.tolist(), strict=True):
+                if slot != NO_SLOT:
                     self.pool[slot] = i
             edges = [0, *(group.last_row for group in forward.groups)]
             assert edges == [*(group.first_row for group in forward.groups), len(rows)]
@@ -175,7 +175,7 @@ def test_control_a_pool_page_reused_too_early_is_noticed() -> None:
     batch = pack([call.prompt() for call in calls], 50, pages(50))
     assert Machine().run(batch, calls)[0] == visible(calls)
     for forward in batch.forwards:
-        forward.write_slots[forward.write_slots != NOT_KEPT] %= PAGE
+        forward.slot_mapping[forward.slot_mapping != NO_SLOT] %= PAGE
     with pytest.raises((AssertionError, KeyError)):
         assert Machine().run(batch, calls)[0] == visible(calls)
 

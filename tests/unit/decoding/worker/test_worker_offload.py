@@ -29,14 +29,14 @@ STREAMS = 6
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What forwards keep, layer after layer: [T, C, H, D] each, read before anything has a place for it."""
     layers: list[Tensor] = []
-    rotate = TorchOps.rotate_and_keep
+    rotate = TorchOps.rope_and_cache
 
-    def rotate_and_keep(self: TorchOps, layer: Any, rope: Any, qkv: Tensor, *args: Any) -> None:
+    def rope_and_cache(self: TorchOps, layer: Any, rope: Any, qkv: Tensor, *args: Any) -> None:
         rotate(self, layer, rope, qkv, *args)
         k, v = qkv.unflatten(1, (-1, self._head_dim))[:, self._heads :].chunk(2, dim=1)
         layers.append(torch.stack((k, v), 1))
 
-    monkeypatch.setattr(TorchOps, "rotate_and_keep", rotate_and_keep)
+    monkeypatch.setattr(TorchOps, "rope_and_cache", rope_and_cache)
     for kind in (StagedLatents, LatentStep):
 
         def keep(self: Any, layer: int, row: Tensor, index_key: Tensor | None, keep: Any = kind.keep) -> None:
