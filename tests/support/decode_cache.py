@@ -49,7 +49,7 @@ class KnownCache:
         self.shape, self._newest = shape, newest
         self.contents: Contents = lambda stream, layer, at: contents(stream, layer, at).to(dtype)
         self.cache = KVCache.allocate(shape, dtype, torch.device("cpu"))
-        self.cache.poison(torch.arange(shape.host_pages), torch.arange(shape.device_pages))
+        poison(self.cache, torch.arange(shape.host_pages), torch.arange(shape.device_pages))
         self.selector = selector(self.cache) if selector else None
         self.lengths: dict[int, int] = {}
         self.pages: dict[int, tuple[Tensor, Tensor]] = {}
@@ -128,7 +128,7 @@ class KnownCache:
     def leave(self, slot: int) -> None:
         host_pages, device_pages = self.pages.pop(slot)
         del self.lengths[slot], self.number[slot]
-        self.cache.poison(host_pages, device_pages)
+        poison(self.cache, host_pages, device_pages)
         self._free_host.extend(host_pages.tolist())
         self._free_device.extend(device_pages.tolist())
 
@@ -148,3 +148,15 @@ def forget(cache: KVCache, slot: int) -> None:
         cache.device_page_of[layer, held[layer, place, head].long(), head] = -1
         cache.host_page_of[:, places] = -1
         cache.last_use[:, places] = -1
+
+
+def poison(cache: KVCache, host_pages: Tensor, device_pages: Tensor) -> None:
+    """Overwrite freed pages (int64 [n] each) with NaN wherever they lie, so that a stale read shows."""
+    page, nan = cache.shape.page, float("nan")
+    cache.host_kv[:, host_pages.to(cache.host_kv.device)] = nan
+    cache.dense_kv.unflatten(1, (-1, page))[:, host_pages if len(cache.dense) else host_pages[:0]] = nan
+    cache.buffer.unflatten(1, (-1, page))[:, device_pages] = nan
+    if cache.shape.index == "bounds":
+        cache.index[:, host_pages] = nan
+    elif cache.shape.index != "none":
+        cache.index.unflatten(1, (-1, page))[:, host_pages] = nan

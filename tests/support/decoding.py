@@ -34,9 +34,10 @@ from hiscore.decoding.worker.interface import (
     SamplingBatch,
 )
 from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.device import upload
 from hiscore.errors import RequestError
 from hiscore.settings import CacheSettings
-from tests.support import tiny_dsa, tiny_models
+from tests.support import decode_cache, tiny_dsa, tiny_models
 from tests.support.decode_cache import forget
 
 CONTEXT = 512
@@ -77,18 +78,31 @@ def build(
         quest_dense_layers=dense_layers,
     )  # type: ignore[arg-type]  # fmt: skip
     memory = Memory(BYTES, BYTES, sequences)
-    worker = build_worker(path, settings, memory, torch.device(device), dtype, chunk, poison)
+    worker = build_worker(path, settings, memory, torch.device(device), dtype, chunk)
     if poison:
         with torch.inference_mode():
             shape = worker._cache.shape
             everywhere = (
                 torch.arange(pages, device=device) for pages in (shape.host_pages, shape.device_pages)
             )
-            worker._cache.poison(*everywhere)
+            decode_cache.poison(worker._cache, *everywhere)
             worker._model.staging.fill_(math.nan)
             if device != "cpu":
                 torch.cuda.synchronize()  # the worker's streams wait for no other
+        _poison_on_release(worker)
     return worker
+
+
+def _poison_on_release(worker: CacheWorker) -> None:
+    release = worker.release
+
+    @torch.inference_mode()
+    def release_and_poison(seq_index: int, host_pages: np.ndarray, device_pages: np.ndarray) -> None:
+        release(seq_index, host_pages, device_pages)
+        pages = (upload(each.astype(np.int64), worker._device) for each in (host_pages, device_pages))
+        worker._schedule.forward(lambda: decode_cache.poison(worker._cache, *pages))
+
+    worker.release = release_and_poison  # type: ignore[method-assign]
 
 
 @torch.inference_mode()

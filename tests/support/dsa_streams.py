@@ -13,7 +13,7 @@ from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from tests.support import tiny_dsa
-from tests.support.decode_cache import forget
+from tests.support.decode_cache import forget, poison
 
 CPU = torch.device("cpu")
 # The shortest never leaves its buffer at first, the longest is far beyond it.
@@ -41,7 +41,7 @@ class Streams:
             dense_layers=dense, index="dsa", index_width=a.indexer.head_dim,
         )  # fmt: skip
         self.cache = KVCache.allocate(shape, torch.float64, CPU)
-        self.cache.poison(torch.arange(shape.host_pages), torch.arange(shape.device_pages))
+        poison(self.cache, torch.arange(shape.host_pages), torch.arange(shape.device_pages))
         self.steps: CacheOps = TorchCacheOps(self.cache, self.decoder.attention_shape, a.latent_rank)
         self.step = LatentStep(self.cache, self.steps)
         self.lengths = [len(ids) for ids in prompts]

@@ -230,17 +230,6 @@ class KVCache:
         self.host_page_of.index_fill_(1, device_pages, -1)
         self.last_use.index_fill_(1, device_pages, -1)
 
-    def poison(self, host_pages: Tensor, device_pages: Tensor) -> None:
-        """Overwrite freed pages (int64 [n] each) with NaN wherever they lie, so that a stale read shows."""
-        page, nan = self.shape.page, float("nan")
-        self.host_kv[:, host_pages.to(self.host_kv.device)] = nan
-        self.dense_kv.unflatten(1, (-1, page))[:, host_pages if len(self.dense) else host_pages[:0]] = nan
-        self.buffer.unflatten(1, (-1, page))[:, device_pages] = nan
-        if self.shape.index == "bounds":
-            self.index[:, host_pages] = nan
-        elif self.shape.index != "none":
-            self.index.unflatten(1, (-1, page))[:, host_pages] = nan
-
 
 def _host_pool(size: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
     bytes_ = prod(size) * dtype.itemsize

@@ -69,7 +69,6 @@ def build_worker(
     device: torch.device,
     dtype: torch.dtype,
     chunk: int,
-    poison: bool = False,
 ) -> CacheWorker:
     """The same from parts; `settings.selector` is one that the checkpoint has."""
     family = json.loads((checkpoint / "config.json").read_text())["model_type"]
@@ -89,7 +88,7 @@ def build_worker(
     schedule = BackupSchedule(
         streams, settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.staging_pages
     )
-    return CacheWorker(model, runner, schedule, cache_config, poison)
+    return CacheWorker(model, runner, schedule, cache_config)
 
 
 def _runner(

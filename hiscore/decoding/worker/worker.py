@@ -31,10 +31,7 @@ from hiscore.device import upload
 
 
 class CacheWorker:
-    """`Worker` over a model and its cache.
-
-    poison: overwrite what is released, so that a stale read shows; for tests.
-    """
+    """`Worker` over a model and its cache."""
 
     def __init__(
         self,
@@ -42,12 +39,11 @@ class CacheWorker:
         runner: StepRunner,
         schedule: BackupSchedule,
         cache_config: CacheConfig,
-        poison: bool = False,
     ) -> None:
         self.cache_config = cache_config
         self._model, self._cache, self._runner = model, model.cache, runner
         self._steps = runner.steps
-        self._schedule, self._poison = schedule, poison
+        self._schedule = schedule
         self._device = model.staging.device
         self._full = np.zeros(cache_config.max_sequences, bool)
         self._seen = np.zeros(4)  # counters of the cache, as last read
@@ -156,9 +152,6 @@ class CacheWorker:
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
         if seq_index >= 0:
             self._schedule.release(seq_index)
-        if self._poison:
-            pages = (upload(each.astype(np.int64), self._device) for each in (host_pages, device_pages))
-            self._schedule.forward(lambda: self._cache.poison(*pages))
 
     def _sample(
         self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch, greedy_found: Tensor | None = None

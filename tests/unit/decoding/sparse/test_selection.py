@@ -17,6 +17,7 @@ from hiscore.decoding.sparse.dsa import DsaSelector
 from hiscore.decoding.sparse.oracle import ExactSelector
 from hiscore.decoding.sparse.quest import QuestSelector
 from hiscore.decoding.sparse.selection import Selection, Selector, everything, top_pages
+from tests.support.decode_cache import poison
 
 KV_HEADS, GROUP, WIDTH = 2, 3, 4
 LENGTHS = [37, 1, 20, 64, 7]
@@ -30,7 +31,7 @@ def cache_of(page: int, top: int, ring: int, index: str) -> KVCache:
         dense_layers=frozenset({0}), index=index,
     )  # fmt: skip
     cache = KVCache.allocate(shape, torch.float64, torch.device("cpu"))
-    cache.poison(torch.arange(shape.host_pages), torch.arange(shape.device_pages))
+    poison(cache, torch.arange(shape.host_pages), torch.arange(shape.device_pages))
     order = np.random.default_rng(5).permutation(shape.host_pages).astype(np.int32)
     cache.host_block_table.copy_(torch.from_numpy(order).view(8, pages))
     return cache

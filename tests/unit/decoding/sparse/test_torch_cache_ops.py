@@ -7,6 +7,7 @@ from hiscore.attention.base import AttentionShape
 from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
 from hiscore.decoding.sparse.residency import newest_slots, seed
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from tests.support.decode_cache import poison
 
 LAYERS, HEADS, KV_HEADS, WIDTH, PAGE, LENGTH = 3, 6, 2, 8, 4, 41
 SHAPE = CacheShape(
@@ -62,14 +63,14 @@ def test_a_preempted_stream_goes_on_from_the_host_as_if_never_gone() -> None:
     slots = torch.randperm(200, generator=torch.Generator().manual_seed(6))[:LENGTH].int()
     host_pages = torch.randperm(60, generator=torch.Generator().manual_seed(7))[:30]
     cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
-    cache.poison(torch.arange(60), torch.arange(40))
+    poison(cache, torch.arange(60), torch.arange(40))
     TorchCacheOps(cache, ATTENTION).back_up_prompt(staging, slots, host_pages.int())
     admit(cache, staging, slots, 2, host_pages, torch.arange(8, 16))
     first = step(cache, 2)
     assert not any(out.isnan().any() for out in first)
     assert int(cache.misses) > 0
 
-    cache.poison(host_pages[:0], torch.arange(8, 16))
+    poison(cache, host_pages[:0], torch.arange(8, 16))
     restored = torch.full_like(staging, float("nan"))
     TorchCacheOps(cache, ATTENTION).restore_prompt(restored, slots, host_pages.int())
     assert torch.equal(restored[:, slots.long()], staging[:, slots.long()])

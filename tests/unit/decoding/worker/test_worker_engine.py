@@ -14,6 +14,7 @@ from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.sequence import Stage
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import Code, RequestError
+from tests.support import decode_cache
 from tests.support.decoding import (
     Client,
     Driver,
@@ -189,12 +190,12 @@ def test_what_freed_pages_hold_changes_nothing(workers: Any, alone: Any, selecto
 def test_poison_is_seen(workers: Any, alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: when a sequence is released, all other sequences' pages are overwritten as well."""
     calls, _ = alone("exact", COUNT)
-    worker, poison = workers("exact"), KVCache.poison
+    worker, poison = workers("exact"), decode_cache.poison
 
     def poison_all(cache_: KVCache, host_pages: torch.Tensor, device_pages: torch.Tensor) -> None:
         poison(cache_, torch.arange(cache_.shape.host_pages), torch.arange(cache_.shape.device_pages))
 
-    monkeypatch.setattr(KVCache, "poison", poison_all)
+    monkeypatch.setattr(decode_cache, "poison", poison_all)
     with serving(worker) as client:
         outcomes = [client.submit(**each) for each in calls[:8]]
         client.wait(outcomes)
