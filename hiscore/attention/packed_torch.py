@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
-from hiscore.attention.paged_torch import working
+from hiscore.numerics import soft_cap, widen
 
 # Long enough for efficient products, short enough that a causal triangle's empty half costs little.
 PIECE = 256
@@ -73,11 +73,11 @@ class TorchAttention:
         for work in self._work:
             out[work.rows] = self._attend(
                 shape.windows[layer],
-                working(q[work.rows]),
-                working(torch.cat((pool[work.context_slots, 0], k[work.context_rows]))),
-                working(torch.cat((pool[work.context_slots, 1], v[work.context_rows]))),
-                working(k[work.rows]),
-                working(v[work.rows]),
+                widen(q[work.rows]),
+                widen(torch.cat((pool[work.context_slots, 0], k[work.context_rows]))),
+                widen(torch.cat((pool[work.context_slots, 1], v[work.context_rows]))),
+                widen(k[work.rows]),
+                widen(v[work.rows]),
             ).to(q.dtype)
         return out.flatten(1)
 
@@ -99,8 +99,7 @@ class TorchAttention:
         to_context = q.flatten(1, 2) @ context_k.permute(1, 2, 0)
         logits = torch.cat((to_context.view(*q.shape[:-1], before), q @ own_k.transpose(-1, -2)), dim=-1)
         logits *= self._shape.scale
-        if self._shape.soft_cap is not None:
-            logits = torch.tanh(logits / self._shape.soft_cap) * self._shape.soft_cap
+        logits = soft_cap(logits, self._shape.soft_cap)
         logits = logits.view(kv_heads, segments, length, -1, before + length)
         logits.masked_fill_(_hidden(before, length, window)[:, None, :], float("-inf"))
         weights = logits.softmax(dim=-1).flatten(2, 3)

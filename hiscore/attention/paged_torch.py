@@ -7,14 +7,8 @@ bits depend on that list alone: not on other rows, on padding, or on where the p
 import torch
 from torch import Tensor
 
-
-def working(x: Tensor) -> Tensor:
-    """What is computed in float32, or in float64 if x is."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def capped(logits: Tensor, soft_cap: float | None) -> Tensor:
-    return logits if soft_cap is None else torch.tanh(logits / soft_cap) * soft_cap
+from hiscore import numerics
+from hiscore.numerics import widen
 
 
 def paged_attention(
@@ -42,7 +36,7 @@ def paged_attention(
     """
     kv_heads, width = tokens.shape[2], value_width or q.shape[2]
     out = q.new_zeros((*q.shape[:2], width))
-    grouped = working(q).unflatten(1, (kv_heads, -1))
+    grouped = widen(q).unflatten(1, (kv_heads, -1))
     head = torch.arange(kv_heads)[:, None]
     for row, (position, of_heads) in enumerate(zip(positions.tolist(), counts.tolist(), strict=True)):
         if len(set(of_heads)) > 1:
@@ -52,7 +46,7 @@ def paged_attention(
         seen = (of_heads[0] - 1) * page + position % page + 1
         slots = places[row, :, : of_heads[0], None].long() * page + torch.arange(page)
         slots = slots.flatten(1)[:, 0 if window is None else max(0, seen - window) : seen]
-        kv = working(tokens[slots, :, head])  # [H, n, C, D]
-        logits = capped(grouped[row] @ kv[:, :, 0].mT * scale, soft_cap)
+        kv = widen(tokens[slots, :, head])  # [H, n, C, D]
+        logits = numerics.soft_cap(grouped[row] @ kv[:, :, 0].mT * scale, soft_cap)
         out[row] = (logits.softmax(-1) @ kv[:, :, -1, :width]).flatten(0, 1).to(q.dtype)
     return out

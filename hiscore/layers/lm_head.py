@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
+from hiscore.numerics import soft_cap
 
 # Logits alive at once: 256 rows of a vocabulary of 151,936 are 148 MiB.
 ROW_SLICE = 256
@@ -23,9 +24,9 @@ LABELS_TO_KEEP = 64
 class LMHead:
     """The head of a causal LM or a classifier, [rows, hidden_size], and its soft cap."""
 
-    def __init__(self, weight: Tensor, soft_cap: float | None) -> None:
+    def __init__(self, weight: Tensor, logit_soft_cap: float | None) -> None:
         self._weight = weight
-        self._soft_cap = soft_cap
+        self._soft_cap = logit_soft_cap
         self._label_rows: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def label_logits(self, hidden: Tensor, labels: Int32 | None) -> Tensor:
@@ -68,4 +69,4 @@ class LMHead:
         return self._label_rows[key]
 
     def _capped(self, logits: Tensor) -> Tensor:
-        return logits if self._soft_cap is None else torch.tanh(logits / self._soft_cap) * self._soft_cap
+        return soft_cap(logits, self._soft_cap)

@@ -1,45 +1,44 @@
-"""The steps of a layer between its matrix products: one interface, in plain torch here, in kernels for CUDA.
+"""The operations of a decoder layer around attention: the interface.
 
-All of them work on rows, one for each new token: what is in one row never reaches another.
+`torch_ops` is the reference in PyTorch, `triton_ops` runs kernels on CUDA. Rows are new tokens, of any number of
+sequences; no operation mixes rows.
 """
 
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import LayerWeights, Projection, Quantised, quantise
-
-ACTIVATIONS = {
-    "silu": torch.nn.functional.silu,
-    "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-}
-
-
-def residual_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The residual stream's dtype for a model of `dtype`: float32 at least.
-
-    Every layer adds to it twice. Rounded to bfloat16 each time, those sums were most of what made an item's score
-    depend on how the products of its batch were cut up.
-    """
-    return torch.promote_types(dtype, torch.float32)
+from hiscore.layers.weights import LayerWeights, Projection, Quantised
 
 
 class Ops(Protocol):
-    """x: the residual stream [T, hidden] in `residual_dtype`; h: its norm, what a block reads, in the model's.
+    """Operations on T rows.
 
-    Norm weights are float32.
+    Names used throughout:
+        x: The residual stream, [T, hidden] in `numerics.at_least_float32`.
+        h: The normalised input of a block, [T, hidden] in the model's dtype.
+        Norm weights are float32.
 
-    Projections are plain products, unless an implementation has a better way.
-
-    What goes into a projection (h, and what `gate` gives) is a Tensor, under fp8 a Quantised.
+    What a projection reads (h, and the result of `gate`) is a Tensor, or under fp8 a `Quantised`. An
+    implementation may hand itself something else from one operation to the next, so callers only pass it on.
     """
 
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
     ) -> tuple[Tensor, Any]:
-        """x = table[ids] * scale and h = norm(x), from ids int32 [T]."""
+        """Look up token embeddings and normalise them for the first layer.
+
+        Args:
+            ids: int32 [T].
+            table: [vocabulary, hidden].
+            scale: Multiplies the embeddings.
+            weight: [hidden], of the first layer's input norm.
+            fp8: Whether h is quantised.
+
+        Returns:
+            x and h.
+        """
         ...
 
     def rope_and_cache(
@@ -51,22 +50,38 @@ class Ops(Protocol):
         pool: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        """Normalise (where the layer does) and rotate q and k in place; keep k and v where a slot is given.
+        """Normalise (where the layer has norms for it) and rotate q and k in place; write k and v to the KV pool.
 
-        qkv: [T, (heads + 2 kv_heads) head_dim]; pool: [slots, 2, kv_heads, head_dim]; positions and slot_mapping:
-        int32 [T], a slot of -1 for none.
+        Args:
+            layer: For q_norm and k_norm.
+            rope: Rotary tables of this layer.
+            qkv: [T, (heads + 2 kv_heads) head_dim], updated in place.
+            positions: int32 [T].
+            pool: [slots, 2, kv_heads, head_dim], updated in place.
+            slot_mapping: int32 [T]: the slot of each row's key and value, -1 to write none.
         """
 
     def add_norm(
         self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
     ) -> Any:
-        """x += update (normalised first, where there is a post_weight) in place; returns h = norm(x)."""
+        """Add a block's output to the residual stream and normalise the sum for the next block.
+
+        Args:
+            x: Updated in place.
+            update: [T, hidden].
+            post_weight: [hidden], of a norm of `update` itself; None where the family has none.
+            weight: [hidden].
+            fp8: Whether h is quantised.
+
+        Returns:
+            h.
+        """
         ...
 
     def project(self, projection: Projection, h: Any) -> Tensor:
-        """The projection of what another step has made for it: [T, in] to [T, out]."""
-        found: Tensor = projection(h)
-        return found
+        """Apply a projection to the result of another operation: [T, in] to [T, out]."""
+        out: Tensor = projection(h)
+        return out
 
     def project_add_norm(
         self,
@@ -77,76 +92,17 @@ class Ops(Protocol):
         weight: Tensor,
         fp8: bool = False,
     ) -> Any:
-        """`add_norm` of a projection; what it returns is for `project` and `gate` alone."""
+        """`add_norm` of a projection of h. The result is only for `project` and `gate`."""
         return self.add_norm(x, self.project(projection, h), post_weight, weight, fp8)
 
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
-        """act(gate) * up of a projection to both, as `project` takes it: [T, in] to [T, F]."""
+        """act(gate) * up of a joint projection to gate and up: [T, in] to [T, F]."""
         return self.activate(self.project(projection, h), fp8)
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
-        """act(gate) * up, from [T, 2 F] to [T, F]."""
+        """act(gate) * up: [T, 2 F] to [T, F]."""
         ...
 
     def quantise(self, x: Tensor) -> Quantised:
-        """What no other step has made ready for a projection in fp8, from [T, width]."""
+        """Quantise what no other operation quantises, for an fp8 projection: [T, width]."""
         ...
-
-
-class TorchOps(Ops):
-    """`Ops` in plain torch."""
-
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str) -> None:
-        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
-        self._eps = eps
-        self._activation = ACTIVATIONS[activation]
-
-    def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
-    ) -> tuple[Tensor, Any]:
-        # transformers rounds the factor to the table's dtype.
-        x = table[ids].to(residual_dtype(table.dtype)) * torch.tensor(scale, dtype=table.dtype).item()
-        return x, _for_projection(self._norm(x, weight, table.dtype), fp8)
-
-    def rope_and_cache(
-        self,
-        layer: LayerWeights,
-        rope: Rope,
-        qkv: Tensor,
-        positions: Tensor,
-        pool: Tensor,
-        slot_mapping: Tensor,
-    ) -> None:
-        heads = qkv.unflatten(1, (-1, self._head_dim))
-        q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q.copy_(self._norm(q, layer.q_norm, q.dtype))
-            k.copy_(self._norm(k, layer.k_norm, k.dtype))
-        turned = heads[:, : self._heads + self._kv_heads]
-        first, second = turned.to(residual_dtype(qkv.dtype)).chunk(2, dim=-1)
-        cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
-        turned.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
-        (rows,) = torch.nonzero(slot_mapping >= 0, as_tuple=True)
-        pool[slot_mapping[rows]] = torch.stack((k[rows], v[rows]), dim=1)
-
-    def add_norm(
-        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
-    ) -> Any:
-        x += update if post_weight is None else self._norm(update, post_weight, update.dtype)
-        return _for_projection(self._norm(x, weight, update.dtype), fp8)
-
-    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return _for_projection(self._activation(gate) * up, fp8)
-
-    def quantise(self, x: Tensor) -> Quantised:
-        return quantise(x)
-
-    def _norm(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        y = x.float()
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self._eps)
-        return (y.to(residual_dtype(dtype)) * weight).to(dtype)
-
-
-def _for_projection(x: Tensor, fp8: bool) -> Tensor | Quantised:
-    return quantise(x) if fp8 else x

@@ -7,9 +7,10 @@ import triton
 from torch import Tensor
 
 from hiscore.kernels import elementwise, gated_mlp, gemv
-from hiscore.layers.ops import Ops, residual_dtype
+from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import FP8, LayerWeights, Linear, Projection, Quantised
+from hiscore.numerics import at_least_float32
 
 _CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 SUPPORTS_PDL = _CAPABILITY >= (9, 0)
@@ -44,7 +45,7 @@ class TritonOps(Ops):
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
     ) -> tuple[Tensor, Tensor | Quantised]:
         width = table.shape[1]
-        x = torch.empty((len(ids), width), dtype=residual_dtype(table.dtype), device=table.device)
+        x = torch.empty((len(ids), width), dtype=at_least_float32(table.dtype), device=table.device)
         h = torch.empty_like(x, dtype=table.dtype) if not fp8 else _quantised(len(ids), width, x)
         rounded = torch.tensor(scale, dtype=table.dtype).item()
         elementwise.embed[(len(ids),)](

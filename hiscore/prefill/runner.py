@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_torch import TorchAttention
-from hiscore.layers.ops import TorchOps
+from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, Rows
 
 

@@ -10,7 +10,8 @@ if not torch.cuda.is_available():
 
 from hiscore.kernels import gemv
 from hiscore.layers import triton_ops as kernel_ops
-from hiscore.layers.ops import Ops, TorchOps
+from hiscore.layers.ops import Ops
+from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import LayerWeights, Linear
 

@@ -5,7 +5,7 @@ import torch
 
 from hiscore.kernels import gated_mlp
 from hiscore.layers import triton_ops as kernel_ops
-from hiscore.layers.ops import TorchOps
+from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import Linear
 

@@ -11,7 +11,8 @@ from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
 from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.layers.lm_head import LMHead
-from hiscore.layers.ops import Ops, TorchOps
+from hiscore.layers.ops import Ops
+from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, Rows
 from hiscore.prefill.runner import make_runner
 

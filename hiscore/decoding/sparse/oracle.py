@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.paged_torch import working
 from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.sparse.selection import Selection, no_scores, scored_rows, select_by_attention
+from hiscore.numerics import widen
 
 
 class ExactSelector:
@@ -21,11 +21,11 @@ class ExactSelector:
 
     def scores(self, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
         cache, shape = self._cache, self._shape
-        q = working(q).unflatten(1, (shape.kv_heads, -1))
+        q = widen(q).unflatten(1, (shape.kv_heads, -1))
         index = cache.index_of(layer)
         out = no_scores(cache, rows, shape.heads, q.dtype)
         for row, pages in scored_rows(cache, rows):
-            keys = working(index[pages]).permute(1, 2, 0)
+            keys = widen(index[pages]).permute(1, 2, 0)
             out[row, :, : len(pages)] = (q[row] @ keys * shape.scale).flatten(0, 1)
         return out
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.paged_torch import working
 from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 from hiscore.decoding.sparse.selection import Selection, no_scores, scored_rows, select_by_attention
+from hiscore.numerics import widen
 
 
 class QuestSelector:
@@ -36,11 +36,11 @@ class QuestSelector:
 
     def scores(self, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
         cache, shape = self._cache, self._shape
-        q = working(q).unflatten(1, (shape.kv_heads, -1))
+        q = widen(q).unflatten(1, (shape.kv_heads, -1))
         bounds = cache.index_of(layer)
         out = no_scores(cache, rows, shape.heads, q.dtype)
         for row, pages in scored_rows(cache, rows):
-            least, greatest = working(bounds[pages]).permute(2, 1, 3, 0)
+            least, greatest = widen(bounds[pages]).permute(2, 1, 3, 0)
             best = q[row].clamp(min=0) @ greatest + q[row].clamp(max=0) @ least
             out[row, :, : len(pages)] = (best * shape.scale).flatten(0, 1)
         return out

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hiscore.attention.paged_torch import capped
+from hiscore import numerics
 from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
 
 
@@ -102,7 +102,7 @@ def attention_shares(
     for row, length in enumerate(lengths.tolist()):
         if row in scored:
             logits = scores[row, :, :length].unflatten(0, (heads, -1)).clone()
-            shares[row, :, :length] = capped(logits, soft_cap).softmax(-1).mean(1)
+            shares[row, :, :length] = numerics.soft_cap(logits, soft_cap).softmax(-1).mean(1)
         elif length:
             shares[row, :, :length] = 1 / length
     return shares

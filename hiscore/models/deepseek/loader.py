@@ -14,8 +14,8 @@ from torch import Tensor
 from hiscore.layers.weights import Linear
 from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.deepseek.config import DsaArchitecture
-from hiscore.models.deepseek.functional import at_least_float32
 from hiscore.models.loader import CheckpointReader
+from hiscore.numerics import at_least_float32
 
 
 @dataclass(frozen=True)

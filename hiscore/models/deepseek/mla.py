@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from hiscore.models.deepseek.config import DsaArchitecture
-from hiscore.models.deepseek.functional import LATENT_EPS, at_least_float32, rms_norm, rotate
+from hiscore.models.deepseek.functional import LATENT_EPS, rms_norm, rotate
 from hiscore.models.deepseek.loader import MlaWeights
+from hiscore.numerics import at_least_float32
 
 
 @dataclass(frozen=True)

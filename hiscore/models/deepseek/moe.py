@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from hiscore.models.deepseek.config import Experts
-from hiscore.models.deepseek.functional import at_least_float32
 from hiscore.models.deepseek.loader import MlpWeights, MoeWeights
+from hiscore.numerics import at_least_float32
 
 # Copies of weights alive at once, in elements: 256 MiB of float32.
 MAX_GATHERED = 2**26

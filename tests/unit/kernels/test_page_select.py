@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 
-from hiscore.attention.paged_torch import capped
+from hiscore import numerics
 from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
 from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
@@ -36,7 +36,7 @@ RESIDENCY = ("device_page_of", "host_page_of", "last_use", "hits", "misses", "bu
 
 def weights_of(scores: Tensor, soft_cap: float | None) -> Tensor:
     """float64 [H, n] from scores [H, group, n]."""
-    return capped(scores.double(), soft_cap).softmax(-1).mean(1)
+    return numerics.soft_cap(scores.double(), soft_cap).softmax(-1).mean(1)
 
 
 def plain_choice(weights: Tensor, budget: int, forced: set[int]) -> list[int]:

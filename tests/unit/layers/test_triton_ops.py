@@ -15,7 +15,7 @@ from hiscore.attention.tiles import cut_into_tiles, max_tiles
 from hiscore.kernels import gated_mlp, gemv
 from hiscore.kernels.gated_mlp import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
 from hiscore.layers import triton_ops as kernel_ops
-from hiscore.layers.ops import TorchOps
+from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import FP8, Linear, Quantised, quantise
 from hiscore.prefill.cuda_runner import Layout, buckets

@@ -10,7 +10,7 @@ from torch import Tensor
 from hiscore.decoding.models.latent_attention import LatentStep
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.worker import CacheWorker
-from hiscore.layers.ops import TorchOps
+from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.deepseek.latent_cache import StagedLatents
 from tests.support.decoding import Driver, LateBackups, build, host_rows, prompt
 

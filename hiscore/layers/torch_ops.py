@@ -1,0 +1,75 @@
+"""`Ops` in PyTorch: what the CPU runs and what the kernels are tested against."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hiscore.layers.ops import Ops
+from hiscore.layers.rope import Rope
+from hiscore.layers.weights import LayerWeights, Quantised, quantise
+from hiscore.numerics import at_least_float32
+
+ACTIVATIONS = {
+    "silu": torch.nn.functional.silu,
+    "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+
+
+class TorchOps(Ops):
+    """`Ops` in PyTorch, on any device."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str) -> None:
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._eps = eps
+        self._activation = ACTIVATIONS[activation]
+
+    def embed(
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
+    ) -> tuple[Tensor, Any]:
+        # transformers rounds the factor to the table's dtype.
+        x = table[ids].to(at_least_float32(table.dtype)) * torch.tensor(scale, dtype=table.dtype).item()
+        return x, _for_projection(self._norm(x, weight, table.dtype), fp8)
+
+    def rope_and_cache(
+        self,
+        layer: LayerWeights,
+        rope: Rope,
+        qkv: Tensor,
+        positions: Tensor,
+        pool: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        heads = qkv.unflatten(1, (-1, self._head_dim))
+        q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q.copy_(self._norm(q, layer.q_norm, q.dtype))
+            k.copy_(self._norm(k, layer.k_norm, k.dtype))
+        rotated = heads[:, : self._heads + self._kv_heads]
+        first, second = rotated.to(at_least_float32(qkv.dtype)).chunk(2, dim=-1)
+        cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
+        rotated.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+        (rows,) = torch.nonzero(slot_mapping >= 0, as_tuple=True)
+        pool[slot_mapping[rows]] = torch.stack((k[rows], v[rows]), dim=1)
+
+    def add_norm(
+        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
+    ) -> Any:
+        x += update if post_weight is None else self._norm(update, post_weight, update.dtype)
+        return _for_projection(self._norm(x, weight, update.dtype), fp8)
+
+    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return _for_projection(self._activation(gate) * up, fp8)
+
+    def quantise(self, x: Tensor) -> Quantised:
+        return quantise(x)
+
+    def _norm(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self._eps)
+        return (y.to(at_least_float32(dtype)) * weight).to(dtype)
+
+
+def _for_projection(x: Tensor, fp8: bool) -> Tensor | Quantised:
+    return quantise(x) if fp8 else x

@@ -1,0 +1,23 @@
+"""Rules of precision that every PyTorch implementation here follows."""
+
+import torch
+from torch import Tensor
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums, softmax and rotations for a model of `dtype`: float32, for float64 float64.
+
+    The residual stream has it too. Every layer adds to the stream twice: rounded to bfloat16 each time, those sums
+    were the main reason why an item's score depended on how its batch was split into forwards.
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widen(x: Tensor) -> Tensor:
+    """x in `at_least_float32`."""
+    return x.to(at_least_float32(x.dtype))
+
+
+def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
+    """Squash logits into (-cap, cap) by tanh, as Gemma 2 does; None: unchanged."""
+    return logits if cap is None else torch.tanh(logits / cap) * cap
