@@ -1,16 +1,16 @@
-"""All measurements that this machine can make, one after another, and the report of them.
+"""Run all measurements that this machine can make, one after another, and report them.
 
 usage: python -m perf.bench [--full [--rehearse]] [--out DIR] [--only WORD,WORD] [--minutes N] [--resume]
            [--checkpoint DIR] [--tokenizer DIR] [--reviews FILE]
 
-Without --full it measures what a laptop's CPU measures in some minutes (`make bench`); with it, everything, which
-needs a CUDA GPU (`make bench-gpu`), what tells most first. A step that fails, or takes far too long, does not stop
-the others, and stands in the report. --minutes ends it in time: a step that would not fit is not begun.
---resume leaves out what has been done in DIR before. --rehearse runs the steps of --full with the small sizes that
-they have for a CPU. On a host without a network --checkpoint, --tokenizer and --reviews name what is else fetched.
+Without --full it runs what a laptop's CPU can measure in some minutes (`make bench`); with it, everything, which
+needs a CUDA GPU (`make bench-gpu`), the most informative steps first. A step that fails or hangs does not stop the
+others and is named in the report. --minutes limits the run: a step that would not fit is skipped. --resume skips
+steps that have already succeeded in DIR. --rehearse runs the steps of --full on a CPU, with small sizes. On a host
+without a network, --checkpoint, --tokenizer and --reviews name what is otherwise downloaded.
 
-In DIR: the raw results, `bench.json` (after every step), `logs/`, `report.html`, `plots/`. Exits with 1 if a step
-failed or could not be run.
+DIR gets the raw results, `bench.json` (rewritten after every step), `logs/`, `report.html` and `plots/`. Exits
+with 1 if a step failed or was skipped.
 """
 
 import argparse
@@ -32,10 +32,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from hiscore.checkpoint import resolve
 from perf import bench_steps
 from perf.bench_process import Done, log_of, run
-from perf.bench_steps import GPU_ONLY, Given, Step, lacks
-from perf.machine import facts as machine
+from perf.bench_steps import GPU_ONLY, Given, Step, missing
+from perf.machine.facts import machine_facts
 from perf.machine.gpu_sampler import GpuSampler, visible_gpus
-from perf.report import page as report_html
+from perf.report import page
+from perf.script import arguments, by_comma, write_json
 
 RESULTS = Path(__file__).parent / "results"
 TAIL_LINES = 15
@@ -43,7 +44,7 @@ INTERRUPTED = 130
 
 
 class Record:
-    """bench.json: what has been done, written after every step; steps of an earlier run into DIR stay in it."""
+    """bench.json: the steps run so far, written after every step. Steps of an earlier run into DIR stay in it."""
 
     def __init__(self, out: Path, facts: dict[str, object]) -> None:
         self._file, self._begin = out / "bench.json", time.perf_counter()
@@ -54,7 +55,7 @@ class Record:
         self.not_run: list[str] = []
 
     def succeeded(self, name: str) -> bool:
-        """Whether this step has been done well, now or earlier."""
+        """Whether this step has succeeded, in this run or an earlier one."""
         return name in self._steps and self._steps[name]["code"] == 0
 
     @property
@@ -67,37 +68,37 @@ class Record:
         self.write()
 
     def leave_out(self, step: Step, reason: str) -> None:
-        """Note a step that is not run."""
+        """Record a step that is not run."""
         self.not_run.append(f"{step.name}: {reason}")
         self.write()
 
     def write(self) -> None:
-        found = {
+        record = {
             "machine": self._facts,
             "steps": list(self._steps.values()),
             "not_run": self.not_run,
             "seconds": self.seconds,
         }
-        self._file.write_text(json.dumps(found, indent=1))
+        write_json(self._file, record)
 
 
 def directory_for(device: str) -> Path:
-    """A new directory beside the recorded results, named by machine and day."""
+    """A new directory beside the recorded results, named after the machine and the day."""
     name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(\w+\)", "", device.lower())).strip("-")
     first = RESULTS / f"{name}-{date.today().isoformat()}"
     others = (first.with_name(f"{first.name}-{number}") for number in range(2, 1_000))
     return next(path for path in (first, *others) if not path.exists())
 
 
-def chosen(steps: Sequence[Step], only: str | None) -> list[Step]:
-    """Steps whose measurement is named, or all of them.
+def selected(steps: Sequence[Step], only: str | None) -> list[Step]:
+    """The steps that --only names, all of them without it.
 
     Raises:
-        ValueError: a name is no step's.
+        ValueError: No step has such a name.
     """
     if only is None:
         return list(steps)
-    words = only.split(",")
+    words = by_comma(only)
     if unknown := set(words) - {step.measurement for step in steps}:
         raise ValueError(f"no step is called {', '.join(sorted(unknown))}")
     return [step for step in steps if step.measurement in words]
@@ -106,10 +107,10 @@ def chosen(steps: Sequence[Step], only: str | None) -> list[Step]:
 def run_all(
     steps: Sequence[Step], given: Given, record: Record, progress: Progress, minutes: float | None
 ) -> None:
-    """Each step that can be run and has time; an interrupt ends all."""
+    """Run each step that can run and fits the time left; an interrupt ends the run."""
     for step in steps:
         left = None if minutes is None else 60 * minutes - record.seconds
-        if reason := lacks(step, given):
+        if reason := missing(step, given):
             record.leave_out(step, reason)
         elif left is not None and left < step.seconds:
             record.leave_out(step, f"it needs {step.seconds:.0f} s, {max(0, left):.0f} were left")
@@ -123,7 +124,7 @@ def run_all(
 
 
 def main() -> int:
-    """Run the steps, then report."""
+    """Run the steps, write the report."""
     options = parse()
     console = Console()
     gpu = GpuSampler()
@@ -133,18 +134,20 @@ def main() -> int:
             "--full needs a CUDA GPU, and there is none; without it the CPU is measured", style="red"
         )
         return 2
-    facts = machine.facts(gpu.device if on_gpu else None, gpu.driver, None, options.commit)
+    facts = machine_facts(options.commit, gpu.device if on_gpu else None, gpu.driver)
     out = (options.out or directory_for(str(facts["gpu"] or facts["cpu"]))).resolve()
     for directory in ("logs", "reviews"):
         (out / directory).mkdir(parents=True, exist_ok=True)
-    given = give(options, out, console)
-    steps = bench_steps.gpu(given, len(visible_gpus())) if options.full else bench_steps.cpu(given)
+    given = inputs(options, out, console)
+    steps = (
+        bench_steps.gpu_steps(given, len(visible_gpus())) if options.full else bench_steps.cpu_steps(given)
+    )
     if not on_gpu:
         steps = [step for step in steps if step.measurement not in GPU_ONLY]
-        # Where there is a GPU all the same, the steps must not find it.
+        # Hide a GPU that is there all the same.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
-        steps = chosen(steps, options.only)
+        steps = selected(steps, options.only)
     except ValueError as error:
         console.print(str(error), style="red")
         return 2
@@ -167,17 +170,17 @@ def main() -> int:
     return conclude(record, out, console)
 
 
-def give(options: argparse.Namespace, out: Path, console: Console) -> Given:
-    """What the steps start from: what is named, else the default model, fetched if it can be."""
+def inputs(options: argparse.Namespace, out: Path, console: Console) -> Given:
+    """What the options name, and the default model where they name none."""
     checkpoint: Path | None = options.checkpoint
     if checkpoint is None and not options.tokenizer:
-        console.print("the default model is fetched, if it is not here yet ...", highlight=False)
+        console.print("fetching the default model, if it is not here yet ...", highlight=False)
         checkpoint = resolve()
     return Given(out, checkpoint, options.tokenizer or checkpoint, options.reviews)
 
 
 def conclude(record: Record, out: Path, console: Console) -> int:
-    """Say what failed, write the report: the exit code."""
+    """Print what failed, write the report, return the exit code."""
     failed = [step for step in record.done if step.code]
     for lost in failed:
         log = log_of(lost.name, out)
@@ -187,33 +190,27 @@ def conclude(record: Record, out: Path, console: Console) -> int:
     for line in record.not_run:
         console.print(f"not run: {line}", highlight=False, markup=False)
     record.write()
-    file = report_html.write(out)
+    file = page.write(out)
     summary = f"{record.seconds / 60:.1f} min, {len(failed)} of {len(record.done)} steps failed\n{file}"
     console.print(summary, soft_wrap=True, highlight=False)
     return 1 if failed or record.not_run else 0
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Parse the command line."""
+    parser = arguments(__doc__, "the results (default: perf/results/MACHINE-DATE)", required=False)
     parser.add_argument("--full", action="store_true", help="everything, on a CUDA GPU")
-    parser.add_argument("--rehearse", action="store_true", help="with --full: its steps in small, on the CPU")
-    parser.add_argument("--out", type=Path, help="default: perf/results/MACHINE-DATE")
-    parser.add_argument("--only", help="modules, comma-separated: serving,peers")
-    parser.add_argument("--minutes", type=float, help="no step is begun that would not end by then")
-    parser.add_argument("--resume", action="store_true", help="leave out what has been done in DIR")
+    parser.add_argument("--rehearse", action="store_true", help="with --full: its steps on a CPU, in small")
+    parser.add_argument("--only", help="measurements, comma-separated: serving,peers")
+    parser.add_argument("--minutes", type=float, help="skip steps that would not end by then")
+    parser.add_argument("--resume", action="store_true", help="skip what has succeeded in DIR")
     parser.add_argument("--checkpoint", type=Path, help="a model with weights (default: the demo's)")
-    parser.add_argument(
-        "--tokenizer", type=Path, help="config.json and a tokenizer, where there are no weights"
-    )
-    parser.add_argument("--reviews", type=Path, help="a sample by perf.quality.precision --prepare")
-    parser.add_argument("--commit", help="what to record where there is no git history")
+    parser.add_argument("--tokenizer", type=Path, help="config.json and a tokenizer, without weights")
+    parser.add_argument("--reviews", type=Path, help="sample written by perf.quality.precision --prepare")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    # What ends this process ends the step as well, and leaves a report.
+    # A SIGTERM ends the running step as well and still leaves a report.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

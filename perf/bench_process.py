@@ -1,4 +1,4 @@
-"""One step in a process of its own: its output in a log, a bar for its planned time, an end if it hangs."""
+"""Run one step of the bench in a process of its own, log its output, show its progress, stop it if it hangs."""
 
 import os
 import re
@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.progress import Progress
 
 from perf.bench_steps import Step
-from perf.machine import facts as machine
+from perf.machine.facts import ROOT, shown
 
 POLL_S = 0.2
-# A plan is for a quiet machine; a step that takes this much longer hangs.
+# Plans assume an idle machine. A step that takes this much longer is taken to hang.
 PATIENCE, PATIENCE_S = 4.0, 60.0
 STOPPING_S = 30.0
 TIMED_OUT = 124
@@ -23,7 +23,7 @@ TIMED_OUT = 124
 
 @dataclass(frozen=True)
 class Done:
-    """A step that has run. code: its exit code, `TIMED_OUT` if it was stopped."""
+    """A step that has run; `code` is its exit code, `TIMED_OUT` if it was stopped."""
 
     name: str
     command: str
@@ -32,7 +32,14 @@ class Done:
 
 
 def run(step: Step, out: Path, progress: Progress, limit_s: float | None = None) -> Done:
-    """Run a step; limit_s: stop it then, if that comes before its patience ends."""
+    """Run a step.
+
+    Args:
+        step: What to run.
+        out: Directory of the results; its log goes to out/logs.
+        progress: Shows a bar for the step.
+        limit_s: Stop it after so many seconds, if that is sooner than a hanging step would be stopped.
+    """
     command = [sys.executable, "-m", step.module, *step.arguments]
     task = progress.add_task(step.name, total=step.seconds, line="")
     say(progress, f"{step.name}: planned for {step.seconds:.0f} s")
@@ -45,7 +52,7 @@ def run(step: Step, out: Path, progress: Progress, limit_s: float | None = None)
             command,
             stdout=file,
             stderr=subprocess.STDOUT,
-            cwd=machine.ROOT,
+            cwd=ROOT,
             env=_environment(),
             start_new_session=True,
         )
@@ -65,22 +72,22 @@ def run(step: Step, out: Path, progress: Progress, limit_s: float | None = None)
     seconds = time.perf_counter() - begin
     progress.update(task, completed=step.seconds, line="done" if code == 0 else f"[red]FAILED ({code})")
     say(progress, f"{step.name}: {'done' if code == 0 else f'FAILED ({code})'}, {seconds:.0f} s")
-    return Done(step.name, machine.shown(["python", *command[1:]]), code, seconds)
+    return Done(step.name, shown(["python", *command[1:]]), code, seconds)
 
 
 def say(progress: Progress, line: str) -> None:
-    """A line for a log; on a terminal the bars say it."""
+    """Print a line where the output is a file; a terminal shows the bars instead."""
     if not progress.console.is_terminal:
         progress.console.print(line, highlight=False, markup=False)
 
 
 def log_of(name: str, out: Path) -> Path:
-    """Where a step's output goes."""
+    """The log of a step."""
     return out / "logs" / f"{name.replace(' ', '-')}.txt"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a step. Its own children (a tritonserver) are told by the kernel when it is gone."""
+    """Stop a step. The kernel signals its children (a tritonserver) when it is gone."""
     os.killpg(process.pid, signal.SIGTERM)
     try:
         process.wait(STOPPING_S)
@@ -90,8 +97,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """With the client on the path, which may not be installed."""
-    paths = [str(machine.ROOT / "client"), os.environ.get("PYTHONPATH", "")]
+    """The environment with the client on the path, which may not be installed."""
+    paths = [str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
 
 

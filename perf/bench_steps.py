@@ -1,10 +1,10 @@
-"""What `make bench` and `make bench-gpu` run, in which order, and how long each is planned to take."""
+"""The steps of `make bench` and `make bench-gpu`: what runs, in which order, and how long it should take."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# What `--only` names, and the module of perf/ that measures it.
+# Names that `--only` takes, and the module of perf/ that measures each.
 MODULES = {
     "ablations": "scoring.ablations",
     "attention": "scoring.attention",
@@ -27,12 +27,14 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Step:
-    """measurement: a key of `MODULES`; seconds: planned, on a machine that does nothing else."""
+    """A measurement with its arguments."""
 
     name: str
     measurement: str
+    """Key of `MODULES`."""
     arguments: tuple[str, ...]
     seconds: float
+    """Planned, on an idle machine."""
 
     @property
     def module(self) -> str:
@@ -42,20 +44,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Given:
-    """What the steps start from. checkpoint: a real model with its weights, None where there is none.
-
-    tokenizer: a directory with config.json and the tokenizer's files, for random weights to be asked by text.
-    reviews: a sample that `perf.quality.precision --prepare` has written; None: it is drawn, which downloads it.
-    """
+    """What the steps start from."""
 
     out: Path
     checkpoint: Path | None
+    """A real model with its weights; None if there is none."""
     tokenizer: Path | None
+    """Directory with config.json and a tokenizer, so that random weights can be asked by text."""
     reviews: Path | None = None
+    """Sample written by `perf.quality.precision --prepare`; None: download the reviews and draw one."""
 
 
-def cpu(given: Given) -> list[Step]:
-    """Minutes on a laptop."""
+def cpu_steps(given: Given) -> list[Step]:
+    """Steps for a CPU, some ten minutes on a laptop."""
     to, checkpoint = ("--out", str(given.out)), str(given.checkpoint)
     model = ("--checkpoint", checkpoint)
     return [
@@ -73,8 +74,8 @@ def cpu(given: Given) -> list[Step]:
     ]
 
 
-def gpu(given: Given, gpus: int) -> list[Step]:
-    """The full set, what tells most first: a run that is cut off has that. Times are an H200's."""
+def gpu_steps(given: Given, gpus: int) -> list[Step]:
+    """All steps, the most informative first, in case the run is cut off. Times are an H200's."""
     to = ("--out", str(given.out))
     tokenizer = ("--tokenizer", str(given.tokenizer))
     model = ("--checkpoint", str(given.tokenizer))
@@ -85,7 +86,7 @@ def gpu(given: Given, gpus: int) -> list[Step]:
         Step("ceilings of the machine", "roofline", to, 60),
         Step("where the time goes", "trace", (*to, *model), 45),
         *_quality(given, (), (), (60, 90)),
-        # 100,000 calls, or as many as there is time for.
+        # 100,000 calls, or as many as fit the time.
         Step("what the host pays", "cpu_cost", (*to, *model, "--calls", "100000", "--seconds", "240"), 290),
         Step("the scorer under load", "serving", (*to, *tokenizer), 300),
         Step("what each choice is worth", "ablations", to, 120),
@@ -99,17 +100,17 @@ def gpu(given: Given, gpus: int) -> list[Step]:
     ]
 
 
-# What computes on a GPU alone; all else has a rehearsal's sizes for a CPU.
+# These run on a GPU only; all others have small sizes to rehearse with on a CPU.
 GPU_ONLY = ("forward", "attention", "gated_product", "two_gpus")
-WEIGHTS = ("quality", "quality_served")
-TEXT = ("score_load", "serving", "trace", "text_cost", "cpu_cost")
+NEEDS_WEIGHTS = ("quality", "quality_served")
+NEEDS_TOKENIZER = ("score_load", "serving", "trace", "text_cost", "cpu_cost")
 
 
-def lacks(step: Step, given: Given) -> str | None:
-    """Why a step cannot run, or None."""
-    if step.measurement in WEIGHTS and given.checkpoint is None:
+def missing(step: Step, given: Given) -> str | None:
+    """Why a step cannot run; None if it can."""
+    if step.measurement in NEEDS_WEIGHTS and given.checkpoint is None:
         return "there is no model with weights (--checkpoint DIR)"
-    if step.measurement in TEXT and given.tokenizer is None:
+    if step.measurement in NEEDS_TOKENIZER and given.tokenizer is None:
         return "there is no tokenizer (--tokenizer DIR)"
     return None
 

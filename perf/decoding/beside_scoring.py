@@ -9,9 +9,7 @@ rehearsal, whose numbers mean nothing.
 """
 
 import argparse
-import json
 import logging
-import os
 import statistics
 import sys
 import tempfile
@@ -25,22 +23,24 @@ import numpy as np
 
 from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
-from hiscore.settings import ServeSettings
-from perf.loadgen import load_plan as plan
+from perf.loadgen import load_plan
 from perf.loadgen.decode_clients import Flow, Streams, running
 from perf.loadgen.generator import Generator, poisson
 from perf.loadgen.scorer_calls import draw
+from perf.loadgen.served import limit_threads, server_settings
 from perf.loadgen.window import Meter, Point, Window
-from perf.machine import facts as machine
+from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler
+from perf.machine.interleave import in_turns
 from perf.models import checkpoints
+from perf.script import arguments, write_json
 
 ALONE, BESIDE = "scoring alone", "scoring beside streams"
 GIB = 2**30
 
 
 def measure(
-    server: Server, gpu: GpuSampler, chosen: plan.Plan, options: argparse.Namespace
+    server: Server, gpu: GpuSampler, chosen: load_plan.Plan, options: argparse.Namespace
 ) -> dict[str, Any]:
     """All windows; p99 of a condition is the median of its windows'."""
     rng = np.random.default_rng(0)
@@ -69,9 +69,8 @@ def measure(
             )
 
         generator.closed_loop(8, 2)
-        for index in range(options.rounds):
-            for name in (ALONE, BESIDE)[:: 1 if index % 2 == 0 else -1]:
-                window(name)
+        for _, name in in_turns((ALONE, BESIDE), options.rounds):
+            window(name)
         with running(server.grpc_url, streams) as found:
             time.sleep(options.seconds / 2)
         assert found.flow
@@ -100,10 +99,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING)
     device, _ = choose_device("auto")
     rehearsal = device == "cpu"
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__, "decode_beside.json")
     parser.add_argument("--rate", type=float, default=5 if rehearsal else 70, help="calls a second")
     parser.add_argument("--streams", type=int, default=3 if rehearsal else 16)
     parser.add_argument("--prompt", type=int, default=100 if rehearsal else 2_048)
@@ -113,13 +109,12 @@ def main() -> int:
     parser.add_argument("--selector", default="quest")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    chosen = plan.CPU if rehearsal else plan.GPU
-    if rehearsal:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    chosen = load_plan.CPU if rehearsal else load_plan.GPU
+    limit_threads(device)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu:
         checkpoints.write(Path(directory), device, None)
-        settings = ServeSettings(
+        settings = server_settings(
             model=directory,
             models="scorer,decode",
             device=device,
@@ -131,21 +126,18 @@ def main() -> int:
             sparse_top_k=64 if rehearsal else 1_024,
             device_buffer_size=128 if rehearsal else 2_048,
             query_cache_bytes=0,
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
         )
         with Server(settings, options.out / "server-beside.log") as server:
             ready = time.perf_counter() - begin
             print(f"on {device}, ready after {ready:.1f} s", flush=True)
-            triton = machine.triton_version(server.http_url)
+            triton = triton_version(server.http_url)
             results = measure(server, gpu, chosen, options)
         results |= {
-            "machine": machine.facts(gpu.device, gpu.driver, triton, None),
+            "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
             "settings": settings.model_dump(mode="json", exclude={"model", "model_repository"}),
             "seconds": time.perf_counter() - begin,
         }
-    (options.out / "decode_beside.json").write_text(json.dumps(results, indent=1, default=str))
+    write_json(options.out / "decode_beside.json", results)
     alone, beside = results["p99"][ALONE], results["p99"][BESIDE]
     print(
         f"p99 at {options.rate:g} calls/s: alone {alone:.2f} ms, beside {options.streams} streams {beside:.2f} ms"

@@ -7,18 +7,16 @@ it is one for all requests. "Dense" is keys and values (or latents) alone; where
 selects, its keys are needed however much is resident, and the second ratio counts them on both sides.
 """
 
-import argparse
-import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hiscore.decoding.kv_cache.sizing import Memory, ModelShape, plan_cache
-from hiscore.settings import CacheSettings
+from hiscore.settings import CacheSettings, RequestedSelector
 from perf.models.geometries import GEOMETRIES, LATENT
+from perf.script import arguments, write_json
 
 PLENTY = 2**60
 OF_REQUESTS = ("dense_kv", "buffer", "index", "device_page_of", "host_page_of", "last_use")
@@ -59,7 +57,9 @@ def table(length: int) -> dict[str, Any]:
         model = model_shape(config, length)
         dense = sum(request_bytes(model, CacheSettings(selector="dense"), length).values())
         rows: dict[str, Any] = {"staging": slot_bytes(model) * length}
-        for selector in ("dsa",) if config["model_type"] in LATENT else ("quest", "exact"):
+        latent = config["model_type"] in LATENT
+        selectors: tuple[RequestedSelector, ...] = ("dsa",) if latent else ("quest", "exact")
+        for selector in selectors:
             parts = request_bytes(model, CacheSettings(selector=selector), length)
             total = sum(parts.values())
             resident = dense + (parts["index"] if selector == "dsa" else 0)
@@ -75,11 +75,8 @@ def table(length: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, "decode_bytes.json", required=False)
     parser.add_argument("--length", type=int, default=32_768)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found = table(options.length)
     print(f"MiB of one request of {options.length} tokens on the device, bfloat16, top 2048 of 4096:")
@@ -93,7 +90,7 @@ def main() -> int:
                 )
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "decode_bytes.json").write_text(json.dumps(found, indent=1))
+        write_json(options.out / "decode_bytes.json", found)
     return 0
 
 

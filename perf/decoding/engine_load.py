@@ -24,7 +24,7 @@ from hiscore.decoding.worker import build
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
 from hiscore.settings import CacheSettings
-from perf.models import random_checkpoint as geometry
+from perf.models import random_checkpoint
 
 PLENTY = 2**60
 
@@ -92,7 +92,7 @@ def dtype() -> torch.dtype:
 def shared_weights() -> Iterator[None]:
     """All workers built meanwhile from one checkpoint (or its like) share the weights, drawn in memory."""
     with ExitStack() as stack:
-        stack.enter_context(geometry.in_memory(device().type))
+        stack.enter_context(random_checkpoint.in_memory(device().type))
         for name in ("Decoder", "DsaDecoder"):
             stack.enter_context(mock.patch.object(build, name, cache(getattr(build, name))))
         yield

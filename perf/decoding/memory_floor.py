@@ -9,9 +9,7 @@ profile is of the latter. There, kernels that start while the last one is at wor
 their times add up to more than the step. Without a GPU a tiny model takes the place, and kernels are not profiled.
 """
 
-import argparse
 import gc
-import json
 import sys
 import tempfile
 from dataclasses import asdict
@@ -23,9 +21,11 @@ import torch
 from hiscore.decoding.kv_cache.sizing import Memory
 from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, build_worker, close, device, shared_weights
 from perf.decoding.worker_driver import Driver
-from perf.machine.facts import facts
-from perf.models import random_checkpoint as geometry
+from perf.machine.facts import process_facts
+from perf.machine.kernel_times import kernel_times
+from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES, LATENT
+from perf.script import arguments, write_json
 
 BANDWIDTH = 4.3e12
 """Bytes a second of an H200 (4.8e12 by its data sheet), as large copies reach them."""
@@ -38,18 +38,7 @@ def floor_ms(config: dict[str, Any], length: float, bandwidth: float) -> float:
     """Milliseconds to read the weights once, and the keys and values of so many tokens, in bfloat16."""
     row = 2 * config["num_key_value_heads"] * config["head_dim"]
     cached: float = 2 * row * config["num_hidden_layers"] * length
-    return 1e3 * (geometry.read_bytes(config) + cached) / bandwidth
-
-
-def profile(driver: Driver, steps: int) -> list[tuple[str, float, float]]:
-    """Microseconds and launches of each kernel, by step, the longest first."""
-    from torch.profiler import ProfilerActivity
-
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        driver.steps(steps)
-        torch.cuda.synchronize()
-    found = [(e.key[:90], e.device_time_total / steps, e.count / steps) for e in recorded.key_averages()]
-    return sorted((row for row in found if row[1]), key=lambda row: -row[1])
+    return 1e3 * (random_checkpoint.read_bytes(config) + cached) / bandwidth
 
 
 def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float) -> dict[str, Any]:
@@ -67,7 +56,7 @@ def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float)
     }
     if arm.settings["selector"] == "dense":
         cached = load.streams * (load.prompt + load.tokens / 2)
-        found["floor_ms"] = floor_ms(geometry.config_of(name), cached, bandwidth)
+        found["floor_ms"] = floor_ms(random_checkpoint.config_of(name), cached, bandwidth)
         # The mean has the wait of a stream's first step in it, for its prompt's copy to the host.
         found["over_floor"] = middle.itl_p50_ms / found["floor_ms"]
     worker = build_worker(checkpoint, arm, Memory(PLENTY, PLENTY, load.streams))
@@ -76,7 +65,7 @@ def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float)
         driver.steps(5)
         found["bare_step_ms"] = driver.steps(load.tokens - 5 - PROFILED if load.tokens > 60 else 5)
         if device().type == "cuda":
-            found["kernels"] = profile(driver, PROFILED)
+            found["kernels"] = kernel_times(lambda: driver.steps(PROFILED), PROFILED)
     finally:
         close(worker)
     return found
@@ -97,10 +86,7 @@ def show(title: str, found: dict[str, Any]) -> None:
 
 def main() -> int:
     rehearsal = device().type != "cuda"
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__, "decode_floor-SELECTOR.json")
     parser.add_argument("--geometries", default="tiny" if rehearsal else "qwen3-0.6b,qwen3-8b")
     parser.add_argument("--prompts", default="100" if rehearsal else "1024,8192")
     parser.add_argument("--tokens", type=int, default=20 if rehearsal else 200)
@@ -118,20 +104,19 @@ def main() -> int:
         options.selector, {"selector": options.selector} | (sizes if options.selector != "dense" else {})
     )
     options.out.mkdir(parents=True, exist_ok=True)
-    gpu = None if rehearsal else torch.cuda.get_device_name()
-    results: dict[str, Any] = {"machine": facts(gpu, None, None, None), "bandwidth": options.bandwidth}
+    results: dict[str, Any] = {"machine": process_facts(options.commit), "bandwidth": options.bandwidth}
     for name in options.geometries.split(","):
         prompts = [int(prompt) for prompt in options.prompts.split(",")]
         context = Load(1, max(prompts), options.tokens).context
         with tempfile.TemporaryDirectory() as directory, shared_weights():
-            checkpoint = geometry.write_config(name, Path(directory), context)
+            checkpoint = random_checkpoint.write_config(name, Path(directory), context)
             for prompt in prompts:
                 load = Load(options.streams, prompt, options.tokens)
                 found = measure(checkpoint, name, arm, load, options.bandwidth)
                 title = f"{name}, {arm.name}, {load.streams} of {prompt} tokens"
                 show(title, found)
                 results[title] = found
-                (options.out / f"decode_floor-{arm.name}.json").write_text(json.dumps(results, indent=1))
+                write_json(options.out / f"decode_floor-{arm.name}.json", results)
         gc.collect()
         torch.cuda.empty_cache()
     return 0

@@ -8,9 +8,7 @@ whole streams densely; `fit` x `times` streams come at once. Two rates are state
 included, and of the steps alone.
 """
 
-import argparse
 import gc
-import json
 import sys
 import tempfile
 from dataclasses import asdict
@@ -24,9 +22,10 @@ from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE
 from hiscore.settings import CacheSettings
 from perf.decoding.device_bytes import model_shape, request_bytes, slot_bytes
 from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, dtype, shared_weights
-from perf.machine.facts import facts
-from perf.models import random_checkpoint as geometry
+from perf.machine.facts import process_facts
+from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES, LATENT
+from perf.script import arguments, write_json
 
 TARGET = 2.5
 
@@ -41,10 +40,7 @@ def budget(config: dict[str, Any], load: Load, fit: int) -> int:
 
 def main() -> int:
     rehearsal = not torch.cuda.is_available()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__, "decode_oversubscribed.json")
     parser.add_argument("--geometry", choices=GEOMETRIES, default="tiny" if rehearsal else "qwen3-0.6b")
     parser.add_argument("--fit", type=int, default=2 if rehearsal else 3)
     parser.add_argument("--times", type=int, default=5)
@@ -68,7 +64,7 @@ def main() -> int:
         name = f"{own}, top {top_k}, buffer {buffer}{dense_layers}"
         arms.append(Arm(name, {"selector": own} | sizes))
     results: dict[str, Any] = {
-        "machine": facts(None if rehearsal else torch.cuda.get_device_name(), None, None, None),
+        "machine": process_facts(options.commit),
         "geometry": options.geometry,
         "load": asdict(load),
         "device_kv_bytes": memory.device,
@@ -81,7 +77,7 @@ def main() -> int:
     )
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, shared_weights():
-        checkpoint = geometry.write_config(options.geometry, Path(directory), load.context)
+        checkpoint = random_checkpoint.write_config(options.geometry, Path(directory), load.context)
         for arm in arms:
             bench = Bench(checkpoint, arm, load, memory)
             try:
@@ -99,7 +95,7 @@ def main() -> int:
             del bench
             gc.collect()
             torch.cuda.empty_cache()
-            (options.out / "decode_oversubscribed.json").write_text(json.dumps(results, indent=1))
+            write_json(options.out / "decode_oversubscribed.json", results)
     (_, dense), *others = results["arms"].items()
     for name, other in others:
         whole, steps = (other[rate] / dense[rate] for rate in ("tokens_per_s", "decode_tokens_per_s"))

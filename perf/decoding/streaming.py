@@ -10,13 +10,10 @@ that it got first, alone. Exits with 1 if a window failed.
 """
 
 import argparse
-import json
 import logging
-import os
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,15 +25,17 @@ import numpy as np
 from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
 from hiscore.settings import Device, ServeSettings
-from perf.loadgen import analyzer_decode as generation
-from perf.loadgen import window_validity as guards
-from perf.loadgen.analyzer_decode import Prompts, Served
+from perf.loadgen.analyzer_decode import Prompts, Served, as_samples, summarise
+from perf.loadgen.attempts import Attempts
 from perf.loadgen.generator import poisson
 from perf.loadgen.perf_analyzer import Analyzer, Exported
+from perf.loadgen.served import limit_threads, server_settings
 from perf.loadgen.token_check import LEAD, FirstStreams
-from perf.machine import facts as machine
+from perf.loadgen.window_validity import MIN_CALLS, check_count, check_open_loop
+from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler
 from perf.models import checkpoints
+from perf.script import arguments, by_comma, write_json
 
 GIB = 2**30
 
@@ -91,25 +90,16 @@ CPU = Plan(
 )
 
 
-class Windows:
+class Windows(Attempts):
     """Windows against one server; one that fails is noted, and the next goes on."""
 
     def __init__(self, chosen: Plan, analyzer: Analyzer, gpu: GpuSampler) -> None:
+        super().__init__()
         self._plan, self._analyzer, self._gpu = chosen, analyzer, gpu
         # Not shared between backups: with a ring other pages count as newest, so a selector takes others.
         self._first = FirstStreams()
         self._rng = np.random.default_rng(0)
         self.found: list[dict[str, Any]] = []
-        self.failures: list[str] = []
-
-    def step(self, name: str, work: Callable[[], Served | None]) -> Served | None:
-        """What `work` returns, or None if it failed."""
-        try:
-            return work()
-        except Exception as error:
-            self.failures.append(f"{name}: {type(error).__name__}: {error}")
-            print(f"FAILED {self.failures[-1]}\n{traceback.format_exc()}", flush=True)
-            return None
 
     def warm_up(self) -> None:
         """The first steps compile what the later ones use, for both lengths."""
@@ -130,25 +120,25 @@ class Windows:
             self._first.agreement("benchmark", alone, LEAD)
             return self._closed(f"benchmark, {backup}", name, prompts, plan.at_once, plan.count)
 
-        self.step(name, run)
+        self.attempt(name, run)
 
     def sweep(self) -> None:
         """A fixed number of streams at once, one first, then Poisson arrivals."""
         plan, lengths = self._plan, self._plan.shorter
         title = f"{lengths.prompt} in, {lengths.tokens} out"
-        prompts = draw(self._rng, lengths, max(guards.LEAST, 2 * max(plan.concurrencies)), plan.vocabulary)
+        prompts = draw(self._rng, lengths, max(MIN_CALLS, 2 * max(plan.concurrencies)), plan.vocabulary)
         fastest = 0.0
         for concurrency in plan.concurrencies:
-            count = max(guards.LEAST, 2 * concurrency)
+            count = max(MIN_CALLS, 2 * concurrency)
             name = f"{title}, {concurrency} at once"
             work = partial(self._closed, "sweep", name, prompts, concurrency, count)
-            if served := self.step(name, work):
+            if served := self.attempt(name, work):
                 fastest = max(fastest, served.requests_per_s)
         for rate in (share * fastest for share in plan.poisson_shares if fastest):
             name = f"{title}, Poisson {rate:.3g}/s"
             arrivals = poisson(self._rng, rate, plan.poisson_s)
             run = partial(self._analyzer.open_loop, name, prompts.target, arrivals)
-            self.step(name, partial(self._window, "poisson", name, prompts, run, rate))
+            self.attempt(name, partial(self._window, "poisson", name, prompts, run, rate))
 
     def _closed(self, group: str, name: str, prompts: Prompts, concurrency: int, count: int) -> Served:
         run = partial(self._analyzer.closed_loop, name, prompts.target, concurrency, count)
@@ -161,13 +151,13 @@ class Windows:
         begin = time.perf_counter()
         exported, end = run(), time.perf_counter()
         streams = prompts.read(exported)
-        served = generation.summarise(name, streams, len(prompts.ids[0]))
+        served = summarise(name, streams, len(prompts.ids[0]))
         pool = "benchmark" if group.startswith("benchmark") else "shorter"
         agreement = self._first.agreement(pool, streams, prompts.max_tokens)
-        samples = generation.as_samples(streams)
-        guards.check_count(name, samples, guards.LEAST)
+        samples = as_samples(streams)
+        check_count(name, samples, MIN_CALLS)
         if offered:
-            guards.check_open_loop(name, samples, offered)
+            check_open_loop(name, samples, offered)
         self.found.append(
             {
                 "group": group,
@@ -194,18 +184,17 @@ def draw(rng: np.random.Generator, lengths: Lengths, count: int, vocabulary: int
 def settings_of(checkpoint: Path, device: Device, chosen: Plan, backup: str, selector: str) -> ServeSettings:
     """The selector's own sizes on a GPU; a rehearsal's prompts are shorter than these."""
     sizes = {} if device == "cuda" else {"sparse_top_k": 64, "device_buffer_size": 128}
-    asked = {
-        "model": str(checkpoint),
-        "models": "decode",
-        "device": device,
-        "selector": selector,
-        "backup": backup,
-        "max_streams": max(*chosen.concurrencies, chosen.at_once),
-        "host_kv_bytes": chosen.kv_bytes,
-        "device_kv_bytes": 2 * chosen.kv_bytes,
-        **dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0),
-    }
-    return ServeSettings.model_validate(asked | sizes)
+    return server_settings(
+        model=str(checkpoint),
+        models="decode",
+        device=device,
+        selector=selector,
+        backup=backup,
+        max_streams=max(*chosen.concurrencies, chosen.at_once),
+        host_kv_bytes=chosen.kv_bytes,
+        device_kv_bytes=2 * chosen.kv_bytes,
+        **sizes,
+    )
 
 
 def main() -> int:
@@ -215,8 +204,7 @@ def main() -> int:
     device, _ = choose_device("auto")
     chosen = CPU if device == "cpu" else GPU
     chosen = replace(chosen, factor=options.factor or chosen.factor)
-    if device == "cpu":
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    limit_threads(device)
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
@@ -234,30 +222,24 @@ def main() -> int:
                 windows.benchmark(backup)
                 if not index:
                     windows.sweep()
-                triton = machine.triton_version(server.http_url)
+                triton = triton_version(server.http_url)
             results["windows"] += windows.found
             results["failures"] += windows.failures
             results |= {
-                "machine": machine.facts(gpu.device, gpu.driver, triton, options.commit),
+                "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
                 "settings": settings.model_dump(mode="json", exclude={"model", "model_repository"}),
                 "seconds": time.perf_counter() - begin,
             }
-            (out / "decode_serving.json").write_text(json.dumps(results, indent=1))
+            write_json(out / "decode_serving.json", results)
     return 1 if results["failures"] else 0
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where decode_serving.json goes")
+    parser = arguments(__doc__, "decode_serving.json")
     parser.add_argument("--factor", type=float, help="of the published benchmark's lengths")
-    parser.add_argument(
-        "--backups", type=lambda text: text.split(","), default=["ring", "blocking"], help="by comma"
-    )
+    parser.add_argument("--backups", type=by_comma, default=["ring", "blocking"], help="by comma")
     parser.add_argument("--selector", default="quest")
-    parser.add_argument("--commit", help="what to record where there is no git history")
     return parser.parse_args()
 
 

@@ -9,9 +9,7 @@ group's first arm, within a round. Without a GPU a tiny model takes the place: a
 nothing.
 """
 
-import argparse
 import gc
-import json
 import statistics
 import sys
 import tempfile
@@ -25,10 +23,11 @@ import torch
 
 from perf.decoding.comparison_groups import groups
 from perf.decoding.engine_load import Arm, Bench, Load, Run, Unavailable, shared_weights
-from perf.machine.facts import facts
-from perf.machine.interleave import spread
-from perf.models import random_checkpoint as geometry
+from perf.machine.facts import process_facts
+from perf.machine.interleave import in_turns, spread
+from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES, LATENT
+from perf.script import arguments, write_json
 
 COLUMNS = ("tpot_ms", "itl_p99_ms", "step_ms", "hit_rate", "swap_in_mib", "captured")
 
@@ -38,6 +37,7 @@ class Options:
     """The command line."""
 
     out: Path
+    commit: str | None
     geometry: str
     groups: tuple[str, ...]
     rounds: int
@@ -56,9 +56,8 @@ def compare(checkpoint: Path, arms: Sequence[Arm], load: Load, rounds: int) -> d
         runs: dict[str, list[Run]] = {name: [] for name in benches}
         for bench in benches.values():
             bench.run(tokens=min(load.tokens, 20))
-        for index in range(rounds):
-            for name in list(benches)[:: 1 if index % 2 == 0 else -1]:
-                runs[name].append(benches[name].run(seed=index))
+        for index, name in in_turns(benches, rounds):
+            runs[name].append(benches[name].run(seed=index))
         held = {name: bench.device_bytes for name, bench in benches.items()}
         loads = {name: bench.load_s for name, bench in benches.items()}
     finally:
@@ -106,9 +105,8 @@ def main(options: Options) -> int:
     if not chosen:
         print(f"no group is called {' or '.join(options.groups)}", file=sys.stderr)
         return 2
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     results: dict[str, Any] = {
-        "machine": facts(gpu, None, None, None),
+        "machine": process_facts(options.commit),
         "geometry": options.geometry,
         "load": asdict(options.load),
         "rounds": options.rounds,
@@ -117,7 +115,7 @@ def main(options: Options) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     with tempfile.TemporaryDirectory() as directory, shared_weights():
-        checkpoint = geometry.write_config(options.geometry, Path(directory), options.load.context)
+        checkpoint = random_checkpoint.write_config(options.geometry, Path(directory), options.load.context)
         for name, arms in chosen.items():
             print(f"{options.geometry}, {name}:", flush=True)
             begun = time.perf_counter()
@@ -132,17 +130,14 @@ def main(options: Options) -> int:
             print(f"  {time.perf_counter() - begun:.1f} s", flush=True)
             gc.collect()
             torch.cuda.empty_cache()
-            (options.out / f"decode-{options.geometry}.json").write_text(json.dumps(results, indent=1))
+            write_json(options.out / f"decode-{options.geometry}.json", results)
     return failed
 
 
 def parse() -> Options:
     """The command line; without a GPU all sizes are a rehearsal's."""
     rehearsal = not torch.cuda.is_available()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__, "decode-GEOMETRY.json")
     parser.add_argument("--geometry", choices=GEOMETRIES, default="tiny" if rehearsal else "qwen3-0.6b")
     parser.add_argument("--groups", default="backup,swap-in,selectors", help="parts of the groups' names")
     parser.add_argument("--rounds", type=int, default=2 if rehearsal else 5)
@@ -151,7 +146,9 @@ def parse() -> Options:
     parser.add_argument("--streams", type=int, default=3 if rehearsal else 5)
     given = parser.parse_args()
     load = Load(given.streams, given.prompt, given.tokens)
-    return Options(given.out, given.geometry, tuple(given.groups.split(",")), given.rounds, load)
+    return Options(
+        given.out, given.commit, given.geometry, tuple(given.groups.split(",")), given.rounds, load
+    )
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import numpy as np
 
 from hiscore.arrays import Float32
 from hiscore.launcher import Server
-from perf.loadgen import window_validity as guards
 from perf.loadgen.generator import Sample
 from perf.loadgen.scorer_calls import Shape
+from perf.loadgen.window_validity import MIN_CALLS, check_count, check_open_loop
 from perf.machine.gpu_sampler import GpuSampler
 
 METRIC = re.compile(r'^(\w+)\{([^}]*\bmodel="scorer"[^}]*)\} (\S+)$', re.MULTILINE)
@@ -48,7 +48,7 @@ class Window:
     """Length of a closed loop, whose rate is taken between ramp and end."""
     fresh: bool = True
     """Whether no call may find its query in the cache."""
-    least: int = guards.LEAST
+    least: int = MIN_CALLS
     """Calls that must be answered for its numbers to mean something."""
 
 
@@ -138,7 +138,7 @@ class Meter:
         Raises:
             WrongScores: an answer differs from an earlier one beyond the tolerance, or, where calls should be
                 fresh, one was served from the cache: then the window measured something else.
-            guards.UnsoundLoad: too few calls were answered, or an open loop was none.
+            UnsoundLoad: too few calls were answered, or an open loop was none.
         """
         before, begin = counters(self._server), time.perf_counter()
         samples = run()
@@ -157,9 +157,9 @@ class Meter:
             raise WrongScores(
                 f"'{point.name}': {point.cached_calls} calls were served from the cache, meant to be fresh"
             )
-        guards.check_count(window.name, samples, window.least)
+        check_count(window.name, samples, window.least)
         if window.offered:
-            guards.check_open_loop(window.name, samples, window.offered)
+            check_open_loop(window.name, samples, window.offered)
         return point
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from perf.loadgen.generator import Sample
 
 # The p99 of fewer calls is their worst one.
-LEAST_FOR_P99 = 100
-LEAST = 20
+MIN_CALLS_FOR_P99 = 100
+MIN_CALLS = 20
 # A Poisson process counts so many standard deviations too few or too many once in two million times.
 SIGMAS = 5.0
 # A generator that sends this late, at the 99th percentile, has not offered the load that it was asked for.

@@ -1,4 +1,4 @@
-"""What a number was measured on."""
+"""What a number was measured on: hardware, versions, commit and command."""
 
 import json
 import os
@@ -15,8 +15,17 @@ PACKAGES = ("torch", "triton", "transformers", "tritonclient", "grpcio", "numpy"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def facts(gpu: str | None, driver: str | None, triton: str | None, commit: str | None) -> dict[str, object]:
-    """Hardware, versions, commit, command and time; commit: where the checkout has no history to ask."""
+def machine_facts(
+    commit: str | None, gpu: str | None = None, driver: str | None = None, tritonserver: str | None = None
+) -> dict[str, object]:
+    """Describe the machine and the run, as every result file records it.
+
+    Args:
+        commit: Recorded as it is; None asks git.
+        gpu: Name of the GPU measured on, None for a CPU.
+        driver: Version of the GPU's driver.
+        tritonserver: Version of the server measured, None where there was none.
+    """
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shown(["python", *sys.orig_argv[1:]]),
@@ -26,24 +35,31 @@ def facts(gpu: str | None, driver: str | None, triton: str | None, commit: str |
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        "tritonserver": triton,
+        "tritonserver": tritonserver,
         "packages": {name: _version(name) for name in PACKAGES},
     }
 
 
+def process_facts(commit: str | None) -> dict[str, object]:
+    """`machine_facts` of a measurement in this process, on the GPU if there is one."""
+    import torch
+
+    return machine_facts(commit, torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+
+
 def shown(command: Sequence[str]) -> str:
-    """A command as a result keeps it: absolute paths by their last part, for they are no one else's."""
+    """A command as a result records it: absolute paths cut to their last part, as they say nothing elsewhere."""
     return " ".join(Path(part).name if os.path.isabs(part) else part for part in command)
 
 
 def triton_version(http_url: str) -> str:
-    """Of a running server."""
+    """The version of a running server."""
     with urllib.request.urlopen(f"{http_url}/v2") as response:
         return str(json.load(response)["version"])
 
 
 def _commit() -> str | None:
-    """The checkout's commit, marked if files differ from it; None where git does not know."""
+    """The checkout's commit, marked if files differ from it; None without git."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -17,5 +17,7 @@ def microseconds(runs: Sequence[Callable[[], object]], warmup_ms: int, measured_
     with torch.cuda.graph(graph):
         for run in runs:
             run()
-    median = triton.testing.do_bench(graph.replay, warmup=warmup_ms, rep=measured_ms, return_mode="median")
+    median: float = triton.testing.do_bench(
+        graph.replay, warmup=warmup_ms, rep=measured_ms, return_mode="median"
+    )
     return 1e3 * median / len(runs)

@@ -1,12 +1,12 @@
-"""Arms of a comparison measured in turn within one run, so that clocks and heat meet all of them alike.
+"""Arms of a comparison measured in turn within one run, so that clock rates and heat affect all of them alike.
 
 A round runs every arm once, each round in the opposite order of the one before (A B, B A, ...). A ratio is taken
-within a round, between neighbours in time; what is reported is the median over rounds and where it surely lies.
+within a round, between neighbours in time; what is reported is the median over rounds and its interval.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -34,7 +34,11 @@ class ArmResult:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and interval of some values, whatever their distribution: by order statistics."""
+    """Median and interval of some values by order statistics, whatever their distribution.
+
+    Raises:
+        ValueError: There are no values.
+    """
     ordered, n = sorted(values), len(values)
     if not n:
         raise ValueError("there is no value to take the median of")
@@ -45,14 +49,21 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(ordered), ordered[cut], ordered[n - 1 - cut])
 
 
+def in_turns(arms: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Round and arm, every second round in reverse order."""
+    names = list(arms)
+    for index in range(rounds):
+        for name in names[:: 1 if index % 2 == 0 else -1]:
+            yield index, name
+
+
 def interleave(arms: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, ArmResult]:
     """Run every arm once a round and compare each with the first one."""
     values: dict[str, list[float]] = {name: [] for name in arms}
-    for index in range(rounds):
-        for name in list(arms)[:: 1 if index % 2 == 0 else -1]:
-            values[name].append(arms[name]())
+    for _, name in in_turns(arms, rounds):
+        values[name].append(arms[name]())
     base = next(iter(values.values()))
     return {
-        name: ArmResult(spread(found), spread([b / a for a, b in zip(base, found, strict=True)]))
-        for name, found in values.items()
+        name: ArmResult(spread(measured), spread([b / a for a, b in zip(base, measured, strict=True)]))
+        for name, measured in values.items()
     }

@@ -8,8 +8,6 @@ usage: python -m perf.quality.precision --prepare FILE.json          draw a samp
            [--out DIR]
 """
 
-import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +30,7 @@ from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from perf.quality import agreement, reviews
 from perf.quality.agreement import Interval
 from perf.quality.reviews import Review
+from perf.script import arguments, write_json
 
 GROUP = 10
 MAX_BATCH_TOKENS = 8_192
@@ -183,9 +182,7 @@ def choose(checkpoint: Path, device: str, held_out: Sequence[Review]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, "quality.json", required=False)
     parser.add_argument(
         "--checkpoint", type=Path, default=None, help="a local directory (default: the demo's)"
     )
@@ -197,7 +194,6 @@ def main() -> None:
     )
     parser.add_argument("--dtypes", default=None, help="comma-separated, the reference first")
     parser.add_argument("--prompt", choices=PROMPTS, default=CHOSEN)
-    parser.add_argument("--out", type=Path, default=None, help="directory for quality.json")
     options = parser.parse_args()
     checkpoint = options.checkpoint or resolve()
     if options.prepare:
@@ -222,7 +218,7 @@ def main() -> None:
     if options.out:
         name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
         facts = {"device": name, "torch": torch.__version__, "reviews": len(texts), "prompt": options.prompt}
-        (options.out / "quality.json").write_text(json.dumps({**facts, "rows": rows}, indent=1))
+        write_json(options.out / "quality.json", {**facts, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ What is judged has been predicted by steps alone. A buffer is twice the budget, 
 the way. Writes decode_quality.json and decode_quality.md.
 """
 
-import argparse
 import gc
-import json
 import math
 import sys
 import time
@@ -27,18 +25,18 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from hiscore import checkpoint as checkpoints
+from hiscore.checkpoint import resolve
 from hiscore.decoding.kv_cache import sizing
 from hiscore.decoding.kv_cache.sizing import Memory
 from hiscore.decoding.worker import build
 from hiscore.models.decoder import Decoder
 from hiscore.settings import DEFAULT_MODEL
-from perf.decoding.engine_load import PLENTY, Arm, build_worker, close, device
+from perf.decoding.engine_load import PLENTY, Arm, build_worker, close
 from perf.decoding.worker_driver import Driver, Staged
-from perf.machine.facts import facts
-from perf.quality import selection_tasks as decode_tasks
+from perf.machine.facts import process_facts
 from perf.quality.selection_report import markdown
-from perf.quality.selection_tasks import Task
+from perf.quality.selection_tasks import Task, continuations, documents, needles
+from perf.script import arguments, write_json
 
 BUDGETS = (128, 256, 512, 1_024)
 DENSE = "dense"
@@ -182,10 +180,7 @@ def summary(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__, "decode_quality.json and decode_quality.md")
     parser.add_argument("--checkpoint", default=DEFAULT_MODEL, help="directory or name; with a tokenizer")
     parser.add_argument("--reviews", type=Path, help="as perf.quality.precision --prepare writes them")
     parser.add_argument("--prompt", type=int, default=3_072)
@@ -194,25 +189,24 @@ def main() -> int:
     parser.add_argument("--only", default="", help="variants whose names hold this, and dense")
     options = parser.parse_args()
     begun = time.perf_counter()
-    path = checkpoints.resolve(str(options.checkpoint))
+    path = resolve(str(options.checkpoint))
     tokenizer = AutoTokenizer.from_pretrained(path)
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
         return ids
 
-    texts = decode_tasks.documents(options.reviews)
+    texts = documents(options.reviews)
     lengths = [int(length) for length in options.lengths.split(",")]
     from pydoc_data.topics import topics
 
     groups = {
-        "texts": decode_tasks.continuations(texts, encode, options.prompt, options.tokens),
-        "pass keys": decode_tasks.needles(topics["specialnames"], encode, lengths),
+        "texts": continuations(texts, encode, options.prompt, options.tokens),
+        "pass keys": needles(topics["specialnames"], encode, lengths),
     }
     chosen = [variant for variant in variants() if options.only in variant.name or variant.selector == DENSE]
-    gpu = torch.cuda.get_device_name() if device().type == "cuda" else None
     report: dict[str, Any] = {
-        "machine": facts(gpu, None, None, None),
+        "machine": process_facts(options.commit),
         "model": path.name,
         "prompt": options.prompt,
         "tokens": options.tokens,
@@ -225,7 +219,7 @@ def main() -> int:
             # A run that is cut short leaves what it has.
             report["variants"].append(row)
             report["seconds"] = time.perf_counter() - begun
-            (options.out / "decode_quality.json").write_text(json.dumps(report, indent=1))
+            write_json(options.out / "decode_quality.json", report)
             (options.out / "decode_quality.md").write_text(markdown(report))
     return 0
 

@@ -9,7 +9,6 @@ may.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -24,13 +23,14 @@ from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
-from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
-from perf.machine import facts as machine
+from perf.loadgen.served import server_settings
+from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler
 from perf.quality import agreement, reviews
 from perf.quality.precision import CHOSEN, GROUP, PROMPTS, Prompt, slices
 from perf.quality.reviews import Review
+from perf.script import arguments, write_json
 
 # Float32 as the contract has it. In bfloat16 the largest difference of 2,000 reviews to float32 was measured as
 # 0.028; a review scored as another one is off by 0.5 and more.
@@ -106,15 +106,10 @@ def main() -> int:
     checkpoint = options.checkpoint or resolve()
     prompt, texts = PROMPTS[CHOSEN], reviews.read(options.reviews).measured[: options.limit]
     options.out.mkdir(parents=True, exist_ok=True)
-    asked = {
-        "model": str(checkpoint),
-        "models": "tokenizer,scorer,score",
-        "device": device,
-        **dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0),
-    }
+    settings = server_settings(model=str(checkpoint), models="tokenizer,scorer,score", device=device)
     gpu = GpuSampler()
-    with Server(ServeSettings.model_validate(asked), options.out / "server-quality.log") as server:
-        triton = machine.triton_version(server.http_url)
+    with Server(settings, options.out / "server-quality.log") as server:
+        triton = triton_version(server.http_url)
         begin = time.perf_counter()
         served, tokens, cached = by_server(server.grpc_url, texts, prompt)
         seconds = time.perf_counter() - begin
@@ -122,8 +117,8 @@ def main() -> int:
     reference = by_transformers(checkpoint, device, texts, prompt)
     positive = np.array([review.positive for review in texts])
     found = {
-        "machine": machine.facts(
-            gpu.device if device == "cuda" else None, gpu.driver, triton, options.commit
+        "machine": machine_facts(
+            options.commit, gpu.device if device == "cuda" else None, gpu.driver, triton
         ),
         "reviews": len(texts),
         "dtype": "bfloat16" if device == "cuda" else "float32",
@@ -133,23 +128,19 @@ def main() -> int:
         "seconds": seconds,
         **compare(served, reference, positive, TOLERANCES[device]),
     }
-    (options.out / "quality_served.json").write_text(json.dumps(found, indent=1))
+    write_json(options.out / "quality_served.json", found)
     print({name: value for name, value in found.items() if name != "machine"})
     return 0
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, "quality_served.json")
     parser.add_argument("--reviews", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--checkpoint", type=Path, help="a local directory (default: the demo's)")
     parser.add_argument(
         "--limit", type=int, default=reviews.MEASURED, help="reviews measured (default: %(default)s)"
     )
-    parser.add_argument("--out", type=Path, required=True, help="where quality_served.json goes")
-    parser.add_argument("--commit", help="what to record where there is no git history")
     return parser.parse_args()
 
 

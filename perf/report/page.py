@@ -14,35 +14,37 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from perf.report import decoding_section as report_decode
-from perf.report import device_section as report_device
-from perf.report import load_section as report_load
-from perf.report import other_sections as report_others
-from perf.report import published_section as report_published
-from perf.report import quality_section as report_quality
-from perf.report import scoring_section as report_scoring
+from perf.report import (
+    decoding_section,
+    device_section,
+    load_section,
+    other_sections,
+    published_section,
+    quality_section,
+    scoring_section,
+)
 from perf.report.parts import Raw, Section, Table
 
 SECTIONS: Sequence[Callable[[Raw], Section | None]] = (
-    report_scoring.latency,
-    report_load.score_load,
-    report_scoring.time_of_a_call,
-    report_scoring.ablations,
-    report_published.published,
-    report_others.peers,
-    report_others.roofline,
-    report_scoring.forwards,
-    report_load.decode_serving,
-    report_decode.decode,
-    report_decode.floor,
-    report_decode.oversubscribed,
-    report_decode.beside,
-    report_quality.quality,
-    report_quality.served,
-    report_quality.selection,
-    report_device.device,
-    report_others.cpu_cost,
-    report_others.provenance,
+    scoring_section.latency,
+    load_section.score_load,
+    scoring_section.time_of_a_call,
+    scoring_section.ablations,
+    published_section.published,
+    other_sections.peers,
+    other_sections.roofline,
+    scoring_section.forwards,
+    load_section.decode_serving,
+    decoding_section.decode,
+    decoding_section.floor,
+    decoding_section.oversubscribed,
+    decoding_section.beside,
+    quality_section.quality,
+    quality_section.served,
+    quality_section.selection,
+    device_section.device,
+    other_sections.cpu_cost,
+    other_sections.provenance,
 )
 
 STYLE = """

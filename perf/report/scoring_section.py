@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from perf.report import charts
-from perf.report import request_stages as stages
+from perf.report import charts, request_stages
 from perf.report.charts import Bar
 from perf.report.parts import Raw, Section, Table, interval, number, shape, share
 
@@ -66,7 +65,7 @@ def time_of_a_call(raw: Raw) -> Section | None:
     forward = raw.results.get("forward.json", {})
     traced = raw.results.get("trace.json")
     rows: Mapping[str, Mapping[str, float]]
-    rows = traced["stages"] if traced else stages.read(raw.analyzer_log, forward)
+    rows = traced["stages"] if traced else request_stages.read(raw.analyzer_log, forward)
     if not rows:
         return None
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))

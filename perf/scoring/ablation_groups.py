@@ -11,11 +11,11 @@ from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from perf.loadgen.scorer_calls import Shape
-from perf.scoring import ablation_variants as variants
+from perf.scoring import ablation_variants
 from perf.scoring.ablation_sizes import Sizes
 
 Calls = list[ScoreRequest]
-# Of calls, or of calls as `variants.Marked`.
+# Of calls, or of calls as `ablation_variants.Marked`.
 Batch = Sequence[Any]
 
 # Of calls in flight at saturation: the depth at which the scorer's own queue keeps them.
@@ -90,13 +90,13 @@ class Finished:
 
 def one_item_at_a_time(scorer: Scorer, calls: Calls) -> Finished:
     """Every item with its query by itself, the next when the last is answered."""
-    singles = [single for call in calls for single in variants.as_single_items(call)]
+    singles = [single for call in calls for single in ablation_variants.as_single_items(call)]
     return Finished([scorer.submit([single]).result()[0][0] for single in singles])
 
 
 def as_prompts(scorer: Scorer, calls: Calls) -> Any:
     """Every item with its query as a prompt of its own, all in one batch."""
-    return scorer.submit([single for call in calls for single in variants.as_single_items(call)])
+    return scorer.submit([single for call in calls for single in ablation_variants.as_single_items(call)])
 
 
 def groups(scorer: Scorer, caching: Scorer, sizes: Sizes) -> list[Group]:
@@ -104,17 +104,17 @@ def groups(scorer: Scorer, caching: Scorer, sizes: Sizes) -> list[Group]:
     draw = _Draw(sizes)
     alone, full = draw.small(sizes.request), draw.full()
     prompt = draw.small(Shape(sizes.request.query + sizes.request.item, 1, 0))
-    whole = variants.with_whole_vocabulary(scorer)
-    behind, sampled = (variants.with_decode_step(scorer, sampled) for sampled in (False, True))
+    whole = ablation_variants.with_whole_vocabulary(scorer)
+    behind, sampled = (ablation_variants.with_decode_step(scorer, sampled) for sampled in (False, True))
 
-    def searching(calls: Sequence[variants.Marked]) -> Any:
-        return variants.submit_searching(scorer, calls, sizes.delimiter)
+    def searching(calls: Sequence[ablation_variants.Marked]) -> Any:
+        return ablation_variants.submit_searching(scorer, calls, sizes.delimiter)
 
-    def indexed(calls: Sequence[variants.Marked]) -> Any:
-        return variants.submit_indexed(scorer, calls)
+    def indexed(calls: Sequence[ablation_variants.Marked]) -> Any:
+        return ablation_variants.submit_indexed(scorer, calls)
 
-    def marked(batches: Sequence[Calls]) -> list[list[variants.Marked]]:
-        return [[variants.mark(call, sizes.delimiter) for call in batch] for batch in batches]
+    def marked(batches: Sequence[Calls]) -> list[list[ablation_variants.Marked]]:
+        return [[ablation_variants.mark(call, sizes.delimiter) for call in batch] for batch in batches]
 
     def both(
         make: Callable[[int], dict[str, Arm]],
@@ -191,7 +191,7 @@ def groups(scorer: Scorer, caching: Scorer, sizes: Sizes) -> list[Group]:
         ),
     ]
     if scorer.device.type == "cuda":
-        eager = variants.without_graphs(scorer)
+        eager = ablation_variants.without_graphs(scorer)
 
         def graphs(depth: int) -> dict[str, Arm]:
             return {"graphs": Arm(scorer.submit, depth), "eager": Arm(eager.submit, depth)}

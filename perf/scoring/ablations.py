@@ -8,7 +8,6 @@ rehearsal whose numbers mean nothing. Exits with 1 if two arms of a group disagr
 """
 
 import argparse
-import json
 import logging
 import sys
 import tempfile
@@ -25,13 +24,14 @@ import torch
 from hiscore.arrays import Float32
 from hiscore.errors import RequestError
 from hiscore.scoring.scorer import Scorer, Scores
-from perf.machine import facts as machine
-from perf.machine import gpu_idle as idle
+from perf.machine.facts import process_facts
+from perf.machine.gpu_idle import Idle, profiled
 from perf.machine.interleave import ArmResult, interleave
 from perf.models import checkpoints
 from perf.scoring import ablation_groups
 from perf.scoring.ablation_groups import Arm, Batch, Group
 from perf.scoring.ablation_sizes import CPU, GPU, Sizes
+from perf.script import arguments, by_comma, write_json
 
 # Float32 as the contract has it. Bfloat16 rounds differently in products of other sizes; this is the project's
 # bound for it against float32, and far below what another item's score differs by.
@@ -91,10 +91,10 @@ def measure(group: Group, sizes: Sizes, tolerance: float, on_cuda: bool) -> dict
         {name: lambda arm=arm: 1e3 * window(arm, group.batches) for name, arm in group.arms.items()},  # type: ignore[misc]
         sizes.rounds,
     )
-    shares: dict[str, idle.Idle] = {}
+    shares: dict[str, Idle] = {}
     if group.idle and on_cuda:
         shares = {
-            name: idle.profiled(lambda arm=arm: window(arm, group.batches))  # type: ignore[misc]
+            name: profiled(lambda arm=arm: window(arm, group.batches))  # type: ignore[misc]
             for name, arm in group.arms.items()
         }
     show(group, found, shares)
@@ -104,7 +104,7 @@ def measure(group: Group, sizes: Sizes, tolerance: float, on_cuda: bool) -> dict
     return {"what": group.what, "unit": "ms per call", "largest_difference": difference, "arms": arms}
 
 
-def show(group: Group, found: dict[str, ArmResult], shares: dict[str, idle.Idle]) -> None:
+def show(group: Group, found: dict[str, ArmResult], shares: dict[str, Idle]) -> None:
     """A few lines for the terminal."""
     print(f"\n{group.name}: {group.what}")
     for name, result in found.items():
@@ -135,10 +135,9 @@ def main() -> int:
     if not chosen:
         names = ", ".join(group.name for group in groups)
         raise SystemExit(f"--only names none of the groups: {names}")
-    gpu = torch.cuda.get_device_name() if device == "cuda" else None
     skipped = ablation_groups.skipped(device)
     written: dict[str, Any] = {
-        "machine": machine.facts(gpu, None, None, options.commit),
+        "machine": process_facts(options.commit),
         "sizes": asdict(sizes),
         "skipped": skipped,
         "groups": {},
@@ -148,7 +147,7 @@ def main() -> int:
         written["groups"][group.name] = measure(group, sizes, TOLERANCES[scorer.dtype], device == "cuda")
         written["seconds"] = time.perf_counter() - begin
         # After each group: one that fails leaves the results of those before it.
-        (options.out / "ablations.json").write_text(json.dumps(written, indent=1))
+        write_json(options.out / "ablations.json", written)
     for line in skipped:
         print(f"left out: {line}")
     print(f"\n{written['seconds']:.0f} s in all")
@@ -157,17 +156,13 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where ablations.json goes")
+    parser = arguments(__doc__, "ablations.json")
     parser.add_argument(
         "--only",
-        type=lambda text: text.split(","),
+        type=by_comma,
         help="comma-separated words, one of which a group's name holds",
     )
     parser.add_argument("--rounds", type=int, help="how often each arm is run")
-    parser.add_argument("--commit", help="what to record where there is no git history")
     return parser.parse_args()
 
 

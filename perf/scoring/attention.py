@@ -3,11 +3,8 @@
 usage: python -m perf.scoring.attention [--out DIR]        (one CUDA GPU)
 """
 
-import argparse
 import itertools
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +19,7 @@ from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
 from perf.machine.graph_timer import microseconds
+from perf.script import arguments, write_json
 
 # Of two layers: in the last one of a model only scored rows are attended for.
 SHAPE = AttentionShape(16, 8, 128, 128**-0.5, None, (None, None))
@@ -51,7 +49,7 @@ def layers_us(run: Callable[[], object]) -> float:
 
 
 def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:
-    packed_triton.choose_launch = lambda *_: launch  # type: ignore[assignment]
+    packed_triton.choose_launch = lambda *_: launch
     attention = TritonAttention(
         SHAPE, torch.bfloat16, torch.cuda.get_device_properties(0).multi_processor_count
     )
@@ -94,8 +92,7 @@ def flashinfer_paged(forward: Forward, backend: str, qkv: torch.Tensor) -> tuple
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments(__doc__, "attention.json", required=False)
     out = parser.parse_args().out
     results: dict[str, dict[str, float]] = {}
     for name, calls in SHAPES.items():
@@ -116,6 +113,7 @@ def main() -> None:
         for backend in ("fa2", "fa3"):
             try:
                 found[f"flashinfer {backend}"], output = flashinfer_paged(forward, backend, qkv)
+                assert reference is not None
                 found[f"flashinfer {backend} difference"] = (output - reference).abs().max().item()
             except Exception as error:
                 print(name, backend, type(error).__name__, str(error)[:200], flush=True)
@@ -124,7 +122,7 @@ def main() -> None:
         fi = {k: round(v, 4) for k, v in found.items() if k.startswith("flashinfer")}
         print(f"{name}: {'; '.join(best)}  {fi}", flush=True)
     if out:
-        (out / "attention.json").write_text(json.dumps(results, indent=1))
+        write_json(out / "attention.json", results)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ if memory grows.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -33,13 +32,15 @@ from hiscore.scoring.encode import TextRequest, encode_calls
 from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
-from hiscore.settings import Device, Limits, ServeSettings
+from hiscore.settings import Device, Limits
 from hiscore.tokenization import load_tokenizer
 from perf.loadgen.generator import Generator
 from perf.loadgen.scorer_calls import Shape, draw
-from perf.machine import facts as machine
+from perf.loadgen.served import limit_threads, server_settings
+from perf.machine.facts import ROOT, machine_facts, triton_version
 from perf.models import checkpoints
 from perf.scoring.roofline import BUDGET
+from perf.script import arguments, write_json
 
 TARGET = 2_000_000
 TARGET_CORES = 16
@@ -58,7 +59,7 @@ GROWTH, GROWTH_MIB = 0.03, 8.0
 
 def texts() -> list[tuple[str, list[str]]]:
     """Queries and items cut from the project's documents."""
-    files = [*sorted((machine.ROOT / "docs").glob("*.md")), machine.ROOT / "README.md"]
+    files = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
     words = " ".join(file.read_text(encoding="utf-8") for file in files).split(" ")
     size = QUERY_WORDS + ITEMS * ITEM_WORDS
     found = []
@@ -219,19 +220,16 @@ def main() -> int:
     print(
         f"tokenizer {per_core:,.0f} tokens/s a core, {together:,.0f} on {cores}, packing {packed}", flush=True
     )
-    if device == "cpu":
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    limit_threads(device)
     vocabulary, labels = (151_936, (9454, 2753)) if device == "cuda" else (500, (9, 7))
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         checkpoints.write(Path(directory), device, None)
-        settings = ServeSettings(
-            model=directory, models="scorer", device=device, http_port=0, grpc_port=0, metrics_port=0
-        )
+        settings = server_settings(model=directory, models="scorer", device=device)
         begin = time.perf_counter()
         with Server(settings, options.out / "server-cpu-cost.log") as server:
             ready_s = time.perf_counter() - begin
-            triton = machine.triton_version(server.http_url)
+            triton = triton_version(server.http_url)
             memory = watch(server, vocabulary, labels, options.calls, options.seconds)
     grown = growth(memory)
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
@@ -244,22 +242,19 @@ def main() -> int:
     ]
     tokenized = {"by core": per_core, f"on {cores} cores": together}
     found = {
-        "machine": machine.facts(gpu, None, triton, options.commit),
+        "machine": machine_facts(options.commit, gpu, tritonserver=triton),
         "said": said,
         "rows": rows(tokenized, packed, ready_s, memory),
         "memory": memory,
     }
-    (options.out / "cpu_cost.json").write_text(json.dumps(found, indent=1))
+    write_json(options.out / "cpu_cost.json", found)
     print("\n".join(said))
     return 1 if grown else 0
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where cpu_cost.json goes")
+    parser = arguments(__doc__, "cpu_cost.json")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument(
         "--calls", type=int, default=5_000, help="after which memory is held to that after half of them"
@@ -267,7 +262,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="end after these, however many calls it were"
     )
-    parser.add_argument("--commit", help="what to record where there is no git history")
     return parser.parse_args()
 
 

@@ -3,11 +3,10 @@
 usage: python -m perf.scoring.forward [--dtype bfloat16|fp8] [--out DIR]        (one CUDA GPU)
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,9 @@ import torch
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
-from perf.models import random_checkpoint as geometry
+from perf.machine.kernel_times import kernel_times
+from perf.models import random_checkpoint
+from perf.script import arguments, write_json
 
 LABELS = np.array([9454, 2753], np.int32)
 
@@ -43,7 +44,7 @@ def gpu_ms(scorer: Scorer, batches: list[list[ScoreRequest]]) -> float:
         pending.result()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def host_ms(scorer: Scorer, batches: list[list[ScoreRequest]]) -> tuple[float, float]:
@@ -59,27 +60,13 @@ def host_ms(scorer: Scorer, batches: list[list[ScoreRequest]]) -> tuple[float, f
     return 1e3 * statistics.median(launches), 1e3 * statistics.median(totals)
 
 
-def profile(scorer: Scorer, calls: list[ScoreRequest]) -> list[tuple[str, float, int]]:
-    """GPU microseconds and launches of every kernel in one batch."""
-    from torch.profiler import ProfilerActivity
-
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        scorer.submit(calls).result()
-        torch.cuda.synchronize()
-    rows = [
-        (e.key[:90], e.device_time_total, e.count) for e in recorded.key_averages() if e.device_time_total
-    ]
-    return sorted(rows, key=lambda row: -row[1])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = arguments(__doc__, "forward.json", required=False)
     parser.add_argument("--dtype", choices=("bfloat16", "fp8"), default="bfloat16")
-    parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     directory = Path(tempfile.mkdtemp())
-    geometry.write("qwen3-0.6b", directory, device="cuda")
+    random_checkpoint.write("qwen3-0.6b", directory, device="cuda")
     start = time.perf_counter()
     scorer = Scorer(directory, "cuda", options.dtype, 16_384, query_cache_bytes=0)
     results = {"load_s": time.perf_counter() - start, "device": torch.cuda.get_device_name()}
@@ -103,14 +90,15 @@ def main() -> None:
         results[name] = {"gpu_ms": gpu, "launch_ms": launch, "total_ms": total}
         print(f"{name:24s} GPU {gpu:7.3f} ms   launch {launch:6.3f}   alone {total:7.3f}", flush=True)
     for name in ("1 prompt of 300", "1 x (120 + 10 x 180)", "8 x (120 + 10 x 180)"):
-        rows = profile(scorer, shapes[name]())
+        pending = partial(scorer.submit, shapes[name]())
+        rows = kernel_times(lambda submit=pending: submit().result())  # type: ignore[misc]
         results[f"profile of {name}"] = rows
         print(f"{name}: {sum(row[1] for row in rows):.0f} us in kernels")
         for kernel, us, count in rows[:11]:
-            print(f"{us:9.1f} us {count:4d}  {kernel}")
+            print(f"{us:9.1f} us {count:4.0f}  {kernel}")
     if options.out:
         name = "forward" if options.dtype == "bfloat16" else f"forward-{options.dtype}"
-        (options.out / f"{name}.json").write_text(json.dumps(results, indent=1))
+        write_json(options.out / f"{name}.json", results)
 
 
 if __name__ == "__main__":

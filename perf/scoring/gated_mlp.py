@@ -6,11 +6,8 @@ Microseconds a layer, out of a graph over layers with weights of their own, as a
 are compared with the two steps'.
 """
 
-import argparse
-import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,8 +15,9 @@ from torch import Tensor
 from hiscore.kernels.gated_mlp import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.prefill.cuda_runner import buckets
-from perf.machine.facts import facts
+from perf.machine.facts import process_facts
 from perf.machine.graph_timer import microseconds
+from perf.script import arguments, by_comma, write_json
 
 # Hidden size and MLP's width.
 MODELS = {
@@ -48,7 +46,9 @@ def measure(inputs: int, outputs: int, rows: int, multiprocessors: int) -> dict[
     ops = TritonOps(1, 1, 2, 1e-6, "silu")
 
     def library(weight: Tensor) -> Tensor:
-        return ops.activate(torch.nn.functional.linear(x, weight))
+        activated = ops.activate(torch.nn.functional.linear(x, weight))
+        assert isinstance(activated, Tensor)
+        return activated
 
     expected = library(weights[0])
     found: dict[str, object] = {"library": layers_us(library, weights)}
@@ -70,15 +70,11 @@ def measure(inputs: int, outputs: int, rows: int, multiprocessors: int) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS), help="by comma")
-    parser.add_argument("--out", type=Path, help="where gated_product.json goes")
-    parser.add_argument("--commit", help="what to record where there is no git history")
+    parser = arguments(__doc__, "gated_product.json", required=False)
+    parser.add_argument("--models", type=by_comma, default=list(MODELS), help="by comma")
     options = parser.parse_args()
     multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    results: dict[str, object] = {"machine": facts(torch.cuda.get_device_name(), None, None, options.commit)}
+    results: dict[str, object] = {"machine": process_facts(options.commit)}
     for model in options.models:
         of_model = results[model] = {
             rows: measure(*MODELS[model], rows, multiprocessors) for rows in buckets(16_384)
@@ -87,7 +83,7 @@ def main() -> None:
             times = ", ".join(f"{name} {us:.1f}" for name, us in found.items() if isinstance(us, float))
             print(f"{model} {rows}: {times}; {found['taken']} is taken", flush=True)
         if options.out:
-            (options.out / "gated_product.json").write_text(json.dumps(results, indent=1))
+            write_json(options.out / "gated_product.json", results)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from ours, or that fails, is left out, and the exit code is 1.
 
 import argparse
 import gc
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -26,10 +25,11 @@ from hiscore.arrays import Float32
 from hiscore.models.config import read_architecture
 from perf.loadgen.scorer_calls import Ids, Shape, draw
 from perf.loadgen.window import WrongScores
-from perf.machine import facts as machine
+from perf.machine.facts import process_facts
 from perf.machine.interleave import interleave
 from perf.scoring.peer_engines import PEERS, Peer, Unavailable
 from perf.scoring.roofline import subject
+from perf.script import arguments, write_json
 
 # Float32 as the contract has it. In bfloat16 two forwards that round in different places: each is within 2e-2 of
 # float32, so they are within twice that of each other.
@@ -172,7 +172,7 @@ def main() -> int:
         vocabulary = read_architecture(checkpoint)[0].vocab_size
         peers, skipped, failures = start(options.only, checkpoint, device)
         found: dict[str, Any] = {
-            "machine": machine.facts(gpu, None, None, options.commit),
+            "machine": process_facts(options.commit),
             "what": f"Calls of {sizes.shape} tokens, in processes without a server, on {gpu or 'the CPU'}; the "
             "same ids and weights for all.",
             "skipped": skipped,
@@ -183,7 +183,7 @@ def main() -> int:
         try:
             for load, compared in measure(peers, sizes, vocabulary, device, failures):
                 found["groups"][load] = compared
-                (options.out / "peers.json").write_text(json.dumps(found, indent=1))
+                write_json(options.out / "peers.json", found)
         finally:
             for peer in peers.values():
                 peer.close()
@@ -193,16 +193,12 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where peers.json goes")
+    parser = arguments(__doc__, "peers.json")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--rounds", type=int)
     parser.add_argument(
         "--only", type=lambda text: text.split(";"), default=list(PEERS), help="names, by ';'"
     )
-    parser.add_argument("--commit", help="what to record where there is no git history")
     options = parser.parse_args()
     if unknown := set(options.only) - PEERS.keys():
         parser.error(f"no peer is called {', '.join(sorted(unknown))}; there are: {'; '.join(PEERS)}")

@@ -7,8 +7,6 @@ those of the checkpoint (default: the demo's model) in float32. All times are me
 work, so that a chip whose clock falls under load is measured at the clock it keeps.
 """
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -28,8 +26,9 @@ from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from perf.loadgen.scorer_calls import Shape
-from perf.machine import facts as machine
+from perf.machine.facts import process_facts
 from perf.models import checkpoints
+from perf.script import arguments, write_json
 
 WARM_S = 1.0
 MEASURED_S = 2.0
@@ -148,18 +147,13 @@ def subject(device: str, checkpoint: Path | None) -> Iterator[Path]:
 
 def main() -> int:
     """Measure and write roofline.json."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where roofline.json goes")
+    parser = arguments(__doc__, "roofline.json")
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--commit", help="what to record where there is no git history")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    gpu = torch.cuda.get_device_name() if device == "cuda" else None
     found: dict[str, Any] = {
-        "machine": machine.facts(gpu, None, None, options.commit),
+        "machine": process_facts(options.commit),
         "dtype": str(dtype).removeprefix("torch."),
         "matmul": [],
         "copy": [],
@@ -175,7 +169,7 @@ def main() -> int:
             for row in rows:
                 found[kind].append(row)
                 print(" ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    (options.out / "roofline.json").write_text(json.dumps(found, indent=1))
+    write_json(options.out / "roofline.json", found)
     return 0
 
 

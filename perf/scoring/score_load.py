@@ -11,13 +11,10 @@ calls, calls from the cache that were to be fresh.
 """
 
 import argparse
-import json
-import os
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,19 +24,21 @@ import numpy as np
 
 from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
-from hiscore.settings import ServeSettings
-from perf.loadgen import load_plan as plan
-from perf.loadgen import window_validity as guards
+from perf.loadgen import load_plan
 from perf.loadgen.analyzer_scoring import Scoring, by_ids, by_text
+from perf.loadgen.attempts import Attempts
 from perf.loadgen.generator import Sample, poisson
 from perf.loadgen.perf_analyzer import Analyzer
 from perf.loadgen.score_check import check_scores
 from perf.loadgen.scorer_calls import draw
+from perf.loadgen.served import limit_threads, server_settings
 from perf.loadgen.text_calls import draw_texts
 from perf.loadgen.window import Meter, Point, Window, WrongScores
-from perf.machine import facts as machine
+from perf.loadgen.window_validity import MIN_CALLS_FOR_P99
+from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler
 from perf.models import checkpoints
+from perf.script import arguments, by_comma, write_json
 
 TITLES = {"fresh": "fresh ids", "repeated": "one query for all", "text": "fresh text"}
 
@@ -60,21 +59,13 @@ GPU = Load(70, {"fresh": 120, "repeated": 20, "text": 40}, in_flight=32, calls=1
 CPU = Load(15, {"fresh": 10, "repeated": 10, "text": 10}, in_flight=4, calls=120, pool=400)
 
 
-class Windows:
+class Windows(Attempts):
     """Windows against one server; one that fails is noted, and the next goes on."""
 
-    def __init__(self, chosen: plan.Plan, load: Load, analyzer: Analyzer, meter: Meter) -> None:
+    def __init__(self, chosen: load_plan.Plan, load: Load, analyzer: Analyzer, meter: Meter) -> None:
+        super().__init__()
         self._plan, self._load, self._analyzer, self._meter = chosen, load, analyzer, meter
         self._rng = np.random.default_rng(0)
-        self.failures: list[str] = []
-
-    def step(self, name: str, work: Callable[[], object]) -> None:
-        """Run it; note its failure."""
-        try:
-            work()
-        except Exception as error:
-            self.failures.append(f"{name}: {type(error).__name__}: {error}")
-            print(f"FAILED {self.failures[-1]}\n{traceback.format_exc()}", flush=True)
 
     def calls(self, kind: str) -> Scoring:
         """Calls never drawn before, or, of one query, always the same ones."""
@@ -100,7 +91,7 @@ class Windows:
 
         asked = Window(
             "open", name, self._plan.request, self._pool(kind, name), offered=load.rate, fresh=kind != "repeated",
-            least=guards.LEAST_FOR_P99,
+            least=MIN_CALLS_FOR_P99,
         )  # fmt: skip
         return self._cached(kind, self._meter.window(asked, run))
 
@@ -120,7 +111,7 @@ class Windows:
             self._plan.request,
             self._pool(kind, name),
             fresh=kind != "repeated",
-            least=guards.LEAST_FOR_P99,
+            least=MIN_CALLS_FOR_P99,
         )
         return self._cached(kind, self._meter.window(asked, run))
 
@@ -137,19 +128,18 @@ def measure(windows: Windows, kinds: Sequence[str]) -> None:
     """Each kind's windows: warm-up, arrivals, closed loop."""
     for kind in kinds:
         for work in (windows.warm_up, windows.open_loop, windows.closed_loop):
-            windows.step(f"{TITLES[kind]}, {work.__name__}", partial(work, kind))
+            windows.attempt(f"{TITLES[kind]}, {work.__name__}", partial(work, kind))
 
 
 def main() -> int:
     """Serve, measure; writes score_load.json after every window."""
     options = parse()
     device, _ = choose_device("auto")
-    chosen, load = (plan.CPU, CPU) if device == "cpu" else (plan.GPU, GPU)
+    chosen, load = (load_plan.CPU, CPU) if device == "cpu" else (load_plan.GPU, GPU)
     load = replace(load, rate=options.rate or load.rate)
     if options.seconds:
         load = replace(load, seconds=dict.fromkeys(load.seconds, options.seconds))
-    if device == "cpu":
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    limit_threads(device)
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
@@ -158,7 +148,7 @@ def main() -> int:
 
     def write() -> None:
         results["seconds"] = time.perf_counter() - begin
-        (out / "score_load.json").write_text(json.dumps(results, indent=1))
+        write_json(out / "score_load.json", results)
 
     def keep(point: Point) -> None:
         print(
@@ -171,22 +161,20 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu:
         checkpoints.write(Path(directory), device, options.tokenizer)
-        asked = {
-            "model": directory,
-            "models": "tokenizer,scorer,score",
-            "device": device,
-            "query_cache_bytes": chosen.query_cache_bytes,
-            **dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0),
-        }
-        settings = ServeSettings.model_validate(asked)
+        settings = server_settings(
+            model=directory,
+            models="tokenizer,scorer,score",
+            device=device,
+            query_cache_bytes=chosen.query_cache_bytes,
+        )
         with Server(settings, out / "server-score-load.log") as server:
-            triton = machine.triton_version(server.http_url)
-            results["machine"] = machine.facts(gpu.device, gpu.driver, triton, options.commit)
+            triton = triton_version(server.http_url)
+            results["machine"] = machine_facts(options.commit, gpu.device, gpu.driver, triton)
             analyzer = Analyzer(server.grpc_url, out / "perf-analyzer-score.txt", out / "exports")
             windows = Windows(chosen, load, analyzer, Meter(server, gpu, chosen.tolerance, keep))
             rng = np.random.default_rng(1)
             some = draw(rng, chosen.request, 6, chosen.vocabulary, chosen.labels)
-            windows.step(
+            windows.attempt(
                 "check",
                 lambda: results.update(check=asdict(check_scores(server.grpc_url, some, chosen.tolerance))),
             )
@@ -198,17 +186,11 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where score_load.json goes")
+    parser = arguments(__doc__, "score_load.json")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json")
-    parser.add_argument(
-        "--kinds", type=lambda text: text.split(","), default=list(TITLES), help="of calls, by comma"
-    )
+    parser.add_argument("--kinds", type=by_comma, default=list(TITLES), help="of calls, by comma")
     parser.add_argument("--rate", type=float, help="calls a second")
     parser.add_argument("--seconds", type=float, help="length of each Poisson window")
-    parser.add_argument("--commit", help="what to record where there is no git history")
     options = parser.parse_args()
     if unknown := set(options.kinds) - TITLES.keys():
         parser.error(f"no kind is called {', '.join(sorted(unknown))}; there are: {', '.join(TITLES)}")

@@ -7,67 +7,62 @@ its place, so that the whole run can be rehearsed. Exits with 1 if a step failed
 """
 
 import argparse
-import json
-import os
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
-from hiscore.settings import ServeSettings
 from hiscore_client import HiscoreError, ScoreClient
-from perf.loadgen import load_plan as plan
+from perf.loadgen import load_plan
+from perf.loadgen.attempts import Attempts, Result
 from perf.loadgen.generator import Generator
 from perf.loadgen.perf_analyzer import Analyzer
 from perf.loadgen.scorer_calls import draw
+from perf.loadgen.served import limit_threads, server_settings
 from perf.loadgen.window import Meter, Point
-from perf.machine import facts as machine
+from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler
 from perf.models import checkpoints
-from perf.scoring import serving_table as report
+from perf.scoring import serving_table
 from perf.scoring.serving_steps import Steps, cost_of_text
 from perf.scoring.serving_targets import saturation, verdicts
-
-Result = TypeVar("Result")
+from perf.script import arguments, write_json
 
 console = Console(width=max(128, Console().width))
 
 
-class Run:
-    """The steps of a run: one that fails is noted, and the others still run while the server answers."""
+class Run(Attempts):
+    """The steps of a run: one that fails is recorded, and the others still run while the server answers."""
 
     def __init__(self, server: Server, log: Path) -> None:
+        super().__init__()
         self.server = server
         self._log = log
         self.points: list[Point] = []
-        self.failures: list[str] = []
         self._begin = time.perf_counter()
         self._alive = True
 
-    def step(self, name: str, work: Callable[[], Result]) -> Result | None:
-        """What `work` returns, or None if it failed."""
+    def attempt(self, name: str, work: Callable[[], Result]) -> Result | None:
+        """What `work` returns, or None if it failed or the server is gone."""
         if not self._alive:
             self.failures.append(f"{name}: not run, the server no longer answers")
             return None
-        try:
-            return work()
-        except Exception as error:
-            self.failures.append(f"{name}: {type(error).__name__}: {error}")
-            console.print(f"FAILED {self.failures[-1]}", highlight=False, markup=False)
-            with self._log.open("a") as log:
-                log.write(f"{name}\n{traceback.format_exc()}\n")
-            self._alive = self._answers()
-            return None
+        return super().attempt(name, work)
+
+    def _show_failure(self, line: str, trace: str) -> None:
+        console.print(line, highlight=False, markup=False)
+        with self._log.open("a") as log:
+            log.write(f"{line}\n{trace}\n")
+        self._alive = self._answers()
 
     def keep(self, point: Point) -> None:
         """Keep a window's numbers and show a line of progress."""
@@ -87,9 +82,9 @@ class Run:
         return True
 
 
-def measure(run: Run, chosen: plan.Plan, gpu: GpuSampler, out: Path) -> dict[str, Any]:
+def measure(run: Run, chosen: load_plan.Plan, gpu: GpuSampler, out: Path) -> dict[str, Any]:
     """All steps against the running server, and what follows from their numbers."""
-    url, step = run.server.grpc_url, run.step
+    url, step = run.server.grpc_url, run.attempt
     rng = np.random.default_rng(0)
     messages = [
         call.message() for call in draw(rng, chosen.request, chosen.pool, chosen.vocabulary, chosen.labels)
@@ -119,7 +114,7 @@ def measure(run: Run, chosen: plan.Plan, gpu: GpuSampler, out: Path) -> dict[str
         "points": [asdict(point) for point in run.points],
         "saturation": saturation(run.points),
         "cost_of_text": cost,
-        "targets": verdicts(run.points, cost) if chosen.vocabulary == plan.GPU.vocabulary else [],
+        "targets": verdicts(run.points, cost) if chosen.vocabulary == load_plan.GPU.vocabulary else [],
         "skipped": [f"{model}: {reason}" for model, reason in run.server.left_out.items()],
         "failures": run.failures,
     }
@@ -130,26 +125,21 @@ def main() -> int:
     options = parse()
     options.out.mkdir(parents=True, exist_ok=True)
     device, reason = choose_device("auto")
-    chosen = plan.CPU if device == "cpu" else plan.GPU_QUICK if options.quick else plan.GPU
+    chosen = load_plan.CPU if device == "cpu" else load_plan.GPU_QUICK if options.quick else load_plan.GPU
     chosen = replace(chosen, rates=options.rates or chosen.rates, open_s=options.seconds or chosen.open_s)
     if options.query_cache_bytes is not None:
         chosen = replace(chosen, query_cache_bytes=options.query_cache_bytes)
     console.print(
         f"on {device} ({reason}), request {chosen.request}, {chosen.pool} distinct calls", highlight=False
     )
-    if device == "cpu":
-        # A rehearsal shares few cores with its load generators: threads of one product would wait for each other.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    limit_threads(device)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu:
         checkpoints.write(Path(directory), device, options.tokenizer)
         written = time.perf_counter()
-        settings = ServeSettings(
+        settings = server_settings(
             model=directory,
             device=device,
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
             query_cache_bytes=chosen.query_cache_bytes,
         )
         with Server(settings, options.out / "server.log") as server:
@@ -157,9 +147,9 @@ def main() -> int:
             console.print(
                 f"checkpoint {written - begin:.1f} s, server ready {ready - written:.1f} s", highlight=False
             )
-            triton = machine.triton_version(server.http_url)
+            triton = triton_version(server.http_url)
             results = {
-                "machine": machine.facts(gpu.device, gpu.driver, triton, options.commit),
+                "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
                 "plan": asdict(chosen),
                 "settings": settings.model_dump(mode="json", exclude={"model", "model_repository"}),
                 "ready_s": ready - written,
@@ -167,23 +157,19 @@ def main() -> int:
             run = Run(server, options.out / "failures.txt")
             results |= measure(run, chosen, gpu, options.out)
     results["seconds"] = time.perf_counter() - begin
-    (options.out / "serving.json").write_text(json.dumps(results, indent=1, default=str))
-    report.show(console, run.points, results)
+    write_json(options.out / "serving.json", results)
+    serving_table.show(console, run.points, results)
     return 1 if run.failures else 0
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where serving.json and the logs go")
+    parser = arguments(__doc__, "serving.json and the logs")
     parser.add_argument("--quick", action="store_true", help="shorter windows, fewer of them")
     parser.add_argument("--rates", type=rates, help="requests a second, comma-separated")
     parser.add_argument("--seconds", type=float, help="length of an open-loop window")
     parser.add_argument("--query-cache-bytes", type=int, help="the server's setting; 0: no cache")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json, to score text as well")
-    parser.add_argument("--commit", help="what to record where there is no git history")
     return parser.parse_args()
 
 

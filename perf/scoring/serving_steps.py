@@ -18,7 +18,7 @@ from perf.loadgen.score_check import Check, check_scores
 from perf.loadgen.scorer_calls import Ids, Shape, draw
 from perf.loadgen.text_calls import as_ids_message, draw_texts, text_message
 from perf.loadgen.window import Meter, Point, Window, WrongScores
-from perf.loadgen.window_validity import LEAST_FOR_P99
+from perf.loadgen.window_validity import MIN_CALLS_FOR_P99
 
 TEXT_CONCURRENCY = 32
 
@@ -58,7 +58,9 @@ class Steps:
             "Python client": partial(by_client, self.url),
         }
         for tool, run in runs.items():
-            window = Window("alone", f"{title}, {tool}", shape, pool=f"{title}, {tool}", least=LEAST_FOR_P99)
+            window = Window(
+                "alone", f"{title}, {tool}", shape, pool=f"{title}, {tool}", least=MIN_CALLS_FOR_P99
+            )
             points.append(self.meter.window(window, partial(run, self.calls(shape, count))))
         return points
 
@@ -66,14 +68,16 @@ class Steps:
         """Poisson arrivals, by our generator."""
         arrivals = poisson(self.rng, rate, self.plan.open_s)
         name = f"Poisson {rate:g}/s"
-        window = Window("open", name, self.plan.request, pool="request", offered=rate, least=LEAST_FOR_P99)
+        window = Window(
+            "open", name, self.plan.request, pool="request", offered=rate, least=MIN_CALLS_FOR_P99
+        )
         return self.meter.window(window, lambda: self.generator.open_loop(arrivals))
 
     def analyzer_open_loop(self, rate: float) -> Point:
         """Poisson arrivals, by perf_analyzer."""
         arrivals, calls = poisson(self.rng, rate, self.plan.open_s), self.calls(self.plan.request)
         name = f"Poisson {rate:g}/s, perf_analyzer"
-        window = Window("open", name, self.plan.request, pool=name, offered=rate, least=LEAST_FOR_P99)
+        window = Window("open", name, self.plan.request, pool=name, offered=rate, least=MIN_CALLS_FOR_P99)
         scoring = by_ids(calls)
         return self.meter.window(
             window, lambda: scoring.samples(self.analyzer.open_loop(name, scoring.target, arrivals))

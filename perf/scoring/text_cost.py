@@ -8,7 +8,6 @@ cache is off. Exits with 1 if text and ids get different scores, or if on a GPU 
 """
 
 import argparse
-import json
 import logging
 import statistics
 import sys
@@ -29,17 +28,19 @@ from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
 from hiscore.models.config import read_facts
 from hiscore.scoring.encode import TextRequest, encode_calls
-from hiscore.settings import DEFAULT_MODEL, Limits, ServeSettings
+from hiscore.settings import DEFAULT_MODEL, Limits
 from hiscore.tokenization import load_tokenizer
 from perf.loadgen.generator import Generator
 from perf.loadgen.score_check import check_control
 from perf.loadgen.scorer_calls import Shape
+from perf.loadgen.served import server_settings
 from perf.loadgen.text_calls import as_ids_message, draw_texts, text_message
 from perf.loadgen.window import Meter, Window
-from perf.machine import facts as machine
+from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler
 from perf.machine.interleave import ArmResult, interleave
 from perf.models import checkpoints
+from perf.script import arguments, write_json
 
 TARGET = 0.10
 LABELS = (9454, 2753)
@@ -153,20 +154,19 @@ def main() -> int:
             checkpoint = Path(directory)
             checkpoints.write(checkpoint, device, options.tokenizer)
         cost = tokenizer_cost(checkpoint, texts)
-        settings = ServeSettings(
+        settings = server_settings(
             model=str(checkpoint), models="tokenizer,scorer,score", query_cache_bytes=0,
-            http_port=0, grpc_port=0, metrics_port=0,
         )  # fmt: skip
         with Server(settings, options.out / "server.log") as server:
-            triton = machine.triton_version(server.http_url)
+            triton = triton_version(server.http_url)
             results = measure(server, gpu, sizes, texts)
     results |= {
         "tokenizer": cost,
-        "machine": machine.facts(gpu.device, gpu.driver, triton, options.commit),
+        "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
         "sizes": asdict(sizes),
         "seconds": time.perf_counter() - begin,
     }
-    (options.out / "text_cost.json").write_text(json.dumps(results, indent=1))
+    write_json(options.out / "text_cost.json", results)
     lost = results["cost_of_text"]
     print(f"text costs {lost:.1%} of the throughput (target: below {TARGET:.0%}); tokenizer {cost}")
     return int(device != "cpu" and lost >= TARGET)
@@ -174,14 +174,10 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where text_cost.json and server.log go")
+    parser = arguments(__doc__, "text_cost.json and server.log")
     parser.add_argument("--tokenizer", type=Path, help="a directory with tokenizer.json")
     parser.add_argument("--model", help="serve this checkpoint instead")
     parser.add_argument("--rounds", type=int, help="how often each way is run")
-    parser.add_argument("--commit", help="what to record where there is no git history")
     options = parser.parse_args()
     if not options.model and not options.tokenizer and choose_device("auto")[0] == "cuda":
         parser.error("random weights have no tokenizer: --tokenizer DIR or --model DIR is missing")

@@ -9,7 +9,6 @@ weights are random, of Qwen3-0.6B's geometry, and the tokenizer is the checkpoin
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -38,13 +37,15 @@ from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
-from hiscore.settings import Device, Limits, ServeSettings
+from hiscore.settings import Device, Limits
 from hiscore.tokenization import load_tokenizer
 from hiscore_client import ScoreClient
 from perf.loadgen.scorer_calls import Shape
+from perf.loadgen.served import limit_threads, server_settings
 from perf.loadgen.text_calls import draw_texts
-from perf.machine import facts as machine
+from perf.machine.facts import machine_facts, triton_version
 from perf.models import checkpoints
+from perf.script import arguments, write_json
 
 SHAPES = {"cuda": Shape(120, 10, 180), "cpu": Shape(24, 3, 8)}
 CALLS = {"cuda": 200, "cpu": 12}
@@ -206,8 +207,7 @@ def main() -> int:
     """Serve, trace, take apart; writes trace.json."""
     options = parse()
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    limit_threads(device)
     options.out.mkdir(parents=True, exist_ok=True)
     given = options.checkpoint or resolve()
     count = WARM + (options.calls or CALLS[device])
@@ -219,12 +219,11 @@ def main() -> int:
             checkpoint.mkdir()
             checkpoints.write(checkpoint, device, given)
         calls = encode(checkpoint, texts)
-        settings = ServeSettings(
+        settings = server_settings(
             model=str(checkpoint), models="tokenizer,scorer,score", device=device, query_cache_bytes=0,
-            http_port=0, grpc_port=0, metrics_port=0,
         )  # fmt: skip
         with tracing(log), Server(settings, options.out / "server-trace.log") as server:
-            triton = machine.triton_version(server.http_url)
+            triton = triton_version(server.http_url)
             asked = ask(server, texts, calls)
         requests = read_trace(json.loads(log.read_text()))
         score_options = ScoreOptions(apply_softmax=True)
@@ -245,11 +244,11 @@ def main() -> int:
         rows[f"{way}, {SHAPES[device]}"] = split(mean(taken[WARM:]), parts)
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
     found = {
-        "machine": machine.facts(gpu, None, triton, options.commit),
+        "machine": machine_facts(options.commit, gpu, tritonserver=triton),
         "calls": count - WARM,
         "stages": rows,
     }
-    (options.out / "trace.json").write_text(json.dumps(found, indent=1))
+    write_json(options.out / "trace.json", found)
     for name, row in rows.items():
         print(name, " ".join(f"| {stage} {value:.2f}" for stage, value in row.items()), "ms")
     return 0
@@ -257,13 +256,9 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where trace.json goes")
+    parser = arguments(__doc__, "trace.json")
     parser.add_argument("--checkpoint", type=Path, help="a model, or on a GPU whose tokenizer is used")
     parser.add_argument("--calls", type=int, help="of each way in")
-    parser.add_argument("--commit", help="what to record where there is no git history")
     return parser.parse_args()
 
 

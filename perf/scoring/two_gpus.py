@@ -9,7 +9,6 @@ scores differ, or if a device had less than half of its share.
 """
 
 import argparse
-import json
 import logging
 import os
 import shutil
@@ -28,17 +27,18 @@ import numpy as np
 from hiscore.arrays import Float32
 from hiscore.launcher import Server
 from hiscore.launcher.devices import choose_device
-from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
-from perf.loadgen import load_plan as plan
+from perf.loadgen import load_plan
 from perf.loadgen.generator import Generator
 from perf.loadgen.score_check import check_control, together
 from perf.loadgen.scorer_calls import Ids, draw
+from perf.loadgen.served import limit_threads, server_settings
 from perf.loadgen.window import Answers, Meter, Point, Window, WrongScores, items_by_device
-from perf.machine import facts as machine
+from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler, visible_gpus
 from perf.machine.interleave import interleave
 from perf.models import checkpoints
+from perf.script import arguments, write_json
 
 # A call alone goes to whichever instance waits: asked so often, each device gives an answer of its own.
 MOST_ASKED = 40
@@ -115,7 +115,7 @@ def _which_rose(server: Server, before: dict[str, int], items: int) -> str:
 
 
 def measure(
-    servers: dict[str, Server], gpu: GpuSampler, chosen: plan.Plan, sizes: Sizes, devices: int
+    servers: dict[str, Server], gpu: GpuSampler, chosen: load_plan.Plan, sizes: Sizes, devices: int
 ) -> dict[str, Any]:
     """Throughput of both servers in turn, every answer checked; then answers device by device."""
     calls = draw(np.random.default_rng(0), chosen.request, chosen.pool, chosen.vocabulary, chosen.labels)
@@ -185,7 +185,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING)
     options = parse()
     device, _ = choose_device("auto")
-    chosen, sizes = (plan.CPU, CPU) if device == "cpu" else (plan.GPU, GPU)
+    chosen, sizes = (load_plan.CPU, CPU) if device == "cpu" else (load_plan.GPU, GPU)
     sizes = replace(sizes, rounds=options.rounds or sizes.rounds)
     names = visible_gpus() if device == "cuda" else ["first", "second"]
     if len(names) < 2:
@@ -194,26 +194,25 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu, ExitStack() as stack:
         checkpoints.write(Path(directory) / "checkpoint", device, None)
-        settings = ServeSettings(
+        settings = server_settings(
             model=f"{directory}/checkpoint", models="scorer", device=device, query_cache_bytes=0,
-            http_port=0, grpc_port=0, metrics_port=0,
         )  # fmt: skip
         several = settings
         if device == "cpu":
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            limit_threads(device)
             doubled = two_instances(settings.model_repository, Path(directory) / "models")
             several = settings.model_copy(update={"model_repository": doubled})
         with visible(names[0]) if device == "cuda" else nullcontext():
             one = stack.enter_context(Server(settings, options.out / "server-one.log"))
         every = stack.enter_context(Server(several, options.out / "server-all.log"))
-        triton = machine.triton_version(one.http_url)
+        triton = triton_version(one.http_url)
         results = measure({"one device": one, "all devices": every}, gpu, chosen, sizes, len(names))
     results |= {
-        "machine": machine.facts(gpu.device, gpu.driver, triton, options.commit),
+        "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
         "sizes": asdict(sizes),
         "seconds": time.perf_counter() - begin,
     }
-    (options.out / "two_gpus.json").write_text(json.dumps(results, indent=1))
+    write_json(options.out / "two_gpus.json", results)
     print(f"items by device {results['items_by_device']}; device by device {results['alone']}")
     return verdict(results, len(names))
 
@@ -233,12 +232,8 @@ def verdict(results: dict[str, Any], devices: int) -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where two_gpus.json and the logs go")
+    parser = arguments(__doc__, "two_gpus.json and the logs")
     parser.add_argument("--rounds", type=int, help="how often each server is loaded")
-    parser.add_argument("--commit", help="what to record where there is no git history")
     return parser.parse_args()
 
 

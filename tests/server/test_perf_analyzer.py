@@ -87,7 +87,12 @@ def test_control_a_refused_parameter_is_seen(perf_analyzer: list[str], lm: Serve
 
 
 def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, PERF / "make_data.py", "--directory", tmp_path], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "perf.loadgen.request_data", "--directory", tmp_path],
+        cwd=PERF.parent,
+        check=True,
+        timeout=60,
+    )
     for name in ("score.json", "scorer.json"):
         assert (tmp_path / name).read_text() == (PERF / "data" / name).read_text()
 

@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from perf import bench, bench_steps
-from perf import bench_process as bench_run
-from perf.bench_steps import Given, Step, lacks
-from perf.machine import facts as machine
+from perf import bench, bench_process, bench_steps
+from perf.bench_steps import Given, Step, missing
+from perf.machine.facts import shown
 from perf.scoring.trace import read_trace, split, stages
 
 RECORDED = Path(__file__).parents[3] / "perf/results/h200/forward.json"
@@ -37,7 +36,7 @@ def test_a_failed_step_stops_no_other_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_steps, "cpu", lambda given: steps(given.out))
+    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: steps(given.out))
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
     assert bench.main() == 1
     done = json.loads((tmp_path / "bench.json").read_text())["steps"]
@@ -57,7 +56,7 @@ def test_a_failed_step_stops_no_other_and_is_reported(
 
 def test_every_step_is_a_module_of_perf(tmp_path: Path) -> None:
     given = Given(tmp_path, tmp_path, tmp_path)
-    every = [*bench_steps.cpu(given), *bench_steps.gpu(given, 2)]
+    every = [*bench_steps.cpu_steps(given), *bench_steps.gpu_steps(given, 2)]
     assert {step.measurement for step in every} >= {
         "serving",
         "text_cost",
@@ -70,9 +69,9 @@ def test_every_step_is_a_module_of_perf(tmp_path: Path) -> None:
         "two_gpus",
     }
     assert all(find_spec(step.module) for step in every)
-    names = [step.name for step in bench_steps.gpu(given, 2)]
+    names = [step.name for step in bench_steps.gpu_steps(given, 2)]
     assert len(set(names)) == len(names)  # a name is a log file
-    assert "several GPUs" not in [step.name for step in bench_steps.gpu(given, 1)]
+    assert "several GPUs" not in [step.name for step in bench_steps.gpu_steps(given, 1)]
 
 
 def test_a_step_that_is_interrupted_leaves_no_process(
@@ -80,17 +79,17 @@ def test_a_step_that_is_interrupted_leaves_no_process(
 ) -> None:
     (tmp_path / "logs").mkdir()
     started: list[Any] = []
-    popen = bench_run.subprocess.Popen
+    popen = bench_process.subprocess.Popen
     monkeypatch.setattr(
-        bench_run.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+        bench_process.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
     )
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_run.time, "sleep", interrupt)
+    monkeypatch.setattr(bench_process.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt), Progress(console=Console(quiet=True)) as progress:
-        bench_run.run(Step("slow", "quality", ("--help",), 60), tmp_path, progress)
+        bench_process.run(Step("slow", "quality", ("--help",), 60), tmp_path, progress)
     assert started[0].returncode is not None
 
 
@@ -99,14 +98,14 @@ def test_a_step_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Monkey
     os.mkfifo(tmp_path / "never.json")
     hanging = Step("a hanging one", "compare", (str(tmp_path / "never.json"), str(RECORDED)), 0.0)
     monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_run, "PATIENCE_S", 3.0)
-    monkeypatch.setattr(bench_steps, "cpu", lambda given: [hanging, steps(given.out)[1]])
+    monkeypatch.setattr(bench_process, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: [hanging, steps(given.out)[1]])
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out")])
     # The other one has all the time that it needs.
-    monkeypatch.setattr(bench_run, "PATIENCE", 100.0)
+    monkeypatch.setattr(bench_process, "PATIENCE", 100.0)
     assert bench.main() == 1
     done = json.loads((tmp_path / "out/bench.json").read_text())["steps"]
-    assert [step["code"] for step in done] == [bench_run.TIMED_OUT, 0]
+    assert [step["code"] for step in done] == [bench_process.TIMED_OUT, 0]
     assert "stopped after" in (tmp_path / "out/logs/a-hanging-one.txt").read_text()
 
 
@@ -116,7 +115,7 @@ def test_what_does_not_fit_is_not_begun_and_is_done_when_resumed(
     long = Step("a long one", "compare", (str(RECORDED), str(RECORDED)), 50_000)
     short = steps(tmp_path)[1]
     monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_steps, "cpu", lambda given: [short, long])
+    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: [short, long])
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--minutes", "500"])
     assert bench.main() == 1
     record = json.loads((tmp_path / "bench.json").read_text())
@@ -126,7 +125,7 @@ def test_what_does_not_fit_is_not_begun_and_is_done_when_resumed(
 
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--resume"])
     started: list[str] = []
-    run = bench_run.run
+    run = bench_process.run
     monkeypatch.setattr(bench, "run", lambda step, *more: started.append(step.name) or run(step, *more))
     assert bench.main() == 0
     assert started == ["a long one"]
@@ -139,7 +138,7 @@ def test_an_interrupt_leaves_a_record_and_a_report(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_steps, "cpu", lambda given: steps(given.out))
+    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: steps(given.out))
     monkeypatch.setattr(bench, "run", interrupted)
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
     assert bench.main() == 1
@@ -149,17 +148,17 @@ def test_an_interrupt_leaves_a_record_and_a_report(tmp_path: Path, monkeypatch: 
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    every = bench_steps.gpu(Given(tmp_path, None, None), 1)
-    named = {step.measurement for step in every if lacks(step, Given(tmp_path, None, None))}
+    every = bench_steps.gpu_steps(Given(tmp_path, None, None), 1)
+    named = {step.measurement for step in every if missing(step, Given(tmp_path, None, None))}
     assert named == {"quality", "quality_served", "score_load", "serving", "trace", "text_cost", "cpu_cost"}
-    with_tokenizer = {step.measurement for step in every if lacks(step, Given(tmp_path, None, tmp_path))}
+    with_tokenizer = {step.measurement for step in every if missing(step, Given(tmp_path, None, tmp_path))}
     assert with_tokenizer == {"quality", "quality_served"}
-    assert not any(lacks(step, Given(tmp_path, tmp_path, tmp_path)) for step in every)
+    assert not any(missing(step, Given(tmp_path, tmp_path, tmp_path)) for step in every)
 
 
 def test_a_result_names_no_directory_of_the_machine(tmp_path: Path) -> None:
     asked = ["python", "-m", "perf.scoring.serving", "--out", str(tmp_path), "--rates", "1,2", "a/b"]
-    assert machine.shown(asked) == f"python -m perf.scoring.serving --out {tmp_path.name} --rates 1,2 a/b"
+    assert shown(asked) == f"python -m perf.scoring.serving --out {tmp_path.name} --rates 1,2 a/b"
 
 
 def test_results_go_where_none_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

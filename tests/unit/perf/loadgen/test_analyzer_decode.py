@@ -204,7 +204,7 @@ def test_a_window_keeps_its_export_without_tensors(windows: Windows, tmp_path: P
 
 
 def test_a_failed_window_stops_no_other(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_serving.guards, "LEAST", CPU.count + 1)
+    monkeypatch.setattr(decode_serving, "MIN_CALLS", CPU.count + 1)
     windows.benchmark("ring")
     assert len(windows.failures) == 1
     assert UnsoundLoad.__name__ in windows.failures[0]
