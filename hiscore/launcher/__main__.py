@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hiscore.checkpoint import CheckpointError
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.health import HealthServer
-from hiscore.launcher.make import MakeWatch
+from hiscore.launcher.make_interrupt import MakeInterrupt
 from hiscore.launcher.server import Server
 from hiscore.launcher.watchdog import Watchdog
 from hiscore.logs import LogFormat, configure
@@ -32,7 +32,7 @@ def stop(signum: int, frame: FrameType | None) -> None:
     raise Stop
 
 
-def stop_with(make: MakeWatch) -> None:
+def stop_with(make: MakeInterrupt) -> None:
     """Stop as after a signal if make has got one that did not reach us."""
     if make.interrupted():
         stop(signal.SIGINT, None)
@@ -67,7 +67,7 @@ def main() -> int:
     """Serve; the exit code is 0 after a signal, 2 for a bad setting, 1 for any other failure."""
     log_format: LogFormat = "text"
     configure(log_format, TEXT)
-    make = MakeWatch()
+    make = MakeInterrupt()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, stop)
     try:

@@ -1,10 +1,10 @@
-"""Canaries: small real calls that tell whether each model still answers.
+"""Canaries: small real calls that show whether each model still answers.
 
-Triton 2.51 says that a model is ready whatever has become of its process. A process that has died can be seen from
-outside; one that hangs, or a device that no longer computes, only by asking for an answer.
+Triton 2.51 reports a model as ready whatever has become of its process. A dead process can be seen from outside; a
+process that hangs, or a device that no longer computes, only by asking for an answer.
 
-A busy model may take long to answer, and is not asked: whatever it has counted since the last look shows that it
-works. So a canary costs a loaded server nothing, and no load is mistaken for a fault.
+A busy model may take long to answer, so it is not asked: if its counters have risen since the last look, it works.
+A canary therefore costs a loaded server nothing, and no load is mistaken for a fault.
 """
 
 import http.client
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hiscore.settings import CANARY_ID
 
@@ -24,45 +24,64 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Probe:
-    """A model's canary: the path and JSON body of its request, and a word of a good answer.
+    """The canary of a model.
 
-    counters: those of the model's that rise with its work.
+    Args:
+        model: Its name.
+        path: Where to POST.
+        body: The JSON body.
+        expected: A word of a good answer.
+        counters: Metrics of the model that rise when it works.
     """
 
+    model: str
     path: str
     body: Mapping[str, Any]
-    answer: str
+    expected: str
     counters: tuple[str, ...]
 
+    def accepts(self, status: int, text: str) -> bool:
+        """Whether an answer is good. In a stream, an error may come beside the expected word."""
+        return status == 200 and self.expected in text and '"error"' not in text
 
-def probes(models: Sequence[str], checkpoint: Path) -> dict[str, Probe]:
+    def work(self, metrics: str) -> float:
+        """Sum of the model's counters over its devices, from the text of Triton's metrics page."""
+        names = "|".join(self.counters)
+        line = rf'^(?:{names})\{{(?:[^}}]*,)?model="{self.model}"[^}}]*\}} (\S+)$'
+        return sum(map(float, re.findall(line, metrics, re.MULTILINE)))
+
+
+def probes(models: Sequence[str], checkpoint: Path) -> list[Probe]:
     """A probe for each model that has a process of its own; the ensemble has none."""
     architectures = json.loads((checkpoint / "config.json").read_text()).get("architectures") or [""]
     is_classifier = architectures[0].endswith("ForSequenceClassification")
     labels = [] if is_classifier else [0]
-    every = {
-        "tokenizer": Probe(
+    every = [
+        Probe(
+            "tokenizer",
             "/v2/models/tokenizer/infer",
             _infer(query=["a"], items=["b"], **({} if is_classifier else {"label_token_ids": labels})),
-            '"input_ids"',
-            ("hiscore_tokenizer_batches_total",),
+            expected='"input_ids"',
+            counters=("hiscore_tokenizer_batches_total",),
         ),
         # No query, one item of one token: delimiter, token, delimiter.
-        "scorer": Probe(
+        Probe(
+            "scorer",
             "/v2/models/scorer/infer",
             _infer(input_ids=[0, 0, 0], delimiter_indices=[0, 2], label_token_ids=labels),
-            '"scores"',
-            ("hiscore_batches_total",),
+            expected='"scores"',
+            counters=("hiscore_batches_total",),
         ),
-        "decode": Probe(
+        Probe(
+            "decode",
             "/v2/models/decode/generate_stream",
             {"input_ids": [0], "max_tokens": 1},
-            '"finish_reason"',
-            # A long prompt is work for minutes, before its first token.
-            ("hiscore_decode_prompt_tokens_total", "hiscore_decode_steps_total"),
+            expected='"finish_reason"',
+            # The prefill of a long prompt can take minutes before the first step.
+            counters=("hiscore_decode_prompt_tokens_total", "hiscore_decode_steps_total"),
         ),
-    }
-    return {model: every[model] for model in models if model in every}
+    ]
+    return [probe for probe in every if probe.model in models]
 
 
 def _infer(**tensors: list[Any]) -> dict[str, Any]:
@@ -80,78 +99,41 @@ def _infer(**tensors: list[Any]) -> dict[str, Any]:
     }
 
 
-class Canaries:
-    """Asks every model in a thread of its own, every `interval_s` seconds that it has counted nothing.
+class Transport(Protocol):
+    """How canaries reach the server."""
 
-    A model that has not answered well `misses` times in a row, within `timeout_s` seconds each, is silent.
-    The addresses are ``host:port``.
+    def call(self, path: str, body: str) -> tuple[int, str]:
+        """POST a JSON body: status and text; status 0 and the error if no answer came."""
+
+    def metrics(self) -> str | None:
+        """The metrics page, or None if it cannot be read."""
+
+
+class HttpTransport:
+    """Triton's HTTP and metrics ports.
+
+    Args:
+        http_address: ``host:port``.
+        metrics_address: ``host:port``.
+        timeout_s: Longest wait for an answer.
     """
 
-    def __init__(
-        self,
-        http_address: str,
-        metrics_address: str,
-        probes: Mapping[str, Probe],
-        interval_s: float,
-        timeout_s: float,
-        misses: int,
-    ) -> None:
+    def __init__(self, http_address: str, metrics_address: str, timeout_s: float) -> None:
         self._http_address, self._metrics_address = http_address, metrics_address
-        self._interval_s, self._timeout_s, self._most = interval_s, timeout_s, misses
-        self._missed = dict.fromkeys(probes, 0)
-        self._closed = threading.Event()
-        for model, probe in probes.items():
-            name = f"hiscore-canary-{model}"
-            threading.Thread(target=self._watch, args=(model, probe), name=name, daemon=True).start()
+        self._timeout_s = timeout_s
 
-    @property
-    def silent(self) -> list[str]:
-        """Models that do not answer."""
-        return [model for model, missed in self._missed.items() if missed >= self._most]
-
-    @property
-    def doubtful(self) -> list[str]:
-        """Models that have not answered the last time they were asked."""
-        return [model for model, missed in self._missed.items() if missed]
-
-    def close(self) -> None:
-        """Ask no more; an answer that is still awaited will not be looked at."""
-        self._closed.set()
-
-    def _watch(self, model: str, probe: Probe) -> None:
-        seen: float | None = None
-        while not self._closed.wait(self._interval_s):
-            counted = self._counted(model, probe)
-            if counted is not None and counted != seen and seen is not None:
-                self._missed[model] = 0
-            elif self._answers(model, probe):
-                self._missed[model] = 0
-                # What the canary itself has raised is no work.
-                counted = self._counted(model, probe)
-            else:
-                self._missed[model] += 1
-            seen = counted
-
-    def _answers(self, model: str, probe: Probe) -> bool:
+    def call(self, path: str, body: str) -> tuple[int, str]:
         try:
-            status, text = self._request(self._http_address, "POST", probe.path, json.dumps(probe.body))
+            return self._request(self._http_address, "POST", path, body)
         except (OSError, http.client.HTTPException) as error:
-            status, text = 0, repr(error)
-        if status == 200 and probe.answer in text and '"error"' not in text:
-            return True
-        if not self._closed.is_set():
-            log.warning("model %s has missed a canary: %s", model, f"{status} {text}".strip())
-        return False
+            return 0, repr(error)
 
-    def _counted(self, model: str, probe: Probe) -> float | None:
-        """The sum of the model's counters over all its devices, or None if they cannot be read."""
+    def metrics(self) -> str | None:
         try:
             status, text = self._request(self._metrics_address, "GET", "/metrics", None)
         except (OSError, http.client.HTTPException):
             return None
-        names = "|".join(probe.counters)
-        line = re.compile(rf'^(?:{names})\{{(?:[^}}]*,)?model="{model}"[^}}]*\}} (\S+)$', re.MULTILINE)
-        return sum(map(float, line.findall(text))) if status == 200 else None
+        return text if status == 200 else None
 
     def _request(self, address: str, method: str, path: str, body: str | None) -> tuple[int, str]:
         connection = http.client.HTTPConnection(address, timeout=self._timeout_s)
@@ -163,3 +145,70 @@ class Canaries:
             return response.status, response.read().decode(errors="replace")
         finally:
             connection.close()
+
+
+class Canary:
+    """Watches one model, one look at a time.
+
+    `misses` is how many canaries in a row it has not answered.
+    """
+
+    def __init__(self, probe: Probe, transport: Transport) -> None:
+        self.model, self.misses = probe.model, 0
+        self._probe, self._transport = probe, transport
+        self._work_seen: float | None = None
+
+    def look(self) -> str:
+        """Send a canary unless the model has worked since the last look; the bad answer, or "" if all is well."""
+        work, complaint = self._work(), ""
+        if work is None or self._work_seen is None or work == self._work_seen:
+            status, text = self._transport.call(self._probe.path, json.dumps(self._probe.body))
+            if self._probe.accepts(status, text):
+                # The canary has raised the counters itself: that must not pass for work at the next look.
+                work = self._work()
+            else:
+                complaint = f"{status} {text}".strip()
+        self.misses = self.misses + 1 if complaint else 0
+        self._work_seen = work
+        return complaint
+
+    def _work(self) -> float | None:
+        metrics = self._transport.metrics()
+        return None if metrics is None else self._probe.work(metrics)
+
+
+class Canaries:
+    """Looks at every model every `interval_s` seconds, each in a thread of its own.
+
+    Args:
+        canaries: One per model.
+        interval_s: Seconds between looks.
+        max_misses: A model that has not answered so many canaries in a row is silent.
+    """
+
+    def __init__(self, canaries: Sequence[Canary], interval_s: float, max_misses: int) -> None:
+        self._canaries, self._interval_s, self._max_misses = canaries, interval_s, max_misses
+        self._closed = threading.Event()
+        for canary in canaries:
+            name = f"hiscore-canary-{canary.model}"
+            threading.Thread(target=self._watch, args=(canary,), name=name, daemon=True).start()
+
+    @property
+    def silent(self) -> list[str]:
+        """Models that count as hanging."""
+        return [canary.model for canary in self._canaries if canary.misses >= self._max_misses]
+
+    @property
+    def doubtful(self) -> list[str]:
+        """Models that missed their last canary."""
+        return [canary.model for canary in self._canaries if canary.misses]
+
+    def close(self) -> None:
+        """Send no more canaries; answers still awaited are ignored."""
+        self._closed.set()
+
+    def _watch(self, canary: Canary) -> None:
+        while not self._closed.wait(self._interval_s):
+            complaint = canary.look()
+            if complaint and not self._closed.is_set():
+                log.warning("model %s has missed a canary: %s", canary.model, complaint)

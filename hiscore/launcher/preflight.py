@@ -1,16 +1,91 @@
-"""What must hold before a server can start; each failure says what to do about it."""
+"""Checks before a server starts; each failure says what to do about it."""
 
+import ipaddress
 import os
+import re
 from importlib import metadata
 from pathlib import Path
 
 from hiscore.launcher.distribution import PYTHON, SCRIPTS, Distribution
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.workspace import SHARED_MEMORY
+from hiscore.settings import ServeSettings
+
+# 26.07, the first release after NVIDIA's security bulletins up to 5875. Older ones have known vulnerabilities;
+# some of them let anyone who reaches a port run code.
+FIRST_SAFE_VERSION = (2, 71)
+# The nvidia-pytriton wheel does not say which release it contains.
+WHEEL_VERSION = (2, 51)
+
+
+def check_all(settings: ServeSettings, distribution: Distribution, shared_memory: int) -> None:
+    """Run every check, the cheap ones first.
+
+    Args:
+        settings: TLS files and the address to listen on.
+        distribution: The tritonserver to start.
+        shared_memory: Bytes that the models' regions need.
+
+    Raises:
+        LaunchError: A check fails.
+    """
+    check_tls(settings)
+    check_exposure(settings, distribution)
+    check_numpy(metadata.version("numpy"))
+    check_python(SCRIPTS)
+    check_shared_memory(shared_memory, free_shared_memory())
+    check_libraries(distribution)
+
+
+def check_tls(settings: ServeSettings) -> None:
+    """Refuse half a TLS configuration, and files that do not exist."""
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise LaunchError("TLS_CERT and TLS_KEY belong together: set both, or none")
+    if settings.tls_client_ca is not None and settings.tls_cert is None:
+        raise LaunchError("TLS_CLIENT_CA needs TLS_CERT and TLS_KEY")
+    for name in ("tls_cert", "tls_key", "tls_client_ca"):
+        path: Path | None = getattr(settings, name)
+        if path is not None and not path.is_file():
+            raise LaunchError(f"{name.upper()} names {path}, which is not a file")
+
+
+def check_exposure(settings: ServeSettings, distribution: Distribution) -> None:
+    """Refuse to expose an old Triton to other machines."""
+    if is_loopback(settings.bind_address) or settings.allow_known_cves:
+        return
+    version = triton_version(distribution)
+    if version is None or version < FIRST_SAFE_VERSION:
+        found = "an unknown version" if version is None else "{}.{}".format(*version)
+        safe = "{}.{}".format(*FIRST_SAFE_VERSION)
+        raise LaunchError(
+            f"BIND_ADDRESS {settings.bind_address} opens tritonserver ({found}) to other machines, and versions "
+            f"before {safe} (26.07) have known vulnerabilities: name a newer one in TRITONSERVER, keep to "
+            "127.0.0.1 behind a gateway, or set ALLOW_KNOWN_CVES=1 where every caller is trusted"
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach an address. Any name but localhost may resolve to something else."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def triton_version(distribution: Distribution) -> tuple[int, int] | None:
+    """Major and minor version of a tritonserver; None if unknown.
+
+    A release has it in a file beside ``bin/``; the binary cannot be asked.
+    """
+    if distribution.is_wheel:
+        return WHEEL_VERSION
+    file = distribution.tritonserver.resolve().parents[1] / "TRITON_VERSION"
+    match = re.match(r"(\d+)\.(\d+)\.", file.read_text()) if file.is_file() else None
+    return (int(match.group(1)), int(match.group(2))) if match else None
 
 
 def check_numpy(version: str) -> None:
-    """Refuse a NumPy under which the stub answers with empty tensors, without an error."""
+    """Refuse NumPy 2, with which the stub silently returns empty tensors."""
     if int(version.split(".")[0]) >= 2:
         raise LaunchError(
             f"NumPy {version} is installed: Triton's Python stub needs NumPy below 2, "
@@ -18,8 +93,31 @@ def check_numpy(version: str) -> None:
         )
 
 
+def check_python(scripts: Path) -> None:
+    """Check that ``python3``, from which the stub takes its packages, is beside the running interpreter."""
+    if not (scripts / "python3").exists():
+        raise LaunchError(f"{scripts} has no python3: run hiscore from a virtual environment")
+
+
+def check_shared_memory(needed: int, free: int) -> None:
+    """Check that /dev/shm has room for the Python backend's regions; both sizes in bytes."""
+    if free < needed:
+        raise LaunchError(
+            f"{SHARED_MEMORY} has {free >> 20} MiB free, the models need {needed >> 20} MiB: make it larger "
+            "(docker run --shm-size=1g), or lower SHM_BYTES"
+        )
+
+
+def free_shared_memory() -> int:
+    """Free bytes of /dev/shm; 0 if it does not exist."""
+    if not SHARED_MEMORY.is_dir():
+        return 0
+    usage = os.statvfs(SHARED_MEMORY)
+    return usage.f_bavail * usage.f_frsize
+
+
 def check_libraries(distribution: Distribution) -> None:
-    """Check that the dynamic loader finds what the server and the stub link, libpython above all."""
+    """Check that the dynamic loader finds what the server and the stub are linked to, libpython above all."""
     missing = distribution.missing_libraries()
     if missing:
         hint = (
@@ -29,38 +127,3 @@ def check_libraries(distribution: Distribution) -> None:
             else " Add their directories to LD_LIBRARY_PATH."
         )
         raise LaunchError(f"the dynamic loader does not find {', '.join(missing)}.{hint}")
-
-
-def check_shared_memory(needed: int, free: int) -> None:
-    """Check that /dev/shm holds the Python backend's regions (both in bytes)."""
-    if free < needed:
-        raise LaunchError(
-            f"{SHARED_MEMORY} has {free >> 20} MiB free, the models need {needed >> 20} MiB: make it larger "
-            "(docker run --shm-size=1g), or lower SHM_BYTES"
-        )
-
-
-def free_shared_memory() -> int:
-    """Free bytes of /dev/shm, or none where there is no such place."""
-    if not SHARED_MEMORY.is_dir():
-        return 0
-    usage = os.statvfs(SHARED_MEMORY)
-    return usage.f_bavail * usage.f_frsize
-
-
-def check_python(scripts: Path) -> None:
-    """Check that the running interpreter's directory has the ``python3`` from which the stub takes packages."""
-    if not (scripts / "python3").exists():
-        raise LaunchError(f"{scripts} has no python3: run hiscore from a virtual environment")
-
-
-def check_all(distribution: Distribution, shared_memory: int) -> None:
-    """Every check, the cheap ones first; `shared_memory` in bytes.
-
-    Raises:
-        LaunchError: one fails.
-    """
-    check_numpy(metadata.version("numpy"))
-    check_python(SCRIPTS)
-    check_shared_memory(shared_memory, free_shared_memory())
-    check_libraries(distribution)

@@ -7,15 +7,15 @@ from types import TracebackType
 
 from hiscore import checkpoint
 from hiscore.launcher import preflight
+from hiscore.launcher.canary import Canaries, Canary, HttpTransport, probes
 from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
-from hiscore.launcher.devices import choose_device
+from hiscore.launcher.device_choice import choose_device
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.exposure import check_exposure
-from hiscore.launcher.failure import why
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
 from hiscore.launcher.repository import model_values, select, write_repository
+from hiscore.launcher.server_log import failure_reason
 from hiscore.launcher.workspace import Workspace
 from hiscore.models.support import servable
 from hiscore.settings import ServeSettings
@@ -122,9 +122,8 @@ class Server:
         self._gpu = device == "cuda"
         self.checkpoint = directory
         self._distribution = distribution = find_distribution()
-        check_exposure(settings, distribution)
         instances = len([model for model in self.models if model != "score"])
-        preflight.check_all(distribution, instances * settings.shm_bytes)
+        preflight.check_all(settings, distribution, instances * settings.shm_bytes)
         self._workspace = Workspace()
         try:
             values = model_values(settings, directory, device, self.models, capabilities.selectors)
@@ -161,6 +160,15 @@ class Server:
         """
         self._launch(self.ports)
 
+    def start_canaries(self) -> Canaries | None:
+        """Canaries for the running server; None if CANARY_SECONDS turns them off."""
+        settings = self.settings
+        if not settings.canary_seconds:
+            return None
+        transport = HttpTransport(self.http_address, self.metrics_address, settings.canary_timeout_s)
+        canaries = [Canary(probe, transport) for probe in probes(self.models, self.checkpoint)]
+        return Canaries(canaries, settings.canary_seconds, settings.canary_misses)
+
     def _launch(self, asked: Ports) -> None:
         settings, workspace = self.settings, self._own_workspace
         crashed = False
@@ -196,7 +204,7 @@ class Server:
                 # Somebody took a free port between our choice and Triton's use of it: choose again.
                 if self.ports != asked and self.ports.taken(settings.bind_address):
                     continue
-                raise LaunchError(f"{error}{why(self.log_path)}") from None
+                raise LaunchError(f"{error}{failure_reason(self.log_path)}") from None
 
     def _is_ready(self) -> bool:
         return is_ready(self.http_address, self.metrics_address, self.name)

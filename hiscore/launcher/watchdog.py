@@ -1,43 +1,121 @@
-"""Watches a running server, and starts it anew when a model has died or no longer answers.
+"""Watch a running server, and restart it when a model dies or stops answering.
 
-Models keep nothing between calls but caches, so the whole server is started anew: the simplest way back to a state
-that is known. Who waits for an answer gets an error at once: the old server's connections break when it is killed.
+Models keep nothing between calls but caches, so the whole server is restarted: the simplest way back to a known
+state. Clients that wait for an answer get an error at once, since killing the server breaks their connections.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
-from hiscore.launcher.canary import Canaries, probes
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.restarts import RestartPolicy
-from hiscore.launcher.server import Server
+from hiscore.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
+# Without a look at the server for this long, the watchdog counts as dead.
+LONGEST_LOOK_SECONDS = 12.0
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+
+
+class Canaries(Protocol):
+    """What the watchdog asks of `hiscore.launcher.canary.Canaries`."""
+
+    @property
+    def silent(self) -> list[str]:
+        """Models that count as hanging."""
+
+    @property
+    def doubtful(self) -> list[str]:
+        """Models that missed their last canary."""
+
+    def close(self) -> None:
+        """Send no more canaries."""
+
+
+class WatchedServer(Protocol):
+    """What the watchdog needs of `hiscore.launcher.server.Server`."""
+
+    @property
+    def settings(self) -> ServeSettings:
+        """How to watch, and what to do about a fault."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while tritonserver runs."""
+
+    @property
+    def lost_model(self) -> bool:
+        """Whether a model's process has died."""
+
+    def start_canaries(self) -> Canaries | None:
+        """Canaries for the running server; None if they are turned off."""
+
+    def kill(self) -> None:
+        """End the server at once."""
+
+    def restart(self) -> None:
+        """Start it again after `kill` and wait until it is ready."""
+
+
+class Clock(Protocol):
+    """The part of the module `time` that the watchdog uses."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed point."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
+
+
+class RestartPolicy:
+    """How soon and how often to restart: pauses that double, and at most `max_restarts` in any window.
+
+    After a whole window without a restart, pauses begin with the shortest again.
+    """
+
+    def __init__(self, max_restarts: int, window_s: float) -> None:
+        self._max_restarts, self._window_s = max_restarts, window_s
+        self._recent: deque[float] = deque()
+
+    def next_pause(self, now: float) -> float | None:
+        """Seconds to wait before the next restart, which counts from `now` on; None: give up."""
+        while self._recent and self._recent[0] <= now - self._window_s:
+            self._recent.popleft()
+        if len(self._recent) >= self._max_restarts:
+            return None
+        self._recent.append(now)
+        return float(min(FIRST_PAUSE_S * 2 ** (len(self._recent) - 1), LONGEST_PAUSE_S))
 
 
 class Watchdog:
-    """Watches a server that has been started; `idle` is called several times a second and may raise to end it.
+    """Watches a server that has been started.
 
-    It must run in the thread that started the server: the kernel stops a server when its starter's thread ends.
+    Use it in the thread that started the server: the kernel stops a server when its starter's thread ends.
+
+    Args:
+        server: A running server.
+        idle: Called several times a second; ends the watch by raising.
+        clock: The time.
     """
 
-    def __init__(self, server: Server, idle: Callable[[], None]) -> None:
-        self._server, self._idle = server, idle
+    def __init__(self, server: WatchedServer, idle: Callable[[], None], clock: Clock = time) -> None:
+        self._server, self._idle, self._clock = server, idle, clock
         settings = server.settings
         self._policy = RestartPolicy(settings.max_restarts, settings.restart_window_s)
         self.restarts = 0
-        self._canaries = self._start_canaries()
+        self._canaries = server.start_canaries()
         self._busy_with = ""
-        self._seen = time.monotonic()
+        self._last_look = clock.monotonic()
 
     @property
     def alive(self) -> bool:
         """Whether the watch goes on, or is busy with a restart or a stop."""
-        return bool(self._busy_with) or time.monotonic() - self._seen < 60 * POLL_SECONDS
+        return bool(self._busy_with) or self._clock.monotonic() - self._last_look < LONGEST_LOOK_SECONDS
 
     @property
     def unready(self) -> str:
@@ -51,15 +129,15 @@ class Watchdog:
         """Watch until `idle` raises.
 
         Raises:
-            LaunchError: the server has failed and is not to be restarted, or too often.
+            LaunchError: The server has failed and must not be restarted, or has failed too often.
         """
         try:
             while True:
-                self._seen = time.monotonic()
+                self._last_look = self._clock.monotonic()
                 if fault := self._fault():
                     self._recover(fault)
                 self._idle()
-                time.sleep(POLL_SECONDS)
+                self._clock.sleep(POLL_SECONDS)
         finally:
             self._busy_with = "the server is stopping"
             self._stop_canaries()
@@ -74,7 +152,7 @@ class Watchdog:
         return ""
 
     def _recover(self, fault: str) -> None:
-        began = time.monotonic()
+        began = self._clock.monotonic()
         self._busy_with = "the server is being restarted"
         self._stop_canaries()
         self._server.kill()
@@ -82,7 +160,7 @@ class Watchdog:
         while True:
             if settings.watchdog == "exit":
                 raise LaunchError(fault)
-            pause = self._policy.next_pause(time.monotonic())
+            pause = self._policy.next_pause(self._clock.monotonic())
             if pause is None:
                 raise LaunchError(
                     f"{fault}. Given up after {settings.max_restarts} restarts in "
@@ -96,28 +174,17 @@ class Watchdog:
                 break
             except LaunchError as error:
                 fault = str(error)
-        self._canaries = self._start_canaries()
+        self._canaries = self._server.start_canaries()
+        # Or a restart that took long would look as if the watch had ended.
+        self._last_look = self._clock.monotonic()
         self._busy_with = ""
-        log.warning("ready again, %.1f s after the fault was seen", time.monotonic() - began)
+        log.warning("ready again %.1f s after the fault was seen", self._clock.monotonic() - began)
 
     def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        end = self._clock.monotonic() + seconds
+        while (left := end - self._clock.monotonic()) > 0:
             self._idle()
-            time.sleep(min(left, POLL_SECONDS))
-
-    def _start_canaries(self) -> Canaries | None:
-        server, settings = self._server, self._server.settings
-        if not settings.canary_seconds:
-            return None
-        return Canaries(
-            server.http_address,
-            server.metrics_address,
-            probes(server.models, server.checkpoint),
-            settings.canary_seconds,
-            settings.canary_timeout_s,
-            settings.canary_misses,
-        )
+            self._clock.sleep(min(left, POLL_SECONDS))
 
     def _stop_canaries(self) -> None:
         if self._canaries:

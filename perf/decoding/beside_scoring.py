@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hiscore.launcher import Server
-from hiscore.launcher.devices import choose_device
+from hiscore.launcher.device_choice import choose_device
 from perf.loadgen import load_plan
 from perf.loadgen.decode_clients import Flow, Streams, running
 from perf.loadgen.generator import Generator, poisson

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from hiscore.launcher import Server
-from hiscore.launcher.devices import choose_device
+from hiscore.launcher.device_choice import choose_device
 from hiscore.settings import Device, ServeSettings
 from perf.loadgen.analyzer_decode import Prompts, Served, as_samples, summarise
 from perf.loadgen.attempts import Attempts

@@ -22,7 +22,7 @@ import torch
 from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.launcher import Server
-from hiscore.launcher.devices import choose_device
+from hiscore.launcher.device_choice import choose_device
 from hiscore_client import ScoreClient
 from perf.loadgen.served import server_settings
 from perf.machine.facts import machine_facts, triton_version

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from hiscore.launcher import Server
-from hiscore.launcher.devices import choose_device
+from hiscore.launcher.device_choice import choose_device
 from perf.loadgen import load_plan
 from perf.loadgen.analyzer_scoring import Scoring, by_ids, by_text
 from perf.loadgen.attempts import Attempts

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from hiscore.launcher import Server
-from hiscore.launcher.devices import choose_device
+from hiscore.launcher.device_choice import choose_device
 from hiscore_client import HiscoreError, ScoreClient
 from perf.loadgen import load_plan
 from perf.loadgen.attempts import Attempts, Result

@@ -25,7 +25,7 @@ from tritonclient.grpc import InferenceServerClient
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.launcher import Server
-from hiscore.launcher.devices import choose_device
+from hiscore.launcher.device_choice import choose_device
 from hiscore.models.config import read_facts
 from hiscore.scoring.encode import TextRequest, encode_calls
 from hiscore.settings import DEFAULT_MODEL, Limits

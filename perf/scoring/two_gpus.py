@@ -26,7 +26,7 @@ import numpy as np
 
 from hiscore.arrays import Float32
 from hiscore.launcher import Server
-from hiscore.launcher.devices import choose_device
+from hiscore.launcher.device_choice import choose_device
 from hiscore_client import ScoreClient
 from perf.loadgen import load_plan
 from perf.loadgen.generator import Generator

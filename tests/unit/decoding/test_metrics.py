@@ -51,5 +51,6 @@ def test_counters_get_what_is_new_and_gauges_what_is() -> None:
 def test_a_canary_looks_at_counters_that_there_are_and_that_rise_with_prompts_too(tmp_path: Path) -> None:
     """A prompt may take longer than canaries wait for an answer: a server at work must not be taken for dead."""
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    watched = {COUNTERS[name][0] for name in probes(["decode"], tmp_path)["decode"].counters}
+    (probe,) = probes(["decode"], tmp_path)
+    watched = {COUNTERS[name][0] for name in probe.counters}
     assert {"steps", "prompt_tokens"} <= watched

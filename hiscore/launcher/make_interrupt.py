@@ -13,7 +13,7 @@ from pathlib import Path
 MAKES = ("make", "gmake")
 
 
-class MakeWatch:
+class MakeInterrupt:
     """Tells when our parent is a make that has got a SIGINT; other parents, and other systems, never."""
 
     def __init__(self) -> None:

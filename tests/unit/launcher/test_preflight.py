@@ -1,14 +1,27 @@
-"""An old Triton is not opened to other machines unless somebody says so, nor is TLS left half done."""
+"""What is refused before a server starts: an exposed old Triton, half a TLS configuration, too little memory."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hiscore.launcher import preflight
 from hiscore.launcher.distribution import Distribution, find_distribution
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.exposure import check_exposure, is_loopback, triton_version
+from hiscore.launcher.preflight import check_exposure, check_tls, is_loopback, triton_version
 from hiscore.settings import ServeSettings
+
+
+def test_numpy_2_is_refused() -> None:
+    preflight.check_numpy("1.26.4")
+    with pytest.raises(LaunchError, match=r"NumPy 2\.1\.0 .*numpy<2"):
+        preflight.check_numpy("2.1.0")
+
+
+def test_little_shared_memory_is_refused() -> None:
+    preflight.check_shared_memory(needed=128 << 20, free=128 << 20)
+    with pytest.raises(LaunchError, match=r"has 64 MiB free, the models need 128 MiB.*--shm-size"):
+        preflight.check_shared_memory(needed=128 << 20, free=64 << 20)
 
 
 def release(root: Path, version: str | None) -> Distribution:
@@ -60,13 +73,13 @@ def test_what_only_this_machine_reaches(address: str, expected: bool) -> None:
         (["tls_client_ca"], "TLS_CLIENT_CA needs TLS_CERT"),
     ],
 )
-def test_half_a_tls_configuration_is_refused(tmp_path: Path, files: list[str], message: str) -> None:
+def test_half_a_tls_configuration_is_refused(files: list[str], message: str) -> None:
     given: dict[str, Any] = dict.fromkeys(files, Path(__file__))
     with pytest.raises(LaunchError, match=message):
-        check_exposure(ServeSettings(**given), release(tmp_path, "2.71.0"))
+        check_tls(ServeSettings(**given))
 
 
 def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
     settings = ServeSettings(tls_cert=Path(__file__), tls_key=tmp_path / "no.key")
     with pytest.raises(LaunchError, match=r"TLS_KEY names .*no\.key, which is not a file"):
-        check_exposure(settings, release(tmp_path, "2.71.0"))
+        check_tls(settings)

@@ -10,7 +10,7 @@ MOST_LINES = 15
 HARMLESS = ("CudaDriverHelper has not been initialized", "unable to create stream for")
 
 
-def why(log_path: Path | None) -> str:
+def failure_reason(log_path: Path | None) -> str:
     """The tail of an error message: the error lines of the log and where to read on."""
     if log_path is None:
         return "; the log above says why"

@@ -1,0 +1,284 @@
+"""When a model is asked, which answers are good, and from when on it counts as silent."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from hiscore.launcher.canary import Canaries, Canary, HttpTransport, Probe, probes
+from hiscore.settings import CANARY_ID
+
+FOREVER = 1e6
+PROBE = Probe("scorer", "/v2/models/scorer/infer", {"a": 1}, '"scores"', ("work_total", "more_total"))
+GOOD = (200, '{"outputs": [{"name": "scores"}]}')
+
+
+class FakeModel:
+    """A transport to a model that answers at will; like a real one, it counts canaries among its work."""
+
+    def __init__(self, answer: tuple[int, str] = GOOD, counts_canaries: bool = True) -> None:
+        self.answer = answer
+        self.counts_canaries = counts_canaries
+        self.work = 7
+        self.asked = 0
+        self.metrics_fail = False
+        self.sent: list[tuple[str, str]] = []
+        self.on_call: Callable[[], object] = lambda: None
+
+    def call(self, path: str, body: str) -> tuple[int, str]:
+        self.asked += 1
+        self.sent.append((path, body))
+        self.on_call()
+        if self.answer == GOOD and self.counts_canaries:
+            self.work += 1
+        return self.answer
+
+    def metrics(self) -> str | None:
+        return None if self.metrics_fail else f'work_total{{model="scorer",version="1"}} {self.work}\n'
+
+
+def test_a_canary_is_what_the_probe_says() -> None:
+    model = FakeModel()
+    assert Canary(PROBE, model).look() == ""
+    assert model.sent == [("/v2/models/scorer/infer", '{"a": 1}')]
+
+
+@pytest.mark.parametrize("counts_canaries", [True, False])
+def test_an_idle_model_is_asked_at_every_look(counts_canaries: bool) -> None:
+    """Also where the canary raises the model's counters: its own probe is no work."""
+    model = FakeModel(counts_canaries=counts_canaries)
+    canary = Canary(PROBE, model)
+    for looks in range(1, 6):
+        canary.look()
+        assert model.asked == looks
+    assert canary.misses == 0
+
+
+def test_a_model_that_works_is_not_asked() -> None:
+    model = FakeModel(answer=(0, "TimeoutError()"))  # it would not answer in time
+    canary = Canary(PROBE, model)
+    canary.look()
+    assert (model.asked, canary.misses) == (1, 1)
+    for _ in range(5):
+        model.work += 1
+        assert canary.look() == ""
+    assert (model.asked, canary.misses) == (1, 0)
+    # As soon as it rests it is asked again.
+    canary.look()
+    assert (model.asked, canary.misses) == (2, 1)
+
+
+def test_a_counter_that_restarts_is_work() -> None:
+    model = FakeModel()
+    canary = Canary(PROBE, model)
+    canary.look()
+    model.work = 0
+    canary.look()
+    assert model.asked == 1
+
+
+def test_a_model_whose_counters_cannot_be_read_is_asked() -> None:
+    model = FakeModel()
+    canary = Canary(PROBE, model)
+    canary.look()
+    model.metrics_fail = True
+    canary.look()
+    assert model.asked == 2
+    # What is read for the first time since is no work either.
+    model.metrics_fail = False
+    model.work += 100
+    canary.look()
+    assert model.asked == 3
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (0, "ConnectionRefusedError()"),
+        (500, GOOD[1]),
+        (404, "not found"),
+        (200, "{}"),
+        (200, 'data: {"error": "the engine is dead"}\n\ndata: {"scores": []}'),
+        (200, '{"scores": [], "error": "internal error"}'),
+    ],
+)
+def test_a_bad_answer_is_a_miss(bad: tuple[int, str]) -> None:
+    model = FakeModel(bad)
+    canary = Canary(PROBE, model)
+    complaint = canary.look()
+    assert str(bad[0]) in complaint
+    assert bad[1] in complaint
+    assert canary.misses == 1
+    model.answer = GOOD
+    assert canary.look() == ""
+    assert canary.misses == 0
+
+
+def test_work_is_the_sum_of_the_models_own_counters() -> None:
+    page = (
+        "# HELP work_total Work\n"
+        'work_total{model="scorer",device="cuda:0"} 3\n'
+        'work_total{device="cuda:1",model="scorer"} 4.5\n'
+        'more_total{model="scorer"} 1e2\n'
+        'work_total{model="decode"} 1000\n'
+        'work_total{model="scorer2"} 1000\n'
+        'work_total{supermodel="scorer"} 1000\n'
+        'other_work_total{model="scorer"} 1000\n'
+        'work_total_more{model="scorer"} 1000\n'
+    )
+    assert PROBE.work(page) == 107.5
+    assert PROBE.work("") == 0
+
+
+@pytest.fixture
+def three() -> Iterator[tuple[list[Canary], list[FakeModel], Canaries]]:
+    """Canaries of three models that nobody but the test asks to look."""
+    models = [FakeModel((0, "timeout")) for _ in range(3)]
+    names = ("tokenizer", "scorer", "decode")
+    each = [
+        Canary(Probe(name, "/", {}, '"scores"', ("work_total",)), model)
+        for name, model in zip(names, models, strict=True)
+    ]
+    canaries = Canaries(each, interval_s=FOREVER, max_misses=3)
+    yield each, models, canaries
+    canaries.close()
+
+
+def test_a_model_is_doubtful_from_one_miss_on_and_silent_from_as_many_as_set(
+    three: tuple[list[Canary], list[FakeModel], Canaries],
+) -> None:
+    (_, scorer, _), (_, model, _), canaries = three
+    seen = []
+    for _ in range(4):
+        seen.append((canaries.doubtful, canaries.silent))
+        scorer.look()
+    assert seen == [([], []), (["scorer"], []), (["scorer"], []), (["scorer"], ["scorer"])]
+    model.answer = GOOD
+    scorer.look()
+    assert (canaries.doubtful, canaries.silent) == ([], [])
+
+
+def test_misses_must_be_in_a_row(three: tuple[list[Canary], list[FakeModel], Canaries]) -> None:
+    (_, scorer, _), (_, model, _), canaries = three
+    for _ in range(5):
+        for answer in ((0, "timeout"), (0, "timeout"), GOOD):
+            model.answer = answer
+            scorer.look()
+            assert canaries.silent == []
+
+
+def test_models_are_judged_one_by_one(three: tuple[list[Canary], list[FakeModel], Canaries]) -> None:
+    (tokenizer, _, decode), _, canaries = three
+    for _ in range(3):
+        decode.look()
+    tokenizer.look()
+    assert (canaries.doubtful, canaries.silent) == (["tokenizer", "decode"], ["decode"])
+
+
+def test_every_model_has_a_thread_that_looks_again_and_again_until_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    looks: Queue[str] = Queue()
+    models = [FakeModel((0, "timeout")), FakeModel((0, "timeout"))]
+    hang = threading.Event()
+    models[0].on_call = hang.wait  # one that hangs does not keep the other from being asked
+    models[1].on_call = lambda: looks.put("scorer")
+    each = [
+        Canary(Probe(name, "/", {}, '"scores"', ("work_total",)), model)
+        for name, model in zip(("decode", "scorer"), models, strict=True)
+    ]
+    canaries = Canaries(each, interval_s=0, max_misses=2)
+    try:
+        for _ in range(3):
+            assert looks.get(timeout=30) == "scorer"
+        assert canaries.silent == ["scorer"]
+    finally:
+        canaries.close()
+        hang.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("hiscore-canary-"):
+            thread.join(30)
+            assert not thread.is_alive()
+    assert "model scorer has missed a canary: 0 timeout" in caplog.text
+    # What breaks when the server is stopped is no miss worth a line.
+    assert "model decode" not in caplog.text
+
+
+@pytest.fixture
+def http() -> Iterator[tuple[str, Queue[tuple[str, str, str]], dict[str, tuple[int, str]]]]:
+    """An HTTP server: its address, the requests that it got, and its answers by path."""
+    got: Queue[tuple[str, str, str]] = Queue()
+    answers: dict[str, tuple[int, str]] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+            got.put((self.command, self.path, body))
+            status, text = answers[self.path]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{server.server_address[1]}", got, answers
+    server.shutdown()
+    server.server_close()
+
+
+def test_over_http(http: tuple[str, Queue[tuple[str, str, str]], dict[str, tuple[int, str]]]) -> None:
+    address, got, answers = http
+    answers |= {"/call": (200, "fine"), "/bad": (400, "bad"), "/metrics": (200, "a 1")}
+    transport = HttpTransport(address, address, timeout_s=30)
+    assert transport.call("/call", '{"a": 1}') == (200, "fine")
+    assert got.get(timeout=30) == ("POST", "/call", '{"a": 1}')
+    assert transport.call("/bad", "") == (400, "bad")
+    assert transport.metrics() == "a 1"
+    answers["/metrics"] = (500, "a 1")
+    assert transport.metrics() is None
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as holder:  # bound, so that nobody else listens there
+        holder.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        transport = HttpTransport(address, address, timeout_s=30)
+        assert transport.call("/", "")[0] == 0
+        assert "ConnectionRefused" in transport.call("/", "")[1]
+        assert transport.metrics() is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "labels"), [("ForCausalLM", [0]), ("ForSequenceClassification", [])]
+)
+def test_probes_are_calls_that_the_checkpoint_answers(
+    architecture: str, labels: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [f"Llama{architecture}"]}))
+    tokenizer, scorer, decode = probes(["score", "tokenizer", "scorer", "decode"], tmp_path)
+    assert [probe.model for probe in (tokenizer, scorer, decode)] == ["tokenizer", "scorer", "decode"]
+    for probe in (tokenizer, scorer):
+        assert probe.body["id"] == CANARY_ID
+        assert probe.path == f"/v2/models/{probe.model}/infer"
+    inputs = {each["name"]: each for each in scorer.body["inputs"]}
+    assert inputs["label_token_ids"]["data"] == labels
+    assert inputs["label_token_ids"]["shape"] == [1, len(labels)]
+    assert inputs["input_ids"]["data"][1:-1] == [0]
+    assert inputs["delimiter_indices"]["data"] == [0, 2]
+    texts = {each["name"]: each for each in tokenizer.body["inputs"]}
+    assert ("label_token_ids" in texts) == bool(labels)
+    assert texts["query"]["datatype"] == texts["items"]["datatype"] == "BYTES"
+    assert inputs["input_ids"]["datatype"] == "INT32"
+    assert decode.body == {"input_ids": [0], "max_tokens": 1}
+    assert [probe.model for probe in probes(["scorer"], tmp_path)] == ["scorer"]
