@@ -1,9 +1,9 @@
-"""Client of hiscore: scores items by the probabilities of label tokens, and generates text as a stream."""
+"""Client SDK of hiscore: scores items by the probabilities of label tokens, and streams generated text."""
 
 import logging
 
-from hiscore_client.aio import AsyncScoreClient
-from hiscore_client.chunks import ChunkLimits
+from hiscore_client.async_client import AsyncScoreClient
+from hiscore_client.chunking import ChunkLimits
 from hiscore_client.client import ScoreClient
 from hiscore_client.errors import (
     Cancelled,

@@ -10,29 +10,38 @@ from typing import Any
 import grpc
 from tritonclient.grpc import InferenceServerClient
 
-from hiscore_client.call import Call, Options
-from hiscore_client.chunks import ChunkLimits
-from hiscore_client.core import LoadBalancing, TokenIds, make_core
-from hiscore_client.errors import Cancelled, belonging_to
-from hiscore_client.flight import Flight, closing_as_cancelled
-from hiscore_client.generation import Chunk, Generation, GenerationOptions
-from hiscore_client.ready import wait_ready
+from hiscore_client.chunk_threads import ChunkThreads, closed_as_cancelled
+from hiscore_client.chunking import ChunkLimits
+from hiscore_client.config import LoadBalancing, make_config
+from hiscore_client.deadline import Deadline
+from hiscore_client.errors import Cancelled, with_request_id
+from hiscore_client.generation import Chunk, Generation, GenerationOptions, make_generation
+from hiscore_client.grpc_stream import GrpcStream, make_channel
+from hiscore_client.readiness import wait_ready
 from hiscore_client.results import ScoreResult
-from hiscore_client.retry import Deadline, RetryPolicy
-from hiscore_client.steps import Ask, Pause, drive
-from hiscore_client.streams import Stream, make_channel
+from hiscore_client.retry import RetryPolicy
+from hiscore_client.sans_io import Rpc, Sleep, run
+from hiscore_client.score_call import ScoreCall, ScoreOptions, ids_call, text_call
+from hiscore_client.tensors import TokenIds
 
 
 class ScoreClient:
-    """Scores items, and generates text, by a hiscore server over gRPC. Threads may share one client.
+    """Scores items and generates text with a hiscore server over gRPC. Threads may share one client.
 
-    url: host:port of the gRPC endpoint; by default from the variable HISCORE_URL, else localhost:8001. Nothing is
-    connected before the first call. max_in_flight: requests at once of one call that is split. credentials: from
-    ``grpc.ssl_channel_credentials()`` for TLS. headers: gRPC metadata sent with every scoring request.
-    load_balancing: of the addresses that the url's name has, ``pick_first`` stays with one that answers;
-    ``round_robin`` connects to all and sends each request to the next.
+    Nothing is connected before the first call.
 
-    All methods raise exceptions below `HiscoreError`.
+    Args:
+        url: host:port of the gRPC endpoint; by default the environment variable HISCORE_URL, else localhost:8001.
+        limits: When a call is split into several requests.
+        retry: How often to retry a call that found the server unavailable.
+        max_in_flight: Concurrent requests of one call that is split.
+        credentials: For TLS, from ``grpc.ssl_channel_credentials()``.
+        headers: gRPC metadata sent with every scoring and generation request.
+        load_balancing: If the url's name has several addresses, ``pick_first`` uses the first that answers;
+            ``round_robin`` connects to all and sends each request to the next.
+
+    Raises:
+        InvalidRequest: A setting that cannot work. All methods raise subclasses of `HiscoreError`.
     """
 
     def __init__(
@@ -46,11 +55,11 @@ class ScoreClient:
         headers: Mapping[str, str] | None = None,
         load_balancing: LoadBalancing = "pick_first",
     ) -> None:
-        self._core = make_core(url, limits, retry, max_in_flight, headers, load_balancing)
+        self._config = make_config(url, limits, retry, max_in_flight, headers, load_balancing)
         self._triton = InferenceServerClient(
-            self._core.url, creds=credentials, channel_args=self._core.channel_args()
+            self._config.url, creds=credentials, channel_args=self._config.channel_args()
         )
-        self._channel = make_channel(grpc, self._core.url, credentials, self._core.channel_args())
+        self._channel = make_channel(grpc, self._config.url, credentials, self._config.channel_args())
         self._closed = threading.Event()
 
     def score(
@@ -68,25 +77,35 @@ class ScoreClient:
         priority: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> ScoreResult:
-        """Score each item after the query, by text.
+        """Score each item, given as text, as a continuation of the query.
 
-        A causal LM takes exactly one of ``labels`` (each one token) and ``label_token_ids``, a classifier neither.
-        A score is the label's probability over the whole vocabulary, or with ``apply_softmax`` over the labels
-        alone, the logits divided by ``temperature``; a classifier gives its logits. ``item_first`` puts the item
-        before the query.
+        A causal LM takes exactly one of ``labels`` and ``label_token_ids``, a classifier neither. A score is the
+        label's probability over the whole vocabulary, or over the labels alone with ``apply_softmax``; a
+        classifier gives its logits.
 
-        timeout: seconds for the whole call, all chunks and retries included. request_id: by default a new one.
-        priority: passed on to Triton; hiscore's own queues are first come, first served. on_progress: called with
-        the number of items done each time that more are.
+        Args:
+            query: What all items share.
+            items: Each is scored on its own.
+            labels: Each must be exactly one token.
+            label_token_ids: The labels as token ids.
+            apply_softmax: Normalise over the labels instead of the whole vocabulary.
+            temperature: Divides the logits; other than 1.0 only with ``apply_softmax``.
+            item_first: Put the item before the query.
+            timeout: Seconds for the whole call, all chunks and retries included; None: no limit.
+            request_id: Identifies the call in the server's log; by default a new one.
+            priority: Passed on to Triton; hiscore's own queues are first in, first out.
+            on_progress: Called with the number of items done whenever it grows.
 
         Raises:
             InvalidRequest, Overloaded, DeadlineExceeded, Cancelled, ServerFault, ServerUnreachable
         """
         request_id = request_id or uuid.uuid4().hex
-        options = Options(apply_softmax, temperature, item_first, priority)
-        with belonging_to(request_id):
-            call = self._core.text_call(query, items, labels, label_token_ids, options, timeout, request_id)
-            return self._run(call, on_progress)
+        options = ScoreOptions(apply_softmax, temperature, item_first, priority)
+        with with_request_id(request_id):
+            call = text_call(
+                self._config, query, items, labels, label_token_ids, options, timeout, request_id
+            )
+            return self._send(call, on_progress)
 
     def score_ids(
         self,
@@ -101,15 +120,20 @@ class ScoreClient:
         priority: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> ScoreResult:
-        """Score each item after the query, by token ids; the delimiters are laid out here.
+        """Score each item, given as token ids; the delimiters are inserted for you.
 
-        label_token_ids stay empty for a classifier. All else as for `score`.
+        Args:
+            query_ids: What all items share.
+            item_ids: The ids of each item.
+            label_token_ids: Empty for a classifier.
+
+        The other arguments, the result and the errors are those of `score`.
         """
         request_id = request_id or uuid.uuid4().hex
-        options = Options(apply_softmax, temperature, priority=priority)
-        with belonging_to(request_id):
-            call = self._core.ids_call(query_ids, item_ids, label_token_ids, options, timeout, request_id)
-            return self._run(call, on_progress)
+        options = ScoreOptions(apply_softmax, temperature, priority=priority)
+        with with_request_id(request_id):
+            call = ids_call(self._config, query_ids, item_ids, label_token_ids, options, timeout, request_id)
+            return self._send(call, on_progress)
 
     def generate(
         self,
@@ -127,41 +151,54 @@ class ScoreClient:
         timeout: float | None = None,
         request_id: str | None = None,
     ) -> Generator[Chunk, None, None]:
-        """Continue a prompt, in text or in token ids, chunk by chunk.
+        """Continue a prompt, streamed chunk by chunk.
 
-        temperature: 0 takes the likeliest token; else top_k (0: off) and top_p bound what is drawn from, and a
-        seed makes it repeatable. stop: strings that end the text, and are no part of it; stop_token_ids: ids that
-        do. ignore_eos: the model's own end does not. sparse: false attends to every token, whatever the server
-        selects.
+        Closing or dropping the iterator cancels the generation. Only overload before the first chunk is retried.
 
-        timeout: seconds for the whole stream. Closing the iterator, or dropping it, cancels the generation.
-        Overload before the first chunk is tried again; what has begun is not.
+        Args:
+            prompt: Text or token ids.
+            max_tokens: Maximum number of new tokens.
+            temperature: 0 decodes greedily.
+            top_k: Sample from the k most likely tokens; 0: from all.
+            top_p: Sample from the most likely tokens that add up to this probability.
+            seed: Makes sampling reproducible.
+            ignore_eos: Continue after the model's end-of-sequence token.
+            stop: Strings that end the text; they are not part of it.
+            stop_token_ids: Token ids that end the text.
+            sparse: False: attend to every token, whatever the server's selector.
+            timeout: Seconds for the whole stream; None: no limit.
+            request_id: Identifies the call in the server's log; by default a new one.
+
+        Yields:
+            Chunks; only the last has a ``finish_reason``.
 
         Raises:
-            InvalidRequest, Overloaded, DeadlineExceeded, Cancelled, ServerFault, ServerUnreachable: the first of
-                these at once, the others where the next chunk is asked for.
+            InvalidRequest: At once.
+            Overloaded, DeadlineExceeded, Cancelled, ServerFault, ServerUnreachable: From the iterator.
         """
         request_id = request_id or uuid.uuid4().hex
         options = GenerationOptions(
             max_tokens, temperature, top_k, top_p, seed, ignore_eos, stop, stop_token_ids, sparse
         )
-        with belonging_to(request_id):
-            return self._chunks(self._core.generation(prompt, options, timeout, request_id))
+        with with_request_id(request_id):
+            return self._stream(make_generation(self._config, prompt, options, timeout, request_id))
 
     def wait_ready(self, timeout: float = 60.0, models: Sequence[str] = ("score",)) -> None:
-        """Wait until the server is up with these models.
+        """Wait until the server is up and these models are ready.
 
-        timeout: seconds.
+        Args:
+            timeout: Seconds.
+            models: Their names.
 
         Raises:
-            ServerUnreachable: nothing answered in time.
-            DeadlineExceeded: a model did not become ready in time.
-            ServerFault: a model of that name is not hiscore's.
+            ServerUnreachable: Nothing answered in time.
+            DeadlineExceeded: A model did not become ready in time.
+            ServerFault: A model of that name is not hiscore's.
         """
-        drive(wait_ready(models, Deadline(timeout), self._core.url), self._perform)
+        run(wait_ready(models, Deadline(timeout), self._config.url), self._perform)
 
     def close(self) -> None:
-        """Close the connection; calls under way in other threads end with `Cancelled`."""
+        """Close the connection; calls in progress in other threads raise `Cancelled`."""
         self._closed.set()
         self._triton.close()
         self._channel.close()
@@ -174,16 +211,16 @@ class ScoreClient:
     ) -> None:
         self.close()
 
-    def _run(self, call: Call, on_progress: Callable[[int], None] | None) -> ScoreResult:
-        places = range(len(call.chunks))
-        if len(places) == 1:
-            parts = [drive(call.steps(0), self._perform)]
+    def _send(self, call: ScoreCall, on_progress: Callable[[int], None] | None) -> ScoreResult:
+        indices = range(len(call.chunks))
+        if len(indices) == 1:
+            results = [run(call.request(0), self._perform)]
             if on_progress:
-                on_progress(call.items)
-            return call.merge(parts)
-        flight = Flight(self._triton, self._closed)
-        with ThreadPoolExecutor(min(self._core.max_in_flight, len(places))) as pool:
-            futures = [pool.submit(flight.run, call.steps(place)) for place in places]
+                on_progress(call.num_items)
+            return call.merge(results)
+        threads = ChunkThreads(self._triton, self._closed)
+        with ThreadPoolExecutor(min(self._config.max_in_flight, len(indices))) as pool:
+            futures = [pool.submit(threads.run, call.request(index)) for index in indices]
             try:
                 done = 0
                 for future in as_completed(futures):
@@ -191,27 +228,27 @@ class ScoreClient:
                     if on_progress:
                         on_progress(done)
             except BaseException as error:
-                # What the first failure cancelled may have ended before it.
-                first = flight.failure or error
-                flight.stop()
+                # A chunk cancelled by the first failure may have finished before the failed one.
+                first = threads.first_failure or error
+                threads.stop()
                 raise first from first.__cause__
         return call.merge([future.result() for future in futures])
 
-    def _chunks(self, generation: Generation) -> Generator[Chunk, None, None]:
-        stream = Stream(self._channel)
+    def _stream(self, generation: Generation) -> Generator[Chunk, None, None]:
+        stream = GrpcStream(self._channel)
 
-        def perform(step: Ask | Pause) -> Any:
-            if isinstance(step, Pause) or step.method not in ("open", "read"):
+        def perform(step: Rpc | Sleep) -> Any:
+            if isinstance(step, Sleep) or step.method not in ("open", "read"):
                 return self._perform(step)
-            with closing_as_cancelled(self._closed):
+            with closed_as_cancelled(self._closed):
                 return getattr(stream, step.method)(**step.arguments)
 
         try:
-            with belonging_to(generation.request_id):
-                chunk = drive(generation.first(), perform)
+            with with_request_id(generation.request_id):
+                chunk = run(generation.first_chunk(), perform)
                 while not chunk.finish_reason:
                     yield chunk
-                    chunk = drive(generation.next(), perform)
+                    chunk = run(generation.next_chunk(), perform)
                 stream.finish()
                 yield chunk
         except Cancelled as error:
@@ -221,8 +258,8 @@ class ScoreClient:
         finally:
             stream.cancel()
 
-    def _perform(self, step: Ask | Pause) -> Any:
-        if isinstance(step, Pause):
+    def _perform(self, step: Rpc | Sleep) -> Any:
+        if isinstance(step, Sleep):
             return self._closed.wait(step.seconds)
-        with closing_as_cancelled(self._closed):
+        with closed_as_cancelled(self._closed):
             return getattr(self._triton, step.method)(**step.arguments)

@@ -1,4 +1,4 @@
-"""What a call can fail with, and how a gRPC failure becomes one of these."""
+"""The exceptions of the SDK, and how gRPC failures map to them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from tritonclient.utils import InferenceServerException
 
 
 class HiscoreError(Exception):
-    """Base of all; ``request_id`` is the call's, to find it in the server's log (None outside of a call)."""
+    """Base class; ``request_id`` identifies the call in the server's log (None outside of a call)."""
 
     def __init__(self, message: str, request_id: str | None = None) -> None:
         super().__init__(message)
@@ -15,27 +15,27 @@ class HiscoreError(Exception):
 
 
 class InvalidRequest(HiscoreError):
-    """The call can never succeed as it is; the message names the field and, where there are any, the bound."""
+    """The call can never succeed as it is; the message names the field and, if there is one, the bound."""
 
 
 class Overloaded(HiscoreError):
-    """The server answers but cannot take the call now: full, starting or stopping. Try again later."""
+    """The server is up but cannot take the call now: full, starting or stopping. Try again later."""
 
 
 class DeadlineExceeded(HiscoreError):
-    """The ``timeout`` of the call has passed, here or in the server's queue."""
+    """The ``timeout`` of the call expired, in the client or in the server's queue."""
 
 
 class Cancelled(HiscoreError):
-    """The call was given up: by the server, or because the client was closed."""
+    """The server gave the call up, or the client was closed."""
 
 
 class ServerFault(HiscoreError):
-    """The server failed, or its answer is not what hiscore promises."""
+    """The server failed, or its answer does not follow hiscore's interface."""
 
 
 class ServerUnreachable(ServerFault):
-    """Nothing answers at the address, or the connection broke and could not be made again."""
+    """Nothing answers at the address, or the connection broke and could not be restored."""
 
 
 # Triton reports a call that waited too long in its queue as UNAVAILABLE, the code of a full queue.
@@ -45,12 +45,12 @@ _TOO_LARGE = "larger than max"
 
 
 def status_of(error: InferenceServerException) -> str:
-    """The bare gRPC code, such as ``UNAVAILABLE``; empty for a failure inside of tritonclient."""
+    """The bare gRPC code, such as ``UNAVAILABLE``; empty for a failure inside tritonclient."""
     return str(error.status() or "").removeprefix("StatusCode.")
 
 
 def from_grpc(error: InferenceServerException) -> HiscoreError:
-    """The exception of the tree above that says what ``error`` means."""
+    """Convert a failure of tritonclient to the SDK's exception for it."""
     status, message = status_of(error), str(error.message())
     kind: type[HiscoreError] = ServerFault
     if status == "DEADLINE_EXCEEDED" or (status == "UNAVAILABLE" and _QUEUE_TIMEOUT in message):
@@ -67,8 +67,8 @@ def from_grpc(error: InferenceServerException) -> HiscoreError:
 
 
 @contextmanager
-def belonging_to(request_id: str) -> Iterator[None]:
-    """Write the request's id onto whatever of the tree leaves the block."""
+def with_request_id(request_id: str) -> Iterator[None]:
+    """Set the request's id on any `HiscoreError` that leaves the block."""
     try:
         yield
     except HiscoreError as error:

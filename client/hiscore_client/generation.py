@@ -1,36 +1,40 @@
-"""One generation: its request, and the chunks that come back one after the other."""
+"""A generation: its request, and the chunks that are streamed back."""
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from tritonclient.grpc import InferResult, service_pb2
 
+from hiscore_client.config import ClientConfig
+from hiscore_client.deadline import Deadline
 from hiscore_client.errors import InvalidRequest, ServerFault
-from hiscore_client.retry import Deadline, RetryPolicy, attempts
-from hiscore_client.steps import Ask, Steps
-from hiscore_client.wire import Ids, as_ids, encode_texts
+from hiscore_client.retry import RetryPolicy, call_with_retries
+from hiscore_client.sans_io import Operation, Rpc
+from hiscore_client.tensors import IdArray, TokenIds, as_id_array, encode_text, encode_texts
 
 MODEL = "decode"
-# What has begun is not tried again: the caller has seen a part of it.
-ONCE = RetryPolicy(attempts=1)
-# The server ends a stream at its deadline. The connection must not do so just then: a stream that is cancelled
-# while it ends is held by Triton 2.51 for ever, or makes it abort. So it gives the server some seconds more.
+# A generation that has started is not retried: the caller has already seen part of it.
+NO_RETRY = RetryPolicy(attempts=1)
+# The server ends a stream at its deadline, and the connection must not end it at the same time: Triton 2.51 leaks
+# a stream that is cancelled while it ends, or aborts. So the connection's deadline is some seconds later.
 GRACE_S = 2.0
 INT64 = np.iinfo(np.int64)
 
-Parameters = dict[str, bool | int | float | str]
+Parameters: TypeAlias = dict[str, bool | int | float | str]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What is new: text, the ids of the tokens, and in the last chunk why it is the last.
+    """The new part of a generation.
 
-    The text lags behind the ids where a character or a stop string may be incomplete. finish_reason: empty until
-    the last chunk, then ``stop``, ``length`` or ``cancelled``.
+    Args:
+        text: New text. It lags behind the ids while a character or a stop string may be incomplete.
+        token_ids: New tokens.
+        finish_reason: Empty until the last chunk, then ``stop``, ``length`` or ``cancelled``.
     """
 
     text: str
@@ -40,7 +44,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How tokens are chosen and when to stop; what is at its default does not go onto the wire."""
+    """How tokens are sampled and when to stop; options at their default are not sent."""
 
     max_tokens: int = 16
     temperature: float = 0.0
@@ -53,19 +57,19 @@ class GenerationOptions:
     sparse: bool = True
 
     def parameters(self) -> Parameters:
-        """The request parameters; their bounds are for the server to check.
+        """The request parameters; the server checks their bounds.
 
         Raises:
-            InvalidRequest: what has no form on the wire.
+            InvalidRequest: A value that cannot be sent.
         """
         given: Parameters = {}
         default = GenerationOptions()
         for name in ("max_tokens", "top_k", "seed"):
             if (value := getattr(self, name)) != getattr(default, name):
-                given[name] = _whole(name, value)
+                given[name] = _as_int(name, value)
         for name in ("temperature", "top_p"):
             if (value := getattr(self, name)) != getattr(default, name):
-                given[name] = _finite(name, value)
+                given[name] = _as_float(name, value)
         for name in ("ignore_eos", "sparse"):
             if (value := bool(getattr(self, name))) != getattr(default, name):
                 given[name] = value
@@ -73,18 +77,20 @@ class GenerationOptions:
             encode_texts("stop", self.stop)
             given["stop"] = json.dumps(list(self.stop))
         if len(self.stop_token_ids):
-            given["stop_token_ids"] = json.dumps(as_ids("'stop_token_ids'", self.stop_token_ids).tolist())
+            given["stop_token_ids"] = json.dumps(
+                as_id_array("'stop_token_ids'", self.stop_token_ids).tolist()
+            )
         return given
 
 
-def _whole(name: str, value: Any) -> int:
+def _as_int(name: str, value: Any) -> int:
     if not isinstance(value, int | np.integer) or not INT64.min <= value <= INT64.max:
         raise InvalidRequest(f"'{name}' must be a whole number of 64 bits, not {value!r}")
     return int(value)
 
 
-def _finite(name: str, value: Any) -> float:
-    # NaN and infinity have no form in the JSON in which Triton hands parameters to a model.
+def _as_float(name: str, value: Any) -> float:
+    # Triton hands parameters to a model as JSON, which has no NaN and no infinity.
     if not isinstance(value, int | float | np.number) or not math.isfinite(value):
         raise InvalidRequest(f"'{name}' must be a finite number, not {value!r}")
     return float(value)
@@ -92,34 +98,44 @@ def _finite(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Generation:
-    """One prompt, in ids or in UTF-8, on its way; tries before the first chunk and all chunks share a deadline."""
+    """One call of `decode`; the tries up to the first chunk and all later chunks share one deadline.
 
-    prompt: Ids | bytes
+    Args:
+        config: Settings of the client.
+        prompt: Token ids, or text as UTF-8.
+        parameters: Request parameters.
+        deadline: Of the whole stream.
+        request_id: Of the call.
+    """
+
+    config: ClientConfig
+    prompt: IdArray | bytes
     parameters: Parameters
     deadline: Deadline
     request_id: str
-    url: str
-    retry: RetryPolicy
-    headers: Mapping[str, str]
 
-    def first(self) -> Steps[Chunk]:
-        """The steps that open the stream and get the first chunk."""
+    def first_chunk(self) -> Operation[Chunk]:
+        """Open the stream and read the first chunk."""
 
-        def ask(remaining: float) -> Ask:
+        def open_stream(remaining: float) -> Rpc:
             timeout = None if math.isinf(remaining) else remaining
-            request, metadata = self._request(timeout), tuple(self.headers.items())
-            patience = None if timeout is None else timeout + GRACE_S
-            return Ask("open", {"request": request, "timeout": patience, "metadata": metadata})
+            request, metadata = self._request(timeout), tuple(self.config.headers.items())
+            stream_timeout = None if timeout is None else timeout + GRACE_S
+            return Rpc("open", {"request": request, "timeout": stream_timeout, "metadata": metadata})
 
-        answer = yield from attempts(ask, self.deadline, self.retry, self.url, self.request_id)
-        return read_chunk(answer)
+        response = yield from call_with_retries(
+            open_stream, self.deadline, self.config.retry, self.config.url, self.request_id
+        )
+        return parse_chunk(response)
 
-    def next(self) -> Steps[Chunk]:
-        """The steps that get the next chunk."""
-        read = Ask("read", {})
-        deadline = self.deadline.later(GRACE_S)
-        answer = yield from attempts(lambda remaining: read, deadline, ONCE, self.url, self.request_id)
-        return read_chunk(answer)
+    def next_chunk(self) -> Operation[Chunk]:
+        """Read the next chunk."""
+        read = Rpc("read", {})
+        deadline = self.deadline.extended(GRACE_S)
+        response = yield from call_with_retries(
+            lambda remaining: read, deadline, NO_RETRY, self.config.url, self.request_id
+        )
+        return parse_chunk(response)
 
     def _request(self, timeout: float | None) -> Any:
         request = service_pb2.ModelInferRequest(model_name=MODEL, id=self.request_id)
@@ -133,28 +149,54 @@ class Generation:
         for name, value in self.parameters.items():
             setattr(request.parameters[name], fields[type(value)], value)
         if timeout is not None:
-            # Microseconds, so that the server does not go on with what nobody waits for.
+            # In microseconds; the server ends the generation then, as nobody waits for it any more.
             request.parameters["timeout"].int64_param = max(1, int(timeout * 1e6))
         return request
 
 
-def read_chunk(response: Any) -> Chunk:
-    """Read one response of the stream, a ``ModelInferResponse``; None: the stream has ended.
+def make_generation(
+    config: ClientConfig,
+    prompt: str | TokenIds,
+    options: GenerationOptions,
+    timeout: float | None,
+    request_id: str,
+) -> Generation:
+    """Build a call of the model ``decode``.
 
     Raises:
-        ServerFault: the outputs do not have the promised shapes and types, or the end came too early.
+        InvalidRequest: An argument that cannot be sent.
+    """
+    return Generation(
+        config=config,
+        prompt=encode_text("'prompt'", prompt)
+        if isinstance(prompt, str)
+        else as_id_array("'prompt'", prompt),
+        parameters=options.parameters(),
+        deadline=Deadline(timeout),
+        request_id=request_id,
+    )
+
+
+def parse_chunk(response: Any) -> Chunk:
+    """Read and check one response of the stream.
+
+    Args:
+        response: A ``ModelInferResponse``; None: the stream has ended.
+
+    Raises:
+        ServerFault: The outputs do not have the promised shapes and types, or the stream ended too early.
     """
     if response is None:
         raise ServerFault("the stream ended without a 'finish_reason'")
-    answer = InferResult(response)
-    ids = answer.as_numpy("output_ids")
+    outputs = InferResult(response)
+    ids = outputs.as_numpy("output_ids")
     if ids is None or ids.ndim != 1 or ids.dtype != np.int32:
         raise ServerFault("'output_ids' must come back as int32 [n]")
-    return Chunk(_text(answer, "text_output"), ids.tolist(), _text(answer, "finish_reason"))
+    return Chunk(_text(outputs, "text_output"), ids.tolist(), _text(outputs, "finish_reason"))
 
 
-def _text(answer: Any, name: str) -> str:
-    values = answer.as_numpy(name)
+def _text(outputs: Any, name: str) -> str:
+    values = outputs.as_numpy(name)
     if values is None or values.shape != (1,) or values.dtype != np.object_:
         raise ServerFault(f"'{name}' must come back as one string")
     try:

@@ -1,20 +1,20 @@
-"""What comes back from a call."""
+"""Results of a scoring call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hiscore_client.errors import ServerFault
 
-Scores = npt.NDArray[np.float32]
+Scores: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens that the server counted; a call sent as several chunks counts its query once per chunk."""
+    """Tokens counted by the server; a call sent as several chunks counts its query once per chunk."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -22,24 +22,36 @@ class Usage:
 
 @dataclass(frozen=True, eq=False)
 class ScoreResult:
-    """scores: float32 [items, labels], in the order of the call."""
+    """Result of a scoring call.
+
+    Args:
+        scores: float32 [items, labels], in the order of the call.
+        usage: Tokens of the call.
+        request_id: Identifies the call in the server's log.
+    """
 
     scores: Scores
     usage: Usage
     request_id: str
 
 
-def read_result(answer: Any, items: int, labels: int | None, request_id: str) -> ScoreResult:
-    """Read the outputs of one request, a ``tritonclient.grpc.InferResult``; labels: None if the model has them.
+def parse_result(answer: Any, items: int, labels: int | None, request_id: str) -> ScoreResult:
+    """Read and check the outputs of one request.
+
+    Args:
+        answer: A ``tritonclient.grpc.InferResult``.
+        items: Number of items sent.
+        labels: Number of labels sent; None for a classifier, which has its own.
+        request_id: The call's.
 
     Raises:
-        ServerFault: the outputs do not have the promised shapes and types.
+        ServerFault: The outputs do not have the promised shapes and types.
     """
     scores = _output(answer, "scores")
     usage = _output(answer, "usage")
     if scores.dtype != np.float32 or scores.ndim != 3 or scores.shape[:2] != (1, items):
-        found = f"{scores.dtype} {list(scores.shape)}"
-        raise ServerFault(f"'scores' is {found} for {items} items: expected float32 [1, {items}, labels]")
+        received = f"{scores.dtype} {list(scores.shape)}"
+        raise ServerFault(f"'scores' is {received} for {items} items: expected float32 [1, {items}, labels]")
     if labels is not None and scores.shape[2] != labels:
         raise ServerFault(f"'scores' has {scores.shape[2]} columns for {labels} labels")
     if usage.dtype != np.int32 or usage.shape != (1, 2):
@@ -47,15 +59,19 @@ def read_result(answer: Any, items: int, labels: int | None, request_id: str) ->
     return ScoreResult(scores[0], Usage(int(usage[0, 0]), int(usage[0, 1])), request_id)
 
 
-def merge(parts: Sequence[ScoreResult], request_id: str) -> ScoreResult:
-    """Put the chunks of one call together, in their order; the scores are a copy that may be written to."""
-    widths = {part.scores.shape[1] for part in parts}
+def merge_chunks(chunks: Sequence[ScoreResult], request_id: str) -> ScoreResult:
+    """Concatenate the results of a call's chunks; the scores are a writable copy.
+
+    Raises:
+        ServerFault: The chunks have different numbers of labels.
+    """
+    widths = {chunk.scores.shape[1] for chunk in chunks}
     if len(widths) > 1:
         raise ServerFault(f"'scores' came back with {sorted(widths)} columns for one call")
     usage = Usage(
-        sum(part.usage.prompt_tokens for part in parts), sum(part.usage.cached_tokens for part in parts)
+        sum(chunk.usage.prompt_tokens for chunk in chunks), sum(chunk.usage.cached_tokens for chunk in chunks)
     )
-    return ScoreResult(np.concatenate([part.scores for part in parts]), usage, request_id)
+    return ScoreResult(np.concatenate([chunk.scores for chunk in chunks]), usage, request_id)
 
 
 def _output(answer: Any, name: str) -> npt.NDArray[Any]:

@@ -1,58 +1,34 @@
-"""Deadlines, and when to try again."""
+"""Retries of calls that found the server unavailable."""
 
 import logging
-import math
 import random
-import time
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 from tritonclient.utils import InferenceServerException
 
-from hiscore_client.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    Overloaded,
-    ServerUnreachable,
-    from_grpc,
-    status_of,
-)
-from hiscore_client.steps import Ask, Pause, Steps
+from hiscore_client.deadline import Deadline
+from hiscore_client.errors import DeadlineExceeded, Overloaded, ServerUnreachable, from_grpc, status_of
+from hiscore_client.sans_io import Operation, Rpc, Sleep
 
 log = logging.getLogger(__name__)
 
-# Seconds within which a server that is there says that it is alive.
+# Seconds within which a running server answers a liveness check.
 LIVENESS_TIMEOUT = 2.0
-
-
-class Deadline:
-    """The moment by which a call must be done, from a timeout in seconds (None: never)."""
-
-    def __init__(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
-            raise InvalidRequest(f"'timeout' must be finite and greater than 0 seconds, not {timeout}")
-        self.timeout = timeout
-        self._clock = clock
-        self._end = math.inf if timeout is None else clock() + timeout
-
-    def remaining(self) -> float:
-        """Seconds left; infinite without a deadline, zero or less once it has passed."""
-        return self._end - self._clock()
-
-    def later(self, seconds: float) -> "Deadline":
-        """The same timeout, with some more seconds to hear of its end."""
-        other = copy(self)
-        other._end += seconds
-        return other
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often to try a call that found the server unavailable, with exponentially growing pauses between.
+    """How often to retry a call that found the server unavailable, with exponential backoff and jitter.
 
-    attempts: tries in all, 1 for no retry; the other two are seconds.
+    Args:
+        attempts: Tries in all; 1 for no retry.
+        first_pause: Seconds before the first retry.
+        longest_pause: Upper bound of a pause, in seconds.
+
+    Raises:
+        ValueError: ``attempts`` below 1 or a negative pause.
     """
 
     attempts: int = 5
@@ -64,24 +40,42 @@ class RetryPolicy:
             raise ValueError(f"attempts must be at least 1 and pauses at least 0: {self}")
 
     def pause(self, failures: int, jitter: Callable[[], float] = random.random) -> float:
-        """Seconds to wait after so many failures: between half and all of the bound, so clients spread out."""
-        # A float holds no more than 2.0**1023; long before that the bound no longer grows.
+        """Seconds to wait after this many failures, between half of the bound and all of it.
+
+        Args:
+            failures: At least 1.
+            jitter: Gives a number from 0 to 1.
+        """
+        # A float holds no more than 2.0**1023; the bound stops growing long before.
         bound = min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 64))
         return bound * (0.5 + 0.5 * jitter())
 
 
-def attempts(
-    ask: Callable[[float], Ask],
+def call_with_retries(
+    make_rpc: Callable[[float], Rpc],
     deadline: Deadline,
     policy: RetryPolicy,
     url: str,
     request_id: str,
     jitter: Callable[[], float] = random.random,
-) -> Steps[Any]:
-    """Ask until there is an answer, trying again only what was UNAVAILABLE; scoring twice changes nothing.
+) -> Operation[Any]:
+    """Call until there is an answer; only UNAVAILABLE is retried. Scoring twice has no side effects.
 
-    ask: makes the step from the seconds left. If the next try would begin after the deadline, the last failure is
-    raised at once.
+    Args:
+        make_rpc: Makes the call from the seconds left.
+        deadline: If the next try would begin after it, the last failure is raised at once.
+        policy: Number of tries and pauses.
+        url: For messages.
+        request_id: For the log.
+        jitter: Gives a number from 0 to 1.
+
+    Returns:
+        The answer of the first call that succeeds.
+
+    Raises:
+        ServerUnreachable: UNAVAILABLE to the end, and the server fails a liveness check.
+        Overloaded: UNAVAILABLE to the end, but the server is up.
+        HiscoreError: As `from_grpc` maps any other failure.
     """
     failures = 0
     while True:
@@ -89,7 +83,7 @@ def attempts(
         if remaining <= 0:
             raise DeadlineExceeded(f"the timeout of {deadline.timeout} s has passed")
         try:
-            return (yield ask(remaining))
+            return (yield make_rpc(remaining))
         except InferenceServerException as error:
             failure = from_grpc(error)
             if isinstance(failure, DeadlineExceeded) and deadline.timeout is not None:
@@ -100,21 +94,21 @@ def attempts(
         failures += 1
         pause = policy.pause(failures, jitter)
         if failures == policy.attempts or pause >= deadline.remaining():
-            if not (yield from _is_live(deadline)):
+            if not (yield from _is_server_live(deadline)):
                 raise ServerUnreachable(f"{url} is not reachable: {failure}") from None
             raise failure from None
         log.info("request %s: try %d failed (%s), next in %.2f s", request_id, failures, failure, pause)
-        yield Pause(pause)
+        yield Sleep(pause)
 
 
-def _is_live(deadline: Deadline) -> Steps[bool]:
-    """Whether anyone answers: gRPC's code for a full server and for no server at all is the same."""
+def _is_server_live(deadline: Deadline) -> Operation[bool]:
+    """Tell a full server from no server at all: gRPC has one code for both."""
     timeout = min(LIVENESS_TIMEOUT, deadline.remaining())
     if timeout <= 0:
         return True
     try:
-        yield Ask("is_server_live", {"client_timeout": timeout})
+        yield Rpc("is_server_live", {"client_timeout": timeout})
     except InferenceServerException as error:
-        # A server too busy to answer in time is not one that is gone.
+        # A server too busy to answer in time is still reachable.
         return status_of(error) != "UNAVAILABLE"
     return True

@@ -21,20 +21,23 @@ from hiscore_client import (
     ServerFault,
     ServerUnreachable,
 )
-from hiscore_client.call import Options
-from hiscore_client.chunks import split
-from hiscore_client.core import make_core
+from hiscore_client.chunking import split_into_chunks
+from hiscore_client.config import make_config
+from hiscore_client.deadline import Deadline
 from hiscore_client.errors import from_grpc
-from hiscore_client.retry import Deadline, attempts
-from hiscore_client.steps import Ask, Pause, drive
-from hiscore_client.wire import as_ids, encode_text, encode_texts, lay_out
+from hiscore_client.retry import call_with_retries
+from hiscore_client.sans_io import Rpc, Sleep, run
+from hiscore_client.score_call import ScoreOptions
+from hiscore_client.tensors import as_id_array, encode_text, encode_texts, insert_delimiters
 
 token_lists = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 
 
 @given(query=token_lists, items=st.lists(token_lists, max_size=8))
 def test_layout_can_be_taken_apart_again(query: list[int], items: list[list[int]]) -> None:
-    input_ids, delimiters = lay_out(as_ids("query", query), [as_ids("item", item) for item in items])
+    input_ids, delimiters = insert_delimiters(
+        as_id_array("query", query), [as_id_array("item", item) for item in items]
+    )
     assert input_ids.dtype == delimiters.dtype == np.int32
     assert delimiters[0] == len(query)
     assert delimiters[-1] == len(input_ids) - 1
@@ -51,7 +54,7 @@ def test_layout_can_be_taken_apart_again(query: list[int], items: list[list[int]
 def test_chunks_cover_all_items_in_order_within_limits_and_no_sooner_cut_than_needed(
     sizes: list[int], fixed: int, max_items: int, max_size: int
 ) -> None:
-    chunks = split(sizes, fixed, max_items, max_size)
+    chunks = split_into_chunks(sizes, fixed, max_items, max_size)
     places = range(len(sizes))
     assert [place for chunk in chunks for place in places[chunk]] == list(places)
 
@@ -65,7 +68,7 @@ def test_chunks_cover_all_items_in_order_within_limits_and_no_sooner_cut_than_ne
 
 
 def test_no_items_are_one_empty_chunk() -> None:
-    assert split([], 10, 5, 5) == [slice(0, 0)]
+    assert split_into_chunks([], 10, 5, 5) == [slice(0, 0)]
 
 
 @pytest.mark.parametrize("bad", [{"max_items": 0}, {"max_bytes": 0}, {"max_tokens": -1}])
@@ -90,13 +93,13 @@ def test_limits_below_one_are_refused(bad: dict[str, int]) -> None:
 )
 def test_what_is_no_list_of_ids_is_refused_by_name(ids: object, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
-        as_ids("'query_ids'", ids)  # type: ignore[arg-type]
+        as_id_array("'query_ids'", ids)  # type: ignore[arg-type]
     assert "'query_ids'" in str(caught.value)
 
 
 def test_ids_may_be_empty_or_any_integer_array() -> None:
-    assert as_ids("ids", []).tolist() == []
-    assert as_ids("ids", np.array([1, 2], dtype=np.uint64)).tolist() == [1, 2]
+    assert as_id_array("ids", []).tolist() == []
+    assert as_id_array("ids", np.array([1, 2], dtype=np.uint64)).tolist() == [1, 2]
 
 
 def test_text_that_utf8_cannot_hold_is_refused_with_its_place() -> None:
@@ -109,8 +112,8 @@ def test_text_that_utf8_cannot_hold_is_refused_with_its_place() -> None:
 
 
 def test_only_options_off_their_defaults_are_sent() -> None:
-    assert Options().parameters() == {}
-    sent = Options(apply_softmax=True, temperature=2, item_first=True).parameters()
+    assert ScoreOptions().parameters() == {}
+    sent = ScoreOptions(apply_softmax=True, temperature=2, item_first=True).parameters()
     assert sent == {"apply_softmax": True, "temperature": 2.0, "item_first": True}
     # tritonclient sends an int as int64, which the server would have to guess about.
     assert type(sent["temperature"]) is float
@@ -119,7 +122,7 @@ def test_only_options_off_their_defaults_are_sent() -> None:
 @pytest.mark.parametrize("temperature", [math.nan, math.inf, 0.0, -1.0])
 def test_a_temperature_that_json_or_the_server_cannot_take_is_refused(temperature: float) -> None:
     with pytest.raises(InvalidRequest, match="'temperature'"):
-        Options(apply_softmax=True, temperature=temperature).parameters()
+        ScoreOptions(apply_softmax=True, temperature=temperature).parameters()
 
 
 @pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf])
@@ -130,7 +133,7 @@ def test_a_timeout_must_be_finite_and_positive(timeout: float) -> None:
 
 def test_address_from_argument_then_environment_then_default(monkeypatch: pytest.MonkeyPatch) -> None:
     def url(argument: str | None) -> str:
-        return make_core(argument, None, None, 4, None).url
+        return make_config(argument, None, None, 4, None).url
 
     monkeypatch.delenv("HISCORE_URL", raising=False)
     assert url(None) == "localhost:8001"
@@ -177,8 +180,8 @@ class World:
         self.asked: list[float] = []
         self.pauses: list[float] = []
 
-    def perform(self, step: Ask | Pause) -> str:
-        if isinstance(step, Pause):
+    def perform(self, step: Rpc | Sleep) -> str:
+        if isinstance(step, Sleep):
             self.pauses.append(step.seconds)
             self.now += step.seconds
             return ""
@@ -200,15 +203,15 @@ class World:
         policy: RetryPolicy | None = None,
         jitter: Callable[[], float] = lambda: 1.0,
     ) -> object:
-        steps = attempts(
-            lambda remaining: Ask("infer", {"remaining": remaining}),
+        steps = call_with_retries(
+            lambda remaining: Rpc("infer", {"remaining": remaining}),
             Deadline(timeout, lambda: self.now),
             policy or RetryPolicy(attempts=4, first_pause=1.0, longest_pause=3.0),
             "host:1",
             "id-1",
             jitter,
         )
-        return drive(steps, self.perform)
+        return run(steps, self.perform)
 
 
 def test_retries_pause_twice_as_long_each_time_up_to_a_bound() -> None:
@@ -276,19 +279,19 @@ def test_a_deadline_that_has_passed_sends_nothing() -> None:
     world = World("UNAVAILABLE full", "OK", seconds=0.0)
     policy = RetryPolicy(attempts=2, first_pause=0.0)
 
-    def late(step: Ask | Pause) -> str:
+    def late(step: Rpc | Sleep) -> str:
         world.now += 5.0
         return world.perform(step)
 
-    steps = attempts(
-        lambda remaining: Ask("infer", {"remaining": remaining}),
+    steps = call_with_retries(
+        lambda remaining: Rpc("infer", {"remaining": remaining}),
         Deadline(6.0, lambda: world.now),
         policy,
         "host:1",
         "id-1",
     )
     with pytest.raises(DeadlineExceeded, match=r"timeout of 6.0 s has passed"):
-        drive(steps, late)
+        run(steps, late)
     assert world.answers == ["OK"]
 
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore_client import InvalidRequest
-from hiscore_client.cli.records import Record
+from hiscore_client.offline.input_files import find_files, read_shard, scan_file
 from hiscore_client.offline.job import Task
-from hiscore_client.offline.plan import FileScan, Shard, plan
 from hiscore_client.offline.run import scan_all
-from hiscore_client.offline.source import find_files, read_shard, scan
+from hiscore_client.offline.shards import FileScan, Shard, plan_shards
+from hiscore_client.records import ScoreRecord
 
 Rows = list[dict[str, Any]]
 ROWS = st.lists(
@@ -38,14 +38,14 @@ PER_SHARD = st.integers(1, 9)
 def read_all(folder: Path, task: Task) -> tuple[list[tuple[int, Any, Any]], list[Shard]]:
     """(number, id, call) of the rows of all shards, one shard after another."""
     files = find_files(folder)
-    shards = plan(scan_all(folder, files, task), task.rows_per_shard)
+    shards = plan_shards(scan_all(folder, files, task), task.rows_per_shard)
     rows = [row for shard in shards for row in read_shard(files[shard.file], shard, task)]
     return [(row.number, row.id, row.call) for row in rows], shards
 
 
 def expected(files: list[Rows]) -> list[tuple[int, Any, Any]]:
     rows = [row for file in files for row in file]
-    return [(number, row["id"], Record(row["query"], row["items"])) for number, row in enumerate(rows)]
+    return [(number, row["id"], ScoreRecord(row["query"], row["items"])) for number, row in enumerate(rows)]
 
 
 @given(FILES, PER_SHARD, BLANKS, st.booleans())
@@ -83,18 +83,18 @@ def test_control_a_cut_in_the_wrong_place_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text("".join(f'{{"query": "{place}", "items": "a"}}\n' for place in range(6)))
     task = Task(rows_per_shard=2)
-    right = scan(path, path.name, task)
-    first, second, *rest = right.cuts
-    wrong = replace(right, cuts=(first, second + len(b'{"query": "0", "items": "a"}\n'), *rest))
-    assert [len(read_shard(path, shard, task)) for shard in plan([right], 2)] == [2, 2, 2]
+    right = scan_file(path, path.name, task)
+    first, second, *rest = right.boundaries
+    wrong = replace(right, boundaries=(first, second + len(b'{"query": "0", "items": "a"}\n'), *rest))
+    assert [len(read_shard(path, shard, task)) for shard in plan_shards([right], 2)] == [2, 2, 2]
     with pytest.raises(InvalidRequest, match="has changed"):
-        [read_shard(path, shard, task) for shard in plan([wrong], 2)]
+        [read_shard(path, shard, task) for shard in plan_shards([wrong], 2)]
 
 
 @given(st.lists(st.integers(0, 50), max_size=5), PER_SHARD)
 def test_shards_number_all_rows(sizes: list[int], per_shard: int) -> None:
     files = [FileScan("", 0, "", rows, (*range(0, rows, per_shard), rows)) for rows in sizes]
-    shards = plan(files, per_shard)
+    shards = plan_shards(files, per_shard)
     numbers = [number for shard in shards for number in range(shard.first_row, shard.first_row + shard.rows)]
     assert numbers == list(range(sum(sizes)))
 
@@ -112,9 +112,9 @@ def test_an_item_may_stand_alone_and_what_is_no_call_says_why(tmp_path: Path) ->
     ]
     path.write_bytes(b"\n".join(lines))
     task = Task(query_column="q", items_column="item", id_column="id")
-    (shard,) = plan([scan(path, path.name, task)], task.rows_per_shard)
+    (shard,) = plan_shards([scan_file(path, path.name, task)], task.rows_per_shard)
     first, *bad = read_shard(path, shard, task)
-    assert (first.id, first.call) == ([1], Record("a", ["b"]))
+    assert (first.id, first.call) == ([1], ScoreRecord("a", ["b"]))
     assert [row.id for row in bad] == [2, None, None, None, None, None]
     assert [row.number for row in bad] == [1, 2, 3, 4, 5, 6]
     needs = [
@@ -155,9 +155,9 @@ def test_no_file_is_passed_over_in_silence(tmp_path: Path, names: tuple[str, ...
 def test_parquet_that_cannot_be_read_or_lacks_a_column(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"query": ["a"], "items": ["b"]}), path)
-    assert scan(path, path.name, Task()).rows == 1
+    assert scan_file(path, path.name, Task()).rows == 1
     with pytest.raises(InvalidRequest, match="no column 'key'"):
-        scan(path, path.name, Task(id_column="key"))
+        scan_file(path, path.name, Task(id_column="key"))
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(InvalidRequest, match=r"cannot read the input file 'in.parquet'"):
-        scan(path, path.name, Task())
+        scan_file(path, path.name, Task())

@@ -11,13 +11,13 @@ import pyarrow.dataset as ds
 import pytest
 
 from hiscore_client import InvalidRequest, ScoreResult, Usage
-from hiscore_client.cli.records import Record
 from hiscore_client.offline.job import Format, Task
 from hiscore_client.offline.manifest import Manifest, check_resume
-from hiscore_client.offline.output import MANIFEST, UNFINISHED, begin, hold, write_whole
-from hiscore_client.offline.parts import count_errors, part_path, write_part
-from hiscore_client.offline.plan import FileScan
+from hiscore_client.offline.output_directory import MANIFEST, UNFINISHED, begin, exclusive, write_atomically
+from hiscore_client.offline.part_files import count_errors, part_path, write_part
 from hiscore_client.offline.rows import InputRow, output_row
+from hiscore_client.offline.shards import FileScan
+from hiscore_client.records import ScoreRecord
 
 FILE = FileScan("a.jsonl", 10, "00", 2, (0, 10))
 BEGUN = Manifest(Task(labels=("a",)), (FILE,))
@@ -64,21 +64,21 @@ def test_a_manifest_that_cannot_be_read(written: str) -> None:
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
-    with hold(tmp_path), pytest.raises(InvalidRequest, match="not empty"):
+    with exclusive(tmp_path), pytest.raises(InvalidRequest, match="not empty"):
         begin(tmp_path, BEGUN)
     assert not (tmp_path / MANIFEST).exists()
 
 
 def test_one_run_at_a_time_and_nothing_unfinished_stays(tmp_path: Path) -> None:
     output = tmp_path / "new" / "out"
-    with hold(output):
+    with exclusive(output):
         begin(output, BEGUN)
         (output / f"{UNFINISHED}by-a-killed-run").touch()
-        with pytest.raises(InvalidRequest, match="another run"), hold(output):
+        with pytest.raises(InvalidRequest, match="another run"), exclusive(output):
             pass
         assert (output / f"{UNFINISHED}by-a-killed-run").exists()
     assert sorted(file.name for file in output.iterdir()) == ["_lock", MANIFEST]
-    with hold(output):
+    with exclusive(output):
         begin(output, BEGUN)
 
 
@@ -94,11 +94,11 @@ def torn(path: Path) -> None:
 def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "part"
     with pytest.raises(Killed):
-        write_whole(path, torn)
+        write_atomically(path, torn)
     assert not path.exists()
     monkeypatch.setattr(os, "replace", lambda before, after: torn(tmp_path / "elsewhere"))
     with pytest.raises(Killed):
-        write_whole(path, lambda file: file.touch())
+        write_atomically(path, lambda file: file.touch())
     assert not path.exists()
 
 
@@ -116,7 +116,7 @@ def test_control_a_part_written_in_place_would_be_torn_and_is_noticed(
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_what_is_written_can_be_read_as_one_table(tmp_path: Path, output_format: Format) -> None:
     scored = ScoreResult(np.array([[0.25, 0.5], [1, 0]], np.float32), Usage(7, 3), "x")
-    call = Record("q", [])
+    call = ScoreRecord("q", [])
     ids = [1, None, "text", "\ud800", {"a": [1]}]
     rows = [output_row(InputRow(place, row_id, call), scored) for place, row_id in enumerate(ids)]
     failed = output_row(InputRow(5, 5, call), InvalidRequest("half \udc80 a pair"))

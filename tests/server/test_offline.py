@@ -21,11 +21,11 @@ import pytest
 
 from hiscore.launcher import Server
 from hiscore_client import ScoreClient
-from hiscore_client.offline.job import Effort, Job, Task
-from hiscore_client.offline.output import UNFINISHED
-from hiscore_client.offline.plan import Shard
+from hiscore_client.offline.job import Job, RunOptions, Task
+from hiscore_client.offline.output_directory import UNFINISHED
 from hiscore_client.offline.run import run
-from hiscore_client.offline.shard import Done, score_shard
+from hiscore_client.offline.shards import Shard
+from hiscore_client.offline.worker import ShardResult, score_shard
 from tests.server.conftest import StartServer
 from tests.server.counters import counted, settled
 from tests.server.gate import gate
@@ -200,7 +200,7 @@ def test_a_full_server_holds_the_job_back_and_loses_no_row(
             value for (_, name), value in settled(server).items() if name == "nv_inference_request_failure"
         )
 
-    def in_threads(job: Job, shards: list[Shard]) -> Generator[Done, None, None]:
+    def in_threads(job: Job, shards: list[Shard]) -> Generator[ShardResult, None, None]:
         with ThreadPoolExecutor(len(shards)) as pool:
             yield from pool.map(lambda shard: score_shard(job, shard), shards)
 
@@ -209,8 +209,8 @@ def test_a_full_server_holds_the_job_back_and_loses_no_row(
         tmp_path / "in.parquet",
         tmp_path / "out",
         task,
-        Effort((server.grpc_url,), in_flight=6),
-        score=in_threads,
+        RunOptions((server.grpc_url,), in_flight=6),
+        score_shards=in_threads,
     )
     # The test is one of a full server only if it has turned calls away.
     assert refused() > before

@@ -6,7 +6,7 @@ EXTRA_MISSING = "hiscore: the command line needs its extra: pip install 'hiscore
 
 
 def main() -> None:
-    """Run the command; without the packages of the extra, say how to get them."""
+    """Run the command line; if the packages of its extra are missing, say how to install them."""
     try:
         from hiscore_client.cli.app import app
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The commands ``hiscore score``, ``generate``, ``offline`` and ``wait-ready``."""
+"""The command line: ``hiscore score`` and ``wait-ready``, and the commands of the other modules."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,12 +11,13 @@ from hiscore_client.cli.common import AsJson, InFlight, Timeout, Url, read_lines
 from hiscore_client.cli.exits import exit_on_failure
 from hiscore_client.cli.generate import generate
 from hiscore_client.cli.offline import offline
-from hiscore_client.cli.records import Record, parse_record, read_records
+from hiscore_client.cli.records import parse_score_record, read_records
 from hiscore_client.cli.show import make_table, progress_bar, quoted
-from hiscore_client.cli.work import answer_all
 from hiscore_client.client import ScoreClient
-from hiscore_client.core import DEFAULT_URL
+from hiscore_client.concurrent_calls import answer_in_order
+from hiscore_client.config import DEFAULT_URL
 from hiscore_client.errors import InvalidRequest
+from hiscore_client.records import ScoreRecord
 from hiscore_client.results import ScoreResult
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -60,8 +61,8 @@ def score(
 ) -> None:
     """Score the items of one query, or JSON Lines of {"query": ..., "items": [...], "id": ...}.
 
-    Writes a table per record to a terminal, else one line of JSON per record, in order. A record that fails gives
-    a line with "error", and the others go on; the exit code is that of the first failure.
+    Prints a table per record to a terminal, otherwise one line of JSON per record, in order. A record that fails
+    gives a line with "error" and does not stop the others; the exit code is that of the first failure.
     """
     if query is None and items:
         raise typer.BadParameter("items on the command line need --query")
@@ -69,15 +70,15 @@ def score(
         raise typer.BadParameter("give items on the command line or with --file, not both")
     out, err = Console(), Console(stderr=True)
     with exit_on_failure():
-        records: Iterable[Record | InvalidRequest]
+        records: Iterable[ScoreRecord | InvalidRequest]
         if query is None:
-            records, total = read_records(read_lines(file), parse_record), None
+            records, total = read_records(read_lines(file), parse_score_record), None
         else:
             texts = items or [line.rstrip("\r\n") for line in read_lines(file)]
-            records, total = [Record(query, texts)], len(texts)
+            records, total = [ScoreRecord(query, texts)], len(texts)
         with ScoreClient(url) as client, progress_bar(err, out, "scoring", "items", total) as progress:
 
-            def score_one(record: Record) -> ScoreResult:
+            def score_one(record: ScoreRecord) -> ScoreResult:
                 done = 0
 
                 def advance(items_done: int) -> None:
@@ -99,11 +100,11 @@ def score(
 
             headings = [quoted(text) for text in label or []] or [str(number) for number in label_id or []]
 
-            def show(record: Record, result: ScoreResult) -> None:
+            def show(record: ScoreRecord, result: ScoreResult) -> None:
                 out.print(make_table(record, result, headings))
 
             show_tables = not as_json and out.is_terminal
-            answers = answer_all(score_one, records, in_flight)
+            answers = answer_in_order(score_one, records, in_flight)
             code = write_answers(answers, err, show if show_tables else None)
     raise typer.Exit(code)
 
@@ -116,6 +117,6 @@ def wait_ready(
     ] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Wait until the server is up with its models; exit code 3: nothing answered, 5: a model did not come."""
+    """Wait until the server is up and its models are ready; exit code 3: no answer, 5: a model is not ready."""
     with exit_on_failure(), ScoreClient(url) as client:
         client.wait_ready(timeout, model or ["score"])

@@ -1,4 +1,4 @@
-"""What the commands share: options, the lines that they read, and how answers are written."""
+"""What the commands share: options, reading lines, writing answers."""
 
 import os
 import sys
@@ -11,11 +11,10 @@ import typer
 from rich.console import Console
 
 from hiscore_client.cli.exits import exit_code
-from hiscore_client.cli.records import Answer, RecordT, ResultT
+from hiscore_client.cli.records import HasIdT, to_json
 from hiscore_client.errors import HiscoreError, InvalidRequest, ServerUnreachable
-
-# Lets a bad byte through to the SDK, which refuses the one text that holds it.
-UNDECODABLE = "surrogateescape"
+from hiscore_client.records import Answer, ResultT
+from hiscore_client.tensors import UTF8_ERRORS
 
 Url = Annotated[str, typer.Option(envvar="HISCORE_URL", help="host:port of the server's gRPC endpoint")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds for each record; none: no limit")]
@@ -24,29 +23,37 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON Lines on a terminal, 
 
 
 def read_lines(file: Path | None) -> Iterable[str]:
-    """The lines of a file; None or ``-``: of stdin.
+    """Open a file, or stdin for None or ``-``, to iterate over its lines.
 
     Raises:
-        InvalidRequest: it cannot be read.
+        InvalidRequest: The file cannot be opened.
     """
     try:
         if file is None or str(file) == "-":
-            # Not sys.stdin, whose encoding is the locale's.
-            return os.fdopen(os.dup(sys.stdin.fileno()), encoding="utf-8", errors=UNDECODABLE)
-        return file.open(encoding="utf-8", errors=UNDECODABLE)
+            # sys.stdin has the encoding of the locale.
+            return os.fdopen(os.dup(sys.stdin.fileno()), encoding="utf-8", errors=UTF8_ERRORS)
+        return file.open(encoding="utf-8", errors=UTF8_ERRORS)
     except OSError as error:
         raise InvalidRequest(f"cannot read '{file}': {error.strerror}") from None
 
 
 def write_answers(
-    answers: Generator[Answer[RecordT, ResultT], None, None],
+    answers: Generator[Answer[HasIdT, ResultT], None, None],
     err: Console,
-    show: Callable[[RecordT, ResultT], None] | None,
+    show: Callable[[HasIdT, ResultT], None] | None,
 ) -> int:
-    """Write each answer as it comes; the exit code is that of the first failure. show: None for JSON Lines.
+    """Write each answer as it arrives.
+
+    Args:
+        answers: In order.
+        err: Where failures are printed.
+        show: Prints a result for people; None: write JSON Lines.
+
+    Returns:
+        The exit code: that of the first failure, else 0.
 
     Raises:
-        ServerUnreachable: every other record would fail the same way.
+        ServerUnreachable: At once, as all other records would fail the same way.
     """
     code = 0
     with closing(answers):
@@ -58,7 +65,7 @@ def write_answers(
                 code = code or exit_code(outcome)
                 err.print(f"hiscore: {outcome}", markup=False, highlight=False, soft_wrap=True)
             if show is None:
-                typer.echo(answer.as_json())
+                typer.echo(to_json(answer))
             elif answer.record is not None and not isinstance(outcome, HiscoreError):
                 show(answer.record, outcome)
     return code

@@ -1,4 +1,4 @@
-"""Exit codes: 0 done, 2 usage or invalid request, 3 not reachable, 4 overloaded, 5 deadline, 1 anything else."""
+"""Exit codes: 0 success, 2 usage or invalid request, 3 unreachable, 4 overloaded, 5 deadline, 1 anything else."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,13 +22,13 @@ CODES: dict[type[HiscoreError], int] = {
 
 
 def exit_code(error: HiscoreError) -> int:
-    """The exit code for a failure."""
+    """Return the exit code of a failure."""
     return CODES.get(type(error), 1)
 
 
 @contextmanager
 def exit_on_failure() -> Iterator[None]:
-    """Turn a failure into a line on stderr and its exit code."""
+    """Print a failure on stderr and exit with its code."""
     try:
         yield
     except HiscoreError as error:

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from hiscore_client.cli.common import AsJson, InFlight, Timeout, Url, read_lines, write_answers
 from hiscore_client.cli.exits import exit_on_failure
-from hiscore_client.cli.records import Generated, Prompt, parse_prompt, read_records
-from hiscore_client.cli.show import harmless, progress_bar
-from hiscore_client.cli.work import answer_all
+from hiscore_client.cli.records import Completion, PromptRecord, parse_prompt_record, read_records
+from hiscore_client.cli.show import progress_bar, strip_control_characters
 from hiscore_client.client import ScoreClient
-from hiscore_client.core import DEFAULT_URL
+from hiscore_client.concurrent_calls import answer_in_order
+from hiscore_client.config import DEFAULT_URL
 from hiscore_client.errors import InvalidRequest
 from hiscore_client.generation import Chunk
 
@@ -23,14 +23,20 @@ from hiscore_client.generation import Chunk
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, JSON Lines are read")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="JSON Lines; - or none: stdin")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens at most")] = 16,
-    temperature: Annotated[float, typer.Option(help="0: the likeliest token, else it is drawn")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest; 0: from all")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest that make up so much")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Makes what is drawn repeatable")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end")] = False,
-    stop: Annotated[list[str] | None, typer.Option(help="A text that ends it; repeatable")] = None,
-    stop_id: Annotated[list[int] | None, typer.Option(help="A token id that ends it; repeatable")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Maximum number of new tokens")] = 16,
+    temperature: Annotated[float, typer.Option(help="0: greedy; otherwise tokens are sampled")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: from all")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the most likely tokens that add up to this probability")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible")] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Continue after the end-of-sequence token")
+    ] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; repeatable")] = None,
+    stop_id: Annotated[
+        list[int] | None, typer.Option(help="A token id that ends the text; repeatable")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Attend to every token")] = False,
     timeout: Timeout = None,
     in_flight: InFlight = 8,
@@ -39,8 +45,8 @@ def generate(
 ) -> None:
     """Continue one prompt, or JSON Lines of {"prompt": ..., "id": ...}; a prompt is a text or a list of token ids.
 
-    Writes the text to a terminal as it comes, else one line of JSON per record, in order. A record that fails
-    gives a line with "error", and the others go on; the exit code is that of the first failure.
+    Prints the text to a terminal as it arrives, otherwise one line of JSON per record, in order. A record that
+    fails gives a line with "error" and does not stop the others; the exit code is that of the first failure.
     """
     if prompt is not None and file:
         raise typer.BadParameter("give a prompt on the command line or with --file, not both")
@@ -63,43 +69,45 @@ def generate(
         if prompt is not None and not as_json:
             _stream(out, client.generate(prompt, **options))
         else:
-            records: Iterable[Prompt | InvalidRequest] = [Prompt(prompt or "")]
+            records: Iterable[PromptRecord | InvalidRequest] = [PromptRecord(prompt or "")]
             if prompt is None:
-                records = read_records(read_lines(file), parse_prompt)
+                records = read_records(read_lines(file), parse_prompt_record)
             with progress_bar(err, out, "generating", "prompts") as progress:
 
-                def generate_one(record: Prompt) -> Generated:
+                def generate_one(record: PromptRecord) -> Completion:
                     request_id = uuid.uuid4().hex
                     chunks = client.generate(record.prompt, request_id=request_id, **options)
-                    generated = _collect(chunks, request_id)
+                    completion = _join(chunks, request_id)
                     progress.advance(progress.task_ids[0])
-                    return generated
+                    return completion
 
-                def show(record: Prompt, generated: Generated) -> None:
+                def show(record: PromptRecord, completion: Completion) -> None:
                     # Without a tokenizer there is no text.
-                    text = generated.text or " ".join(map(str, generated.token_ids))
-                    out.print(Text(str(record.prompt), style="bold"), Text(harmless(text)), sep="\n")
+                    text = completion.text or " ".join(map(str, completion.token_ids))
+                    out.print(
+                        Text(str(record.prompt), style="bold"), Text(strip_control_characters(text)), sep="\n"
+                    )
 
                 code = write_answers(
-                    answer_all(generate_one, records, in_flight), err, None if as_json else show
+                    answer_in_order(generate_one, records, in_flight), err, None if as_json else show
                 )
     raise typer.Exit(code)
 
 
 def _stream(out: Console, chunks: Generator[Chunk, None, None]) -> None:
-    """Write text as it comes."""
+    """Print text as it arrives."""
     try:
         for chunk in chunks:
-            out.file.write(harmless(chunk.text))
+            out.file.write(strip_control_characters(chunk.text))
             out.file.flush()
     finally:
         chunks.close()
         out.file.write("\n")
 
 
-def _collect(chunks: Iterable[Chunk], request_id: str) -> Generated:
+def _join(chunks: Iterable[Chunk], request_id: str) -> Completion:
     every = list(chunks)
-    return Generated(
+    return Completion(
         "".join(chunk.text for chunk in every),
         [token for chunk in every for token in chunk.token_ids],
         every[-1].finish_reason,

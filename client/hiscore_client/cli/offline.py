@@ -11,12 +11,12 @@ from rich.console import Console
 from hiscore_client.cli.common import InFlight, Timeout
 from hiscore_client.cli.exits import exit_on_failure
 from hiscore_client.cli.show import progress_bar
-from hiscore_client.core import DEFAULT_URL
-from hiscore_client.offline.job import Effort, Format, Task
+from hiscore_client.config import DEFAULT_URL
+from hiscore_client.offline.job import Format, RunOptions, Task
 
 EXTRA_MISSING = "this command needs its extra: pip install 'hiscore-client[cli,offline]'"
-# Seconds between lines that tell a log how far the job is.
-LINE_EVERY = 30.0
+# Seconds between lines of progress in a log.
+LOG_INTERVAL = 30.0
 
 
 def offline(
@@ -24,11 +24,11 @@ def offline(
         Path, typer.Argument(metavar="INPUT", help="Parquet or JSON Lines: a file or a directory")
     ],
     output: Annotated[
-        Path, typer.Argument(help="Directory for the scores; that of a run that ended early: it goes on")
+        Path, typer.Argument(help="Directory for the scores; a run that ended early resumes in it")
     ],
     query_column: Annotated[str, typer.Option(help="Column of the queries")] = "query",
     items_column: Annotated[
-        str, typer.Option(help="Column of the items: lists, or one item a row")
+        str, typer.Option(help="Column of the items: lists, or one item per row")
     ] = "items",
     id_column: Annotated[str | None, typer.Option(help="Column to repeat in the output")] = None,
     label: Annotated[
@@ -44,7 +44,7 @@ def offline(
     in_flight: InFlight = 16,
     timeout: Timeout = None,
     patience: Annotated[
-        float, typer.Option(help="Seconds to wait for a server that is full or away")
+        float, typer.Option(help="Seconds to wait for a server that is full or unreachable")
     ] = 600.0,
     max_errors: Annotated[int, typer.Option(help="Rows that may fail before the job ends")] = 100,
     ray_address: Annotated[
@@ -57,8 +57,8 @@ def offline(
 ) -> None:
     """Score a data set through running servers, on Ray. Run the same command again to resume.
 
-    Every row of the input becomes one row of the output, with its number, scores and usage, or with an error. The
-    last line on stdout is a summary in JSON.
+    Every row of the input becomes one row of the output: its number, scores and usage, or an error. The last line
+    on stdout is a summary in JSON.
     """
     out, err = Console(), Console(stderr=True)
     with exit_on_failure():
@@ -81,16 +81,16 @@ def offline(
             rows_per_shard,
             output_format,
         )
-        effort = Effort(tuple(url or [DEFAULT_URL]), workers, in_flight, timeout, patience, max_errors)
+        options = RunOptions(tuple(url or [DEFAULT_URL]), workers, in_flight, timeout, patience, max_errors)
         with progress_bar(err, out, "scoring", "rows") as progress:
-            said = time.monotonic()
+            last_logged = time.monotonic()
 
-            def show(done: Summary, total: int) -> None:
-                nonlocal said
-                progress.update(progress.task_ids[0], completed=done.rows, total=total)
-                if not err.is_terminal and time.monotonic() - said > LINE_EVERY:
-                    typer.echo(f"hiscore: {done.rows} of {total} rows, {done.errors} failed", err=True)
-                    said = time.monotonic()
+            def show(summary: Summary, total: int) -> None:
+                nonlocal last_logged
+                progress.update(progress.task_ids[0], completed=summary.rows, total=total)
+                if not err.is_terminal and time.monotonic() - last_logged > LOG_INTERVAL:
+                    typer.echo(f"hiscore: {summary.rows} of {total} rows, {summary.errors} failed", err=True)
+                    last_logged = time.monotonic()
 
-            summary = run(source, output, task, effort, ray_address, show)
-        out.print_json(data=asdict(summary), indent=None)
+            done = run(source, output, task, options, ray_address, show)
+        out.print_json(data=asdict(done), indent=None)

@@ -1,45 +1,36 @@
-"""What the command works on: one record per line of JSON, and what it writes for each."""
+"""JSON Lines in and out: one record per line, and one line for its answer."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hiscore_client.errors import HiscoreError, InvalidRequest
+from hiscore_client.records import Answer, ResultT, ScoreRecord
 from hiscore_client.results import ScoreResult
 
 
 class HasId(Protocol):
-    """``id`` is any JSON value of the caller's and comes back as it is, or None."""
+    """A record; its ``id`` is any JSON value, repeated in the answer, or None."""
 
     @property
     def id(self) -> Any: ...
 
 
-RecordT = TypeVar("RecordT", bound=HasId)
-ResultT = TypeVar("ResultT")
+HasIdT = TypeVar("HasIdT", bound=HasId)
 
 
 @dataclass(frozen=True)
-class Record:
-    """One call of ``hiscore score``."""
-
-    query: str
-    items: list[str]
-    id: Any = None
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One call of ``hiscore generate``; the prompt is a text or token ids."""
+class PromptRecord:
+    """One call of ``hiscore generate``; the prompt is text or token ids."""
 
     prompt: str | list[int]
     id: Any = None
 
 
 @dataclass(frozen=True)
-class Generated:
-    """All of a stream's chunks put together."""
+class Completion:
+    """All chunks of a generation joined."""
 
     text: str
     token_ids: list[int]
@@ -47,34 +38,32 @@ class Generated:
     request_id: str
 
 
-@dataclass(frozen=True)
-class Answer(Generic[RecordT, ResultT]):
-    """What became of a record; the record is None where its line could not be read."""
-
-    record: RecordT | None
-    outcome: ResultT | HiscoreError
-
-    def as_json(self) -> str:
-        """One line of JSON: the result, or an error; with the record's id, if it has one."""
-        line: dict[str, Any] = {}
-        if self.record is not None and self.record.id is not None:
-            line["id"] = self.record.id
-        if isinstance(self.outcome, HiscoreError):
-            line["error"] = {"type": type(self.outcome).__name__, "message": str(self.outcome)}
-        elif isinstance(self.outcome, ScoreResult):
-            line["scores"] = self.outcome.scores.tolist()
-            line["usage"] = vars(self.outcome.usage)
-            line["request_id"] = self.outcome.request_id
-        elif isinstance(self.outcome, Generated):
-            line |= asdict(self.outcome)
-        return json.dumps(line)
+def to_json(answer: Answer[HasIdT, ResultT]) -> str:
+    """Format an answer as one line of JSON: the result or an error, and the record's id if it has one."""
+    line: dict[str, Any] = {}
+    if answer.record is not None and answer.record.id is not None:
+        line["id"] = answer.record.id
+    outcome = answer.outcome
+    if isinstance(outcome, HiscoreError):
+        line["error"] = {"type": type(outcome).__name__, "message": str(outcome)}
+    elif isinstance(outcome, ScoreResult):
+        line["scores"] = outcome.scores.tolist()
+        line["usage"] = vars(outcome.usage)
+        line["request_id"] = outcome.request_id
+    elif isinstance(outcome, Completion):
+        line |= asdict(outcome)
+    return json.dumps(line)
 
 
-def parse_record(line: str, number: int) -> Record:
-    """Read ``{"query": ..., "items": [...], "id": ...}``; number: the line's, from 1, for messages.
+def parse_score_record(line: str, number: int) -> ScoreRecord:
+    """Parse ``{"query": ..., "items": [...], "id": ...}``; the SDK and the server check the values.
+
+    Args:
+        line: JSON.
+        number: The line's number from 1, for messages.
 
     Raises:
-        InvalidRequest: not such an object; what is in it is for the SDK and the server to check.
+        InvalidRequest: Not such an object.
     """
     values = _parse(line, number, "'query' and 'items'")
     for name, kind in (("query", str), ("items", list)):
@@ -83,16 +72,16 @@ def parse_record(line: str, number: int) -> Record:
                 f"line {number} needs '{name}', a {'string' if kind is str else 'list of strings'}"
             )
     _check_keys(values, number, ("query", "items", "id"))
-    return Record(values["query"], values["items"], values.get("id"))
+    return ScoreRecord(values["query"], values["items"], values.get("id"))
 
 
-def parse_prompt(line: str, number: int) -> Prompt:
-    """Read ``{"prompt": ..., "id": ...}``, as `parse_record`."""
+def parse_prompt_record(line: str, number: int) -> PromptRecord:
+    """Parse ``{"prompt": ..., "id": ...}``, as `parse_score_record`."""
     values = _parse(line, number, "'prompt'")
     if not isinstance(values.get("prompt"), str | list):
         raise InvalidRequest(f"line {number} needs 'prompt', a string or a list of token ids")
     _check_keys(values, number, ("prompt", "id"))
-    return Prompt(values["prompt"], values.get("id"))
+    return PromptRecord(values["prompt"], values.get("id"))
 
 
 def _parse(line: str, number: int, needs: str) -> dict[str, Any]:
@@ -113,9 +102,9 @@ def _check_keys(values: dict[str, Any], number: int, known: tuple[str, ...]) -> 
 
 
 def read_records(
-    lines: Iterable[str], parse: Callable[[str, int], RecordT]
-) -> Iterator[RecordT | InvalidRequest]:
-    """Each line's record, or what is wrong with it; empty lines are passed over."""
+    lines: Iterable[str], parse: Callable[[str, int], HasIdT]
+) -> Iterator[HasIdT | InvalidRequest]:
+    """Yield each line's record, or why it cannot be parsed; blank lines are skipped."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:

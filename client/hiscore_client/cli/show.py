@@ -1,4 +1,4 @@
-"""What people see: a table per record, and progress on long work."""
+"""Output for people: a table per record, and a progress bar for long work."""
 
 import json
 import unicodedata
@@ -18,46 +18,54 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from hiscore_client.cli.records import Record
+from hiscore_client.records import ScoreRecord
 from hiscore_client.results import ScoreResult
 
-# Seconds of work after which a bar is worth its place.
-LONG = 1.0
+# Seconds of work after which a progress bar appears.
+PROGRESS_DELAY = 1.0
 
 
-def make_table(record: Record, result: ScoreResult, labels: Sequence[str]) -> Group:
-    """The query, items down and labels across, usage; labels without a name (a classifier's) are numbered."""
+def make_table(record: ScoreRecord, result: ScoreResult, labels: Sequence[str]) -> Group:
+    """Lay out a result as a table, items by labels; without ``labels`` (a classifier) columns are numbered."""
     table = Table()
     table.add_column("item", overflow="fold")
-    for place in range(result.scores.shape[1]):
-        table.add_column(Text(labels[place] if labels else str(place)), justify="right")
+    for column in range(result.scores.shape[1]):
+        table.add_column(Text(labels[column] if labels else str(column)), justify="right")
     for item, row in zip(record.items, result.scores, strict=True):
         table.add_row(Text(item), *(f"{value:.6g}" for value in row))
     usage = f"{result.usage.prompt_tokens} prompt tokens, {result.usage.cached_tokens} from a cache"
     return Group(Text(record.query, style="bold"), table, Text(usage, style="dim"))
 
 
-def harmless(text: str) -> str:
-    """A model's text without control characters, which could drive the terminal that shows it."""
+def strip_control_characters(text: str) -> str:
+    """Replace control characters, with which a model's text could control the terminal."""
     return "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(sign) == "Cc" and sign not in "\n\t" else sign
-        for sign in text
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(char) == "Cc" and char not in "\n\t" else char
+        for char in text
     )
 
 
 def quoted(label: str) -> str:
-    """A label as JSON, so that the space that often begins it can be seen."""
+    """Quote a label, to make its leading space visible."""
     return json.dumps(label, ensure_ascii=False)
 
 
 @contextmanager
 def progress_bar(
-    err: Console, out: Console, doing: str, unit: str, total: int | None = None
+    err: Console, out: Console, activity: str, unit: str, total: int | None = None
 ) -> Iterator[Progress]:
-    """A bar over units (total: None if not known) that shows itself on a terminal once the work takes long."""
+    """Show a progress bar on a terminal if the work takes longer than `PROGRESS_DELAY`.
+
+    Args:
+        err: Where the bar is shown.
+        out: Where results are printed.
+        activity: Text before the bar.
+        unit: What is counted.
+        total: Number of units; None if unknown.
+    """
     progress = Progress(
         SpinnerColumn(),
-        TextColumn(doing),
+        TextColumn(activity),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn(unit),
@@ -65,11 +73,11 @@ def progress_bar(
         console=err,
         transient=True,
         disable=not err.is_terminal,
-        # rich would otherwise write to stderr what is meant for a pipe or a file.
+        # Otherwise rich writes to stderr what is meant for a pipe or a file.
         redirect_stdout=out.is_terminal,
     )
-    progress.add_task(doing, total=total)
-    timer = Timer(LONG, progress.start)
+    progress.add_task(activity, total=total)
+    timer = Timer(PROGRESS_DELAY, progress.start)
     timer.daemon = True
     timer.start()
     try:

@@ -1,1 +1,1 @@
-"""Scores a whole data set through running servers: a Ray Data job that can be killed and resumed."""
+"""Offline scoring of a whole data set with running servers: a Ray Data job that can be killed and resumed."""

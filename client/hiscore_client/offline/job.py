@@ -1,4 +1,4 @@
-"""What a job is told: what to score and how, which decides the output; and how to go about it, which does not."""
+"""A job: its task, which determines the output, and its run options, which do not."""
 
 import math
 from dataclasses import dataclass
@@ -12,9 +12,22 @@ Format = Literal["parquet", "jsonl"]
 
 @dataclass(frozen=True)
 class Task:
-    """All that decides an output row besides the input and the model; a resume must have the same.
+    """What determines the output, besides the input and the model; a resumed run must have the same.
 
-    id_column: the input's column that is repeated in the output. rows_per_shard: rows of one output file.
+    Args:
+        query_column: Input column of the queries.
+        items_column: Input column of the items: a list of strings, or one string.
+        id_column: Input column that is repeated in the output; None: none.
+        labels: Labels as text.
+        label_token_ids: Labels as token ids.
+        apply_softmax: As for `ScoreClient.score`.
+        temperature: As for `ScoreClient.score`.
+        item_first: As for `ScoreClient.score`.
+        rows_per_shard: Rows of one output file.
+        output_format: Of the output files.
+
+    Raises:
+        InvalidRequest: ``rows_per_shard`` is below 1.
     """
 
     query_column: str = "query"
@@ -33,11 +46,19 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How the work is done; a resume may change all of it.
+class RunOptions:
+    """How the work is done; a resumed run may change all of it.
 
-    in_flight: calls at once of each worker. timeout: seconds of one call (None: no limit). patience: seconds for
-    which a row waits for a server that can take it, before the job ends. max_errors: rows that may fail.
+    Args:
+        urls: host:port of each server.
+        workers: Shards scored at once.
+        in_flight: Concurrent calls of each worker.
+        timeout: Seconds for one call; None: no limit.
+        patience: Seconds that a row waits for a server that can take it before the job ends.
+        max_errors: Rows that may fail.
+
+    Raises:
+        InvalidRequest: A value out of bounds.
     """
 
     urls: tuple[str, ...]
@@ -54,16 +75,27 @@ class Effort:
 
 @dataclass(frozen=True)
 class Job:
-    """One run. inputs: the input's files, in the order of their rows; output: a directory that all workers see."""
+    """One run of a task.
+
+    Args:
+        inputs: Input files, in the order of their rows.
+        output: Directory that all workers can reach.
+        task: What to score.
+        options: How to run it.
+    """
 
     inputs: tuple[Path, ...]
     output: Path
     task: Task
-    effort: Effort
+    options: RunOptions
 
 
 def at_least(bound: int, **values: float) -> None:
-    """Refuse what is smaller, or no number, by its name."""
+    """Check that each named value is a finite number of at least ``bound``.
+
+    Raises:
+        InvalidRequest: It is not; the message names it.
+    """
     for name, value in values.items():
         if not (math.isfinite(value) and value >= bound):
             raise InvalidRequest(f"'{name}' is {value}: must be finite and at least {bound}")

@@ -1,4 +1,4 @@
-"""What an output directory is the output of, so that no other job goes on in it."""
+"""The manifest of an output directory: which job it belongs to, so that no other job resumes in it."""
 
 import json
 from collections.abc import Sequence
@@ -7,33 +7,38 @@ from typing import Any
 
 from hiscore_client.errors import InvalidRequest
 from hiscore_client.offline.job import Task
-from hiscore_client.offline.plan import FileScan
+from hiscore_client.offline.shards import FileScan
 
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The task and the input's fingerprint."""
+    """The task, and the fingerprint of the input."""
 
     task: Task
     files: tuple[FileScan, ...]
 
     def as_json(self) -> str:
-        """One JSON object; the cuts follow from the rest."""
+        """Serialise; the shard boundaries are left out, as they follow from the rest."""
         files = [
-            {name: value for name, value in asdict(file).items() if name != "cuts"} for file in self.files
+            {name: value for name, value in asdict(file).items() if name != "boundaries"}
+            for file in self.files
         ]
         return json.dumps({"version": VERSION, "task": asdict(self.task), "files": files}, indent=1)
 
 
-def check_resume(written: str, now: Manifest) -> None:
-    """Let a job go on only where it began.
+def check_resume(written: str, current: Manifest) -> None:
+    """Check that an output directory belongs to this job.
+
+    Args:
+        written: The manifest in the directory.
+        current: That of the run that wants to resume.
 
     Raises:
-        InvalidRequest: the task or the input differs from what was written, or it cannot be read.
+        InvalidRequest: The task or the input differs, or the manifest cannot be read.
     """
-    new = json.loads(now.as_json())
+    new = json.loads(current.as_json())
     try:
         old = json.loads(written)
         if old["version"] != VERSION:

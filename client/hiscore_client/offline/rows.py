@@ -1,26 +1,34 @@
-"""A row of the input, and the row of the output that it becomes."""
+"""Input rows, and the output rows that they become."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hiscore_client.cli.records import Record
 from hiscore_client.errors import HiscoreError, InvalidRequest
 from hiscore_client.offline.job import Task
+from hiscore_client.records import ScoreRecord
 from hiscore_client.results import ScoreResult
+
+COLUMNS = ("row", "id", "scores", "prompt_tokens", "cached_tokens", "error")
 
 
 @dataclass(frozen=True)
 class InputRow:
-    """number: counted through all of the input, from 0. call: what is wrong with a row that makes no call."""
+    """A row of the input.
+
+    Args:
+        number: Counted over the whole input, from 0.
+        id: Repeated in the output.
+        call: The call to make, or why the row does not make one.
+    """
 
     number: int
     id: Any
-    call: Record | InvalidRequest
+    call: ScoreRecord | InvalidRequest
 
 
 def read_row(number: int, values: Mapping[str, Any], task: Task) -> InputRow:
-    """Make the call of a row; items may be a list, or one text. What is in them is for the SDK and the server."""
+    """Convert a row to a call; the SDK and the server check the texts."""
     row_id = values.get(task.id_column) if task.id_column else None
     query, items = values.get(task.query_column), values.get(task.items_column)
     if not isinstance(query, str):
@@ -28,11 +36,11 @@ def read_row(number: int, values: Mapping[str, Any], task: Task) -> InputRow:
     if not isinstance(items, str | list):
         wanted = "a string or a list of strings"
         return InputRow(number, row_id, InvalidRequest(f"the row needs '{task.items_column}', {wanted}"))
-    return InputRow(number, row_id, Record(query, [items] if isinstance(items, str) else items))
+    return InputRow(number, row_id, ScoreRecord(query, [items] if isinstance(items, str) else items))
 
 
 def output_row(row: InputRow, outcome: ScoreResult | HiscoreError) -> dict[str, Any]:
-    """row, id, scores (items x labels), prompt_tokens, cached_tokens; or error, the others then None."""
+    """Make an output row of `COLUMNS`: scores (items x labels) and usage, or error; the others are None."""
     line: dict[str, Any] = dict.fromkeys(COLUMNS)
     line["row"], line["id"] = row.number, row.id
     if isinstance(outcome, HiscoreError):
@@ -42,6 +50,3 @@ def output_row(row: InputRow, outcome: ScoreResult | HiscoreError) -> dict[str, 
         line["prompt_tokens"] = outcome.usage.prompt_tokens
         line["cached_tokens"] = outcome.usage.cached_tokens
     return line
-
-
-COLUMNS = ("row", "id", "scores", "prompt_tokens", "cached_tokens", "error")

@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""The asyncio client."""
 
 import asyncio
 import uuid
@@ -9,20 +9,22 @@ from typing import Any
 import grpc
 from tritonclient.grpc.aio import InferenceServerClient
 
-from hiscore_client.call import Call, Options
-from hiscore_client.chunks import ChunkLimits
-from hiscore_client.core import LoadBalancing, TokenIds, make_core
-from hiscore_client.errors import Cancelled, belonging_to
-from hiscore_client.generation import Chunk, Generation, GenerationOptions
-from hiscore_client.ready import wait_ready
+from hiscore_client.chunking import ChunkLimits
+from hiscore_client.config import LoadBalancing, make_config
+from hiscore_client.deadline import Deadline
+from hiscore_client.errors import Cancelled, with_request_id
+from hiscore_client.generation import Chunk, Generation, GenerationOptions, make_generation
+from hiscore_client.grpc_stream import AsyncGrpcStream, make_channel
+from hiscore_client.readiness import wait_ready
 from hiscore_client.results import ScoreResult
-from hiscore_client.retry import Deadline, RetryPolicy
-from hiscore_client.steps import Ask, Pause, drive_async
-from hiscore_client.streams import AsyncStream, make_channel
+from hiscore_client.retry import RetryPolicy
+from hiscore_client.sans_io import Rpc, Sleep, run_async
+from hiscore_client.score_call import ScoreCall, ScoreOptions, ids_call, text_call
+from hiscore_client.tensors import TokenIds
 
 
 class AsyncScoreClient:
-    """The twin of `ScoreClient` with the same methods to await, for the tasks of one event loop.
+    """`ScoreClient` with the same methods to await, for the tasks of one event loop.
 
     Cancelling a task cancels its requests.
     """
@@ -38,7 +40,7 @@ class AsyncScoreClient:
         headers: Mapping[str, str] | None = None,
         load_balancing: LoadBalancing = "pick_first",
     ) -> None:
-        self._core = make_core(url, limits, retry, max_in_flight, headers, load_balancing)
+        self._config = make_config(url, limits, retry, max_in_flight, headers, load_balancing)
         self._credentials = credentials
         self._triton: InferenceServerClient | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -61,10 +63,12 @@ class AsyncScoreClient:
     ) -> ScoreResult:
         """As `ScoreClient.score`."""
         request_id = request_id or uuid.uuid4().hex
-        options = Options(apply_softmax, temperature, item_first, priority)
-        with belonging_to(request_id):
-            call = self._core.text_call(query, items, labels, label_token_ids, options, timeout, request_id)
-            return await self._run(call, on_progress)
+        options = ScoreOptions(apply_softmax, temperature, item_first, priority)
+        with with_request_id(request_id):
+            call = text_call(
+                self._config, query, items, labels, label_token_ids, options, timeout, request_id
+            )
+            return await self._send(call, on_progress)
 
     async def score_ids(
         self,
@@ -81,10 +85,10 @@ class AsyncScoreClient:
     ) -> ScoreResult:
         """As `ScoreClient.score_ids`."""
         request_id = request_id or uuid.uuid4().hex
-        options = Options(apply_softmax, temperature, priority=priority)
-        with belonging_to(request_id):
-            call = self._core.ids_call(query_ids, item_ids, label_token_ids, options, timeout, request_id)
-            return await self._run(call, on_progress)
+        options = ScoreOptions(apply_softmax, temperature, priority=priority)
+        with with_request_id(request_id):
+            call = ids_call(self._config, query_ids, item_ids, label_token_ids, options, timeout, request_id)
+            return await self._send(call, on_progress)
 
     def generate(
         self,
@@ -102,20 +106,20 @@ class AsyncScoreClient:
         timeout: float | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """As `ScoreClient.generate`, for ``async for``; a task that is cancelled cancels its generation."""
+        """As `ScoreClient.generate`, for ``async for``; cancelling the task cancels its generation."""
         request_id = request_id or uuid.uuid4().hex
         options = GenerationOptions(
             max_tokens, temperature, top_k, top_p, seed, ignore_eos, stop, stop_token_ids, sparse
         )
-        with belonging_to(request_id):
-            return self._chunks(self._core.generation(prompt, options, timeout, request_id))
+        with with_request_id(request_id):
+            return self._stream(make_generation(self._config, prompt, options, timeout, request_id))
 
     async def wait_ready(self, timeout: float = 60.0, models: Sequence[str] = ("score",)) -> None:
         """As `ScoreClient.wait_ready`."""
-        await drive_async(wait_ready(models, Deadline(timeout), self._core.url), self._perform)
+        await run_async(wait_ready(models, Deadline(timeout), self._config.url), self._perform)
 
     async def close(self) -> None:
-        """Close the connection; calls under way are cancelled."""
+        """Close the connection; calls in progress raise `Cancelled`."""
         self._closed = True
         if self._triton is not None:
             await self._triton.close()
@@ -130,24 +134,24 @@ class AsyncScoreClient:
     ) -> None:
         await self.close()
 
-    async def _run(self, call: Call, on_progress: Callable[[int], None] | None) -> ScoreResult:
-        slots = asyncio.Semaphore(self._core.max_in_flight)
+    async def _send(self, call: ScoreCall, on_progress: Callable[[int], None] | None) -> ScoreResult:
+        slots = asyncio.Semaphore(self._config.max_in_flight)
         tasks: list[asyncio.Task[ScoreResult]] = []
         done = 0
 
-        async def run_chunk(place: int) -> ScoreResult:
+        async def send_chunk(index: int) -> ScoreResult:
             nonlocal done
             async with slots:
                 try:
-                    part = await drive_async(call.steps(place), self._perform)
+                    result = await run_async(call.request(index), self._perform)
                 except BaseException:
-                    # Before the slot is free for the next chunk.
+                    # Before leaving the semaphore, which would let the next chunk start.
                     cancel_others()
                     raise
-            done += len(part.scores)
+            done += len(result.scores)
             if on_progress:
                 on_progress(done)
-            return part
+            return result
 
         def cancel_others() -> None:
             for task in tasks:
@@ -155,48 +159,48 @@ class AsyncScoreClient:
                     task.cancel()
 
         if len(call.chunks) == 1:
-            return call.merge([await run_chunk(0)])
-        tasks.extend(asyncio.create_task(run_chunk(place)) for place in range(len(call.chunks)))
+            return call.merge([await send_chunk(0)])
+        tasks.extend(asyncio.create_task(send_chunk(index)) for index in range(len(call.chunks)))
         try:
             return call.merge(await asyncio.gather(*tasks))
         finally:
             cancel_others()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _chunks(self, generation: Generation) -> AsyncGenerator[Chunk, None]:
+    async def _stream(self, generation: Generation) -> AsyncGenerator[Chunk, None]:
         if self._closed:
             raise Cancelled("the client is closed", generation.request_id)
         if self._channel is None:
             self._channel = make_channel(
-                grpc.aio, self._core.url, self._credentials, self._core.channel_args()
+                grpc.aio, self._config.url, self._credentials, self._config.channel_args()
             )
-        stream = AsyncStream(self._channel)
+        stream = AsyncGrpcStream(self._channel)
 
-        async def perform(step: Ask | Pause) -> Any:
-            if isinstance(step, Pause) or step.method not in ("open", "read"):
+        async def perform(step: Rpc | Sleep) -> Any:
+            if isinstance(step, Sleep) or step.method not in ("open", "read"):
                 return await self._perform(step)
             return await self._unless_closed(getattr(stream, step.method), step.arguments)
 
         try:
-            with belonging_to(generation.request_id):
-                chunk = await drive_async(generation.first(), perform)
+            with with_request_id(generation.request_id):
+                chunk = await run_async(generation.first_chunk(), perform)
                 while not chunk.finish_reason:
                     yield chunk
-                    chunk = await drive_async(generation.next(), perform)
+                    chunk = await run_async(generation.next_chunk(), perform)
                 await stream.finish()
                 yield chunk
         finally:
             stream.cancel()
 
-    async def _perform(self, step: Ask | Pause) -> Any:
+    async def _perform(self, step: Rpc | Sleep) -> Any:
         if self._closed:
             raise Cancelled("the client is closed")
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
-        # gRPC ties a channel to the event loop it is made in, so it is made inside of the first call.
+        # gRPC ties a channel to the running event loop, so it is opened by the first call.
         if self._triton is None:
             self._triton = InferenceServerClient(
-                self._core.url, creds=self._credentials, channel_args=self._core.channel_args()
+                self._config.url, creds=self._credentials, channel_args=self._config.channel_args()
             )
         return await self._unless_closed(getattr(self._triton, step.method), step.arguments)
 
@@ -206,7 +210,7 @@ class AsyncScoreClient:
         try:
             return await method(**arguments)
         except asyncio.CancelledError:
-            # Closing a channel looks like the cancellation of the tasks that wait on it.
+            # Closing a channel looks like a cancellation of the tasks that wait for it.
             if self._closed:
                 raise Cancelled("the client is closed") from None
             raise

@@ -1,4 +1,4 @@
-"""A Ray cluster to run on: one that is there, or a private one on this machine that leaves nothing behind."""
+"""The Ray cluster to run on: an existing one, or a private one on this machine that leaves nothing behind."""
 
 import logging
 import os
@@ -14,14 +14,14 @@ from typing import Any
 from hiscore_client.errors import HiscoreError
 
 REMOVE_TRIES, REMOVE_PAUSE = 50, 0.1
-# The least that Ray takes; shards are a few numbers each.
+# The minimum that Ray accepts; a shard is only a few numbers.
 OBJECT_STORE_BYTES = 80 * 2**20
 
-PRIVATE = {
+PRIVATE_CLUSTER_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray kills workers when the machine's memory is nearly full, whoever uses it; ours need little.
+    # Otherwise Ray kills our small workers when anything on the machine fills its memory.
     "RAY_memory_monitor_refresh_ms": "0",
-    # Nobody else may run code here. Ray would otherwise write a token into the user's home.
+    # Nobody else may run code here. Without a token given, Ray would write one into the user's home directory.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
@@ -29,7 +29,15 @@ PRIVATE = {
 
 @contextmanager
 def connected(address: str | None, workers: int) -> Iterator[None]:
-    """Be connected to the cluster at an address; None: to a private one with a CPU for each worker."""
+    """Connect to a Ray cluster for the duration of the block.
+
+    Args:
+        address: Of an existing cluster; None: start a private one.
+        workers: CPUs of a private cluster.
+
+    Raises:
+        HiscoreError: Ray cannot be started or reached.
+    """
     if address:
         _connect(address=address)
         try:
@@ -37,8 +45,10 @@ def connected(address: str | None, workers: int) -> Iterator[None]:
         finally:
             _disconnect()
         return
-    # Ray reads these when it is imported, in this process and in those that it starts.
-    os.environ.update({name: os.environ.get(name, value) for name, value in PRIVATE.items()})
+    # Ray reads these on import, here and in the processes that it starts.
+    os.environ.update(
+        {name: os.environ.get(name, value) for name, value in PRIVATE_CLUSTER_ENVIRONMENT.items()}
+    )
     directory = Path(tempfile.mkdtemp(prefix="hiscore-ray-")).resolve()
     try:
         _connect(
@@ -59,7 +69,7 @@ def _connect(**options: Any) -> None:
 
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    # Ray raises that itself where a process of its does not come up.
+    # Ray raises a bare Exception if one of its processes does not start.
     except Exception as error:
         raise HiscoreError(f"cannot start or reach Ray: {error}") from None
 
@@ -67,13 +77,13 @@ def _connect(**options: Any) -> None:
 def _disconnect() -> None:
     import ray
 
-    # What it has to say about its own end helps nobody.
+    # Errors of the shutdown itself help nobody.
     with suppress(Exception):
         ray.shutdown()
 
 
 def _remove(directory: Path) -> None:
-    # The last of Ray's processes may write into it while it goes.
+    # Ray's last processes may still write into it while it is being removed.
     for _ in range(REMOVE_TRIES):
         shutil.rmtree(directory, ignore_errors=True)
         if not directory.exists():

@@ -1,21 +1,26 @@
-"""Many records at once, answered in their order."""
+"""Concurrent calls, answered in the order of their records."""
 
 import threading
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
 
-from hiscore_client.cli.records import Answer, RecordT, ResultT
 from hiscore_client.errors import HiscoreError, InvalidRequest
+from hiscore_client.records import Answer, RecordT, ResultT
 
 
-def answer_all(
+def answer_in_order(
     call: Callable[[RecordT], ResultT], records: Iterable[RecordT | InvalidRequest], in_flight: int
 ) -> Generator[Answer[RecordT, ResultT], None, None]:
-    """Answer records with up to ``in_flight`` calls at once; an answer comes out as soon as those before it have.
+    """Make concurrent calls and yield each answer as soon as all earlier ones have been yielded.
 
-    Records are read in a thread of their own, no further ahead than ``in_flight``, so input may trickle in. If
-    the caller stops early, that thread may be left behind, waiting for input.
+    A thread reads the records, at most ``in_flight`` ahead, so that the input may be a slow pipe. If the caller
+    stops early, that thread may be left waiting for input.
+
+    Args:
+        call: Called once per record, from several threads.
+        records: Records, or why one could not be parsed.
+        in_flight: Maximum number of concurrent calls.
     """
 
     def answer(record: RecordT | InvalidRequest) -> Answer[RecordT, ResultT]:
@@ -30,7 +35,7 @@ def answer_all(
     pool = ThreadPoolExecutor(in_flight)
     stopped = threading.Event()
 
-    def feed() -> None:
+    def submit_records() -> None:
         try:
             for record in records:
                 if stopped.is_set():
@@ -42,7 +47,7 @@ def answer_all(
             pending.put(failed)
         pending.put(None)
 
-    threading.Thread(target=feed, daemon=True).start()
+    threading.Thread(target=submit_records, daemon=True).start()
     try:
         while (future := pending.get()) is not None:
             yield future.result()

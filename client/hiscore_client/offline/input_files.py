@@ -1,4 +1,4 @@
-"""The input's files: which they are, where their shards begin, and the rows of one shard."""
+"""The input files: finding them, scanning them for shard boundaries, reading the rows of one shard."""
 
 import hashlib
 import json
@@ -8,28 +8,28 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from hiscore_client.cli.common import UNDECODABLE
 from hiscore_client.errors import InvalidRequest
 from hiscore_client.offline.job import Task
-from hiscore_client.offline.plan import FileScan, Shard
 from hiscore_client.offline.rows import InputRow, read_row
+from hiscore_client.offline.shards import FileScan, Shard
+from hiscore_client.tensors import UTF8_ERRORS
 
 SUFFIXES = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-# Bytes, and rows, held at once while reading.
-PIECE = 2**20
-BATCH = 4_096
+# Bytes and rows read at once.
+READ_BYTES = 2**20
+READ_ROWS = 4_096
 
 
 def find_files(path: Path) -> tuple[Path, ...]:
-    """The file itself, or all files below a directory by name; those that begin with . or _ are passed over.
+    """List the file itself, or all files below a directory, sorted; names that begin with . or _ are skipped.
 
     Raises:
-        InvalidRequest: there is none, one is of a kind that cannot be read, or there are two kinds.
+        InvalidRequest: There are no files, one is of an unknown kind, or there are two kinds.
     """
     files = [path]
     if path.is_dir():
         below = (file for file in path.rglob("*") if file.is_file())
-        files = sorted(file for file in below if not hidden(file.relative_to(path)))
+        files = sorted(file for file in below if not is_hidden(file.relative_to(path)))
     elif not path.is_file():
         raise InvalidRequest(f"the input '{path}' is no file and no directory")
     unknown = [file.name for file in files if file.suffix not in SUFFIXES]
@@ -40,37 +40,42 @@ def find_files(path: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def hidden(path: Path) -> bool:
-    """Whether a name in the path begins with . or _: what Spark and others write beside their data."""
+def is_hidden(path: Path) -> bool:
+    """Whether a name in the path begins with . or _, like the files that Spark writes beside its data."""
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
-def scan(path: Path, name: str, task: Task) -> FileScan:
-    """Read a file once. name: what the manifest calls it.
+def scan_file(path: Path, name: str, task: Task) -> FileScan:
+    """Read a file once, for its fingerprint and shard boundaries.
+
+    Args:
+        path: The file.
+        name: Its name in the manifest.
+        task: Names the columns.
 
     Raises:
-        InvalidRequest: it cannot be read, or lacks a column.
+        InvalidRequest: The file cannot be read, or lacks a column.
     """
     digest = hashlib.sha256()
-    cuts: list[int] = []
+    boundaries: list[int] = []
     try:
         if SUFFIXES[path.suffix] == "parquet":
             rows = _parquet_rows(path, task)
-            cuts = [*range(0, rows, task.rows_per_shard), rows]
+            boundaries = [*range(0, rows, task.rows_per_shard), rows]
             with path.open("rb") as file:
-                while piece := file.read(PIECE):
-                    digest.update(piece)
-            return FileScan(name, path.stat().st_size, digest.hexdigest(), rows, tuple(cuts))
-        rows = place = 0
+                while data := file.read(READ_BYTES):
+                    digest.update(data)
+            return FileScan(name, path.stat().st_size, digest.hexdigest(), rows, tuple(boundaries))
+        rows = offset = 0
         with path.open("rb") as file:
             for line in file:
                 if line.strip():
                     if rows % task.rows_per_shard == 0:
-                        cuts.append(place)
+                        boundaries.append(offset)
                     rows += 1
                 digest.update(line)
-                place += len(line)
-        return FileScan(name, place, digest.hexdigest(), rows, (*cuts, place))
+                offset += len(line)
+        return FileScan(name, offset, digest.hexdigest(), rows, (*boundaries, offset))
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"cannot read the input file '{name}': {error}") from None
 
@@ -86,10 +91,10 @@ def _parquet_rows(path: Path, task: Task) -> int:
 
 
 def read_shard(path: Path, shard: Shard, task: Task) -> list[InputRow]:
-    """The rows of a shard, in order.
+    """Read the rows of a shard, in order.
 
     Raises:
-        InvalidRequest: it cannot be read, or has other rows than when it was scanned.
+        InvalidRequest: The file cannot be read, or has changed since it was scanned.
     """
     values = (_read_parquet if SUFFIXES[path.suffix] == "parquet" else _read_lines)(path, shard, task)
     try:
@@ -107,17 +112,16 @@ def read_shard(path: Path, shard: Shard, task: Task) -> list[InputRow]:
 def _read_lines(path: Path, shard: Shard, task: Task) -> Iterator[dict[str, Any] | InvalidRequest]:
     with path.open("rb") as file:
         file.seek(shard.start)
-        place = shard.start
-        while place < shard.stop and (line := file.readline()):
-            place += len(line)
+        offset = shard.start
+        while offset < shard.stop and (line := file.readline()):
+            offset += len(line)
             if line.strip():
                 yield _parse(line)
 
 
 def _parse(line: bytes) -> dict[str, Any] | InvalidRequest:
     try:
-        # The SDK refuses the one text that holds a bad byte.
-        values = json.loads(line.decode("utf-8", UNDECODABLE))
+        values = json.loads(line.decode("utf-8", UTF8_ERRORS))
     except (ValueError, RecursionError) as error:
         return InvalidRequest(f"the row is not JSON: {error}")
     return values if isinstance(values, dict) else InvalidRequest("the row must be a JSON object")
@@ -127,18 +131,20 @@ def _read_parquet(path: Path, shard: Shard, task: Task) -> Iterator[dict[str, An
     columns = [name for name in (task.query_column, task.items_column, task.id_column) if name]
     with pq.ParquetFile(path) as file:
         groups: list[int] = []
-        first = 0
-        place = shard.start
+        group_start = 0
+        position = shard.start
         for group in range(file.metadata.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
-            if first < shard.stop and first + rows > shard.start:
+            if group_start < shard.stop and group_start + rows > shard.start:
                 if not groups:
-                    place = first
+                    position = group_start
                 groups.append(group)
-            first += rows
-        for batch in file.iter_batches(BATCH, row_groups=groups, columns=columns):
-            inside = batch.slice(max(shard.start - place, 0), max(shard.stop - max(place, shard.start), 0))
-            place += batch.num_rows
-            yield from inside.to_pylist()
-            if place >= shard.stop:
+            group_start += rows
+        for batch in file.iter_batches(READ_ROWS, row_groups=groups, columns=columns):
+            in_shard = batch.slice(
+                max(shard.start - position, 0), max(shard.stop - max(position, shard.start), 0)
+            )
+            position += batch.num_rows
+            yield from in_shard.to_pylist()
+            if position >= shard.stop:
                 return

@@ -1,27 +1,27 @@
-"""A gRPC stream with one request in it, blocking and for asyncio.
+"""A gRPC stream that carries one request, blocking and async.
 
-tritonclient's own blocking stream never tells its user that the server has ended it, so these use the generated
-stub. Both raise `InferenceServerException`, as tritonclient does, so that the rules of `retry` hold for them.
+tritonclient's blocking stream never tells its user that the server has ended it, so these use the generated stub.
+Both raise `InferenceServerException`, as tritonclient does, so that the rules of `retry` apply to them.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-Metadata = Sequence[tuple[str, str]]
+Metadata: TypeAlias = Sequence[tuple[str, str]]
 
-# hiscore's codes, and gRPC's names for them.
-CODES = {
+# hiscore's error codes, and gRPC's names for them.
+GRPC_CODES = {
     "INVALID_ARG": "INVALID_ARGUMENT",
     "UNAVAILABLE": "UNAVAILABLE",
     "CANCELLED": "CANCELLED",
     "INTERNAL": "INTERNAL",
 }
-# How Triton's own errors begin while it stops.
+# Prefix of Triton's own errors while it shuts down.
 STOPPING = "Server is stopping"
 
 
@@ -31,100 +31,110 @@ def make_channel(
     credentials: grpc.ChannelCredentials | None,
     options: Sequence[tuple[str, Any]],
 ) -> Any:
-    """A channel of ``grpc`` or of ``grpc.aio``; with the same options it shares tritonclient's connection."""
+    """Open a channel of ``grpc`` or ``grpc.aio``; with the same options it shares tritonclient's connection."""
     if credentials is None:
         return module.insecure_channel(url, options=options)
     return module.secure_channel(url, credentials, options=options)
 
 
-class Stream:
-    """Opened perhaps several times, one after the other; `cancel` may come from any thread."""
+class GrpcStream:
+    """A blocking stream. It may be opened again after it failed; any thread may `cancel` it."""
 
     def __init__(self, channel: Any) -> None:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._call: Any = None
 
     def open(self, request: Any, timeout: float | None, metadata: Metadata) -> Any:
-        """Send a request and wait for its first response. timeout: seconds for the whole stream."""
+        """Send a request and return its first response, as `read` does.
+
+        Args:
+            request: A ``ModelInferRequest``.
+            timeout: Seconds for the whole stream; None: no limit.
+            metadata: gRPC metadata.
+        """
         self.cancel()
         self._call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout, metadata=metadata)
         return self.read()
 
     def read(self) -> Any:
-        """The next ``ModelInferResponse``, or None at the end of the stream."""
-        with _as_triton_raises():
+        """Return the next ``ModelInferResponse``, or None at the end of the stream.
+
+        Raises:
+            InferenceServerException: The server answered with an error, or the connection failed.
+        """
+        with _as_triton_errors():
             response = next(self._call, None)
         if response is not None and response.error_message:
             self.finish()
-            raise error_of(response.error_message)
+            raise parse_error(response.error_message)
         return response and response.infer_response
 
     def finish(self) -> None:
-        """After the last response, or an error, wait for the end, which follows at once.
+        """Wait for the end of the stream, which follows the last response or an error at once.
 
-        A stream that is cancelled just as it ends is held by Triton 2.51 for ever, and delays its stopping.
+        Triton 2.51 leaks a stream that is cancelled just as it ends, which then delays its shutdown.
         """
         with suppress(grpc.RpcError):
             for _ in self._call:
                 pass
 
     def cancel(self) -> None:
-        """Give the stream up; the server is told. Does nothing if it has ended."""
+        """Cancel the stream at the server; does nothing if it has ended."""
         if self._call is not None:
             self._call.cancel()
 
 
-class AsyncStream:
-    """The twin of `Stream`."""
+class AsyncGrpcStream:
+    """`GrpcStream` for asyncio."""
 
     def __init__(self, channel: Any) -> None:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._call: Any = None
 
     async def open(self, request: Any, timeout: float | None, metadata: Metadata) -> Any:
-        """As `Stream.open`."""
+        """As `GrpcStream.open`."""
         self.cancel()
         self._call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout, metadata=metadata)
         return await self.read()
 
     async def read(self) -> Any:
-        """As `Stream.read`."""
-        with _as_triton_raises():
+        """As `GrpcStream.read`."""
+        with _as_triton_errors():
             response = await self._call.read()
         if response is grpc.aio.EOF:
             return None
         if response.error_message:
             await self.finish()
-            raise error_of(response.error_message)
+            raise parse_error(response.error_message)
         return response.infer_response
 
     async def finish(self) -> None:
-        """As `Stream.finish`."""
+        """As `GrpcStream.finish`."""
         with suppress(grpc.RpcError):
             while await self._call.read() is not grpc.aio.EOF:
                 pass
 
     def cancel(self) -> None:
-        """As `Stream.cancel`."""
+        """As `GrpcStream.cancel`."""
         if self._call is not None:
             self._call.cancel()
 
 
-def error_of(text: str) -> InferenceServerException:
-    """The error that a stream gives as a text: hiscore begins it with its code, Triton has none for its own.
+def parse_error(text: str) -> InferenceServerException:
+    """Parse an error message of a stream: hiscore's begin with a code, Triton's own do not.
 
-    Triton has a header that makes it send codes (triton_grpc_error); under it Triton 2.51 reads what it has freed,
-    and dies with one error in some thousand.
+    Triton would send codes under the header triton_grpc_error, but 2.51 then reads freed memory and crashes on
+    about one error in a thousand.
     """
     code, _, message = text.partition(": ")
-    if code in CODES:
-        return InferenceServerException(msg=message, status=f"StatusCode.{CODES[code]}")
+    if code in GRPC_CODES:
+        return InferenceServerException(msg=message, status=f"StatusCode.{GRPC_CODES[code]}")
     status = "StatusCode.UNAVAILABLE" if text.startswith(STOPPING) else None
     return InferenceServerException(msg=text, status=status)
 
 
 @contextmanager
-def _as_triton_raises() -> Iterator[None]:
+def _as_triton_errors() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:

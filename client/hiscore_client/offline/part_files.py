@@ -1,4 +1,4 @@
-"""A shard's output file: written at once, and counted when it is found."""
+"""Part files: the output of one shard each."""
 
 import json
 from collections.abc import Sequence
@@ -10,30 +10,39 @@ import pyarrow.parquet as pq
 
 from hiscore_client.errors import InvalidRequest
 from hiscore_client.offline.job import Format
-from hiscore_client.offline.output import write_whole
+from hiscore_client.offline.output_directory import write_atomically
 
 
 def part_path(output: Path, shard: int, output_format: Format) -> Path:
-    """Where a shard's rows go; sorted by name the parts are in the order of the input."""
+    """Return the path of a shard's part file; sorted by name, the files are in the order of the input."""
     return output / f"part-{shard:08}.{output_format}"
 
 
 def write_part(
     path: Path, rows: Sequence[dict[str, Any]], output_format: Format, id_type: pa.DataType
 ) -> None:
-    """Write the rows of `rows.output_row`; id_type: Arrow's, for Parquet."""
+    """Write a part file.
+
+    Args:
+        path: From `part_path`.
+        rows: From `output_row`.
+        output_format: Parquet or JSON Lines.
+        id_type: Arrow type of the ids, for Parquet.
+    """
     if output_format == "jsonl":
         text = "".join(json.dumps(row, default=str) + "\n" for row in rows)
-        write_whole(path, lambda file: _write_ascii(file, text))
+        write_atomically(path, lambda file: _write_ascii(file, text))
         return
     if pa.types.is_string(id_type):
         rows = [{**row, "id": _as_text(row["id"])} for row in rows]
-    table = pa.Table.from_pylist([{**row, "error": _harmless(row["error"])} for row in rows], schema(id_type))
-    write_whole(path, lambda file: pq.write_table(table, file))
+    table = pa.Table.from_pylist(
+        [{**row, "error": _escape_surrogates(row["error"])} for row in rows], schema(id_type)
+    )
+    write_atomically(path, lambda file: pq.write_table(table, file))
 
 
 def schema(id_type: pa.DataType) -> pa.Schema:
-    """Of every part in Parquet, so that all of them can be read as one table."""
+    """Return the schema of Parquet part files: the same for all, so that they can be read as one table."""
     return pa.schema(
         [
             pa.field("row", pa.int64(), nullable=False),
@@ -47,10 +56,15 @@ def schema(id_type: pa.DataType) -> pa.Schema:
 
 
 def count_errors(path: Path, rows: int, output_format: Format) -> int:
-    """How many of a part's rows hold an error; rows: how many it must have.
+    """Count the rows of a part file that have an error.
+
+    Args:
+        path: From `part_path`.
+        rows: Number of rows that it must have.
+        output_format: Parquet or JSON Lines.
 
     Raises:
-        InvalidRequest: it is not what a job has written.
+        InvalidRequest: The file is damaged.
     """
     try:
         if output_format == "jsonl":
@@ -65,7 +79,7 @@ def count_errors(path: Path, rows: int, output_format: Format) -> int:
 
 
 def id_type_of(source: Path, column: str | None) -> pa.DataType:
-    """Arrow's type of the column of ids: a Parquet input's own; JSON values become text."""
+    """Return the Arrow type of the output's ids: that of a Parquet input; JSON values become text."""
     if column is None or source.suffix != ".parquet":
         return pa.string()
     with pq.ParquetFile(source) as file:
@@ -73,14 +87,14 @@ def id_type_of(source: Path, column: str | None) -> pa.DataType:
 
 
 def _as_text(value: Any) -> str | None:
-    """A text as it is, any other value as JSON."""
+    """Convert an id to text: a string as it is, any other value as JSON."""
     if value is None:
         return None
-    return _harmless(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return _escape_surrogates(value) if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _harmless(text: str | None) -> str | None:
-    """Without halves of surrogate pairs, which Arrow cannot hold."""
+def _escape_surrogates(text: str | None) -> str | None:
+    """Escape lone surrogates, which Arrow cannot hold."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 

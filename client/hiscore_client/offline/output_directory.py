@@ -1,4 +1,4 @@
-"""The output directory: one run at a time, and files that are there whole or not at all."""
+"""The output directory: used by one run at a time, and each file appears in it complete or not at all."""
 
 import errno
 import fcntl
@@ -14,35 +14,40 @@ from hiscore_client.offline.manifest import Manifest, check_resume
 MANIFEST = "_manifest.json"
 SUCCESS = "_SUCCESS"
 LOCK = "_lock"
-# Readers of data sets pass over names that begin with an underscore.
+# Tools that read data sets skip names that begin with an underscore.
 UNFINISHED = "_unfinished-"
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Have a file written under another name, then give it its own in one step; it survives a power failure."""
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file under a temporary name, flush it to disk and rename it, so that it survives a power failure.
+
+    Args:
+        path: Final name.
+        write: Writes the file that it is given.
+    """
     unfinished = path.parent / f"{UNFINISHED}{uuid.uuid4().hex}-{path.name}"
     try:
         write(unfinished)
-        for place in (unfinished, path.parent):
-            handle = os.open(place, os.O_RDONLY)
+        for target in (unfinished, path.parent):
+            handle = os.open(target, os.O_RDONLY)
             try:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-            if place == unfinished:
+            if target == unfinished:
                 os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 @contextmanager
-def hold(output: Path) -> Iterator[None]:
-    """Make the directory and be the only run in it; what killed runs left unfinished is removed.
+def exclusive(output: Path) -> Iterator[None]:
+    """Create the directory and lock it; remove unfinished files of killed runs.
 
-    The kernel gives the lock back when its holder dies, however that is.
+    The kernel releases the lock when its holder dies, even by SIGKILL.
 
     Raises:
-        InvalidRequest: another run is in it.
+        InvalidRequest: Another run has locked it.
     """
     output.mkdir(parents=True, exist_ok=True)
     with (output / LOCK).open("w") as lock:
@@ -53,22 +58,22 @@ def hold(output: Path) -> Iterator[None]:
                 raise
             raise InvalidRequest(f"another run is writing to '{output}'") from None
         try:
-            _sweep(output)
+            _remove_unfinished(output)
             yield
         finally:
-            _sweep(output)
+            _remove_unfinished(output)
 
 
-def _sweep(output: Path) -> None:
+def _remove_unfinished(output: Path) -> None:
     for file in output.glob(f"{UNFINISHED}*"):
         file.unlink(missing_ok=True)
 
 
 def begin(output: Path, manifest: Manifest) -> None:
-    """Write the manifest into an empty directory, or check the one that is there.
+    """Write the manifest into an empty directory, or check the existing one.
 
     Raises:
-        InvalidRequest: the directory belongs to another job, or to none.
+        InvalidRequest: The directory belongs to another job, or to none.
     """
     path = output / MANIFEST
     if path.exists():
@@ -76,12 +81,17 @@ def begin(output: Path, manifest: Manifest) -> None:
     elif any(file.name != LOCK for file in output.iterdir()):
         raise InvalidRequest(f"'{output}' is not empty, and is not the output of a job")
     else:
-        write_whole(path, lambda file: _write_text(file, manifest.as_json()))
+        write_atomically(path, lambda file: _write_text(file, manifest.as_json()))
 
 
-def finish(output: Path, summary: str) -> None:
-    """Say that all rows are there, as Spark does; summary: JSON."""
-    write_whole(output / SUCCESS, lambda file: _write_text(file, summary))
+def mark_complete(output: Path, summary: str) -> None:
+    """Write ``_SUCCESS``, as Spark does: all rows are there.
+
+    Args:
+        output: The output directory.
+        summary: JSON.
+    """
+    write_atomically(output / SUCCESS, lambda file: _write_text(file, summary))
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
-"""From what a caller gives to the tensors of a request: checked, laid out, with Triton's leading dimension."""
+"""Arguments of a call, validated and converted to the tensors of a request, with Triton's batch dimension of 1."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -9,18 +9,22 @@ from tritonclient.grpc import InferInput
 
 from hiscore_client.errors import InvalidRequest
 
-Ids = npt.NDArray[np.int32]
+# What callers pass as token ids, and what they become: int32 [n].
+TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+IdArray: TypeAlias = npt.NDArray[np.int32]
 
-# What stands between two items in a layout; the server never looks at it.
-FILLER_ID = 0
+# The id at a delimiter's position; the server never looks at it.
+DELIMITER_ID = 0
 INT32 = np.iinfo(np.int32)
+# For input files: undecodable bytes pass as surrogates, so that `encode_text` refuses only the text with them.
+UTF8_ERRORS = "surrogateescape"
 
 
 def encode_text(name: str, text: str) -> bytes:
-    """UTF-8 bytes of one text.
+    """Encode one text as UTF-8.
 
     Raises:
-        InvalidRequest: not a string, or half of a surrogate pair in it.
+        InvalidRequest: Not a string, or it contains half of a surrogate pair.
     """
     if not isinstance(text, str):
         raise InvalidRequest(f"{name} must be a string, not {type(text).__name__}")
@@ -33,17 +37,21 @@ def encode_text(name: str, text: str) -> bytes:
 
 
 def encode_texts(name: str, texts: Iterable[str]) -> list[bytes]:
-    """UTF-8 bytes of each text; one string in place of a list is refused, as it would count as its characters."""
-    if isinstance(texts, str | bytes):
-        raise InvalidRequest(f"'{name}' must be a list of strings, not one string")
-    return [encode_text(f"'{name}' at place {place}", text) for place, text in enumerate(texts)]
-
-
-def as_ids(name: str, ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Ids:
-    """Token ids as int32 [n].
+    """Encode a list of texts as UTF-8.
 
     Raises:
-        InvalidRequest: not a flat list of whole numbers, or one that no int32 holds.
+        InvalidRequest: A single string, which would be taken for its characters, or a text that cannot be encoded.
+    """
+    if isinstance(texts, str | bytes):
+        raise InvalidRequest(f"'{name}' must be a list of strings, not one string")
+    return [encode_text(f"'{name}' at place {index}", text) for index, text in enumerate(texts)]
+
+
+def as_id_array(name: str, ids: TokenIds) -> IdArray:
+    """Convert token ids to int32 [n].
+
+    Raises:
+        InvalidRequest: Not a flat list of integers, or an id does not fit int32.
     """
     try:
         values = np.asarray(ids)
@@ -56,27 +64,29 @@ def as_ids(name: str, ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Ids:
     return values.astype(np.int32)
 
 
-def lay_out(query: Ids, items: Sequence[Ids]) -> tuple[Ids, Ids]:
-    """Build ``(input_ids, delimiter_indices)``, int32 [tokens] and [items + 1].
+def insert_delimiters(query: IdArray, items: Sequence[IdArray]) -> tuple[IdArray, IdArray]:
+    """Lay out a call for `scorer`: the query, then a delimiter before each item and one after the last.
 
-    The query, then for each item a delimiter and the item's tokens, then one last delimiter.
+    Returns:
+        input_ids: int32 [tokens].
+        delimiter_indices: int32 [items + 1].
     """
-    filler = np.array([FILLER_ID], dtype=np.int32)
-    parts = [query, filler]
+    delimiter = np.array([DELIMITER_ID], dtype=np.int32)
+    parts = [query, delimiter]
     for item in items:
-        parts += [item, filler]
+        parts += [item, delimiter]
     lengths = np.array([len(query), *map(len, items)], dtype=np.int64)
     return np.concatenate(parts), (np.cumsum(lengths + 1) - 1).astype(np.int32)
 
 
-def ids_input(name: str, ids: Ids) -> InferInput:
+def id_tensor(name: str, ids: IdArray) -> InferInput:
     """An INT32 tensor [1, n]."""
     tensor = InferInput(name, [1, len(ids)], "INT32")
     tensor.set_data_from_numpy(ids[np.newaxis])
     return tensor
 
 
-def text_input(name: str, texts: Sequence[bytes]) -> InferInput:
+def text_tensor(name: str, texts: Sequence[bytes]) -> InferInput:
     """A BYTES tensor [1, n]."""
     values = np.empty((1, len(texts)), dtype=np.object_)
     values[0, :] = texts

@@ -1,0 +1,94 @@
+"""The chunks of one call of the blocking client, sent from several threads."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from tritonclient.grpc import InferenceServerClient
+
+from hiscore_client.errors import Cancelled
+from hiscore_client.sans_io import Operation, Rpc, Sleep, T, run
+
+
+@contextmanager
+def closed_as_cancelled(closed: threading.Event) -> Iterator[None]:
+    """Turn gRPC's ValueError for a call on a closed channel into `Cancelled`."""
+    try:
+        yield
+    except ValueError:
+        if closed.is_set():
+            raise Cancelled("the client is closed") from None
+        raise
+
+
+class ChunkThreads:
+    """Runs the chunks of one call, each in the thread that calls `run`; the first failure stops the others.
+
+    Args:
+        triton: Sends the requests.
+        closed: Set once the client has been closed.
+    """
+
+    def __init__(self, triton: InferenceServerClient, closed: threading.Event) -> None:
+        self._triton = triton
+        self._closed = closed
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._in_flight: set[Any] = set()
+        self.first_failure: BaseException | None = None
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run one chunk; a failure stops the others before this thread can take the next chunk.
+
+        Raises:
+            Cancelled: Another chunk failed.
+            HiscoreError: This one did.
+        """
+        if self._stopped.is_set():
+            # Before the chunk's tensors are built.
+            raise Cancelled("another part of the call has failed")
+        try:
+            return run(operation, self._perform)
+        except BaseException as error:
+            with self._lock:
+                self.first_failure = self.first_failure or error
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Cancel the requests in flight and start no more."""
+        with self._lock:
+            self._stopped.set()
+            in_flight = list(self._in_flight)
+        for call in in_flight:
+            call.cancel()
+
+    def _perform(self, step: Rpc | Sleep) -> Any:
+        if isinstance(step, Sleep):
+            self._stopped.wait(step.seconds)
+            return None
+        if step.method != "infer":
+            with closed_as_cancelled(self._closed):
+                return getattr(self._triton, step.method)(**step.arguments)
+        answer: Future[Any] = Future()
+
+        def on_answer(result: Any, error: Any) -> None:
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)
+
+        # Under the lock, so that `stop` cannot miss a request that is just being sent.
+        with self._lock:
+            if self._stopped.is_set():
+                raise Cancelled("another part of the call has failed")
+            with closed_as_cancelled(self._closed):
+                call = self._triton.async_infer(callback=on_answer, **step.arguments)
+            self._in_flight.add(call)
+        try:
+            return answer.result()
+        finally:
+            with self._lock:
+                self._in_flight.discard(call)

@@ -1,0 +1,37 @@
+"""Records to process in bulk, and what became of each: for the command line and for offline scoring."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from hiscore_client.errors import HiscoreError
+
+RecordT = TypeVar("RecordT")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class ScoreRecord:
+    """One scoring call.
+
+    Args:
+        query: What all items share.
+        items: Each is scored on its own.
+        id: Any JSON value of the caller's, repeated in the answer; None: none.
+    """
+
+    query: str
+    items: list[str]
+    id: Any = None
+
+
+@dataclass(frozen=True)
+class Answer(Generic[RecordT, ResultT]):
+    """The outcome of one record.
+
+    Args:
+        record: None if the input could not be parsed.
+        outcome: The result, or why there is none.
+    """
+
+    record: RecordT | None
+    outcome: ResultT | HiscoreError
