@@ -1,6 +1,6 @@
-"""Log lines of the launcher and the models: for people, or one JSON object each.
+"""Log lines of the launcher and the models: text for people, or JSON for programs.
 
-Whatever stands in `fields` of a record (``log.info("...", extra={"fields": {...}})``) becomes fields of the line.
+``log.info("...", extra={"fields": {...}})`` adds fields to a line.
 """
 
 import json
@@ -13,7 +13,7 @@ LogFormat = Literal["text", "json"]
 
 
 class TextFormatter(logging.Formatter):
-    """The message, then its fields as ``name='value'``, quoted so that none can begin a line of its own."""
+    """The message, then its fields as ``name='value'``, quoted so that no value can start a new line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = _fields(record).items()
@@ -21,9 +21,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC), level, logger, message, the fields, and the traceback if there is one.
+    """One JSON object per line: time (UTC), level, logger, message, fields, and the traceback if there is one.
 
-    always: fields of every line.
+    Args:
+        always: Fields of every line.
     """
 
     def __init__(self, always: Mapping[str, object]) -> None:
@@ -45,9 +46,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(log_format: LogFormat, text: str, **always: object) -> None:
-    """Send this process's log to standard error, from INFO on.
+    """Log to standard error, from INFO on.
 
-    text: logging's format where people read; always: fields of every line where programs do.
+    Args:
+        log_format: For people or for programs.
+        text: The format of text lines, as `logging` takes it.
+        always: Fields of every JSON line.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(always) if log_format == "json" else TextFormatter(text))
@@ -60,5 +64,5 @@ def configure_model(log_format: LogFormat, model: str) -> None:
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:
-    found: Mapping[str, object] = getattr(record, "fields", {})
-    return found
+    fields: Mapping[str, object] = getattr(record, "fields", {})
+    return fields

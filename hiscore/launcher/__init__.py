@@ -1,6 +1,6 @@
-"""Everything around a tritonserver: found, configured, started, watched, drained, and nothing left behind.
+"""Find, configure, start, watch and drain a tritonserver, and leave nothing behind.
 
-`Server` is what ``make serve``, the demo, the tests and the benchmarks share.
+``make serve``, the demo, the tests and the benchmarks all start their servers through `Server`.
 """
 
 from hiscore.launcher.errors import LaunchError

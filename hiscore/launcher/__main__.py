@@ -22,24 +22,24 @@ TEXT = "hiscore: %(message)s"
 
 
 class Stop(BaseException):
-    """A signal asks us to stop; not an `Exception`, so that nothing on the way swallows it."""
+    """A signal asks us to stop. Not an `Exception`, so that no handler on the way swallows it."""
 
 
 def stop(signum: int, frame: FrameType | None) -> None:
-    """Signal handler: raise `Stop` once; a repeated signal must not cut the drain short."""
+    """Signal handler: raise `Stop` once. A second signal must not cut the drain short."""
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
     raise Stop
 
 
 def stop_with(make: MakeInterrupt) -> None:
-    """Stop as after a signal if make has got one that did not reach us."""
+    """Stop as if signalled if make got a SIGINT that did not reach us."""
     if make.interrupted():
         stop(signal.SIGINT, None)
 
 
 def start_health(server: Server, watchdog: Watchdog) -> str:
-    """Serve the launcher's health if it is asked for; what to say of it."""
+    """Serve the launcher's health if HEALTH_PORT is set; what to add to the line that says we are ready."""
     settings = server.settings
     if settings.health_port is None:
         return ""
@@ -48,7 +48,7 @@ def start_health(server: Server, watchdog: Watchdog) -> str:
 
 
 def announce(message: str, log_format: LogFormat) -> None:
-    """The one line for whoever waits: on standard output for people, in the log for programs."""
+    """Say that the server is ready: on standard output for people, in the log for programs."""
     if log_format == "json":
         log.info(message)
     else:
@@ -56,7 +56,7 @@ def announce(message: str, log_format: LogFormat) -> None:
 
 
 def complain(message: str, log_format: LogFormat) -> None:
-    """Say why this ends."""
+    """Say why the launcher exits."""
     if log_format == "json":
         log.error(message)
     else:
@@ -64,7 +64,7 @@ def complain(message: str, log_format: LogFormat) -> None:
 
 
 def main() -> int:
-    """Serve; the exit code is 0 after a signal, 2 for a bad setting, 1 for any other failure."""
+    """Serve. The exit code is 0 after a signal, 2 for a bad setting, 1 for any other failure."""
     log_format: LogFormat = "text"
     configure(log_format, TEXT)
     make = MakeInterrupt()

@@ -1,4 +1,4 @@
-"""The command line of tritonserver, closed by default: loopback, and only what a scoring service needs."""
+"""The command line of tritonserver: only the interfaces that a scoring service needs are open."""
 
 import secrets
 from collections.abc import Sequence
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from hiscore.launcher.ports import Ports
 
-# They show a caller the server's insides or give control over it. A key that nobody is told locks them.
+# These show callers the server's internals or give control over it. They are locked with a key that nobody knows.
 RESTRICTED = "shared-memory,model-repository,trace,logging"
-# Triton takes the key from the command line alone, where every user of the machine can read it. So it ends with
-# what neither HTTP nor gRPC can carry in a header: whoever reads it cannot send it.
+# Triton takes the key only from the command line, where every user of the machine can read it. It therefore ends
+# with a character that no HTTP or gRPC header can carry: whoever reads the key cannot send it.
 UNSENDABLE = "\n"
 
 
@@ -28,9 +28,20 @@ def tritonserver_flags(
 ) -> list[str]:
     """Flags for Triton 2.51 and newer.
 
-    tls, tracing: from `tls_flags` and `trace_flags`; shm_bytes: shared memory per model instance, to begin with.
+    Args:
+        repository: Directory of the models.
+        backends: Directory of the backends.
+        server_id: The server's id, and the prefix of its shared memory.
+        address: Where gRPC and metrics listen.
+        http_address: Where HTTP listens.
+        tls: From `tls_flags`.
+        tracing: From `trace_flags`.
+        ports: None of them 0.
+        gpu: Whether the models run on a GPU.
+        shm_bytes: Initial shared memory per model instance, and the step in which it grows.
+        drain_s: Seconds that running calls get when the server stops.
     """
-    # Without a GPU these two can only complain.
+    # Without a GPU both features only log errors.
     no_gpu = ["--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0"]
     key = f"hiscore={secrets.token_hex(16)}{UNSENDABLE}"
     return [
@@ -62,23 +73,23 @@ def tritonserver_flags(
 
 
 def tls_flags(cert: Path | None, key: Path | None, client_ca: Path | None) -> list[str]:
-    """Flags for TLS on the gRPC interface; with a client CA only callers with a certificate of it are let in."""
+    """Flags for TLS over gRPC; with a client CA, only callers with one of its certificates are let in."""
     if cert is None or key is None:
         return []
     mutual = ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={client_ca}"] if client_ca else []
-    # Triton takes certificates into account only where the first flag is set.
+    # Triton ignores certificates without the first flag.
     return ["--grpc-use-ssl=true", *mutual, f"--grpc-server-cert={cert}", f"--grpc-server-key={key}"]
 
 
 def trace_flags(url: str | None, rate: int) -> list[str]:
-    """Flags for OpenTelemetry traces: of one call in `rate`, and of each that brings a ``traceparent``."""
+    """Flags for OpenTelemetry traces of 1 in `rate` requests, and of those with a ``traceparent``."""
     if url is None:
         return []
     options = [
         "mode=opentelemetry",
         f"opentelemetry,url={url}",
         "opentelemetry,resource=service.name=hiscore",
-        # The other level, TENSORS, is what callers send.
+        # The other level, TENSORS, would record what callers send.
         "level=TIMESTAMPS",
         f"rate={rate}",
         "count=-1",

@@ -1,9 +1,9 @@
-"""Run a command that gets a SIGTERM when the process that started it dies, however it dies, and large stacks.
+"""Run a command with large stacks that gets a SIGTERM when its parent dies, however it dies.
 
 usage: python -I -S die_with_parent.py PARENT_PID COMMAND [ARGUMENT ...]
 
-A program of its own instead of a ``preexec_fn``: running Python between fork and exec is not safe in a parent
-with threads. The kernel watches the thread that started us, so that thread has to stay.
+This is a program and not a ``preexec_fn``, since running Python between fork and exec is unsafe in a process with
+threads. The kernel watches the thread that started us, so that thread has to live as long as the command.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-# tritonserver parses a JSON body on the stack of an HTTP thread, which gets as much as this limit says. With the
-# usual 8 MiB a body of 4 MiB ends the server (triton-inference-server/server#5840); a call may be larger.
+# tritonserver parses a JSON body on the stack of an HTTP thread, whose size is this limit. With the usual 8 MiB, a
+# body of 4 MiB crashes the server (triton-inference-server/server#5840), and calls may be larger.
 STACK_BYTES = 256 * 2**20
 
 
@@ -22,11 +22,11 @@ def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    # The parent may have died before the kernel was told.
+    # The parent may have died before the call above.
     if os.getppid() != parent:
         sys.exit("the parent process is gone")
     _, most = resource.getrlimit(resource.RLIMIT_STACK)
-    # Not left at unlimited, where it is: a thread would get 2 MiB.
+    # Set even where it is unlimited: threads would then get 2 MiB.
     stack = STACK_BYTES if most == resource.RLIM_INFINITY else min(STACK_BYTES, most)
     resource.setrlimit(resource.RLIMIT_STACK, (stack, most))
     os.execv(command[0], command)

@@ -1,4 +1,4 @@
-"""Where the tritonserver binary, its Python backend and the libraries of both are."""
+"""Find the tritonserver binary, its Python backend and their libraries."""
 
 import importlib.util
 import os
@@ -18,10 +18,14 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 @dataclass(frozen=True)
 class Distribution:
-    """A tritonserver with a Python backend whose stub embeds the running Python's version.
+    """A tritonserver with a Python backend whose stub embeds the running version of Python.
 
-    python_backend: the directory with the backend's library and its ``triton_python_backend_utils.py``;
-    libraries: directories that the dynamic loader is to search; is_wheel: it comes from the nvidia-pytriton wheel.
+    Args:
+        tritonserver: The binary.
+        python_backend: Directory of the backend's library and its ``triton_python_backend_utils.py``.
+        stub: The binary that runs a model.
+        libraries: Directories for the dynamic loader to search.
+        is_wheel: It comes from the nvidia-pytriton wheel.
     """
 
     tritonserver: Path
@@ -31,10 +35,13 @@ class Distribution:
     is_wheel: bool = False
 
     def environment(self, libpython: Path) -> dict[str, str]:
-        """The environment for the server and its stubs; libpython: the directory that the interpreter's is in.
+        """The environment for the server and its stubs.
 
-        The stub takes its packages from the environment whose ``python3`` comes first on PATH, and its
-        interpreter from the libpython that the dynamic loader finds; it ignores PYTHONPATH.
+        The stub takes its packages from the virtual environment whose ``python3`` comes first on PATH, and its
+        interpreter from the libpython that the dynamic loader finds. It ignores PYTHONPATH.
+
+        Args:
+            libpython: Directory of the interpreter's library.
         """
         path = [str(SCRIPTS), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
         loader = [
@@ -49,10 +56,10 @@ class Distribution:
         }
 
     def link_backends(self, directory: Path) -> None:
-        """Build a ``--backend-directory`` of links: the Python backend with our stub and our package.
+        """Fill a ``--backend-directory`` with links to the Python backend, the stub and our package.
 
-        The backend's directory is on every model's ``sys.path``, so the models import the very package that
-        launches them, installed or not.
+        The backend's directory is on every model's ``sys.path``, so models import the package that launches them,
+        whether it is installed or not.
         """
         python = directory / "python"
         python.mkdir(parents=True)
@@ -65,18 +72,18 @@ class Distribution:
     def link_libpython(self, directory: Path) -> None:
         """Fill a directory with a link to the interpreter's library, for `environment`.
 
-        The directory where that library lies may be the system's own. Put first, it would hide what others have
-        put before it: in a container the driver of CUDA's forward compatibility.
+        The library's own directory may be the system's. Searched first, it would shadow libraries that the
+        environment puts before the system's, such as CUDA's forward-compatible driver in a container.
         """
         directory.mkdir()
         library = INTERPRETER_LIBRARIES / str(sysconfig.get_config_var("INSTSONAME"))
-        if library.exists():  # if not, the loader has found it elsewhere: preflight looks
+        if library.exists():  # if not, the loader finds it elsewhere, or preflight complains
             (directory / library.name).symlink_to(library)
 
     def missing_libraries(self) -> list[str]:
-        """What the dynamic loader does not find for the server and the stub, by name."""
+        """Names of the libraries that the dynamic loader does not find for the server and the stub."""
         missing: list[str] = []
-        # This is what ldd does; the program itself is not run.
+        # As ldd does it: the program itself does not run.
         trace = self.environment(INTERPRETER_LIBRARIES) | {"LD_TRACE_LOADED_OBJECTS": "1"}
         for binary in (self.tritonserver, self.stub):
             listing = subprocess.run([binary], env=trace, capture_output=True, text=True, check=False).stdout
@@ -85,19 +92,19 @@ class Distribution:
 
 
 def find_distribution() -> Distribution:
-    """Find a tritonserver: the one that TRITONSERVER names, else the installed nvidia-pytriton wheel's.
+    """Find a tritonserver: the one that TRITONSERVER names, else that of the nvidia-pytriton wheel.
 
-    TRITON_BACKENDS is then the directory of its backends and TRITON_LIBS a search path for libraries.
+    With TRITONSERVER, TRITON_BACKENDS is the directory of its backends, TRITON_LIBS a search path for libraries.
 
     Raises:
-        LaunchError: there is none, or a part of it is missing.
+        LaunchError: There is none, or a part of it is missing.
     """
     named = os.environ.get("TRITONSERVER")
-    found = _named(Path(named)) if named else _wheel()
-    for part in (found.tritonserver, found.python_backend, found.stub):
+    distribution = _named(Path(named)) if named else _wheel()
+    for part in (distribution.tritonserver, distribution.python_backend, distribution.stub):
         if not part.exists():
-            raise LaunchError(f"{part} does not exist: it should come with {found.tritonserver}")
-    return found
+            raise LaunchError(f"{part} does not exist: it should come with {distribution.tritonserver}")
+    return distribution
 
 
 def _named(tritonserver: Path) -> Distribution:
@@ -111,7 +118,7 @@ def _named(tritonserver: Path) -> Distribution:
 
 
 def _wheel() -> Distribution:
-    # Looked up and not imported: importing pytriton takes seconds and changes the process's logging.
+    # Not imported: importing pytriton takes seconds and changes the logging of this process.
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise LaunchError(

@@ -1,5 +1,5 @@
-"""The one exception of the launcher."""
+"""The launcher's exception."""
 
 
 class LaunchError(Exception):
-    """The server cannot start or has stopped; the message says why and, where we know, what to do."""
+    """The server cannot start or has stopped. The message says why and, if known, what to do."""

@@ -1,7 +1,6 @@
-"""The launcher's own HTTP: whether it lives, and whether calls should come here. For probes and for Prometheus.
+"""The launcher's own HTTP endpoints for probes and Prometheus: is it alive, and should calls come here?
 
-Triton's `/v2/health/ready` says yes whatever has become of a model. These answers come from what the watchdog has
-seen. Nothing else can be asked here, and nothing can be changed.
+Triton's ``/v2/health/ready`` says yes whatever has become of a model. These answers come from the watchdog.
 """
 
 import threading
@@ -21,17 +20,20 @@ hiscore_healthy {healthy}
 
 
 class HealthServer:
-    """``GET /livez``, ``/readyz`` and ``/metrics``, each 200 or 503, until `close`.
+    """Serves ``GET /livez``, ``/readyz`` and ``/metrics`` until `close`.
 
-    port: 0 takes a free one; `port` is the one that was taken.
+    Args:
+        address: Where to listen.
+        port: 0: any free one; the attribute `port` is the one taken.
+        watchdog: What it reports.
 
     Raises:
-        LaunchError: the port is in use.
+        LaunchError: The port cannot be used.
     """
 
     def __init__(self, address: str, port: int, watchdog: Watchdog) -> None:
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10  # a client that says nothing must not keep a thread
+            timeout = 10  # a silent client must not keep a thread
 
             def do_GET(self) -> None:
                 status, text = answer(self.path, watchdog)
@@ -43,7 +45,7 @@ class HealthServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Probes come every few seconds: nothing to log."""
+                """Do not log: probes come every few seconds."""
 
         try:
             self._http = ThreadingHTTPServer((address, port), Handler)
@@ -59,7 +61,7 @@ class HealthServer:
 
 
 def answer(path: str, watchdog: Watchdog) -> tuple[int, str]:
-    """Status and text for a path."""
+    """Status and body for a path."""
     unready = watchdog.unready
     if path == "/livez":
         return (200, "ok\n") if watchdog.alive else (503, "the watchdog does not run\n")

@@ -1,8 +1,8 @@
-"""A SIGINT that reaches `make` alone.
+"""Notice a SIGINT that was sent to `make` alone.
 
-On a SIGTERM make tells its children and waits for them. On a SIGINT it only waits, since a Ctrl-C reaches the
-whole process group anyhow; one that was sent to make alone would wait forever. What can be seen from here is
-that make no longer catches the signal: it restores the default action when it gets one.
+On a SIGTERM, make signals its children and waits for them. On a SIGINT it only waits, because a Ctrl-C reaches the
+whole process group anyway; if the SIGINT was sent to make alone, it would wait forever. What a child can see is
+that make restores the signal's default action when it gets one.
 """
 
 import os
@@ -14,14 +14,14 @@ MAKES = ("make", "gmake")
 
 
 class MakeInterrupt:
-    """Tells when our parent is a make that has got a SIGINT; other parents, and other systems, never."""
+    """Whether our parent is a make that got a SIGINT. Always False for other parents and on other systems."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()
         self._is_make = self._name() in MAKES and self._catches_interrupt()
 
     def interrupted(self) -> bool:
-        """Whether make has got its SIGINT, or has gone."""
+        """Whether make got a SIGINT or is gone."""
         return self._is_make and (os.getppid() != self._parent or not self._catches_interrupt())
 
     def _name(self) -> str:

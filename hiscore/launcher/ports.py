@@ -1,4 +1,4 @@
-"""Three loopback ports, given or free."""
+"""The server's three TCP ports, as set or free ones."""
 
 import socket
 from dataclasses import dataclass, fields
@@ -8,17 +8,17 @@ from hiscore.launcher.errors import LaunchError
 
 @dataclass(frozen=True)
 class Ports:
-    """TCP ports of one server; 0 stands for any free one until `choose` picks it."""
+    """TCP ports of a server; 0 means any free one, which `choose` picks."""
 
     http: int = 0
     grpc: int = 0
     metrics: int = 0
 
     def choose(self, address: str) -> "Ports":
-        """Fill in free ports for the zeros.
+        """Replace zeros by free ports.
 
         Raises:
-            LaunchError: the address is not this machine's; a port asked for is in use, or two are the same.
+            LaunchError: The address is not this machine's, a given port is in use, or two are the same.
         """
         given = [port for port in self.all() if port]
         if len(set(given)) < len(given):
@@ -34,17 +34,17 @@ class Ports:
         return Ports(*(port or free for port, free in zip(self.all(), _free(address, 3), strict=True)))
 
     def all(self) -> tuple[int, int, int]:
-        """The ports in the order http, grpc, metrics."""
+        """The ports: http, grpc, metrics."""
         return self.http, self.grpc, self.metrics
 
     def taken(self, address: str) -> list[tuple[str, int]]:
-        """Name and number of those that cannot be listened on now."""
+        """Name and number of the ports that are in use."""
         numbered = [(field.name, getattr(self, field.name)) for field in fields(self)]
         return [(name, port) for name, port in numbered if port and not _is_free(address, port)]
 
 
 def _free(address: str, count: int) -> list[int]:
-    # All held at once, so that they differ.
+    # Held at the same time, so that they differ.
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -57,7 +57,7 @@ def _free(address: str, count: int) -> list[int]:
 
 def _is_free(address: str, port: int) -> bool:
     with socket.socket() as probe:
-        # As Triton does: connections of a server that has just stopped do not block its port.
+        # As Triton does: connections left by a server that has just stopped do not block its port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))

@@ -1,4 +1,4 @@
-"""A tritonserver process and its stubs: started to die with us, watched until ready, drained, gone."""
+"""Start a tritonserver, wait until it is ready, stop it, and see that its stubs are gone, too."""
 
 import http.client
 import json
@@ -17,20 +17,27 @@ from hiscore.launcher import die_with_parent
 from hiscore.launcher.errors import LaunchError
 
 POLL_SECONDS = 0.05
-# Stubs look for their server every 0.3 seconds and leave without it.
+# Stubs check for their server every 0.3 seconds and exit when it is gone.
 STUB_SECONDS = 5.0
 
 
 class Process:
-    """A command in a session of its own: a Ctrl-C reaches it through us alone, once.
+    """A command in its own session, so that a Ctrl-C reaches it only through us.
 
-    It gets a SIGTERM when the thread that makes this object ends, so make it in one that stays.
+    It gets a SIGTERM when the thread that creates this object ends.
     """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log_path: Path | None, lock: int
     ) -> None:
-        """Start it; its output goes to the file, or to our standard error; it keeps the lock's file open."""
+        """Start the command.
+
+        Args:
+            command: Program and arguments.
+            environment: All of its variables.
+            log_path: Where its output goes; None: our standard error.
+            lock: File descriptor that it and its children keep open.
+        """
         wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         self._stubs: set[int] = set()
         log = open(log_path, "ab") if log_path else None  # noqa: SIM115
@@ -50,15 +57,15 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The server's process id, and the id of the group that its stubs belong to."""
+        """The server's process id, and the id of the process group of its stubs."""
         return self._popen.pid
 
     def exit_code(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while the server runs."""
         return self._popen.poll()
 
     def lost_stub(self) -> bool:
-        """Whether a model's process has died under a running server, which goes on as if nothing were."""
+        """Whether a model's process has died. The server itself goes on as if nothing had happened."""
         if self.exit_code() is not None:
             return False
         try:
@@ -67,14 +74,14 @@ class Process:
             return False
         lost = bool(self._stubs - alive)
         self._stubs |= alive
-        # The server itself may have died since it was asked, and its children with it.
+        # The server itself may have died in the meantime, and its children with it.
         return lost and self.exit_code() is None
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for `ready`.
+        """Wait until `ready` returns True.
 
         Raises:
-            LaunchError: the process ended before, or the time is over.
+            LaunchError: The process has ended, or it takes longer than `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         while not ready():
@@ -84,11 +91,11 @@ class Process:
             if time.monotonic() > deadline:
                 raise LaunchError(f"tritonserver was not ready after {timeout_s} seconds (READY_TIMEOUT_S)")
             time.sleep(POLL_SECONDS)
-        # Now, or one that dies before it has been looked for would never be missed.
+        # Take stock of the stubs now: one that dies before the next look would go unnoticed.
         self.lost_stub()
 
     def stop(self, drain_s: float) -> None:
-        """Let it finish its requests for at most `drain_s`, then kill what is left of it and its stubs."""
+        """Let the server finish its requests for at most `drain_s`, then kill what is left of it and its stubs."""
         if self.exit_code() is None:
             self._popen.terminate()
             try:
@@ -100,14 +107,14 @@ class Process:
             self.kill()
 
     def kill(self) -> None:
-        """End it and its stubs at once, whatever state they are in; whoever waits for them gets an error."""
+        """Kill the server and its stubs at once; clients that wait for an answer get an error."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
         self._group_goes()
 
     def _group_goes(self) -> bool:
-        """Wait until no process of the group is left; whether that came in time."""
+        """Wait until no process of the group is left; False if that takes too long."""
         deadline = time.monotonic() + STUB_SECONDS
         while self._group_lives():
             if time.monotonic() > deadline:
@@ -116,7 +123,7 @@ class Process:
         return True
 
     def _group_lives(self) -> bool:
-        # As a container's first process we inherit the stubs of a dead server, and nobody else reaps them.
+        # As the first process of a container we inherit the stubs of a dead server and have to reap them.
         with suppress(ChildProcessError):
             while os.waitpid(-self.pid, os.WNOHANG)[0]:
                 pass
@@ -128,9 +135,12 @@ class Process:
 
 
 def is_ready(http_address: str, metrics_address: str, server_id: str) -> bool:
-    """Whether the server with this id answers there, with every model loaded and its metrics up.
+    """Whether the server is up, with every model loaded and its metrics.
 
-    The addresses are ``host:port``.
+    Args:
+        http_address: ``host:port``.
+        metrics_address: ``host:port``.
+        server_id: What it must call itself: another server may be listening there.
     """
     try:
         name = json.loads(_get(http_address, "/v2")).get("name")

@@ -1,4 +1,4 @@
-"""A hiscore server from its settings, as a context manager."""
+"""A running hiscore server, from settings to shutdown."""
 
 import logging
 import signal
@@ -22,20 +22,22 @@ from hiscore.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
-# Between the end of Triton's own drain and killing it.
+# Seconds between the end of Triton's own drain and killing it.
 GRACE_SECONDS = 10
-# On a busy machine Triton 2.51 at times aborts over a lock of its Python backend before it is ready. What is wrong
-# with a model ends it with an exit code instead.
+# On a busy machine, Triton 2.51 sometimes aborts over a lock of its Python backend before it is ready. If a model
+# is at fault, it ends with an exit code instead.
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
 
 
 class Server:
-    """``with Server(ServeSettings(http_port=0, ...)) as server``: ready inside, nothing left after.
+    """``with Server(ServeSettings(http_port=0, ...)) as server``: ready inside, nothing left afterwards.
 
-    log_path: where the server's output goes; None is this process's standard error.
-
-    Inside, `checkpoint`, `ports`, `models` and `left_out` (model -> reason) hold what became of the settings.
+    Once started, `checkpoint`, `ports`, `models` and `left_out` (model -> reason) say what was chosen.
     Start it from a thread that lives as long as the server: the kernel stops the server when that thread ends.
+
+    Args:
+        settings: Everything else.
+        log_path: Where the server's output goes; None: this process's standard error.
     """
 
     checkpoint: Path
@@ -60,22 +62,22 @@ class Server:
 
     @property
     def http_address(self) -> str:
-        """``host:port``, as tritonclient.http wants it."""
+        """``host:port`` of HTTP, as tritonclient.http takes it."""
         return f"{_reachable(self._http_host)}:{self.ports.http}"
 
     @property
     def http_url(self) -> str:
-        """The base of the HTTP interface, ``http://host:port``."""
+        """``http://host:port`` of HTTP."""
         return f"http://{self.http_address}"
 
     @property
     def grpc_url(self) -> str:
-        """``host:port``, as `ScoreClient` and tritonclient.grpc want it."""
+        """``host:port`` of gRPC, as `ScoreClient` and tritonclient.grpc take it."""
         return f"{self.reachable}:{self.ports.grpc}"
 
     @property
     def metrics_url(self) -> str:
-        """Where Prometheus reads."""
+        """The page that Prometheus scrapes."""
         return f"http://{self.metrics_address}/metrics"
 
     @property
@@ -90,7 +92,7 @@ class Server:
 
     @property
     def name(self) -> str:
-        """The server's id: its working directory and its shared memory begin with it."""
+        """The server's id: the name of its directory and the prefix of its shared memory."""
         return self._own_workspace.name
 
     @property
@@ -100,15 +102,15 @@ class Server:
 
     @property
     def lost_model(self) -> bool:
-        """Whether a model's process has died. Calls in flight hang and new ones fail: only a restart helps."""
+        """Whether a model's process has died: calls in flight hang, new ones fail, and only a restart helps."""
         return self._running.lost_stub()
 
     def start(self) -> None:
         """Start and wait until every model is ready.
 
         Raises:
-            LaunchError: a precondition fails, a port is taken, a model does not load, or it takes too long.
-            CheckpointError: there is no such checkpoint, or a file of it is not as its SHA256SUMS says.
+            LaunchError: A check fails, a port is taken, a model does not load, or it takes too long.
+            CheckpointError: There is no such checkpoint, or one of its files does not match its SHA256SUMS.
         """
         settings = self.settings
         directory = checkpoint.resolve(settings.model)
@@ -137,9 +139,9 @@ class Server:
             raise
 
     def stop(self) -> None:
-        """Drain, then remove every trace; does nothing if it is not running."""
+        """Drain, then remove every trace. Does nothing if the server is not running."""
         if self._process:
-            # A dead model answers nobody: waiting for its calls would only keep their callers waiting.
+            # A dead model answers nobody: draining would only keep its callers waiting.
             if self._process.lost_stub():
                 self._process.kill()
             self._process.stop(self.settings.drain_timeout_s + GRACE_SECONDS)
@@ -148,15 +150,15 @@ class Server:
         self._process = self._workspace = None
 
     def kill(self) -> None:
-        """End the server's processes without a drain: who waits for an answer gets an error now."""
+        """Kill the server's processes without a drain: clients that wait for an answer get an error at once."""
         self._running.kill()
         self._own_workspace.remove_shared_memory()
 
     def restart(self) -> None:
-        """Start a server that was killed again, on the same ports and from the same repository; wait until ready.
+        """Start again after `kill`, on the same ports and with the same repository, and wait until ready.
 
         Raises:
-            LaunchError: as for `start`; no process is left then, and it may be tried again.
+            LaunchError: As for `start`. No process is left then, and another restart may be tried.
         """
         self._launch(self.ports)
 
@@ -197,11 +199,11 @@ class Server:
             except LaunchError as error:
                 process.stop(drain_s=0)
                 if process.exit_code() in CRASHES and not crashed:
-                    log.warning("tritonserver crashed while it started: once more")
+                    log.warning("tritonserver crashed while starting: trying once more")
                     workspace.remove_shared_memory()
                     crashed = True
                     continue
-                # Somebody took a free port between our choice and Triton's use of it: choose again.
+                # Somebody took a port between our choice and Triton's use of it: choose again.
                 if self.ports != asked and self.ports.taken(settings.bind_address):
                     continue
                 raise LaunchError(f"{error}{failure_reason(self.log_path)}") from None
@@ -211,12 +213,12 @@ class Server:
 
     @property
     def reachable(self) -> str:
-        """The address at which this machine reaches the server."""
+        """The host at which this machine reaches the server."""
         return _reachable(self.settings.bind_address)
 
     @property
     def _http_host(self) -> str:
-        # Triton's HTTP has no TLS: where gRPC has it, only this machine, and a proxy on it, may use HTTP.
+        # Triton's HTTP has no TLS: if gRPC has it, HTTP is only for this machine, such as a proxy on it.
         return "127.0.0.1" if self.settings.tls_cert else self.settings.bind_address
 
     @property

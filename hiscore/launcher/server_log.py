@@ -1,17 +1,17 @@
-"""What a server's log says about why it stopped."""
+"""Why a server stopped, from its log."""
 
 import re
 from pathlib import Path
 
-# Triton begins a line with the level, the date and the time: "E1121 07:58:01.123456 ...".
-LOGGED = re.compile(r"([EWIF])\d{4} \d\d:\d\d:\d\d")
+# Triton's lines start with level, date and time: "E1121 07:58:01.123456 ...".
+LINE_START = re.compile(r"([EWIF])\d{4} \d\d:\d\d:\d\d")
 MOST_LINES = 15
-# Logged as errors at every start without a GPU.
+# Logged as errors whenever there is no GPU.
 HARMLESS = ("CudaDriverHelper has not been initialized", "unable to create stream for")
 
 
 def failure_reason(log_path: Path | None) -> str:
-    """The tail of an error message: the error lines of the log and where to read on."""
+    """The end of an error message: the log's error lines, and where the whole log is."""
     if log_path is None:
         return "; the log above says why"
     lines = error_lines(log_path.read_text(errors="replace"))
@@ -23,8 +23,8 @@ def error_lines(log: str) -> list[str]:
     kept: list[str] = []
     level = ""
     for line in log.splitlines():
-        found = LOGGED.match(line)
-        level = found.group(1) if found else level
+        start = LINE_START.match(line)
+        level = start.group(1) if start else level
         if level in ("E", "F") and line.strip() and not any(text in line for text in HARMLESS):
             kept.append(line)
     return kept[-MOST_LINES:] or log.splitlines()[-MOST_LINES:]

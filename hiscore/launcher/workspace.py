@@ -1,7 +1,7 @@
-"""A private directory per server, and the shared memory that carries its name.
+"""A private directory per server, and the shared memory named after it.
 
-The directory holds a lock that the launcher, the server and the server's children keep open, so it is free
-exactly when all of them are gone, however they went. That tells a dead server's leftovers from a live one's.
+The directory holds a lock file that the launcher, the server and the server's children keep open. The lock is free
+exactly when all of them are gone, however they ended, so leftovers of a dead server can be told from a live one's.
 """
 
 import fcntl
@@ -18,14 +18,14 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class Workspace:
-    """A new private directory (mode 0700); its name is also the prefix of the server's shared memory."""
+    """A new private directory (mode 0700). Its name is also the prefix of the server's shared memory."""
 
     def __init__(self) -> None:
         sweep()
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.lock = os.open(self.path / "lock.new", os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
-        # Under its name only once it is held: a directory with a free lock may be swept at any moment.
+        # Renamed only when it is locked: a directory whose lock is free may be swept at any time.
         (self.path / "lock.new").rename(self.path / "lock")
         if not re.fullmatch(r"[\w./-]+", str(self.path)):
             self.remove()
@@ -36,26 +36,26 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """Unique on this machine; the server's id, and the prefix of its shared memory regions."""
+        """The server's id and the prefix of its shared memory; unique on this machine."""
         return self.path.name
 
     def remove_shared_memory(self) -> None:
-        """Remove the regions of a server that has gone, but not the directory."""
+        """Remove the shared memory of a server that is gone, but keep the directory."""
         _remove_shared_memory(self.name)
 
     def remove(self) -> None:
-        """Remove the directory and the regions."""
+        """Remove the directory and the shared memory."""
         _remove(self.path)
         os.close(self.lock)
 
 
 def shared_memory(name: str) -> list[Path]:
-    """The regions in /dev/shm of the server with this name."""
+    """Shared memory regions of the server with this name."""
     return sorted(SHARED_MEMORY.glob(f"{name}*"))
 
 
 def sweep() -> None:
-    """Remove what killed servers of this user have left behind."""
+    """Remove what killed servers of this user left behind."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             if path.stat().st_uid != os.geteuid():
