@@ -1,36 +1,68 @@
-"""Sequences as the rows of a launch."""
+"""Sequences as the rows of a launch.
+
+Draws come from a counter-based generator: the one for a token depends on its sequence's seed and its position
+alone, whatever else is in the batch.
+"""
 
 import numpy as np
+import numpy.typing as npt
 
 from hiscore.arrays import Int32
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.uniforms import uniform
 from hiscore.decoding.worker.interface import DecodeBatch, SamplingBatch
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
+# The constants of SplitMix64.
+GAMMA, FIRST_MULTIPLIER, SECOND_MULTIPLIER = (
+    np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
-def sampling_of(sequences: list[Sequence], positions: Int32) -> SamplingBatch:
-    """How the tokens that will stand at `positions`, int32 [R], are sampled.
 
-    A draw depends on its sequence's seed and the position alone, whatever else is in the batch.
+def make_decode_batch(sequences: list[Sequence]) -> DecodeBatch:
+    """The next decode step of running sequences, one row for each."""
+    seq_indices = np.array([sequence.seq_index for sequence in sequences], np.int32)
+    positions = np.array([sequence.length for sequence in sequences], np.int32)
+    return DecodeBatch(seq_indices, positions, make_sampling_batch(sequences, positions + 1))
+
+
+def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> SamplingBatch:
+    """The sampling parameters of a batch.
+
+    Args:
+        sequences: R sequences.
+        positions: int32 [R]: where the sampled tokens will stand.
     """
-    options = [sequence.call.options for sequence in sequences]
-    # A float64 may be beyond every float32, where all that is finite is equally likely anyhow.
-    temperature = np.array([min(each.temperature, FLOAT32_MAX) for each in options], np.float32)
+    params = [sequence.call.params for sequence in sequences]
+    # A temperature beyond float32 is clamped: every finite logit is equally likely long before.
+    temperature = np.array([min(each.temperature, FLOAT32_MAX) for each in params], np.float32)
     uniforms = np.zeros(len(sequences))
     if temperature.any():
-        uniforms = uniform(np.array([each.seed for each in options], np.int64), positions)
+        uniforms = uniform(np.array([each.seed for each in params], np.int64), positions)
     return SamplingBatch(
         temperature,
-        np.array([each.top_k for each in options], np.int32),
-        np.array([each.top_p for each in options], np.float32),
+        np.array([each.top_k for each in params], np.int32),
+        np.array([each.top_p for each in params], np.float32),
         uniforms,
     )
 
 
-def step_rows(sequences: list[Sequence]) -> DecodeBatch:
-    """The next step of sequences that run."""
-    seq_indices = np.array([sequence.seq_index for sequence in sequences], np.int32)
-    positions = np.array([sequence.length for sequence in sequences], np.int32)
-    return DecodeBatch(seq_indices, positions, sampling_of(sequences, positions + 1))
+def uniform(seed: npt.ArrayLike, position: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Output number `position` of SplitMix64 seeded with `seed`, as a uniform number.
+
+    Integer arithmetic, so the same on every platform. The arguments are broadcast against each other.
+
+    Args:
+        seed: int64, negative ones too.
+        position: int64, at least 0.
+
+    Returns:
+        float64 in [0, 1), with all 53 bits of its mantissa drawn.
+    """
+    with np.errstate(over="ignore"):  # arithmetic is modulo 2^64
+        z = np.asarray(seed, np.int64).astype(np.uint64)
+        z = z + (np.asarray(position, np.int64).astype(np.uint64) + np.uint64(1)) * GAMMA
+        z = (z ^ (z >> np.uint64(30))) * FIRST_MULTIPLIER
+        z = (z ^ (z >> np.uint64(27))) * SECOND_MULTIPLIER
+        z = z ^ (z >> np.uint64(31))
+    return np.asarray((z >> np.uint64(11)) * 2.0**-53, np.float64)

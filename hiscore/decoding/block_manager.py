@@ -1,6 +1,7 @@
-"""What a sequence needs of each pool, all of it before its prefill begins: nothing that runs can lack a page.
+"""Free blocks of every pool, and what a sequence needs of each.
 
-A sequence is counted with its prompt and max_tokens. So a full pool makes others wait, and never ends one.
+A sequence is given all that it needs for its prompt and max_tokens before its prefill begins. So a full pool makes
+others wait, but never interrupts a sequence that runs. Bookkeeping only: no tensor, no device.
 """
 
 from dataclasses import dataclass
@@ -8,15 +9,67 @@ from dataclasses import dataclass
 import numpy as np
 
 from hiscore.arrays import Int32
-from hiscore.decoding.pages import PagePool
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE_SIZE, CacheConfig
-from hiscore.errors import RequestError
+from hiscore.errors import PoolExhausted, RequestError
+
+
+class BlockPool:
+    """Blocks 0 .. size - 1, allocated last in, first out.
+
+    Args:
+        size: Number of blocks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._stack = np.arange(size - 1, -1, -1, dtype=np.int32)
+        self._num_free = size
+        self._allocated = np.zeros(size, np.bool_)
+
+    @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    @property
+    def num_used(self) -> int:
+        return self.size - self._num_free
+
+    def allocate(self, count: int) -> Int32:
+        """Take `count` blocks.
+
+        Returns:
+            int32 [count]
+
+        Raises:
+            PoolExhausted: Fewer are free; none is taken.
+        """
+        if count > self._num_free:
+            raise PoolExhausted
+        self._num_free -= count
+        blocks = self._stack[self._num_free : self._num_free + count][::-1].copy()
+        self._allocated[blocks] = True
+        return blocks
+
+    def free(self, blocks: Int32) -> None:
+        """Return blocks to the pool.
+
+        Args:
+            blocks: int32 [n]
+
+        Raises:
+            ValueError: One of them is free already, or named twice; none is freed.
+        """
+        if len(np.unique(blocks)) != len(blocks) or not self._allocated[blocks].all():
+            raise ValueError("double free: a block is free already or named twice")
+        self._allocated[blocks] = False
+        self._stack[self._num_free : self._num_free + len(blocks)] = blocks[::-1]
+        self._num_free += len(blocks)
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Pages of each pool; and always one index."""
+class PagesNeeded:
+    """Pages of each pool; a sequence needs one index besides."""
 
     host: int
     device: int
@@ -25,89 +78,98 @@ class Needs:
 
 @dataclass(frozen=True)
 class Release:
-    """Pages that belong to nobody any more; seq_index: -1 if the sequence held none."""
+    """What a sequence has given back.
+
+    Attributes:
+        seq_index: -1 if it held none.
+        host: int32 [n]: pages of the host pool.
+        device: int32 [n]: pages of the device buffer.
+    """
 
     seq_index: int
     host: Int32
     device: Int32
 
 
-def needs_of(call: DecodeCall, staged: int, cache_config: CacheConfig) -> Needs:
-    """What a call needs that comes in by way of `staged` tokens in the staging pool."""
-    pages = -(-(len(call.prompt) + call.options.max_tokens) // cache_config.page_size)
+def pages_needed(call: DecodeCall, staged: int, cache_config: CacheConfig) -> PagesNeeded:
+    """What a call needs to start with `staged` tokens in the staging pool."""
+    pages = -(-(len(call.prompt) + call.params.max_tokens) // cache_config.page_size)
     if cache_config.dense:
         device = 0
-    elif call.options.sparse:
+    elif call.params.sparse:
         device = min(pages, cache_config.lru_pages + cache_config.ring_pages)
     else:
         device = pages
-    return Needs(pages, device, -(-staged // STAGING_PAGE_SIZE))
+    return PagesNeeded(pages, device, -(-staged // STAGING_PAGE_SIZE))
 
 
 def check_fits(call: DecodeCall, cache_config: CacheConfig) -> None:
-    """Refuse what could never start.
+    """Refuse a call that could never start.
 
     Raises:
-        RequestError: the context or a pool is too small; the message says which, and its size in tokens.
+        RequestError: The context or a pool is too small; the message says which, and its size in tokens.
     """
-    prompt, generated = len(call.prompt), call.options.max_tokens
-    asked = f"the prompt of {prompt} tokens and max_tokens {generated} make {prompt + generated} tokens"
-    if prompt + generated > cache_config.context_length:
-        raise RequestError(f"{asked}: the context holds {cache_config.context_length}")
-    needs = needs_of(call, prompt, cache_config)
-    if needs.host > cache_config.host_pages:
+    prompt, max_tokens = len(call.prompt), call.params.max_tokens
+    total = f"the prompt of {prompt} tokens and max_tokens {max_tokens} make {prompt + max_tokens} tokens"
+    if prompt + max_tokens > cache_config.context_length:
+        raise RequestError(f"{total}: the context holds {cache_config.context_length}")
+    needed = pages_needed(call, prompt, cache_config)
+    if needed.host > cache_config.host_pages:
         raise RequestError(
-            f"{asked}: the host's pool holds {cache_config.host_pages * cache_config.page_size} (HOST_KV_BYTES)"
+            f"{total}: the host's pool holds {cache_config.host_pages * cache_config.page_size} (HOST_KV_BYTES)"
         )
-    if needs.device > cache_config.device_pages:
-        room = cache_config.device_pages * cache_config.page_size
-        hint = "" if call.options.sparse else " and parameter 'sparse' is false"
-        raise RequestError(f"{asked}{hint}: the device's pool holds {room} (DEVICE_KV_BYTES)")
-    if needs.staging > cache_config.staging_pages:
-        room = cache_config.staging_pages * STAGING_PAGE_SIZE
-        raise RequestError(f"the prompt has {prompt} tokens: at most {room} can be prefilled")
+    if needed.device > cache_config.device_pages:
+        capacity = cache_config.device_pages * cache_config.page_size
+        hint = "" if call.params.sparse else " and parameter 'sparse' is false"
+        raise RequestError(f"{total}{hint}: the device's pool holds {capacity} (DEVICE_KV_BYTES)")
+    if needed.staging > cache_config.staging_pages:
+        capacity = cache_config.staging_pages * STAGING_PAGE_SIZE
+        raise RequestError(f"the prompt has {prompt} tokens: at most {capacity} can be prefilled")
 
 
-class Pools:
-    """The indices of sequences and the pages of all pools."""
+class BlockManager:
+    """Allocates pages of all pools, and indices into the per-sequence tables."""
 
     def __init__(self, cache_config: CacheConfig) -> None:
-        self.seq_indices = PagePool(cache_config.max_sequences)
-        self.host = PagePool(cache_config.host_pages)
-        self.device = PagePool(cache_config.device_pages)
-        self.staging = PagePool(cache_config.staging_pages)
+        self.seq_indices = BlockPool(cache_config.max_sequences)
+        self.host = BlockPool(cache_config.host_pages)
+        self.device = BlockPool(cache_config.device_pages)
+        self.staging = BlockPool(cache_config.staging_pages)
 
-    def fit(self, needs: Needs, without: Sequence | None = None) -> bool:
-        """Whether all that is needed is free, or would be if the sequence `without` were preempted."""
-        rows, device = (1, len(without.device)) if without else (0, 0)
+    def can_allocate(self, needed: PagesNeeded, preempting: Sequence | None = None) -> bool:
+        """Whether all that is needed is free, or would be if the sequence `preempting` were preempted."""
+        indices, device = (1, len(preempting.device_pages)) if preempting else (0, 0)
         return (
-            self.seq_indices.free + rows >= 1
-            and needs.host <= self.host.free
-            and needs.device <= self.device.free + device
-            and needs.staging <= self.staging.free
+            self.seq_indices.num_free + indices >= 1
+            and needed.host <= self.host.num_free
+            and needed.device <= self.device.num_free + device
+            and needed.staging <= self.staging.num_free
         )
 
-    def take(self, sequence: Sequence, needs: Needs) -> None:
-        """Give a sequence all that it needs; a preempted one still has its pages on the host."""
-        sequence.seq_index = int(self.seq_indices.take(1)[0])
-        if needs.host:
-            sequence.host = self.host.take(needs.host)
-        sequence.device = self.device.take(needs.device)
-        sequence.staging = self.staging.take(needs.staging)
+    def allocate(self, sequence: Sequence, needed: PagesNeeded) -> None:
+        """Give a sequence all that it needs. A preempted one still has its host pages: it needs 0 of them."""
+        sequence.seq_index = int(self.seq_indices.allocate(1)[0])
+        if needed.host:
+            sequence.host_pages = self.host.allocate(needed.host)
+        sequence.device_pages = self.device.allocate(needed.device)
+        sequence.staging_pages = self.staging.allocate(needed.staging)
 
-    def end_staging(self, sequence: Sequence) -> None:
-        self.staging.give_back(sequence.staging)
-        sequence.staging = NO_PAGES
+    def free_staging(self, sequence: Sequence) -> None:
+        """Take a sequence's staging pages back."""
+        self.staging.free(sequence.staging_pages)
+        sequence.staging_pages = NO_PAGES
 
-    def give_back(self, sequence: Sequence, keep_host: bool) -> Release:
-        """Take all from a sequence, but perhaps its pages on the host."""
-        released = Release(sequence.seq_index, NO_PAGES if keep_host else sequence.host, sequence.device)
-        self.end_staging(sequence)
-        self.host.give_back(released.host)
-        self.device.give_back(released.device)
+    def free(self, sequence: Sequence, keep_host: bool) -> Release:
+        """Take everything back from a sequence, except its host pages if it is only preempted (`keep_host`)."""
+        release = Release(
+            sequence.seq_index, NO_PAGES if keep_host else sequence.host_pages, sequence.device_pages
+        )
+        self.free_staging(sequence)
+        self.host.free(release.host)
+        self.device.free(release.device)
         if sequence.seq_index >= 0:
-            self.seq_indices.give_back(np.array([sequence.seq_index], np.int32))
-        sequence.seq_index, sequence.device = -1, NO_PAGES
+            self.seq_indices.free(np.array([sequence.seq_index], np.int32))
+        sequence.seq_index, sequence.device_pages = -1, NO_PAGES
         if not keep_host:
-            sequence.host = NO_PAGES
-        return released
+            sequence.host_pages = NO_PAGES
+        return release

@@ -1,8 +1,8 @@
-"""The thread that launches decode's work and hands its tokens on.
+"""The decode engine: one thread that schedules and launches, and hands tokens on.
 
-It is one iteration ahead: step n + 1 is launched before the tokens of step n are read, so the device never waits
-for the host. A sequence that turns out to have ended with step n has a row in step n + 1 for nothing. That row is
-dropped, and what the sequence holds is given back when it has been read.
+Overlap scheduling: the results of iteration n are read while iteration n + 1 runs, so the device never waits
+for the host. A sequence that turns out to have ended in iteration n has a row in n + 1 for nothing; that token
+is dropped, and the sequence is freed when it has been read.
 """
 
 import heapq
@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hiscore.decoding.block_manager import check_fits
-from hiscore.decoding.scheduler import Plan, Scheduler
-from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Stage
+from hiscore.decoding.scheduler import Schedule, Scheduler
+from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.stats import EngineStats, Tally
-from hiscore.decoding.stop_strings import Detokenizer, StreamEnd
+from hiscore.decoding.stop_strings import Detokenizer, StopChecker
 from hiscore.decoding.worker.interface import NOT_FINITE, PendingForward, Worker
 from hiscore.errors import Code, RequestError, to_request_error
 
@@ -29,15 +29,19 @@ log = logging.getLogger(__name__)
 
 QUANTUM = 256
 
-# Nothing wakes this thread when a backup lands. It asks so often, and only if it has nothing else to do.
-ASK_AGAIN_S = 0.0005
+# Nothing wakes the engine when an offload lands. With nothing else to do, it polls this often.
+POLL_S = 0.0005
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """A launch; `sequences` are in it, `sampled` have one token each in its result.
+    """A step or a prefill whose result has not been read.
 
-    prompt_tokens: how many a prefill reads; none: it is a step.
+    Attributes:
+        launched: Gives the result.
+        sequences: All of its sequences.
+        sampled: Those for which the result has a token, in its order.
+        prompt_tokens: Tokens that it prefills; 0 for a step.
     """
 
     launched: PendingForward
@@ -47,12 +51,18 @@ class InFlight:
 
 
 class DecodeEngine:
-    """Runs calls to their end, beside each other.
+    """Runs calls to their end, side by side.
 
-    detokenizer: makes one for a sequence, or is None without a tokenizer. emit: gets each sequence's outputs,
-    the last of which has a finish reason, or an error instead; called on the engine's thread, it must not
-    block or raise. failed: called with what the worker raised, before those whom it concerns are told; died:
-    after them, if the engine can do no more. quantum: of steps, see `Scheduler`.
+    Args:
+        worker: The device side.
+        detokenizer: Makes one for a sequence; None without a tokenizer.
+        eos_ids: Tokens that end a sequence unless it ignores them.
+        max_queue: Calls that may wait.
+        emit: Gets the outputs of each sequence, the last with a finish reason, or an error instead. Called on the
+            engine's thread: it must not block or raise.
+        on_failure: Called with what the worker raised, before the sequences concerned are told.
+        on_death: Called after them, if the engine cannot go on.
+        quantum: In steps, see `Scheduler`.
     """
 
     def __init__(
@@ -62,11 +72,12 @@ class DecodeEngine:
         eos_ids: frozenset[int],
         max_queue: int,
         emit: Callable[[Any, Output | RequestError], None],
-        failed: Callable[[Exception], None] = lambda error: None,
-        died: Callable[[Exception], None] = lambda error: None,
+        on_failure: Callable[[Exception], None] = lambda error: None,
+        on_death: Callable[[Exception], None] = lambda error: None,
         quantum: int = QUANTUM,
     ) -> None:
-        self._worker, self._emit, self._failed, self._died = worker, emit, failed, died
+        self._worker, self._emit = worker, emit
+        self._on_failure, self._on_death = on_failure, on_death
         self._detokenizer, self._eos_ids, self._max_queue = detokenizer, eos_ids, max_queue
         self._cache_config = worker.cache_config
         self._scheduler = Scheduler(self._cache_config, quantum)
@@ -85,14 +96,18 @@ class DecodeEngine:
         self._thread.start()
 
     def submit(self, call: DecodeCall, reply_to: Any) -> None:
-        """Put a call into the queue; `reply_to` is what `emit` and `cancel` will know it by.
+        """Queue a call, from any thread.
+
+        Args:
+            call: What to run.
+            reply_to: By which `emit` and `cancel` will know the sequence.
 
         Raises:
-            RequestError: it could never fit (INVALID_ARG), or there is no room for it (UNAVAILABLE).
+            RequestError: It could never fit (INVALID_ARG), or there is no room for it now (UNAVAILABLE).
         """
         check_fits(call, self._cache_config)
         detokenizer = self._detokenizer() if self._detokenizer else None
-        sequence = Sequence(call, reply_to, StreamEnd(call.options, self._eos_ids, detokenizer))
+        sequence = Sequence(call, reply_to, StopChecker(call.params, self._eos_ids, detokenizer))
         with self._changed:
             if self._dead:
                 raise RequestError("decode has stopped, see the server's log", Code.INTERNAL)
@@ -106,13 +121,13 @@ class DecodeEngine:
             self._changed.notify_all()
 
     def cancel(self, reply_to: Any) -> None:
-        """End a sequence, from any thread. Its last output says `cancelled`, unless it has ended meanwhile."""
+        """End a sequence, from any thread. Its last output says "cancelled", unless it has ended meanwhile."""
         with self._changed:
             self._cancelled.append(reply_to)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Take no more, run what is there to its end, and end the thread."""
+        """Accept no more calls, run those accepted to their end, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -124,39 +139,38 @@ class DecodeEngine:
 
     def _run(self) -> None:
         try:
-            self._serve()
+            self._overlap_loop()
         except Exception as error:
-            log.critical("decode stops: its thread failed", exc_info=error)
-            with self._changed:
-                self._dead = True
-                arrived = self._arrived
-            self._failed(error)
-            for sequence in [*self._live.values(), *arrived]:
-                self._emit(
-                    sequence.reply_to, RequestError("internal error, see the server's log", Code.INTERNAL)
-                )
-            self._died(error)
+            self._die(error)
 
-    def _serve(self) -> None:
-        before: list[InFlight] = []
+    def _overlap_loop(self) -> None:
+        in_flight: list[InFlight] = []
         worked = True
-        while self._take_requests(wait=not worked):
-            plan = self._scheduler.plan(self._worker.drained)
-            launched = self._launch(plan)
-            self._make_room()
-            for entry in before:
-                self._read(entry)
-            worked = bool(before or launched)
-            before = launched
+        while self._receive(poll=not worked):
+            schedule = self._scheduler.schedule(self._worker.drained)
+            launched = self._launch(schedule)
+            self._update_room()
+            # The device is busy with this iteration: time to read the one before.
+            for entry in in_flight:
+                self._collect(entry)
+            worked = bool(in_flight or launched)
+            in_flight = launched
 
-    def _take_requests(self, wait: bool) -> bool:
-        """Take in what other threads have asked for; false if there is nothing left to do, ever."""
+    def _receive(self, poll: bool) -> bool:
+        """Take in new calls, cancellations and timeouts. Blocks while there is nothing to do.
+
+        Args:
+            poll: There is nothing to do but to ask again whether offloads have landed.
+
+        Returns:
+            False if the engine is closing and has nothing left to do.
+        """
         idle = self._scheduler.idle
         with self._changed:
             if idle:
                 self._changed.wait_for(lambda: self._arrived or self._cancelled or self._closing)
-            elif wait:
-                self._changed.wait_for(lambda: self._arrived or self._cancelled, ASK_AGAIN_S)
+            elif poll:
+                self._changed.wait_for(lambda: self._arrived or self._cancelled, POLL_S)
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
             if idle and self._closing and not arrived:
@@ -169,95 +183,116 @@ class DecodeEngine:
             self._scheduler.add(sequence)
         for reply_to in cancelled:
             if (ending := self._live.get(id(reply_to))) is not None:
-                if ending.stage is Stage.WAITING:
-                    self._tally.turn_away("cancelled")
-                self._end(ending, Output([], ending.end.cancel(), "cancelled"))
+                self._cancel(ending)
         self._expire(time.monotonic())
         return True
+
+    def _cancel(self, sequence: Sequence) -> None:
+        if sequence.status is Status.WAITING:
+            self._tally.count_rejection("cancelled")
+        self._end(sequence, Output([], sequence.stop_checker.flush(), "cancelled"))
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
             sequence = self._live.get(heapq.heappop(self._deadlines)[1])
             if sequence is None:
                 continue
-            # Another sequence may have the id of one that is gone.
-            waits, call = sequence.stage is Stage.WAITING, sequence.call
-            if call.deadline <= now or (waits and call.start_by <= now):
-                after = f"after {sequence.received} of at most {call.options.max_tokens} tokens"
-                at = "in the queue" if waits else after
-                if waits:
-                    self._tally.turn_away("late")
-                self._end(sequence, RequestError(f"Request timeout expired {at}", Code.UNAVAILABLE))
+            # Checked again: the id may have been that of another sequence, which is gone.
+            waiting, call = sequence.status is Status.WAITING, sequence.call
+            if call.deadline <= now or (waiting and call.start_by <= now):
+                progress = f"after {sequence.received} of at most {call.params.max_tokens} tokens"
+                where = "in the queue" if waiting else progress
+                if waiting:
+                    self._tally.count_rejection("late")
+                self._end(sequence, RequestError(f"Request timeout expired {where}", Code.UNAVAILABLE))
 
-    def _make_room(self) -> None:
-        """Calls that can start at once do not count as waiting."""
-        waiting = self._scheduler.count(Stage.WAITING)
-        free = 0 if waiting else self._scheduler.pools.seq_indices.free
-        with self._changed:
-            self._room = self._max_queue + free - waiting - len(self._arrived)
-
-    def _launch(self, plan: Plan) -> list[InFlight]:
+    def _launch(self, schedule: Schedule) -> list[InFlight]:
         worker = self._worker
         launched: list[InFlight] = []
-        for release in plan.releases:
+        for release in schedule.releases:
             worker.release(release.seq_index, release.host, release.device)
-        if plan.rows is not None:
-            with self._concerning(plan.running, launching=True):
-                launched.append(InFlight(worker.step(plan.rows), plan.running, plan.running))
-        for sequence in plan.restored:
-            with self._concerning([sequence]):
-                worker.restore(sequence.seq_index, sequence.length, sequence.host, sequence.staging)
-        if plan.sampling is not None:
-            with self._concerning(plan.prefilling, launching=True):
-                prefill = worker.prefill(plan.chunks, plan.sampling)
-                prompt_tokens = sum(len(chunk.tokens) for chunk in plan.chunks)
-                launched.append(InFlight(prefill, plan.prefilling, plan.filled, prompt_tokens))
-        for sequence in plan.admitted:
+        if schedule.decode_batch is not None:
+            with self._fail_only(schedule.stepped, launching=True):
+                step = worker.step(schedule.decode_batch)
+                launched.append(InFlight(step, schedule.stepped, schedule.stepped))
+        for sequence in schedule.resumed:
+            with self._fail_only([sequence]):
+                worker.restore(
+                    sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages
+                )
+        if schedule.sampling is not None:
+            with self._fail_only(schedule.prefilling, launching=True):
+                prefill = worker.prefill(schedule.chunks, schedule.sampling)
+                prompt_tokens = sum(len(chunk.tokens) for chunk in schedule.chunks)
+                launched.append(InFlight(prefill, schedule.prefilling, schedule.completed, prompt_tokens))
+        for sequence in schedule.admitted:
             if not sequence.ended:
-                with self._concerning([sequence]):
+                with self._fail_only([sequence]):
                     worker.admit(sequence.admission())
         return launched
 
-    def _read(self, entry: InFlight) -> None:
+    def _update_room(self) -> None:
+        """How many more calls may be accepted: those that can start at once do not count as waiting."""
+        waiting = len(self._scheduler.waiting)
+        startable = 0 if waiting else self._scheduler.blocks.seq_indices.num_free
+        with self._changed:
+            self._room = self._max_queue + startable - waiting - len(self._arrived)
+
+    def _collect(self, entry: InFlight) -> None:
+        """Wait for a result, and hand its tokens on."""
         for sequence in entry.sequences:
             sequence.in_flight -= 1
-        with self._concerning(entry.sequences):
+        with self._fail_only(entry.sequences):
             result = entry.launched.result()
             sent = 0
             for sequence, token in zip(entry.sampled, result.tokens.tolist(), strict=True):
                 if not sequence.ended:
-                    with self._concerning([sequence]):
-                        self._receive(sequence, token)
+                    with self._fail_only([sequence]):
+                        self._append(sequence, token)
                         sent += 1
             self._tally.add(result, self._cache_config, sent, entry.prompt_tokens)
 
-    def _receive(self, sequence: Sequence, token: int) -> None:
+    def _append(self, sequence: Sequence, token: int) -> None:
         if token == NOT_FINITE:
             raise RequestError("the model's output is not a finite number", Code.INTERNAL)
-        text, finish_reason = sequence.end.take(token)
+        text, finish_reason = sequence.stop_checker.append(token)
         sequence.received += 1
-        sequence.newest = token
+        sequence.last_token = token
         output = Output([token], text, finish_reason)
         if finish_reason:
             self._end(sequence, output)
         else:
             self._emit(sequence.reply_to, output)
 
-    def _end(self, sequence: Sequence, answer: Output | RequestError) -> None:
+    def _end(self, sequence: Sequence, last: Output | RequestError) -> None:
         del self._live[id(sequence.reply_to)]
         self._scheduler.end(sequence)
-        self._emit(sequence.reply_to, answer)
+        self._emit(sequence.reply_to, last)
 
     @contextmanager
-    def _concerning(self, sequences: list[Sequence], launching: bool = False) -> Iterator[None]:
-        """What is raised inside ends these sequences and no other."""
+    def _fail_only(self, sequences: list[Sequence], launching: bool = False) -> Iterator[None]:
+        """An exception raised inside ends these sequences and no other.
+
+        launching: they were counted as in flight, but the launch failed.
+        """
         try:
             yield
         except Exception as error:
             answer = to_request_error(error)
             if error is not answer:
-                self._failed(error)
+                self._on_failure(error)
             for sequence in sequences:
                 sequence.in_flight -= launching
                 if not sequence.ended:
                     self._end(sequence, answer)
+
+    def _die(self, error: Exception) -> None:
+        log.critical("decode stops: its thread failed", exc_info=error)
+        with self._changed:
+            self._dead = True
+            arrived = self._arrived
+        self._on_failure(error)
+        answer = RequestError("internal error, see the server's log", Code.INTERNAL)
+        for sequence in [*self._live.values(), *arrived]:
+            self._emit(sequence.reply_to, answer)
+        self._on_death(error)

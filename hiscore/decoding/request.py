@@ -1,43 +1,88 @@
-"""What a call of ``decode`` must satisfy before it may wait for its turn: a prompt, in ids or in text."""
+"""From a request to a validated call: a prompt in ids or in text, its parameters, its deadlines.
 
+Encoding a large text takes seconds, so a thread of its own does that.
+"""
+
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Full, Queue
+from typing import Any
 
 import numpy as np
 
 from hiscore.arrays import Int32
-from hiscore.decoding.sampling_params import DecodeOptions
-from hiscore.errors import RequestError
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.sequence import DecodeCall
+from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.models.support import CheckpointFacts
 from hiscore.parameters import check_ids
 from hiscore.tokenization.panics import Panic
 from hiscore.tokenization.tokenizer import TextTokenizer
 
+# A core encodes about a megabyte per second: smaller texts delay nobody for long.
+LARGE_CHARACTERS = 2**16
+MAX_LARGE = 16
+
+
+@dataclass(frozen=True)
+class DecodeRequest:
+    """A request as it was sent.
+
+    Attributes:
+        input_ids: int32 [n], or None if not sent.
+        text: Valid Unicode, or None if not sent.
+        params: Validated.
+        deadline: See `DecodeCall`.
+        start_by: See `DecodeCall`.
+    """
+
+    input_ids: Int32 | None
+    text: str | None
+    params: SamplingParams
+    deadline: float
+    start_by: float
+
 
 @dataclass(frozen=True)
 class PromptReader:
-    """Turns prompts into checked token ids. tokenizer: None where the checkpoint has none, then ids alone."""
+    """Turns prompts into validated token ids.
+
+    Attributes:
+        facts: Gives the size of the vocabulary.
+        tokenizer: None where the checkpoint has none: then ids only.
+        max_text_bytes: Largest text, in bytes of UTF-8.
+    """
 
     facts: CheckpointFacts
     tokenizer: TextTokenizer | None
     max_text_bytes: int
 
-    def read(self, input_ids: Int32 | None, text: str | None, options: DecodeOptions) -> Int32:
-        """The prompt as int32 [n], a copy; text is encoded as a checkpoint's tokenizer would, never truncated.
+    def read(self, input_ids: Int32 | None, text: str | None, params: SamplingParams) -> Int32:
+        """Validate ids, or encode text as the checkpoint's tokenizer does. Text is never truncated.
 
-        input_ids: int32 [n], or None if it was not sent; text: valid Unicode, or None.
+        Whether the length fits is checked by the engine.
+
+        Args:
+            input_ids: int32 [n], or None if not sent.
+            text: Valid Unicode, or None if not sent.
+            params: Stop strings need a tokenizer.
+
+        Returns:
+            int32 [n], a copy.
 
         Raises:
-            RequestError: both inputs or neither, no token, ids out of the vocabulary, text or stop strings without
-                a tokenizer, or a text beyond the limit. Whether the length fits is the engine's to say.
+            RequestError: Both inputs or neither, no token, ids out of the vocabulary, text or stop strings without
+                a tokenizer, or too large a text.
         """
         if (input_ids is None) == (text is None):
-            found = "neither was sent" if text is None else "both were sent"
-            raise RequestError(f"exactly one of 'input_ids' and 'text_input' is needed: {found}")
-        if options.stop and self.tokenizer is None:
+            sent = "neither was sent" if text is None else "both were sent"
+            raise RequestError(f"exactly one of 'input_ids' and 'text_input' is needed: {sent}")
+        if params.stop and self.tokenizer is None:
             raise RequestError("parameter 'stop' needs text: this checkpoint has no tokenizer")
-        return self._ids(input_ids) if text is None else self._encode(text)
+        return self._check_ids(input_ids) if text is None else self._encode(text)
 
-    def _ids(self, input_ids: Int32 | None) -> Int32:
+    def _check_ids(self, input_ids: Int32 | None) -> Int32:
         assert input_ids is not None
         if not len(input_ids):
             raise RequestError("'input_ids' is empty: at least one token is needed")
@@ -47,7 +92,7 @@ class PromptReader:
     def _encode(self, text: str) -> Int32:
         if self.tokenizer is None:
             raise RequestError(
-                "'text_input' needs a tokenizer, which this checkpoint has not: send 'input_ids'"
+                "'text_input' needs a tokenizer, which this checkpoint does not have: send 'input_ids'"
             )
         size = len(text.encode())
         if size > self.max_text_bytes:
@@ -62,3 +107,56 @@ class PromptReader:
         # A tokenizer may know more tokens than the checkpoint has embeddings.
         check_ids("text_input", prompt, self.facts.vocab_size)
         return prompt
+
+
+class RequestIntake:
+    """Reads requests and hands each on, with its `reply_to`: to `submit`, or to `refuse` with the error.
+
+    Both are called on the thread that calls `accept`, or for a large text on a thread of its own.
+
+    Args:
+        prompts: Reads the prompts.
+        submit: Takes a validated call; may raise `RequestError`.
+        refuse: Takes the error of a request that cannot be served.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptReader,
+        submit: Callable[[DecodeCall, Any], None],
+        refuse: Callable[[Any, RequestError], None],
+    ) -> None:
+        self._prompts, self._submit, self._refuse = prompts, submit, refuse
+        self.num_refused = 0
+        """Requests refused because too many large texts wait."""
+        self._large: Queue[tuple[DecodeRequest, Any] | None] = Queue(MAX_LARGE)
+        self._thread = threading.Thread(target=self._read_large, name="hiscore-intake", daemon=True)
+        self._thread.start()
+
+    def accept(self, request: DecodeRequest, reply_to: Any) -> None:
+        """Never blocks for long, never raises."""
+        if request.text is None or len(request.text) <= LARGE_CHARACTERS:
+            self._read(request, reply_to)
+            return
+        try:
+            self._large.put_nowait((request, reply_to))
+        except Full:
+            self.num_refused += 1
+            busy = f"{MAX_LARGE} texts of more than {LARGE_CHARACTERS} characters wait to be encoded"
+            self._refuse(reply_to, RequestError(f"the server is full: {busy}", Code.UNAVAILABLE))
+
+    def close(self) -> None:
+        """Read what was accepted, then end the thread."""
+        self._large.put(None)
+        self._thread.join()
+
+    def _read_large(self) -> None:
+        while (entry := self._large.get()) is not None:
+            self._read(*entry)
+
+    def _read(self, request: DecodeRequest, reply_to: Any) -> None:
+        try:
+            prompt = self._prompts.read(request.input_ids, request.text, request.params)
+            self._submit(DecodeCall(prompt, request.params, request.deadline, request.start_by), reply_to)
+        except Exception as error:
+            self._refuse(reply_to, to_request_error(error))

@@ -1,4 +1,4 @@
-"""The request parameters of ``decode``. They are parameters and not tensors; an unknown one is refused."""
+"""The request parameters of `decode`. An unknown one is refused."""
 
 import json
 import reprlib
@@ -9,19 +9,26 @@ from hiscore.errors import RequestError
 from hiscore.parameters import flag, known_only, number
 
 INT32_MAX = 2**31 - 1
-# Stop strings are searched on the thread that serves every sequence, so one request's share of it is bounded.
+# Stop strings are searched on the thread that serves every sequence, so the work for one request is bounded.
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 1024
 
 
 @dataclass(frozen=True)
-class DecodeOptions:
+class SamplingParams:
     """How a sequence is sampled and when it ends.
 
-    temperature: 0 is greedy. top_k: 0 is off. seed: drawn at random where the request gives none. ignore_eos: the
-    model's own end tokens do not end the sequence. stop, stop_token_ids: strings and ids that do. sparse: false
-    attends to everything, whatever the server selects by default.
+    Attributes:
+        max_tokens: Most tokens to generate.
+        temperature: 0 is greedy.
+        top_k: 0 is off.
+        top_p: 1 is off.
+        seed: Drawn at random if the request gives none.
+        ignore_eos: The model's own end tokens do not end the sequence.
+        stop: Strings that end it.
+        stop_token_ids: Tokens that end it.
+        sparse: False attends to everything, whatever the server selects by default.
     """
 
     max_tokens: int = 16
@@ -35,13 +42,16 @@ class DecodeOptions:
     sparse: bool = True
 
 
-def parse_decode_options(parameters: str) -> DecodeOptions:
-    """Read the options from ``request.parameters()``, a JSON object (or an empty string).
+def parse_sampling_params(parameters: str) -> SamplingParams:
+    """Validate a request's parameters.
+
+    Args:
+        parameters: A JSON object, or an empty string.
 
     Raises:
-        RequestError: an unknown parameter, a wrong type, or a value out of its bounds.
+        RequestError: An unknown parameter, a wrong type, or a value out of its bounds.
     """
-    default = DecodeOptions()
+    default = SamplingParams()
     given = known_only(parameters, [field.name for field in fields(default)])
     top_p = number("top_p", given.get("top_p", default.top_p))
     if not 0 < top_p <= 1:
@@ -49,7 +59,7 @@ def parse_decode_options(parameters: str) -> DecodeOptions:
     temperature = number("temperature", given.get("temperature", default.temperature))
     if temperature < 0:
         raise RequestError(f"parameter 'temperature' must be at least 0, not {temperature}")
-    return DecodeOptions(
+    return SamplingParams(
         max_tokens=_integer("max_tokens", given.get("max_tokens", default.max_tokens), 1, INT32_MAX),
         temperature=temperature,
         top_k=_integer("top_k", given.get("top_k", default.top_k), 0, INT32_MAX),

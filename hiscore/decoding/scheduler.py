@@ -1,12 +1,12 @@
-"""What is launched next, decided without a thread, a clock or a device.
+"""Decides what is launched next, without a thread, a clock or a device.
 
-Sequences start in the order in which they came. One that does not fit yet may be overtaken by smaller ones, a few
-times; then what becomes free is kept for it. Every running sequence is in every step, beside at most one
-forward of prefill. Of that the oldest prompt is sure of a half, so that no flow of short prompts can hold it
-up; the rest goes to the shortest first, so that a long one does not hold them up either.
+Sequences start in order of arrival. One that does not fit yet may be overtaken by smaller ones a limited number of
+times; after that, freed memory is kept for it. Every running sequence is in every step, beside at most one prefill
+forward. The oldest prompt is guaranteed half of that forward, so that short prompts cannot starve it; the rest
+goes to the shortest first, so that a long prompt does not delay them either.
 
-A sequence that has run for a quantum of steps is preempted for the one that waits at the front, if that has waited
-as long and would fit in its place. It goes to the back of the queue, with its pages on the host.
+A sequence that has run for a quantum of steps is preempted for the one at the front of the queue, if that has
+waited as long and would fit in its place. It goes to the back of the queue and keeps its pages on the host.
 """
 
 import heapq
@@ -16,9 +16,9 @@ from itertools import islice
 
 import numpy as np
 
-from hiscore.decoding.batch import sampling_of, step_rows
-from hiscore.decoding.block_manager import Needs, Pools, Release, needs_of
-from hiscore.decoding.sequence import Sequence, Stage
+from hiscore.decoding.batch import make_decode_batch, make_sampling_batch
+from hiscore.decoding.block_manager import BlockManager, PagesNeeded, Release, pages_needed
+from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.worker.interface import (
     NO_PAGES,
     STAGING_PAGE_SIZE,
@@ -28,214 +28,244 @@ from hiscore.decoding.worker.interface import (
     SamplingBatch,
 )
 
-MOST_OVERTAKEN = 16
-# So many from the front of the queue are looked at in each iteration.
+MAX_OVERTAKEN = 16
+# How many from the front of each queue are considered in an iteration.
 LOOK_AHEAD = 16
+
+Queue = dict[Sequence, None]  # a set in order of insertion
 
 
 @dataclass
-class Plan:
-    """What to launch, in this order."""
+class Schedule:
+    """What to launch, in this order.
+
+    Attributes:
+        releases: Indices and pages that no longer belong to anybody.
+        stepped: Sequences of the decode step.
+        decode_batch: One row for each of `stepped`; None if there are none.
+        resumed: Preempted sequences to copy back into staging.
+        prefilling: Sequences of the prefill forward.
+        chunks: One for each of `prefilling`.
+        completed: Those of `prefilling` whose prompt ends in this forward.
+        sampling: One row for each of `completed`; None if nothing is prefilled.
+        admitted: Sequences that start to decode.
+    """
 
     releases: list[Release] = field(default_factory=list)
-    running: list[Sequence] = field(default_factory=list)
-    rows: DecodeBatch | None = None
-    """One row for each of `running`, if there are any."""
-    restored: list[Sequence] = field(default_factory=list)
-    """To be copied back into staging."""
+    stepped: list[Sequence] = field(default_factory=list)
+    decode_batch: DecodeBatch | None = None
+    resumed: list[Sequence] = field(default_factory=list)
     prefilling: list[Sequence] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
-    """One for each of `prefilling`."""
-    filled: list[Sequence] = field(default_factory=list)
-    """Those whose last chunk is among them."""
+    completed: list[Sequence] = field(default_factory=list)
     sampling: SamplingBatch | None = None
-    """One row for each of `filled`; None if nothing is prefilled."""
     admitted: list[Sequence] = field(default_factory=list)
 
 
 class Scheduler:
-    """Sequences by their stage, and the pools that they share.
+    """Sequences by their status, and the pools that they share.
 
-    quantum: steps that a sequence runs before it may be preempted, and waits before another may be for it; 0:
-    never.
+    Args:
+        cache_config: Sizes of the pools and of a prefill forward.
+        quantum: Steps that a sequence runs before it may be preempted, and waits before another is preempted for
+            it; 0 turns preemption off.
     """
 
     def __init__(self, cache_config: CacheConfig, quantum: int) -> None:
-        self.pools = Pools(cache_config)
+        self.blocks = BlockManager(cache_config)
+        self.waiting: Queue = {}
+        self.prefilling: Queue = {}
+        self.admitted: Queue = {}
+        self.running: Queue = {}
+        self.draining: Queue = {}
+        self.preempted: Queue = {}
+        self.queues = {
+            Status.WAITING: self.waiting,
+            Status.PREFILLING: self.prefilling,
+            Status.ADMITTED: self.admitted,
+            Status.RUNNING: self.running,
+            Status.DRAINING: self.draining,
+            Status.PREEMPTED: self.preempted,
+        }
         self.preemptions = 0
         self._cache_config = cache_config
         self._quantum = quantum
-        self._at: dict[Stage, dict[Sequence, None]] = {
-            stage: {} for stage in Stage if stage is not Stage.GONE
-        }
         self._releases: list[Release] = []
-        self._turns = 0
+        self._queued = 0
         self._steps = 0
-
-    def count(self, *stages: Stage) -> int:
-        """How many sequences stand there."""
-        return sum(len(self._at[stage]) for stage in stages)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do and nothing to wait for."""
-        return not self._releases and not any(self._at.values())
+        return not self._releases and not any(self.queues.values())
 
     def add(self, sequence: Sequence) -> None:
-        """Put a new sequence at the end of the queue; `reservation.check_fits` must have let it pass."""
-        self._queue(sequence)
-        self._at[Stage.WAITING][sequence] = None
+        """Put a new sequence at the end of the queue. Its call must have passed `check_fits`."""
+        self._enqueue(sequence)
+        self.waiting[sequence] = None
 
     def end(self, sequence: Sequence) -> None:
-        """It has had its last answer: launch no more of it, and take back what it holds as soon as may be."""
+        """Launch nothing more of a sequence, and free what it holds as soon as possible."""
         sequence.ended = True
-        if sequence.stage in (Stage.WAITING, Stage.PREEMPTED):
-            self._give_back(sequence, self._releases)
-        elif sequence.stage is not Stage.LEAVING:
-            self._move(sequence, Stage.LEAVING)
+        if sequence.status in (Status.WAITING, Status.PREEMPTED):
+            self._free(sequence, self._releases)
+        elif sequence.status is not Status.DRAINING:
+            self._move(sequence, Status.DRAINING)
 
-    def plan(self, drained: Callable[[int], bool]) -> Plan:
-        """The next iteration, as if all that it names were launched; drained: see `Worker`."""
-        plan = Plan(releases=self._releases)
+    def schedule(self, is_drained: Callable[[int], bool]) -> Schedule:
+        """The next iteration. Sequences are updated as if all of it were launched already.
+
+        Args:
+            is_drained: `Worker.drained`, of a seq_index.
+        """
+        schedule = Schedule(releases=self._releases)
         self._releases = []
-        for sequence in list(self._at[Stage.LEAVING]):
-            if not sequence.in_flight and drained(sequence.seq_index):
-                self._give_back(sequence, plan.releases)
-        for sequence in list(self._at[Stage.STAGING]):
-            if drained(sequence.seq_index):
-                self.pools.end_staging(sequence)
-                self._move(sequence, Stage.RUNNING)
-        self._step(plan)
-        self._start(plan)
-        self._prefill(plan)
+        for sequence in list(self.draining):
+            if not sequence.in_flight and is_drained(sequence.seq_index):
+                self._free(sequence, schedule.releases)
+        for sequence in list(self.admitted):
+            if is_drained(sequence.seq_index):
+                self.blocks.free_staging(sequence)
+                self._move(sequence, Status.RUNNING)
+        self._schedule_step(schedule)
+        self._start_waiting(schedule)
+        self._schedule_prefill(schedule)
         self._preempt()
-        return plan
+        return schedule
 
-    def _step(self, plan: Plan) -> None:
-        plan.running = list(self._at[Stage.RUNNING])
-        if not plan.running:
+    def _schedule_step(self, schedule: Schedule) -> None:
+        schedule.stepped = list(self.running)
+        if not schedule.stepped:
             return
         self._steps += 1
-        plan.rows = step_rows(plan.running)
-        for sequence in plan.running:
-            sequence.ran += 1
+        schedule.decode_batch = make_decode_batch(schedule.stepped)
+        for sequence in schedule.stepped:
+            sequence.steps_run += 1
             sequence.sampled += 1
             sequence.in_flight += 1
             if sequence.all_sampled:
-                self._move(sequence, Stage.LEAVING)
+                self._move(sequence, Status.DRAINING)
 
-    def _start(self, plan: Plan) -> None:
-        """Give those that wait what they need."""
-        passed: list[Sequence] = []
-        barred: set[Stage] = set()
-        for sequence in self._waiting():
-            if not self.pools.seq_indices.free:
+    def _start_waiting(self, schedule: Schedule) -> None:
+        """Start new and preempted sequences, as many as fit."""
+        passed_over: list[Sequence] = []
+        barred: set[Status] = set()
+        for sequence in self._queue_front():
+            if not self.blocks.seq_indices.num_free:
                 return
-            preempted, needs = sequence.stage is Stage.PREEMPTED, self._needs(sequence)
-            # A restore copies all that a sequence has: one in an iteration, or those that run would stall.
-            wait = sequence.stage in barred or (preempted and bool(plan.restored))
-            if wait or not self.pools.fit(needs):
-                passed.append(sequence)
-                if sequence.overtaken >= MOST_OVERTAKEN:
-                    # Pages of the host come free when sequences end: those that hold some must be able to.
-                    lacks_host = needs.host > self.pools.host.free
-                    barred |= {Stage.WAITING} if lacks_host else {Stage.WAITING, Stage.PREEMPTED}
+            preempted, needed = sequence.status is Status.PREEMPTED, self._pages_needed(sequence)
+            # Resuming copies a whole sequence to the device: one in an iteration, or the running ones would stall.
+            wait = sequence.status in barred or (preempted and bool(schedule.resumed))
+            if wait or not self.blocks.can_allocate(needed):
+                passed_over.append(sequence)
+                if sequence.times_overtaken >= MAX_OVERTAKEN:
+                    # Host pages come free only when sequences end, so those that hold some must be able to go on.
+                    lacks_host = needed.host > self.blocks.host.num_free
+                    barred |= {Status.WAITING} if lacks_host else {Status.WAITING, Status.PREEMPTED}
                 continue
-            for other in passed:
-                other.overtaken += 1
-            self.pools.take(sequence, needs)
-            sequence.overtaken = sequence.ran = 0
+            for other in passed_over:
+                other.times_overtaken += 1
+            self.blocks.allocate(sequence, needed)
+            sequence.times_overtaken = sequence.steps_run = 0
             if preempted:
-                plan.restored.append(sequence)
-                self._admit(sequence, plan)
+                schedule.resumed.append(sequence)
+                self._admit(sequence, schedule)
             else:
-                self._move(sequence, Stage.PREFILLING)
+                self._move(sequence, Status.PREFILLING)
 
-    def _prefill(self, plan: Plan) -> None:
-        """Hand a forward's tokens out to the prompts that are not filled."""
+    def _schedule_prefill(self, schedule: Schedule) -> None:
+        """Divide the tokens of one forward among the prompts that are not complete."""
         budget = self._cache_config.prefill_token_budget
-        oldest = next(iter(self._at[Stage.PREFILLING]), None)
-        sure = min(oldest.unfilled, (budget + 1) // 2) if oldest else 0
-        budget -= sure
-        for sequence in sorted(self._at[Stage.PREFILLING], key=lambda sequence: sequence.unfilled):
-            share = min(sequence.unfilled, budget + (sure if sequence is oldest else 0))
-            budget -= share - (sure if sequence is oldest else 0)
+        oldest = next(iter(self.prefilling), None)
+        guaranteed = min(oldest.prompt_left, (budget + 1) // 2) if oldest else 0
+        budget -= guaranteed
+        for sequence in sorted(self.prefilling, key=lambda sequence: sequence.prompt_left):
+            own = guaranteed if sequence is oldest else 0
+            share = min(sequence.prompt_left, budget + own)
+            budget -= share - own
             if share:
-                self._fill(sequence, share, plan)
-        if plan.chunks:
-            positions = np.array([sequence.length for sequence in plan.filled], np.int32)
-            plan.sampling = sampling_of(plan.filled, positions)
+                self._add_chunk(sequence, share, schedule)
+        if schedule.chunks:
+            positions = np.array([sequence.length for sequence in schedule.completed], np.int32)
+            schedule.sampling = make_sampling_batch(schedule.completed, positions)
 
-    def _fill(self, sequence: Sequence, tokens: int, plan: Plan) -> None:
+    def _add_chunk(self, sequence: Sequence, tokens: int, schedule: Schedule) -> None:
         start, end = sequence.prefilled, sequence.prefilled + tokens
-        last = tokens == sequence.unfilled
-        plan.prefilling.append(sequence)
-        tokens_of, options = sequence.call.prompt[start:end], sequence.call.options
-        # Nothing will read the keys and values of a sequence that ends with its first token.
-        host = sequence.host if options.max_tokens > 1 else NO_PAGES
-        plan.chunks.append(
+        last, params = tokens == sequence.prompt_left, sequence.call.params
+        # Nothing will read the keys and values of a sequence that ends with its first token: no offload.
+        host_pages = sequence.host_pages if params.max_tokens > 1 else NO_PAGES
+        schedule.prefilling.append(sequence)
+        schedule.chunks.append(
             PrefillChunk(
-                sequence.seq_index, tokens_of, start, sequence.staging, host, last, not options.sparse
+                sequence.seq_index,
+                sequence.call.prompt[start:end],
+                start,
+                sequence.staging_pages,
+                host_pages,
+                last,
+                full_attention=not params.sparse,
             )
         )
         sequence.prefilled = end
         sequence.in_flight += 1
         if last:
             sequence.sampled = 1
-            plan.filled.append(sequence)
+            schedule.completed.append(sequence)
             if sequence.all_sampled:
-                self._move(sequence, Stage.LEAVING)
+                self._move(sequence, Status.DRAINING)
             else:
-                self._admit(sequence, plan)
+                self._admit(sequence, schedule)
 
-    def _admit(self, sequence: Sequence, plan: Plan) -> None:
-        plan.admitted.append(sequence)
-        self._move(sequence, Stage.STAGING)
+    def _admit(self, sequence: Sequence, schedule: Schedule) -> None:
+        schedule.admitted.append(sequence)
+        self._move(sequence, Status.ADMITTED)
 
     def _preempt(self) -> None:
-        first = next(self._waiting(), None)
-        if not self._quantum or first is None or self._at[Stage.LEAVING]:
+        """Preempt the sequence that has run longest, if the first in the queue has waited long enough."""
+        first = next(self._queue_front(), None)
+        if not self._quantum or first is None or self.draining:
             return
-        needs = self._needs(first)
-        if self._steps - first.waits_since < self._quantum or self.pools.fit(needs):
+        needed = self._pages_needed(first)
+        if self._steps - first.waiting_since < self._quantum or self.blocks.can_allocate(needed):
             return
-        able = [sequence for sequence in self._at[Stage.RUNNING] if self._may_preempt(sequence, needs)]
-        if able:
-            self._move(max(able, key=lambda sequence: sequence.ran), Stage.LEAVING)
+        candidates = [sequence for sequence in self.running if self._may_preempt(sequence, needed)]
+        if candidates:
+            self._move(max(candidates, key=lambda sequence: sequence.steps_run), Status.DRAINING)
 
-    def _may_preempt(self, sequence: Sequence, needs: Needs) -> bool:
-        can_come_back = sequence.length <= self._cache_config.staging_pages * STAGING_PAGE_SIZE
-        return sequence.ran >= self._quantum and can_come_back and self.pools.fit(needs, without=sequence)
+    def _may_preempt(self, sequence: Sequence, needed: PagesNeeded) -> bool:
+        resumable = sequence.length <= self._cache_config.staging_pages * STAGING_PAGE_SIZE
+        fits = self.blocks.can_allocate(needed, preempting=sequence)
+        return sequence.steps_run >= self._quantum and resumable and fits
 
-    def _waiting(self) -> Iterator[Sequence]:
-        """The first of those that wait, new or preempted, in their order."""
-        queues = ([*islice(self._at[stage], LOOK_AHEAD)] for stage in (Stage.WAITING, Stage.PREEMPTED))
-        return heapq.merge(*queues, key=lambda sequence: sequence.turn)
+    def _queue_front(self) -> Iterator[Sequence]:
+        """The first of those that wait, new or preempted, in order."""
+        fronts = ([*islice(queue, LOOK_AHEAD)] for queue in (self.waiting, self.preempted))
+        return heapq.merge(*fronts, key=lambda sequence: sequence.queue_position)
 
-    def _needs(self, sequence: Sequence) -> Needs:
-        if sequence.stage is Stage.PREEMPTED:
-            return replace(needs_of(sequence.call, sequence.length, self._cache_config), host=0)
-        return needs_of(sequence.call, len(sequence.call.prompt), self._cache_config)
+    def _pages_needed(self, sequence: Sequence) -> PagesNeeded:
+        if sequence.status is Status.PREEMPTED:
+            return replace(pages_needed(sequence.call, sequence.length, self._cache_config), host=0)
+        return pages_needed(sequence.call, len(sequence.call.prompt), self._cache_config)
 
-    def _give_back(self, sequence: Sequence, releases: list[Release]) -> None:
-        """What leaves for good gives all back; the others are preempted, and go to the back of the queue."""
-        holds = sequence.seq_index >= 0 or len(sequence.host)
-        released = self.pools.give_back(sequence, keep_host=not sequence.ended)
-        if holds:
-            releases.append(released)
+    def _free(self, sequence: Sequence, releases: list[Release]) -> None:
+        """Take back what a sequence holds. One that has not ended is preempted: it keeps its host pages."""
+        held = sequence.seq_index >= 0 or len(sequence.host_pages)
+        release = self.blocks.free(sequence, keep_host=not sequence.ended)
+        if held:
+            releases.append(release)
         if sequence.ended:
-            self._move(sequence, Stage.GONE)
+            self._move(sequence, Status.FINISHED)
         else:
             self.preemptions += 1
-            self._queue(sequence)
-            self._move(sequence, Stage.PREEMPTED)
+            self._enqueue(sequence)
+            self._move(sequence, Status.PREEMPTED)
 
-    def _queue(self, sequence: Sequence) -> None:
-        self._turns += 1
-        sequence.turn, sequence.waits_since = self._turns, self._steps
+    def _enqueue(self, sequence: Sequence) -> None:
+        self._queued += 1
+        sequence.queue_position, sequence.waiting_since = self._queued, self._steps
 
-    def _move(self, sequence: Sequence, stage: Stage) -> None:
-        del self._at[sequence.stage][sequence]
-        sequence.stage = stage
-        if stage is not Stage.GONE:
-            self._at[stage][sequence] = None
+    def _move(self, sequence: Sequence, status: Status) -> None:
+        del self.queues[sequence.status][sequence]
+        sequence.status = status
+        if status is not Status.FINISHED:
+            self.queues[status][sequence] = None

@@ -1,4 +1,4 @@
-"""A request on its way through decoding."""
+"""A request while it is decoded."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,47 +6,56 @@ from enum import Enum, auto
 from typing import Any
 
 from hiscore.arrays import Int32
-from hiscore.decoding.sampling_params import DecodeOptions
-from hiscore.decoding.stop_strings import StreamEnd
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.interface import NO_PAGES, Admission
 
 
-class Stage(Enum):
-    """Where a sequence stands."""
+class Status(Enum):
+    """Where a sequence is in its life."""
 
     WAITING = auto()
     """Holds nothing yet."""
     PREFILLING = auto()
     """Holds all that it needs; parts of its prompt are still to be launched."""
-    STAGING = auto()
-    """Admitted; the copies out of its staging pages are under way."""
+    ADMITTED = auto()
+    """Will join the steps once the copies out of its staging pages have landed."""
     RUNNING = auto()
     """In every step."""
-    LEAVING = auto()
-    """In no more launches; gives back what it holds when the last has been read and its backups have landed."""
+    DRAINING = auto()
+    """In no further launch; freed or preempted once its results are read and its offloads have landed."""
     PREEMPTED = auto()
-    """Holds its pages on the host and waits to come back."""
-    GONE = auto()
+    """Holds only its host pages, and waits to be resumed."""
+    FINISHED = auto()
     """Holds nothing any more."""
 
 
 @dataclass(frozen=True)
 class DecodeCall:
-    """A checked call. prompt: int32 [n], at least one token.
+    """A validated call.
 
-    deadline: when it must have ended; start_by: when it must have left the queue. On the monotonic
-    clock, in seconds.
+    Attributes:
+        prompt: int32 [n], at least one token.
+        params: How to sample, and when to stop.
+        deadline: When it must have ended, in seconds of the monotonic clock.
+        start_by: When it must have left the queue, on the same clock.
     """
 
     prompt: Int32
-    options: DecodeOptions
+    params: SamplingParams
     deadline: float
     start_by: float = math.inf
 
 
 @dataclass(frozen=True)
 class Output:
-    """What is new of a sequence. finish_reason: '' until the last, then stop, length or cancelled."""
+    """What is new of a sequence.
+
+    Attributes:
+        token_ids: New tokens.
+        text: New text.
+        finish_reason: "" until the last output, then "stop", "length" or "cancelled".
+    """
 
     token_ids: list[int]
     text: str
@@ -55,61 +64,73 @@ class Output:
 
 @dataclass(eq=False)
 class Sequence:
-    """A call, what it holds, and how far it has come.
+    """A call, the pages that it holds, and how far it has come.
 
-    `reply_to` is the caller's business; `end` says when the sequence ends, and what text it has until then.
+    Attributes:
+        call: What was asked for.
+        reply_to: Passed through: the engine's caller knows the sequence by it.
+        stop_checker: Decides when it ends, and which text may be sent until then.
+        status: Changed by the scheduler alone.
+        seq_index: Its row in per-sequence tables; -1 while it has none.
+        host_pages: int32 [n]: its block table in the host pool.
+        device_pages: int32 [n]: its pages of the device buffer.
+        staging_pages: int32 [n]: what its prompt is prefilled into.
+        prefilled: Prompt tokens launched.
+        sampled: Tokens sampled by launches, including those still in flight.
+        received: Sampled tokens that have been read.
+        last_token: The last of them.
+        in_flight: Launches that have not been read.
+        ended: It has had its last output: tokens still in flight are dropped.
+        queue_position: The lowest of all that wait comes first.
+        waiting_since: The step at which it began to wait.
+        times_overtaken: How many later ones have started while it waits.
+        steps_run: Steps since it started or was resumed.
     """
 
     call: DecodeCall
     reply_to: Any
-    end: StreamEnd
+    stop_checker: StopChecker
 
-    stage: Stage = Stage.WAITING
+    status: Status = Status.WAITING
     seq_index: int = -1
-    host: Int32 = field(default_factory=lambda: NO_PAGES)
-    device: Int32 = field(default_factory=lambda: NO_PAGES)
-    staging: Int32 = field(default_factory=lambda: NO_PAGES)
+    host_pages: Int32 = field(default_factory=lambda: NO_PAGES)
+    device_pages: Int32 = field(default_factory=lambda: NO_PAGES)
+    staging_pages: Int32 = field(default_factory=lambda: NO_PAGES)
 
     prefilled: int = 0
-    """Tokens of the prompt that have been launched."""
     sampled: int = 0
-    """Tokens that launches sample, those on their way among them."""
     received: int = 0
-    """Tokens that have been read."""
-    newest: int = -1
-    """The last of them."""
+    last_token: int = -1
     in_flight: int = 0
-    """Launches that have not been read."""
     ended: bool = False
-    """Has had its last answer: what is still on its way is dropped."""
 
-    turn: int = 0
-    """Its place among all that wait: the lowest is the first."""
-    waits_since: int = 0
-    """The step at which it began to wait."""
-    overtaken: int = 0
-    """How many that came later have been started meanwhile."""
-    ran: int = 0
-    """Steps since it was admitted."""
+    queue_position: int = 0
+    waiting_since: int = 0
+    times_overtaken: int = 0
+    steps_run: int = 0
 
     @property
-    def unfilled(self) -> int:
-        """Tokens of the prompt that are still to be launched."""
+    def prompt_left(self) -> int:
+        """Prompt tokens still to be launched."""
         return len(self.call.prompt) - self.prefilled
 
     @property
     def length(self) -> int:
-        """Tokens whose keys and values have been launched; the next step's token stands at this position."""
+        """Tokens whose keys and values have been launched; the next step writes this position."""
         return self.prefilled + max(0, self.sampled - 1)
 
     @property
     def all_sampled(self) -> bool:
-        return self.sampled == self.call.options.max_tokens
+        return self.sampled == self.call.params.max_tokens
 
     def admission(self) -> Admission:
-        """After the prompt's last chunk was launched, or when a preempted sequence has been restored."""
-        first_token = self.newest if self.received else None
-        full = not self.call.options.sparse
+        """Valid once the prompt's last chunk, or the copy of a preempted sequence into staging, is launched."""
         return Admission(
-            self.seq_index, self.length, self.host, self.device, self.staging, full, first_token
-        )  # fmt: skip
+            self.seq_index,
+            self.length,
+            self.host_pages,
+            self.device_pages,
+            self.staging_pages,
+            full_attention=not self.call.params.sparse,
+            first_token=self.last_token if self.received else None,
+        )

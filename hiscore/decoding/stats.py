@@ -1,22 +1,64 @@
-"""What decoding has done and what it holds, for metrics."""
+"""What decoding has done and what it holds, and the metrics that show it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hiscore.decoding.scheduler import Scheduler
-from hiscore.decoding.sequence import Stage
 from hiscore.decoding.worker.interface import CacheConfig, ForwardResult
+from hiscore.errors import REASONS
+
+# Metric -> (field of EngineStats, help).
+COUNTERS = {
+    "hiscore_decode_steps_total": ("steps", "Decode steps"),
+    "hiscore_decode_step_seconds_total": ("step_seconds", "Seconds that decode steps took on the device"),
+    "hiscore_decode_tokens_total": ("tokens", "Tokens generated and sent"),
+    "hiscore_decode_prompt_tokens_total": ("prompt_tokens", "Prompt tokens prefilled"),
+    "hiscore_decode_backed_up_tokens_total": ("backed_up_tokens", "Tokens offloaded to the host pool"),
+    "hiscore_decode_hits_total": ("hits", "Selected pages that were on the device, per layer and head"),
+    "hiscore_decode_misses_total": ("misses", "Selected pages that were not, per layer and head"),
+    "hiscore_decode_swap_in_rows_total": ("swap_in_rows", "Rows copied in from the host for the misses"),
+    "hiscore_decode_captured_mass_total": ("captured", "Estimated attention mass of the selected tokens"),
+    "hiscore_decode_captured_rows_total": ("captured_rows", "Rows over which that mass was summed up"),
+    "hiscore_decode_preemptions_total": ("preemptions", "Sequences preempted to make room for others"),
+}
+GAUGES = {
+    "hiscore_decode_waiting": ("waiting", "Calls in the queue"),
+    "hiscore_decode_prefilling": ("prefilling", "Sequences whose prompt is being prefilled or resumed"),
+    "hiscore_decode_running": ("running", "Sequences that get a token in every step"),
+    "hiscore_decode_preempted": ("preempted", "Preempted sequences that wait to be resumed"),
+    "hiscore_decode_backup_lag_tokens": ("backup_lag", "Tokens whose offload to the host is under way"),
+    "hiscore_decode_host_rows": ("host_rows", "Tokens for which sequences hold room in the host pool"),
+    "hiscore_decode_device_rows": ("device_rows", "Tokens for which sequences hold room in device buffers"),
+}
 
 
 @dataclass(frozen=True)
 class EngineStats:
     """Counters, then gauges.
 
-    tokens: those sent; prompt_tokens: those prefilled. step_seconds: of steps, on the device. hits, misses: of
-    pages, per layer, row and head; swap_in_rows: tokens copied in for the misses. captured: sum of the selected
-    attention mass, over as many captured_rows. full, late, cancelled: calls that were turned away before they
-    began, and why. waiting: calls in the queue. prefilling: sequences, those being restored among them.
-    backup_lag, host_rows, device_rows: tokens; the latter two count what is taken out of the pools.
+    Attributes:
+        steps: Decode steps.
+        tokens: Tokens sent.
+        prompt_tokens: Tokens prefilled.
+        step_seconds: Time of steps on the device.
+        backed_up_tokens: Tokens offloaded to the host.
+        hits: Selected pages found on the device, per layer, row and head.
+        misses: Those that were not.
+        swap_in_rows: Tokens copied in for the misses.
+        captured: Sum of the selected attention mass.
+        captured_rows: Number of rows summed.
+        preemptions: Sequences preempted.
+        full: Calls turned away because the queue was full.
+        late: Calls that timed out in the queue.
+        cancelled: Calls cancelled in the queue.
+        waiting: Calls in the queue.
+        prefilling: Sequences being prefilled or resumed.
+        running: Sequences in every step.
+        preempted: Sequences waiting to be resumed.
+        backup_lag: Tokens whose offload is under way.
+        host_rows: Tokens allocated in the host pool.
+        device_rows: Tokens allocated in device buffers.
     """
 
     steps: int = 0
@@ -43,7 +85,7 @@ class EngineStats:
 
     @property
     def idle(self) -> bool:
-        """Whether no sequence waits or holds anything; whatever has started holds room on the host."""
+        """Whether no sequence waits or holds anything: whatever has started holds host pages."""
         return not self.waiting and not self.host_rows
 
 
@@ -54,7 +96,14 @@ class Tally:
     total: EngineStats = field(default_factory=EngineStats)
 
     def add(self, result: ForwardResult, cache_config: CacheConfig, tokens: int, prompt_tokens: int) -> None:
-        """Count what a launch gave, of which so many tokens were sent; without prompt_tokens it was a step."""
+        """Count a launch.
+
+        Args:
+            result: What it gave.
+            cache_config: Gives the tokens of a page.
+            tokens: Tokens sent of it.
+            prompt_tokens: Tokens that it prefilled; 0 for a decode step.
+        """
         t, is_step = self.total, not prompt_tokens
         self.total = replace(
             t,
@@ -71,21 +120,55 @@ class Tally:
             backup_lag=result.offload_lag,
         )
 
-    def turn_away(self, reason: Literal["late", "cancelled"]) -> None:
+    def count_rejection(self, reason: Literal["late", "cancelled"]) -> None:
         """Count a call that ended in the queue."""
         self.total = replace(self.total, **{reason: getattr(self.total, reason) + 1})
 
     def snapshot(self, scheduler: Scheduler, cache_config: CacheConfig) -> EngineStats:
         """The counters, and what the scheduler holds now."""
-        pools, count = scheduler.pools, scheduler.count
+        blocks = scheduler.blocks
         return replace(
             self.total,
             preemptions=scheduler.preemptions,
-            waiting=count(Stage.WAITING),
-            prefilling=count(Stage.PREFILLING, Stage.STAGING),
-            running=count(Stage.RUNNING),
-            preempted=count(Stage.PREEMPTED),
-            backup_lag=self.total.backup_lag if pools.seq_indices.used else 0,
-            host_rows=pools.host.used * cache_config.page_size,
-            device_rows=pools.device.used * cache_config.page_size,
+            waiting=len(scheduler.waiting),
+            prefilling=len(scheduler.prefilling) + len(scheduler.admitted),
+            running=len(scheduler.running),
+            preempted=len(scheduler.preempted),
+            backup_lag=self.total.backup_lag if blocks.seq_indices.num_used else 0,
+            host_rows=blocks.host.num_used * cache_config.page_size,
+            device_rows=blocks.device.num_used * cache_config.page_size,
         )
+
+
+class MetricsFeed:
+    """Brings metrics up to date with an engine's statistics.
+
+    Args:
+        add: Raises counters, by name.
+        set_to: Sets gauges, by name.
+        count_rejections: Raises the counter of rejected calls: the reason, and how many.
+    """
+
+    def __init__(
+        self,
+        add: Callable[..., None],
+        set_to: Callable[..., None],
+        count_rejections: Callable[[str, int], None],
+    ) -> None:
+        self._add, self._set, self._count_rejections = add, set_to, count_rejections
+        self._before = EngineStats()
+
+    def update(self, now: EngineStats) -> None:
+        """Add to the counters what is new since the last update, and set the gauges."""
+        before, self._before = self._before, now
+        self._add(
+            **{name: getattr(now, field) - getattr(before, field) for name, (field, _) in COUNTERS.items()}
+        )
+        for reason in REASONS:  # fields of EngineStats as well
+            self._count_rejections(reason, getattr(now, reason) - getattr(before, reason))
+        self._set(**{name: getattr(now, field) for name, (field, _) in GAUGES.items()})
+
+
+def descriptions(metrics: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """Metric -> help."""
+    return {name: text for name, (_, text) in metrics.items()}

@@ -1,35 +1,35 @@
 """When a sequence ends, and which of its text may be sent before that is known.
 
-Stop strings are found by an Aho-Corasick automaton, one step for each character. So they are found across tokens,
-the first to be complete ends the sequence, and the automaton's depth is the length of the text that may yet
-turn out to begin one: that much is held back.
+Stop strings are found by an Aho-Corasick automaton, one step per character. So they are found across tokens,
+and the first one completed ends the sequence. The automaton's depth is the length of the text that may yet
+turn out to begin a stop string: that much is held back.
 """
 
 from collections import deque
 from collections.abc import Sequence, Set
 from typing import Literal, NamedTuple, Protocol
 
-from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.sampling_params import SamplingParams
 
 FinishReason = Literal["", "stop", "length"]
 
 
 class Detokenizer(Protocol):
-    """Tokens to text, piece by piece: `hiscore.tokenization.detokenizer.TextStream`."""
+    """Tokens to text, piece by piece: `hiscore.tokenization.detokenizer.IncrementalDetokenizer`."""
 
     def push(self, token: int) -> str: ...
     def flush(self) -> str: ...
 
 
-class Taken(NamedTuple):
-    """What one more token adds: text that may be sent, and why the sequence ended ('' if it goes on)."""
+class NewText(NamedTuple):
+    """What one more token adds: text that may be sent, and why the sequence ended ("" if it goes on)."""
 
     text: str
     finish_reason: FinishReason
 
 
 class StopStrings:
-    """Passes text on up to the first stop string, and holds back what may begin one."""
+    """Passes text through up to the first stop string, and holds back what may begin one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
@@ -42,7 +42,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that may be sent now, and whether a stop string was found: it and what follows are dropped."""
+        """The text that may be sent now, and whether a stop string was found: it and all after it are dropped."""
         self._held += text
         state, first = self._state, len(self._held) - len(text)
         for end, character in enumerate(text, first + 1):
@@ -55,7 +55,7 @@ class StopStrings:
         return self._release(len(self._held) - self._depth[state]), False
 
     def flush(self) -> str:
-        """What was held back: nothing follows that could complete a stop string."""
+        """What was held back, since nothing follows that could complete a stop string."""
         return self._release(len(self._held))
 
     def _release(self, length: int) -> str:
@@ -74,7 +74,7 @@ class StopStrings:
         self._match[state] = len(stop)
 
     def _link(self) -> None:
-        """The state to fall back to: the longest proper suffix of what was read that begins a stop string."""
+        """Set each state's fallback: the longest proper suffix of its text that begins a stop string."""
         self._fallback = [0] * len(self._next)
         states = deque(self._next[0].values())
         while states:
@@ -88,31 +88,40 @@ class StopStrings:
                 states.append(child)
 
 
-class StreamEnd:
-    """Follows one sequence: takes its tokens, gives the text to send and the reason to end."""
+class StopChecker:
+    """Follows one sequence: turns its tokens into the text to send, and finds the reason to end.
 
-    def __init__(self, options: DecodeOptions, eos_ids: Set[int], text: Detokenizer | None = None) -> None:
-        """text: None without a tokenizer: then all text is empty, and no stop string can match."""
-        self._ends = options.stop_token_ids if options.ignore_eos else options.stop_token_ids | eos_ids
-        self._left = options.max_tokens
-        self._strings = StopStrings(options.stop)
-        self._text = text
+    Args:
+        params: The request's.
+        eos_ids: Tokens that end a sequence unless it ignores them.
+        detokenizer: None without a tokenizer: then all text is empty, and no stop string can match.
+    """
 
-    def take(self, token: int) -> Taken:
-        """One more token, and no more once a reason was given. An id that ends the sequence adds no text."""
-        self._left -= 1
-        if token in self._ends:
-            return Taken(self._rest()[0], "stop")
-        text, found = self._strings.push(self._text.push(token)) if self._text else ("", False)
-        if not found and not self._left:
-            rest, found = self._rest()
-            return Taken(text + rest, "stop" if found else "length")
-        return Taken(text, "stop" if found else "")
+    def __init__(
+        self, params: SamplingParams, eos_ids: Set[int], detokenizer: Detokenizer | None = None
+    ) -> None:
+        self._end_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos_ids
+        self._tokens_left = params.max_tokens
+        self._stop_strings = StopStrings(params.stop)
+        self._detokenizer = detokenizer
 
-    def cancel(self) -> str:
-        """The text still held back, where a sequence ends for another reason than its tokens."""
-        return self._rest()[0]
+    def append(self, token: int) -> NewText:
+        """One more token; none may follow once a finish reason was given. A token that ends it adds no text."""
+        self._tokens_left -= 1
+        if token in self._end_ids:
+            return NewText(self._flush()[0], "stop")
+        text, found = (
+            self._stop_strings.push(self._detokenizer.push(token)) if self._detokenizer else ("", False)
+        )
+        if not found and not self._tokens_left:
+            rest, found = self._flush()
+            return NewText(text + rest, "stop" if found else "length")
+        return NewText(text, "stop" if found else "")
 
-    def _rest(self) -> tuple[str, bool]:
-        text, found = self._strings.push(self._text.flush()) if self._text else ("", False)
-        return (text, True) if found else (text + self._strings.flush(), False)
+    def flush(self) -> str:
+        """The text still held back, if the sequence ends for another reason."""
+        return self._flush()[0]
+
+    def _flush(self) -> tuple[str, bool]:
+        text, found = self._stop_strings.push(self._detokenizer.flush()) if self._detokenizer else ("", False)
+        return (text, True) if found else (text + self._stop_strings.flush(), False)

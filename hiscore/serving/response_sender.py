@@ -1,7 +1,7 @@
-"""Streams' outputs on their way to their callers: one thread sends for all, and notices who has gone.
+"""Sends streamed responses: one thread sends for all streams, and notices which callers have cancelled.
 
-A response is a round trip of a fraction of a millisecond, so tokens never wait for it: whoever has an output puts
-it into a queue, and what has gathered for a stream while others were served goes out as one response.
+Sending a response is a round trip of a fraction of a millisecond, so producers never wait for it: they queue their
+outputs, and what gathers for a stream while others are sent to goes out as one response.
 """
 
 import logging
@@ -20,18 +20,17 @@ from hiscore.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-# Seconds between two times that callers are asked whether they have gone, and how many are asked at a time: each
-# question is a round trip as well.
-ASK_S = 0.05
-MOST_ASKED = 64
-COUNT_S = 1.0
+# Asking whether a caller has cancelled is a round trip as well: so often, and so many at a time.
+POLL_S = 0.05
+MAX_POLLED = 64
+METRICS_S = 1.0
 
-# Response tensors by name; as in `batch`, which needs Triton to be imported.
+# Response tensors by name; as in `triton_io`, which cannot be imported without Triton.
 Outputs = dict[str, npt.NDArray[Any]]
 
 
-class Piece(Protocol):
-    """What is new of a stream; finish_reason is empty for all but its last piece."""
+class Output(Protocol):
+    """What is new of a stream; finish_reason is empty in all but its last output."""
 
     @property
     def token_ids(self) -> Sequence[int]: ...
@@ -42,146 +41,155 @@ class Piece(Protocol):
 
 
 @dataclass(eq=False)
-class Caller:
-    """Stands for a caller outside of the sender's thread. All its fields are that thread's alone.
+class ResponseStream:
+    """Identifies a stream outside of the sender's thread, which alone may touch its fields.
 
-    reply_to: None after the last response. Triton waits with unloading a model for every reference to a response
-    sender, however long ago that one has sent its last. gone: the caller has cancelled and is not asked again.
+    Attributes:
+        reply_to: Where its responses go. None after the last: Triton does not unload a model while anything refers
+            to a response sender.
+        pending: Outputs not yet sent.
+        error: Ends the stream after them.
+        cancelled: The caller has cancelled, and is not asked again.
     """
 
     reply_to: Any
-    pieces: list[Piece] = field(default_factory=list)
+    pending: list[Output] = field(default_factory=list)
     error: RequestError | None = None
-    gone: bool = False
+    cancelled: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether its last output, or its error, is pending."""
+        return bool(self.error or (self.pending and self.pending[-1].finish_reason))
 
 
-class StreamSender:
-    """Sends pieces in the order in which they were put, and ends each stream with exactly one last response.
+class ResponseSender:
+    """Sends the outputs of each stream in order, and ends it with exactly one last response.
 
-    send: one response, ``(reply_to, outputs or error, last)``; returns whether the stream still stands. abandoned:
-    whether who listens at a ``reply_to`` has gone. cancel: called with a `Caller` who has, again and again until
-    the last piece comes, which is expected all the same. count: called about once a second while there are
-    streams, and after that until it says that nothing is held any more. All four are called by the thread of this
-    object.
+    All arguments are called on the thread of this object.
+
+    Args:
+        send: Sends one response, `(reply_to, outputs or error, last)`; returns whether the stream is still open.
+        is_cancelled: Whether the caller behind a `reply_to` has cancelled.
+        cancel: Called with a stream whose caller has cancelled, repeatedly until its last output comes, which is
+            expected all the same.
+        update_metrics: Called about once a second while there are streams, and after that until it returns that
+            nothing is held any more.
     """
 
     def __init__(
         self,
         send: Callable[[Any, Outputs | RequestError, bool], bool],
-        abandoned: Callable[[Any], bool],
-        cancel: Callable[[Caller], None],
-        count: Callable[[], bool],
+        is_cancelled: Callable[[Any], bool],
+        cancel: Callable[[ResponseStream], None],
+        update_metrics: Callable[[], bool],
     ) -> None:
-        self._send, self._abandoned, self._cancel, self._count = send, abandoned, cancel, count
-        self._queue: SimpleQueue[tuple[Caller, Piece | RequestError | None] | None] = SimpleQueue()
-        self._live: dict[Caller, None] = {}  # in the order in which they were asked last
+        self._send, self._is_cancelled, self._cancel = send, is_cancelled, cancel
+        self._update_metrics = update_metrics
+        self._queue: SimpleQueue[tuple[ResponseStream, Output | RequestError | None] | None] = SimpleQueue()
+        self._open: dict[ResponseStream, None] = {}  # the one polled longest ago first
         self._closing = False
         self._last_event = 0.0
-        self._counted = True
+        self._metrics_settled = True
         self._thread = threading.Thread(target=self._run, name="hiscore-sender", daemon=True)
         self._thread.start()
 
-    def open(self, reply_to: Any) -> Caller:
-        """A stream begins; from now on its caller is watched."""
-        caller = Caller(reply_to)
-        self._queue.put((caller, None))
-        return caller
+    def open(self, reply_to: Any) -> ResponseStream:
+        """Begin a stream. From now on its caller is polled."""
+        stream = ResponseStream(reply_to)
+        self._queue.put((stream, None))
+        return stream
 
-    def put(self, caller: Caller, piece: Piece | RequestError) -> None:
-        """The next of an open stream; an error is its last, and what comes after the last is dropped."""
-        self._queue.put((caller, piece))
+    def put(self, stream: ResponseStream, output: Output | RequestError) -> None:
+        """Queue the next output of a stream. An error is its last; what follows the last is dropped."""
+        self._queue.put((stream, output))
 
     def close(self) -> None:
-        """Send what was put, and end the thread."""
+        """Send what was put, then end the thread."""
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        ask_at = count_at = 0.0
+        poll_at = metrics_at = 0.0
         while not self._closing:
-            self._take()
-            self._deliver_all()
-            if (now := time.monotonic()) >= ask_at:
-                self._ask()
-                ask_at = time.monotonic() + ASK_S
-            if (now >= count_at and not self._counted) or self._closing:
-                idle = self._try(self._count)
-                # What the last stream held is given back a little after its end.
-                self._counted = idle and not self._live and now >= self._last_event + COUNT_S
-                count_at = now + COUNT_S
+            self._receive()
+            for stream in [stream for stream in self._open if stream.pending or stream.error]:
+                self._deliver(stream)
+            if (now := time.monotonic()) >= poll_at:
+                self._poll_cancellations()
+                poll_at = time.monotonic() + POLL_S
+            if (now >= metrics_at and not self._metrics_settled) or self._closing:
+                idle = self._try(self._update_metrics)
+                # What the last stream held is freed a little after its end.
+                self._metrics_settled = idle and not self._open and now >= self._last_event + METRICS_S
+                metrics_at = now + METRICS_S
 
-    def _take(self) -> None:
-        """Wait for something to do, then take all that is there."""
-        idle = not self._live and self._counted
+    def _receive(self) -> None:
+        """Wait for something to do, then take all that is queued."""
+        idle = not self._open and self._metrics_settled
         try:
-            entry = self._queue.get(timeout=None if idle else ASK_S)
-            self._last_event, self._counted = time.monotonic(), False
+            entry = self._queue.get(timeout=None if idle else POLL_S)
+            self._last_event, self._metrics_settled = time.monotonic(), False
             while True:
-                self._sort(entry)
+                self._accept(entry)
                 entry = self._queue.get_nowait()
         except Empty:
             return
 
-    def _sort(self, entry: tuple[Caller, Piece | RequestError | None] | None) -> None:
+    def _accept(self, entry: tuple[ResponseStream, Output | RequestError | None] | None) -> None:
         if entry is None:
             self._closing = True
             return
-        caller, piece = entry
-        ended = caller.error or (caller.pieces and caller.pieces[-1].finish_reason)
-        if piece is None:
-            self._live[caller] = None
-        elif ended or caller not in self._live:
+        stream, output = entry
+        if output is None:
+            self._open[stream] = None
+        elif stream.complete or stream not in self._open:
             return
-        elif isinstance(piece, RequestError):
-            caller.error = piece
+        elif isinstance(output, RequestError):
+            stream.error = output
         else:
-            caller.pieces.append(piece)
+            stream.pending.append(output)
 
-    def _deliver_all(self) -> None:
-        for caller in [caller for caller in self._live if caller.pieces or caller.error]:
-            self._deliver(caller)
-
-    def _deliver(self, caller: Caller) -> None:
-        """Send what has gathered for a caller: at most one response with outputs, and perhaps an error."""
-        pieces, caller.pieces = caller.pieces, []
-        stands, ended = True, False
-        if pieces:
-            ended = bool(pieces[-1].finish_reason)
-            stands = self._try(self._send, caller.reply_to, joined(pieces), ended)
-        if caller.error and stands:
+    def _deliver(self, stream: ResponseStream) -> None:
+        """Send what is pending: at most one response with outputs, and perhaps an error."""
+        pending, stream.pending = stream.pending, []
+        still_open, ended = True, False
+        if pending:
+            ended = bool(pending[-1].finish_reason)
+            still_open = self._try(self._send, stream.reply_to, join(pending), ended)
+        if stream.error and still_open:
             ended = True
-            self._try(self._send, caller.reply_to, caller.error, True)
-        if ended or not stands:
-            del self._live[caller]
-            caller.reply_to = None
-        if not (ended or stands or caller.gone):
-            self._try(self._cancel, caller)
+            self._try(self._send, stream.reply_to, stream.error, True)
+        if ended or not still_open:
+            del self._open[stream]
+            stream.reply_to = None
+        if not (ended or still_open or stream.cancelled):
+            self._try(self._cancel, stream)
 
-    def _ask(self) -> None:
-        """Ask those that have not been asked for longest."""
-        for caller in [*islice(self._live, MOST_ASKED)]:
-            self._live[caller] = self._live.pop(caller)
-            caller.gone = caller.gone or self._try(self._abandoned, caller.reply_to)
-            if caller.gone:
-                # Not once: whoever goes while the call is still being read is cancelled before there is a stream.
-                self._try(self._cancel, caller)
+    def _poll_cancellations(self) -> None:
+        for stream in [*islice(self._open, MAX_POLLED)]:
+            self._open[stream] = self._open.pop(stream)
+            stream.cancelled = stream.cancelled or self._try(self._is_cancelled, stream.reply_to)
+            if stream.cancelled:
+                # Repeatedly: the first time may be too early, while the request is still being read.
+                self._try(self._cancel, stream)
 
     def _try(self, call: Callable[..., Any], *arguments: Any) -> bool:
-        """What a call gives; False if it raises. One stream's trouble must not end the thread that serves all."""
+        """What a call returns; False if it raises. One stream's error must not end the thread that serves all."""
         try:
             return bool(call(*arguments))
         except Exception:
-            log.exception("a stream's sender met an error")
+            log.exception("sending to a stream failed")
             return False
 
 
-def joined(pieces: Sequence[Piece]) -> Outputs:
-    """Consecutive pieces of a stream as one response: ids int32 [n], text and reason strings [1]."""
-    ids = [token for piece in pieces for token in piece.token_ids]
+def join(outputs: Sequence[Output]) -> Outputs:
+    """Consecutive outputs of a stream as the tensors of one response: ids int32 [n], text and reason [1]."""
+    ids = [token for output in outputs for token in output.token_ids]
     return {
         "output_ids": np.array(ids, np.int32),
-        "text_output": _string("".join(piece.text for piece in pieces)),
-        "finish_reason": _string(pieces[-1].finish_reason),
+        "text_output": _string("".join(output.text for output in outputs)),
+        "finish_reason": _string(outputs[-1].finish_reason),
     }
 
 

@@ -17,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.serving.batcher import Engine
-from hiscore.serving.error_log import RefusalLog
+from hiscore.serving.error_log import ErrorLog
 from hiscore.serving.tickets import Ticket
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ Job = TypeVar("Job")
 Outputs = dict[str, npt.NDArray[Any]]
 Answer = Outputs | RequestError
 
-refusals = RefusalLog()
+refusals = ErrorLog()
 
 
 @dataclass(frozen=True)

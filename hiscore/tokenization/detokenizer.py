@@ -1,23 +1,24 @@
-"""Text of a stream of tokens, piece by piece: together the pieces are the text of all its tokens at once.
+"""Incremental detokenization: the pieces together are the text of all tokens decoded at once.
 
-A tokenizer's decoder looks at more than one token: the first loses a space, the bytes of a character may come in
-several. So a piece is what decoding a window of the newest tokens gives beyond what was sent of it. What later
-tokens could still change is not sent: the sign for broken bytes at the end, which may be half a character, and
-with byte fallback a run of byte tokens, which decodes to signs for broken bytes as a whole if any part is broken.
+A tokenizer's decoder looks at more than one token: the first loses a space, and the bytes of a character may be
+spread over several. So a piece is what decoding a window of the newest tokens adds to what was sent of it.
+Text that later tokens could still change is held back: a replacement character at the end, which may be half a
+character, and with byte fallback a run of byte tokens, which decodes to replacement characters throughout if
+any part is invalid.
 """
 
 from tokenizers import Tokenizer
 
 from hiscore.tokenization.panics import panics_raised
 
-BROKEN = "\ufffd"
-# Tokens that a window may grow to, and that are left of it then: at most 3 bytes wait for the rest of their
-# character, at least one in a token.
-WINDOW, KEPT = 8, 3
+REPLACEMENT = "\ufffd"
+# A window grows to MAX_WINDOW tokens and is then cut to KEPT: at most 3 bytes wait for the rest of their
+# character, and each token has at least one.
+MAX_WINDOW, KEPT = 8, 3
 
 
-class TextDecoder:
-    """What is known of a fast tokenizer's decoding; makes a `TextStream` for each stream."""
+class DetokenizerFactory:
+    """What a fast tokenizer's decoding needs to know, for all sequences."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self.backend = backend
@@ -25,29 +26,29 @@ class TextDecoder:
             token.content for token in backend.get_added_tokens_decoder().values() if token.special
         }
         names = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
-        # Some vocabularies have these names, and a decoder that takes them for words.
-        self.byte_ids = {byte for byte in names if byte is not None and "<0x" not in self.text([byte])}
+        # Some vocabularies have tokens of these names without byte fallback: they decode to the name itself.
+        self.byte_ids = {byte for byte in names if byte is not None and "<0x" not in self.decode([byte])}
 
-    def stream(self) -> "TextStream":
-        """For a new stream of tokens."""
-        return TextStream(self)
+    def new(self) -> "IncrementalDetokenizer":
+        """A detokenizer for one sequence."""
+        return IncrementalDetokenizer(self)
 
-    def skips(self, token: int) -> bool:
-        """Whether a token has no text: a special one, or an id without a token (logits may be padded)."""
+    def has_no_text(self, token: int) -> bool:
+        """Whether it is a special token, or an id without a token (logits may be padded)."""
         content = self.backend.id_to_token(token)
         return not content or content in self.special
 
-    def text(self, tokens: list[int]) -> str:
-        """The text of tokens, as a checkpoint's tokenizer decodes them without special tokens."""
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens as the checkpoint's tokenizer decodes them, without special tokens."""
         with panics_raised():
             return str(self.backend.decode(tokens, skip_special_tokens=True))
 
 
-class TextStream:
-    """The text of one stream, without special tokens."""
+class IncrementalDetokenizer:
+    """The text of one sequence, without special tokens."""
 
-    def __init__(self, decoder: TextDecoder) -> None:
-        self._decoder = decoder
+    def __init__(self, factory: DetokenizerFactory) -> None:
+        self._factory = factory
         self._window: list[int] = []
         self._sent = 0  # characters of the window's text
 
@@ -55,24 +56,24 @@ class TextStream:
         """The text that one more token settles: whole characters, often none.
 
         Raises:
-            OverflowError: a negative id.
+            OverflowError: A negative id.
         """
-        if self._decoder.skips(token):
+        if self._factory.has_no_text(token):
             return ""
         self._window.append(token)
-        if token in self._decoder.byte_ids:
+        if token in self._factory.byte_ids:
             return ""
-        text = self._decoder.text(self._window)
-        settled = len(text) - text.endswith(BROKEN)
+        text = self._factory.decode(self._window)
+        settled = len(text) - text.endswith(REPLACEMENT)
         piece = text[self._sent : settled]
         self._sent = settled
-        if len(self._window) > WINDOW:
+        if len(self._window) > MAX_WINDOW:
             del self._window[:-KEPT]
-            self._sent = len(self._decoder.text(self._window)) - (len(text) - settled)
+            self._sent = len(self._factory.decode(self._window)) - (len(text) - settled)
         return piece
 
     def flush(self) -> str:
-        """What is left when the stream ends; half a character becomes U+FFFD."""
-        text = self._decoder.text(self._window)[self._sent :]
+        """What is left at the end of the sequence; half a character becomes U+FFFD."""
+        text = self._factory.decode(self._window)[self._sent :]
         self._window, self._sent = [], 0
         return text

@@ -18,7 +18,7 @@ import torch
 
 from hiscore.decoding.engine import DecodeEngine, Output
 from hiscore.decoding.kv_cache.sizing import Memory
-from hiscore.decoding.sampling_params import parse_decode_options
+from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.worker import build
 from hiscore.decoding.worker.worker import CacheWorker
@@ -185,7 +185,7 @@ class Bench:
         """
         load, arrivals = self._load, _Arrivals()
         self._arrivals = arrivals
-        options = parse_decode_options(json.dumps({"max_tokens": tokens or load.tokens, "ignore_eos": True}))
+        options = parse_sampling_params(json.dumps({"max_tokens": tokens or load.tokens, "ignore_eos": True}))
         rng = np.random.default_rng(seed)
         prompts = rng.integers(0, self._vocabulary, (load.streams, load.prompt)).astype(np.int32)
         before, begun = self._engine.stats(), time.perf_counter()

@@ -214,7 +214,7 @@ def test_all_from_the_host_is_dense_to_the_bit(workers: Any, dtype: torch.dtype)
     seq_index, _ = driver.admit(prompt(200), 300)
     driver.drain(seq_index)
     torch.cuda.synchronize()
-    page = int(driver.sequences[seq_index].host[2])
+    page = int(driver.sequences[seq_index].host_pages[2])
     worker._cache.host_kv[-1, page, 0, 1, 3, 0] += 8
     assert not torch.equal(driver.step([seq_index], cold=True), dense[1])
     driver.leave(seq_index)

@@ -15,8 +15,8 @@ from itertools import count
 import numpy as np
 
 from hiscore.arrays import Int32
+from hiscore.decoding.batch import uniform
 from hiscore.decoding.sequence import DecodeCall
-from hiscore.decoding.uniforms import uniform
 from hiscore.decoding.worker.interface import (
     NO_PAGES,
     STAGING_PAGE_SIZE,
@@ -47,7 +47,7 @@ def next_token(tokens: Int32, temperature: float, draw: float) -> int:
 
 def alone(call: DecodeCall) -> tuple[list[int], str]:
     """The tokens and the finish reason of a call, without any scheduling."""
-    tokens, options = [int(token) for token in call.prompt], call.options
+    tokens, options = [int(token) for token in call.prompt], call.params
     ends = options.stop_token_ids | (set() if options.ignore_eos else {EOS})
     for position in range(len(tokens), len(tokens) + options.max_tokens):
         draw = float(uniform(options.seed, position))

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.block_manager import Pools, needs_of
+from hiscore.decoding.block_manager import BlockManager, pages_needed
 from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
 from hiscore.decoding.kv_cache.sizing import Memory
-from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.stats import EngineStats
-from hiscore.decoding.stop_strings import Detokenizer, StreamEnd
+from hiscore.decoding.stop_strings import Detokenizer, StopChecker
 from hiscore.decoding.worker.build import build_worker
 from hiscore.decoding.worker.device_queues import Event, ImmediateStreams, Lane, Work
 from hiscore.decoding.worker.interface import (
@@ -129,7 +129,7 @@ class Driver:
 
     def __init__(self, worker: CacheWorker) -> None:
         self.worker = worker
-        self.pools = Pools(worker.cache_config)
+        self.blocks = BlockManager(worker.cache_config)
         self.sequences: dict[int, Sequence] = {}
         self.results: list[ForwardResult] = []
         self.sampling: Callable[[int], SamplingBatch] = greedy
@@ -144,15 +144,15 @@ class Driver:
     def admit(self, tokens: np.ndarray, max_tokens: int, sparse: bool = True) -> tuple[int, Tensor]:
         """Prefill a prompt and let it decode: its index, and the logits [vocabulary] after its last token."""
         worker, cache_config = self.worker, self.worker.cache_config
-        options = DecodeOptions(max_tokens=max_tokens, sparse=sparse)
-        sequence = Sequence(DecodeCall(tokens, options, math.inf), None, StreamEnd(options, frozenset()))
+        options = SamplingParams(max_tokens=max_tokens, sparse=sparse)
+        sequence = Sequence(DecodeCall(tokens, options, math.inf), None, StopChecker(options, frozenset()))
         self._end_staging()
-        self.pools.take(sequence, needs_of(sequence.call, len(tokens), cache_config))
+        self.blocks.allocate(sequence, pages_needed(sequence.call, len(tokens), cache_config))
         for start in range(0, len(tokens), cache_config.prefill_token_budget):
             part = tokens[start : start + cache_config.prefill_token_budget]
             last = start + len(part) == len(tokens)
             chunk = PrefillChunk(
-                sequence.seq_index, part, start, sequence.staging, sequence.host, last, not sparse
+                sequence.seq_index, part, start, sequence.staging_pages, sequence.host_pages, last, not sparse
             )
             self._read(worker.prefill([chunk], greedy(int(last))))
             logits = self._logits.pop()
@@ -201,19 +201,19 @@ class Driver:
         """End a sequence, or take all but its pages on the host from it."""
         self.drain(seq_index)
         sequence = self.sequences.pop(seq_index)
-        sequence.newest, sequence.received = int(self.worker._runner.fed[seq_index]), sequence.sampled
-        released = self.pools.give_back(sequence, keep_host=preempt)
+        sequence.last_token, sequence.received = int(self.worker._runner.fed[seq_index]), sequence.sampled
+        released = self.blocks.free(sequence, keep_host=preempt)
         self.worker.release(released.seq_index, released.host, released.device)
         return sequence
 
     def resume(self, sequence: Sequence) -> int:
         """Bring a preempted sequence back, by way of staging; its index, perhaps another one."""
-        needs = needs_of(sequence.call, sequence.length, self.worker.cache_config)
-        host = sequence.host
-        self.pools.take(sequence, needs)
-        self.pools.host.give_back(sequence.host)
-        sequence.host = host
-        self.worker.restore(sequence.seq_index, sequence.length, sequence.host, sequence.staging)
+        needs = pages_needed(sequence.call, sequence.length, self.worker.cache_config)
+        host = sequence.host_pages
+        self.blocks.allocate(sequence, needs)
+        self.blocks.host.free(sequence.host_pages)
+        sequence.host_pages = host
+        self.worker.restore(sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages)
         self.worker.admit(sequence.admission())
         self.sequences[sequence.seq_index] = sequence
         return sequence.seq_index
@@ -229,10 +229,10 @@ class Driver:
         for sequence in self.sequences.values():
             self.worker.drained(sequence.seq_index)  # which looks at what has landed
             if (
-                len(sequence.staging)
+                len(sequence.staging_pages)
                 and self.worker._schedule._landed[sequence.seq_index] >= sequence.prefilled - 1
             ):
-                self.pools.end_staging(sequence)
+                self.blocks.free_staging(sequence)
 
     def _forget(self, seq_index: int) -> None:
         """Nothing but the ring is resident, and nothing of what was is left."""
@@ -253,14 +253,14 @@ class Driver:
 def host_rows(worker: CacheWorker, sequence: Sequence, positions: Tensor) -> Tensor:
     """What the host holds of a sequence: [L, n, C, H, D] for int64 [n] positions."""
     page = worker.cache_config.page_size
-    pages = torch.from_numpy(sequence.host.astype(np.int64))[positions // page]
+    pages = torch.from_numpy(sequence.host_pages.astype(np.int64))[positions // page]
     return worker._cache.host_kv[:, pages, :, :, positions % page].permute(1, 0, 3, 2, 4)
 
 
 def device_rows(worker: CacheWorker, sequence: Sequence, layer: int, head: int) -> tuple[Tensor, Tensor]:
     """What the device has of a sequence in a layer and head: int64 [n] positions, and their rows [n, C, D]."""
     cache, shape, page = worker._cache, worker._cache.shape, worker._cache.shape.page
-    host = torch.from_numpy(sequence.host.astype(np.int64))
+    host = torch.from_numpy(sequence.host_pages.astype(np.int64))
     pages = torch.arange(-(-sequence.length // page))
     if layer in cache.dense:
         places = host[pages]
@@ -351,7 +351,7 @@ class Client:
     ) -> Outcome:
         outcome = Outcome()
         options = {"ignore_eos": True, **options}
-        call = DecodeCall(tokens, DecodeOptions(max_tokens=max_tokens, **options), deadline)
+        call = DecodeCall(tokens, SamplingParams(max_tokens=max_tokens, **options), deadline)
         self.engine.submit(call, outcome)
         return outcome
 
@@ -387,14 +387,14 @@ def serving(
     """An engine over a worker; at its end everything that was taken must have come back."""
     client = Client()
     client.engine = DecodeEngine(
-        worker, detokenizer, eos, 10_000, client.emit, failed=client.failures.append, quantum=quantum
+        worker, detokenizer, eos, 10_000, client.emit, on_failure=client.failures.append, quantum=quantum
     )
     try:
         yield client
     finally:
         client.engine.close()
-    pools, stats = client.engine._scheduler.pools, client.stats
-    assert [pool.used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [
+    pools, stats = client.engine._scheduler.blocks, client.stats
+    assert [pool.num_used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [
         0,
         0,
         0,

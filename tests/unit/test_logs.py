@@ -13,7 +13,7 @@ from hiscore.errors import Code, RequestError
 from hiscore.logs import JsonFormatter, TextFormatter, configure_model
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.labels import resolve_labels
-from hiscore.serving.error_log import LONGEST_ID, RefusalLog, detail
+from hiscore.serving.error_log import MAX_ID_LENGTH, ErrorLog, detail
 from hiscore.settings import Limits
 
 FACTS = CheckpointFacts(vocab_size=100, context_length=100, is_classifier=False)
@@ -103,18 +103,18 @@ def test_what_a_caller_sent_is_not_in_the_detail(label: str) -> None:
 
 
 def test_a_refusal_names_the_call_and_the_reason(lines: list[logging.LogRecord]) -> None:
-    refusals = RefusalLog()
+    refusals = ErrorLog()
     refusals.write("mine", RequestError("the server is full", Code.UNAVAILABLE))
     refusals.write("i" * 1_000, RequestError("internal error", Code.INTERNAL))
     first, second = (vars(line)["fields"] for line in lines)
     assert first == {"request_id": "mine", "reason": "UNAVAILABLE", "detail": "the server is full"}
-    assert second["request_id"] == "i" * LONGEST_ID
+    assert second["request_id"] == "i" * MAX_ID_LENGTH
     assert [line.levelname for line in lines] == ["INFO", "ERROR"]
 
 
 def test_a_flood_of_refusals_is_cut_and_counted(lines: list[logging.LogRecord]) -> None:
     now = [7.0]
-    refusals = RefusalLog(most=100, clock=lambda: now[0])
+    refusals = ErrorLog(limit=100, clock=lambda: now[0])
     full = RequestError("full", Code.UNAVAILABLE)
     for place in range(1_000):
         refusals.write(str(place), full)

@@ -1,4 +1,4 @@
-"""The ``decode`` model: a prompt to a stream of tokens and text. The logic is in `hiscore.decoding`."""
+"""The `decode` model: streams tokens and text for a prompt. The logic is in `hiscore.decoding`."""
 
 import gc
 import logging
@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from hiscore.decoding.engine import DecodeEngine
-from hiscore.decoding.intake import Asked, Intake
-from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed, descriptions
-from hiscore.decoding.request import PromptReader
-from hiscore.decoding.sampling_params import parse_decode_options
+from hiscore.decoding.request import DecodeRequest, PromptReader, RequestIntake
+from hiscore.decoding.sampling_params import parse_sampling_params
+from hiscore.decoding.stats import COUNTERS, GAUGES, MetricsFeed, descriptions
 from hiscore.decoding.worker.build import make_worker
 from hiscore.errors import to_request_error
 from hiscore.logs import configure_model
@@ -24,17 +23,17 @@ from hiscore.models.config import read_facts
 from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.metrics import Counters, Gauges, Rejects
-from hiscore.serving.response_sender import StreamSender
+from hiscore.serving.response_sender import ResponseSender
 from hiscore.serving.triton_io import ReplyTo, parameters, send, strings, tensor
 from hiscore.settings import DecodeSettings, from_model_config
 from hiscore.tokenization import load_tokenizer
-from hiscore.tokenization.detokenizer import TextDecoder
+from hiscore.tokenization.detokenizer import DetokenizerFactory
 
 log = logging.getLogger("hiscore.decode.model")
 
 
 class TritonPythonModel:
-    """`execute` only checks calls and puts them into the engine's queue; other threads do the rest."""
+    """`execute` only validates requests and queues them; the engine's and the sender's threads do the rest."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = from_model_config(DecodeSettings, args["model_config"])
@@ -50,63 +49,63 @@ class TritonPythonModel:
         self.rejects = Rejects(labels)
         self.feed = MetricsFeed(self.counters.add, self.gauges.set, self.rejects.add)
         worker = make_worker(settings, device)
-        self.sender = StreamSender(
+        self.sender = ResponseSender(
             partial(send, streamed=True),
-            abandoned=lambda reply_to: reply_to.sender.is_cancelled(),
-            cancel=lambda caller: self.engine.cancel(caller),
-            count=self.count,
+            is_cancelled=lambda reply_to: reply_to.sender.is_cancelled(),
+            cancel=lambda stream: self.engine.cancel(stream),
+            update_metrics=self.update_metrics,
         )
         self.engine = DecodeEngine(
             worker,
-            TextDecoder(tokenizer.backend).stream if tokenizer else None,
+            DetokenizerFactory(tokenizer.backend).new if tokenizer else None,
             read_eos_ids(checkpoint),
             settings.max_queue,
             emit=self.sender.put,
-            failed=end_if_device_is_lost,
-            died=self.end,
+            on_failure=end_if_device_is_lost,
+            on_death=self.exit,
         )
-        self.intake = Intake(prompts, self.engine.submit, self.sender.put)
+        self.intake = RequestIntake(prompts, self.engine.submit, self.sender.put)
         self.queue_timeout_s = settings.queue_timeout_s
-        # What is loaded stays: the collector need not walk it again and again while streams run.
+        # Freeze startup objects to exclude them from garbage collection.
         gc.collect()
         gc.freeze()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            caller = self.sender.open(ReplyTo.of(request))
+            stream = self.sender.open(ReplyTo.of(request))
             try:
-                asked = self.read(request)
+                decode_request = self.read(request)
             except Exception as error:
-                self.sender.put(caller, to_request_error(error))
+                self.sender.put(stream, to_request_error(error))
             else:
-                self.intake.take(asked, caller)
+                self.intake.accept(decode_request, stream)
 
     def finalize(self) -> None:
         self.intake.close()
         self.engine.close()
         self.sender.close()
-        gc.unfreeze()  # or libraries report at exit as leaked what was only set aside
+        gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
 
-    def read(self, request: Any) -> Asked:
-        options = parse_decode_options(parameters(request))
+    def read(self, request: Any) -> DecodeRequest:
+        params = parse_sampling_params(parameters(request))
         ids, texts = tensor(request, "input_ids"), tensor(request, "text_input")
-        asked_us = request.timeout()
+        timeout_us = request.timeout()
         now = time.monotonic()
-        return Asked(
+        return DecodeRequest(
             None if ids is None else ids.astype(np.int32),
             None if texts is None else strings(texts, "text_input")[0],
-            options,
-            deadline=now + asked_us / 1e6 if asked_us else math.inf,
+            params,
+            deadline=now + timeout_us / 1e6 if timeout_us else math.inf,
             start_by=now + self.queue_timeout_s,
         )
 
-    def count(self) -> bool:
-        """Bring the metrics up to date; whether nothing is left that could change them."""
+    def update_metrics(self) -> bool:
+        """Returns whether the engine is idle, so that nothing can change them any more."""
         stats = self.engine.stats()
-        self.feed.update(replace(stats, full=stats.full + self.intake.full))
+        self.feed.update(replace(stats, full=stats.full + self.intake.num_refused))
         return stats.idle
 
-    def end(self, error: Exception) -> None:
-        """Without the engine's thread no call is ever answered: whoever watches the server starts a new one."""
+    def exit(self, error: Exception) -> None:
+        """Without the engine's thread no call would ever be answered: let the server be restarted."""
         self.sender.close()
         os._exit(1)

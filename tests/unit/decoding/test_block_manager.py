@@ -1,4 +1,4 @@
-"""Pools of pages: all or nothing, no page to two, none given back twice; and what a call needs of each pool."""
+"""Pools of blocks: all or nothing, no block to two, none freed twice; and what a call needs of each pool."""
 
 from dataclasses import replace
 
@@ -7,66 +7,65 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.block_manager import Needs, check_fits, needs_of
-from hiscore.decoding.pages import PagePool
-from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.block_manager import BlockPool, PagesNeeded, check_fits, pages_needed
+from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import Code, PoolExhausted, RequestError
 from tests.support.decode_worker import TINY
 
 
 def call(prompt: int, max_tokens: int, sparse: bool = True) -> DecodeCall:
-    return DecodeCall(np.zeros(prompt, np.int32), DecodeOptions(max_tokens=max_tokens, sparse=sparse), 0.0)
+    return DecodeCall(np.zeros(prompt, np.int32), SamplingParams(max_tokens=max_tokens, sparse=sparse), 0.0)
 
 
 @given(st.integers(0, 12), st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=30))
 def test_a_page_has_one_owner(size: int, moves: list[tuple[bool, int]]) -> None:
-    pool = PagePool(size)
+    pool = BlockPool(size)
     held: list[np.ndarray] = []
     for take, number in moves:
-        if take and number > pool.free:
+        if take and number > pool.num_free:
             with pytest.raises(PoolExhausted):
-                pool.take(number)
+                pool.allocate(number)
         elif take:
-            held.append(pool.take(number))
+            held.append(pool.allocate(number))
             assert held[-1].dtype == np.int32
             assert len(held[-1]) == number
         elif held:
-            pool.give_back(held.pop(number % len(held)))
+            pool.free(held.pop(number % len(held)))
         owned = np.concatenate([np.empty(0, np.int32), *held])
-        assert len(set(owned.tolist())) == len(owned) == pool.used == size - pool.free
+        assert len(set(owned.tolist())) == len(owned) == pool.num_used == size - pool.num_free
         assert set(owned.tolist()) <= set(range(size))
     for pages in held:
-        pool.give_back(pages)
-    assert sorted(pool.take(size).tolist()) == list(range(size))
+        pool.free(pages)
+    assert sorted(pool.allocate(size).tolist()) == list(range(size))
 
 
 @pytest.mark.parametrize("wrong", [[0, 1], [1, 1], [3]])
 def test_what_nobody_holds_is_not_given_back(wrong: list[int]) -> None:
-    pool = PagePool(4)
-    pages = pool.take(3)
-    pool.give_back(pages[:1])
+    pool = BlockPool(4)
+    pages = pool.allocate(3)
+    pool.free(pages[:1])
     assert pages.tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="nobody holds"):
-        pool.give_back(np.array(wrong, np.int32))
-    assert pool.used == 2  # and then none has been
-    pool.give_back(pages[1:])
-    assert pool.free == 4
+    with pytest.raises(ValueError, match="double free"):
+        pool.free(np.array(wrong, np.int32))
+    assert pool.num_used == 2  # and then none has been
+    pool.free(pages[1:])
+    assert pool.num_free == 4
 
 
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "sparse", "dense", "needs"),
     [
-        (1, 1, True, False, Needs(1, 1, 1)),
-        (16, 4, True, False, Needs(5, 5, 1)),  # all of it fits what a sparse sequence may have
-        (17, 4, True, False, Needs(6, 5, 2)),
-        (17, 4, False, False, Needs(6, 6, 2)),
-        (17, 4, True, True, Needs(6, 0, 2)),
-        (17, 4, False, True, Needs(6, 0, 2)),
+        (1, 1, True, False, PagesNeeded(1, 1, 1)),
+        (16, 4, True, False, PagesNeeded(5, 5, 1)),  # all of it fits what a sparse sequence may have
+        (17, 4, True, False, PagesNeeded(6, 5, 2)),
+        (17, 4, False, False, PagesNeeded(6, 6, 2)),
+        (17, 4, True, True, PagesNeeded(6, 0, 2)),
+        (17, 4, False, True, PagesNeeded(6, 0, 2)),
     ],
 )
-def test_needs(prompt: int, max_tokens: int, sparse: bool, dense: bool, needs: Needs) -> None:
-    assert needs_of(call(prompt, max_tokens, sparse), prompt, replace(TINY, dense=dense)) == needs
+def test_needs(prompt: int, max_tokens: int, sparse: bool, dense: bool, needs: PagesNeeded) -> None:
+    assert pages_needed(call(prompt, max_tokens, sparse), prompt, replace(TINY, dense=dense)) == needs
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
-from hiscore.decoding.sampling_params import DecodeOptions
-from hiscore.decoding.sequence import Stage
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.sequence import Status
 from hiscore.decoding.worker.interface import NOT_FINITE, CacheConfig, DecodeBatch
 from hiscore.errors import Code, RequestError
 from tests.support.decode_worker import EOS, TINY, VOCABULARY, HashWorker, alone
@@ -88,8 +88,8 @@ def assert_all_came_back(engine: DecodeEngine, worker: HashWorker) -> None:
     assert worker.violations == []
     assert not worker.sequences
     assert not worker.kept
-    pools = engine._scheduler.pools
-    assert [pool.used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [
+    pools = engine._scheduler.blocks
+    assert [pool.num_used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [
         0,
         0,
         0,
@@ -103,7 +103,7 @@ def assert_all_came_back(engine: DecodeEngine, worker: HashWorker) -> None:
 
 
 def call(prompt: list[int], max_tokens: int = 8, deadline: float = math.inf, **options: Any) -> DecodeCall:
-    return DecodeCall(np.array(prompt, np.int32), DecodeOptions(max_tokens=max_tokens, **options), deadline)
+    return DecodeCall(np.array(prompt, np.int32), SamplingParams(max_tokens=max_tokens, **options), deadline)
 
 
 def long_call(first: int, prompt: int = 8, max_tokens: int = 40, **options: Any) -> DecodeCall:
@@ -236,23 +236,30 @@ def test_the_next_step_is_launched_before_the_last_is_read() -> None:
     assert worker.steps == 39  # and a sequence that ends at max_tokens has no row for nothing
 
 
-STAGES = [Stage.WAITING, Stage.PREFILLING, Stage.STAGING, Stage.RUNNING, Stage.LEAVING, Stage.PREEMPTED]
+STAGES = [
+    Status.WAITING,
+    Status.PREFILLING,
+    Status.ADMITTED,
+    Status.RUNNING,
+    Status.DRAINING,
+    Status.PREEMPTED,
+]
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_end_at_each_stage_gives_everything_back(stage: Stage, how: str) -> None:
+def test_an_end_at_each_stage_gives_everything_back(stage: Status, how: str) -> None:
     """Sequences of all sorts crowd small pools; whatever is found at this stage is ended."""
     worker, callers = HashWorker(replace(TINY, prefill_token_budget=6), delay=5), Callers()
     calls = [long_call(i, prompt=20 + i, sparse=bool(i % 3)) for i in range(12)]
     names = [Caller(i) for i in range(12)]
     ended: list[Any] = []
     with running(worker, callers) as engine:
-        plan = engine._scheduler.plan
+        plan = engine._scheduler.schedule
 
         def plan_and_end(drained: Callable[[int], bool]) -> Any:
             planned = plan(drained)
-            for sequence in engine._scheduler._at[stage]:
+            for sequence in engine._scheduler.queues[stage]:
                 if not sequence.ended and len(ended) < 6 and sequence.reply_to not in ended:
                     ended.append(sequence.reply_to)
                     if how == "cancel":
@@ -262,7 +269,7 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Stage, how: str) -> N
                         engine._deadlines.insert(0, (0.0, id(sequence.reply_to)))
             return planned
 
-        engine._scheduler.plan = plan_and_end  # type: ignore[method-assign]
+        engine._scheduler.schedule = plan_and_end  # type: ignore[method-assign]
         for name, wanted in zip(names, calls, strict=True):
             engine.submit(wanted, name)
         callers.wait(lambda: len(callers.ends) == 12)
@@ -277,7 +284,7 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Stage, how: str) -> N
             else:
                 assert isinstance(end, RequestError)
                 assert end.code is Code.UNAVAILABLE
-                where = "in the queue" if stage is Stage.WAITING else r"after \d+ of at most 40 tokens"
+                where = "in the queue" if stage is Status.WAITING else r"after \d+ of at most 40 tokens"
                 with pytest.raises(RequestError, match=f"Request timeout expired {where}"):
                     raise end
             got = callers.tokens.get(name, [])
@@ -382,7 +389,7 @@ def test_a_failure_ends_those_it_concerns_alone(where: str) -> None:
         return ValueError("secret")
 
     worker.fail = fail
-    with running(worker, callers, quantum=3, failed=failures.append) as engine:
+    with running(worker, callers, quantum=3, on_failure=failures.append) as engine:
         for name, wanted in calls.items():
             engine.submit(wanted, name)
         callers.wait(lambda: len(callers.ends) == len(calls))
@@ -406,7 +413,7 @@ def test_logits_that_are_not_finite_fail_their_own_sequence() -> None:
         return NOT_FINITE if at == "prefill result" and seq_indices == [0] else None
 
     worker.fail = fail
-    with running(worker, callers, failed=failures.append) as engine:
+    with running(worker, callers, on_failure=failures.append) as engine:
         engine.submit(long_call(1, prompt=24), bad)  # a chunk of its own, at seq_index 0
         callers.wait(lambda: bad in callers.ends)
         worker.fail = lambda at, seq_indices: None
@@ -425,7 +432,7 @@ def test_a_dead_engine_answers_all_and_refuses_more() -> None:
     deaths: list[Exception] = []
     calls = {Caller(i): long_call(i) for i in range(8)}
     engine = DecodeEngine(
-        worker, None, frozenset({EOS}), 100, callers.emit, failed=failures.append, died=deaths.append
+        worker, None, frozenset({EOS}), 100, callers.emit, on_failure=failures.append, on_death=deaths.append
     )
     worker.fail = lambda at, seq_indices: OSError("gone") if at == "drained" and worker.steps > 5 else None
     for name, wanted in calls.items():
@@ -451,8 +458,8 @@ def test_text_ends_before_a_stop_string_and_what_is_held_back_comes_with_the_end
     cut, held = Caller(0), Caller(1)
     callers = Callers()
     with running(HashWorker(), callers) as engine:
-        engine.submit(replace(wanted, options=replace(wanted.options, stop=(letters[10:13],))), cut)
-        engine.submit(replace(wanted, options=replace(wanted.options, stop=(letters[38:] + "never",))), held)
+        engine.submit(replace(wanted, params=replace(wanted.params, stop=(letters[10:13],))), cut)
+        engine.submit(replace(wanted, params=replace(wanted.params, stop=(letters[38:] + "never",))), held)
     assert (callers.ends[cut], callers.texts[cut]) == ("stop", letters[:10])
     assert callers.tokens[cut] == tokens[:13]
     assert (callers.ends[held], callers.texts[held]) == ("length", letters)
@@ -465,8 +472,8 @@ def test_an_engine_with_nothing_to_launch_does_next_to_nothing() -> None:
     worker.drained = lambda seq_index: drained(seq_index) and landed.is_set()  # type: ignore[method-assign]
     asked: list[int] = []
     with running(worker, callers) as engine:
-        plan = engine._scheduler.plan
-        engine._scheduler.plan = lambda drained: asked.append(1) or plan(drained)  # type: ignore[method-assign]
+        plan = engine._scheduler.schedule
+        engine._scheduler.schedule = lambda drained: asked.append(1) or plan(drained)  # type: ignore[method-assign]
         began = time.monotonic()
         engine.submit(long_call(1), Caller(0))
         while len(asked) < 50:

@@ -7,15 +7,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hiscore.decoding import intake as intake_module
-from hiscore.decoding.intake import Asked, Intake
-from hiscore.decoding.request import PromptReader
-from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding import request as request_module
+from hiscore.decoding.request import DecodeRequest, PromptReader, RequestIntake
+from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import Code, RequestError
 
 PATIENCE_S = 20.0
-LARGE = "a" * (intake_module.LARGE_CHARACTERS + 1)
+LARGE = "a" * (request_module.LARGE_CHARACTERS + 1)
 
 
 class Prompts:
@@ -24,8 +23,8 @@ class Prompts:
     def __init__(self) -> None:
         self.gate, self.reached = threading.Event(), threading.Event()
 
-    def read(self, ids: Any, text: str, options: DecodeOptions) -> Any:
-        if len(text) > intake_module.LARGE_CHARACTERS:
+    def read(self, ids: Any, text: str, options: SamplingParams) -> Any:
+        if len(text) > request_module.LARGE_CHARACTERS:
             self.reached.set()
             assert self.gate.wait(PATIENCE_S), "a large text is encoded by the thread that takes calls"
         if text == "bad":
@@ -42,15 +41,17 @@ class Edge:
         self.prompts = Prompts()
         self.calls: dict[int, DecodeCall] = {}
         self.refused: dict[int, RequestError] = {}
-        self.intake = Intake(cast("PromptReader", self.prompts), self.submit, self.refused.__setitem__)
+        self.intake = RequestIntake(cast("PromptReader", self.prompts), self.submit, self.refused.__setitem__)
 
     def submit(self, call: DecodeCall, name: int) -> None:
-        if call.options.max_tokens == 99:
+        if call.params.max_tokens == 99:
             raise RequestError("too long")
         self.calls[name] = call
 
     def take(self, name: int, text: str, max_tokens: int = 1) -> None:
-        self.intake.take(Asked(None, text, DecodeOptions(max_tokens=max_tokens), math.inf, 7.0), name)
+        self.intake.accept(
+            DecodeRequest(None, text, SamplingParams(max_tokens=max_tokens), math.inf, 7.0), name
+        )
 
 
 @pytest.fixture
@@ -72,13 +73,13 @@ def test_a_large_text_holds_no_other_call_up(edge: Edge) -> None:
 def test_more_large_texts_than_may_wait_are_refused_for_now(edge: Edge) -> None:
     edge.take(0, LARGE)
     assert edge.prompts.reached.wait(PATIENCE_S)
-    for name in range(1, intake_module.MOST_LARGE + 2):
+    for name in range(1, request_module.MAX_LARGE + 2):
         edge.take(name, LARGE)
-    assert list(edge.refused) == [intake_module.MOST_LARGE + 1]
-    assert edge.refused[intake_module.MOST_LARGE + 1].code is Code.UNAVAILABLE
+    assert list(edge.refused) == [request_module.MAX_LARGE + 1]
+    assert edge.refused[request_module.MAX_LARGE + 1].code is Code.UNAVAILABLE
     edge.prompts.gate.set()
     edge.intake.close()
-    assert sorted(edge.calls) == list(range(intake_module.MOST_LARGE + 1))
+    assert sorted(edge.calls) == list(range(request_module.MAX_LARGE + 1))
 
 
 def test_what_cannot_be_read_or_submitted_is_refused_and_the_thread_goes_on(edge: Edge) -> None:

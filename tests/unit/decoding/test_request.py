@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hiscore.decoding.request import PromptReader
-from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.errors import Code, RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.tokenization import load_tokenizer
@@ -16,7 +16,7 @@ from tests.support import tiny_tokenizers
 
 FACTS = CheckpointFacts(vocab_size=700, context_length=100, is_classifier=False)
 IDS = np.array([5, 0, 699], np.int32)
-PLAIN = DecodeOptions()
+PLAIN = SamplingParams()
 
 
 @pytest.fixture(scope="module", params=["llama3", "eos", "twice"])
@@ -50,12 +50,12 @@ def test_ids_are_taken_as_they_are_and_copied() -> None:
         (IDS[:0], None, PLAIN, "'input_ids' is empty"),
         (np.array([5, -1], np.int32), None, PLAIN, "'input_ids' holds -1: ids of this model are 0 to 699"),
         (np.array([700], np.int32), None, PLAIN, "'input_ids' holds 700: ids of this model are 0 to 699"),
-        (None, "ää", PLAIN, "'text_input' needs a tokenizer, which this checkpoint has not"),
-        (IDS, None, DecodeOptions(stop=("a",)), "parameter 'stop' needs text"),
+        (None, "ää", PLAIN, "'text_input' needs a tokenizer, which this checkpoint does not have"),
+        (IDS, None, SamplingParams(stop=("a",)), "parameter 'stop' needs text"),
     ],
 )
 def test_a_bad_prompt_is_refused_by_name(
-    ids: Any, text: str | None, options: DecodeOptions, says: str
+    ids: Any, text: str | None, options: SamplingParams, says: str
 ) -> None:
     with pytest.raises(RequestError, match=says) as refused:
         PromptReader(FACTS, None, 1_000).read(ids, text, options)
@@ -74,4 +74,4 @@ def test_text_has_bounds_too(tmp_path: Path) -> None:
     few = PromptReader(CheckpointFacts(3, 100, False), tokenizer, 5)
     with pytest.raises(RequestError, match=r"'text_input' holds .* ids of this model are 0 to 2"):
         few.read(None, "abc", PLAIN)
-    assert reader.read(None, "a", DecodeOptions(stop=("b",))).shape == (1,)
+    assert reader.read(None, "a", SamplingParams(stop=("b",))).shape == (1,)

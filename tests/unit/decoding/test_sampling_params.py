@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.sampling_params import DecodeOptions, parse_decode_options
+from hiscore.decoding.sampling_params import SamplingParams, parse_sampling_params
 from hiscore.errors import Code, RequestError
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:
-    assert DecodeOptions() == DecodeOptions(16, 0.0, 0, 1.0, 0, False, (), frozenset(), True)
+    assert SamplingParams() == SamplingParams(16, 0.0, 0, 1.0, 0, False, (), frozenset(), True)
     for nothing in ("", "{}"):
-        assert replace(parse_decode_options(nothing), seed=0) == DecodeOptions()
+        assert replace(parse_sampling_params(nothing), seed=0) == SamplingParams()
 
 
 def test_every_parameter_is_read() -> None:
@@ -29,19 +29,19 @@ def test_every_parameter_is_read() -> None:
         "stop_token_ids": "[5, 0, 5]",
         "sparse": False,
     }
-    assert parse_decode_options(json.dumps(given)) == DecodeOptions(
+    assert parse_sampling_params(json.dumps(given)) == SamplingParams(
         7, 0.5, 40, 0.9, -3, True, ("\n", "ü"), frozenset({0, 5}), False
     )
 
 
 def test_whole_numbers_are_taken_where_fractions_are_meant() -> None:
-    options = parse_decode_options('{"temperature": 1, "top_p": 1}')
+    options = parse_sampling_params('{"temperature": 1, "top_p": 1}')
     assert (options.temperature, options.top_p) == (1.0, 1.0)
     assert type(options.temperature) is type(options.top_p) is float
 
 
 def test_without_a_seed_each_request_gets_its_own() -> None:
-    seeds = {parse_decode_options("").seed for _ in range(20)}
+    seeds = {parse_sampling_params("").seed for _ in range(20)}
     assert len(seeds) == 20
     assert all(0 <= seed < 2**63 for seed in seeds)
 
@@ -91,7 +91,7 @@ def test_without_a_seed_each_request_gets_its_own() -> None:
 )
 def test_what_is_not_allowed_is_refused(given: dict[str, object], says: str) -> None:
     with pytest.raises(RequestError) as error:
-        parse_decode_options(json.dumps(given))
+        parse_sampling_params(json.dumps(given))
     assert says in error.value.message
     assert error.value.code is Code.INVALID_ARG
     assert len(error.value.message) < 200
@@ -105,12 +105,12 @@ JSON = st.recursive(
 
 
 @given(
-    st.dictionaries(st.sampled_from(list(DecodeOptions.__dataclass_fields__)), JSON | JSON.map(json.dumps))
+    st.dictionaries(st.sampled_from(list(SamplingParams.__dataclass_fields__)), JSON | JSON.map(json.dumps))
 )
 def test_anything_gives_options_or_a_message(given: dict[str, object]) -> None:
-    parsed: DecodeOptions | RequestError
+    parsed: SamplingParams | RequestError
     try:
-        parsed = parse_decode_options(json.dumps(given))
+        parsed = parse_sampling_params(json.dumps(given))
     except RequestError as error:
         parsed = error
     if isinstance(parsed, RequestError):

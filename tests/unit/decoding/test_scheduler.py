@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiscore.decoding import scheduler as scheduler_module
-from hiscore.decoding.sampling_params import DecodeOptions
-from hiscore.decoding.scheduler import LOOK_AHEAD, MOST_OVERTAKEN, Plan, Scheduler
-from hiscore.decoding.sequence import DecodeCall, Sequence, Stage
-from hiscore.decoding.stop_strings import StreamEnd
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.scheduler import LOOK_AHEAD, MAX_OVERTAKEN, Schedule, Scheduler
+from hiscore.decoding.sequence import DecodeCall, Sequence, Status
+from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.interface import CacheConfig
 from tests.support.decode_worker import TINY
 
@@ -19,9 +19,9 @@ WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_
 
 
 def sequence(prompt: int = 8, max_tokens: int = 8, sparse: bool = True) -> Sequence:
-    options = DecodeOptions(max_tokens=max_tokens, sparse=sparse)
+    options = SamplingParams(max_tokens=max_tokens, sparse=sparse)
     return Sequence(
-        DecodeCall(np.arange(prompt, dtype=np.int32), options, 0.0), None, StreamEnd(options, set())
+        DecodeCall(np.arange(prompt, dtype=np.int32), options, 0.0), None, StopChecker(options, set())
     )
 
 
@@ -31,31 +31,31 @@ class Drive:
     def __init__(self, cache_config: CacheConfig = TINY, quantum: int = 0) -> None:
         self.scheduler = Scheduler(cache_config, quantum)
         self.undrained: set[int] = set()
-        self._before = Plan()
+        self._before = Schedule()
 
     def add(self, *sequences: Sequence) -> None:
         for each in sequences:
             self.scheduler.add(each)
 
-    def go(self, iterations: int = 1) -> Plan:
+    def go(self, iterations: int = 1) -> Schedule:
         plan = self._before
         for _ in range(iterations):
-            plan = self.scheduler.plan(lambda seq_index: seq_index not in self.undrained)
-            for each in (*self._before.running, *self._before.prefilling):
+            plan = self.scheduler.schedule(lambda seq_index: seq_index not in self.undrained)
+            for each in (*self._before.stepped, *self._before.prefilling):
                 each.in_flight -= 1
-            for each in (*self._before.running, *self._before.filled):
+            for each in (*self._before.stepped, *self._before.completed):
                 each.received += 1
-                if not each.ended and each.received == each.call.options.max_tokens:
+                if not each.ended and each.received == each.call.params.max_tokens:
                     self.scheduler.end(each)
             self._before = plan
         return plan
 
-    def until(self, each: Sequence, stage: Stage, most: int = 2000) -> int:
+    def until(self, each: Sequence, stage: Status, most: int = 2000) -> int:
         for iteration in range(most):
-            if each.stage is stage:
+            if each.status is stage:
                 return iteration
             self.go()
-        raise AssertionError(f"not {stage} after {most} iterations, but {each.stage}")
+        raise AssertionError(f"not {stage} after {most} iterations, but {each.status}")
 
 
 def test_a_sequence_s_life() -> None:
@@ -63,27 +63,27 @@ def test_a_sequence_s_life() -> None:
     drive.add(each)
     plan = drive.go()
     assert [(chunk.start, len(chunk.tokens), chunk.is_last) for chunk in plan.chunks] == [(0, 24, False)]
-    assert (plan.filled, plan.admitted, plan.rows) == ([], [], None)
+    assert (plan.completed, plan.admitted, plan.decode_batch) == ([], [], None)
     plan = drive.go()
     assert [(chunk.start, len(chunk.tokens), chunk.is_last) for chunk in plan.chunks] == [(24, 6, True)]
-    assert plan.filled == plan.admitted == [each]
+    assert plan.completed == plan.admitted == [each]
     admission = each.admission()
     assert (admission.length, admission.first_token, admission.full_attention) == (30, None, False)
     assert sequence(sparse=False).admission().full_attention
     drive.undrained = {each.seq_index}
-    assert drive.go(3).rows is None  # until its prompt's backup has landed
-    assert each.stage is Stage.STAGING
-    assert len(each.staging) == 2
+    assert drive.go(3).decode_batch is None  # until its prompt's backup has landed
+    assert each.status is Status.ADMITTED
+    assert len(each.staging_pages) == 2
     drive.undrained = set()
     positions = []
     for _ in range(2):
         plan = drive.go()
-        assert plan.rows is not None
-        positions += plan.rows.positions.tolist()
+        assert plan.decode_batch is not None
+        positions += plan.decode_batch.positions.tolist()
     assert positions == [30, 31]
-    assert len(each.staging) == 0
-    assert each.stage is Stage.LEAVING  # the last of its tokens is on its way: no row for nothing
-    seq_index, host, device = each.seq_index, each.host, each.device
+    assert len(each.staging_pages) == 0
+    assert each.status is Status.DRAINING  # the last of its tokens is on its way: no row for nothing
+    seq_index, host, device = each.seq_index, each.host_pages, each.device_pages
     drive.undrained = {seq_index}
     assert drive.go(4).releases == []
     drive.undrained = set()
@@ -93,7 +93,7 @@ def test_a_sequence_s_life() -> None:
         host.tolist(),
         device.tolist(),
     )
-    assert each.stage is Stage.GONE
+    assert each.status is Status.FINISHED
     assert drive.scheduler.idle
 
 
@@ -101,22 +101,22 @@ def test_a_sequence_of_one_token_is_never_admitted() -> None:
     drive, each = Drive(), sequence(max_tokens=1)
     drive.add(each)
     plan = drive.go()
-    assert plan.filled == [each]
+    assert plan.completed == [each]
     assert plan.admitted == []
     # Nor is it backed up, as others are.
     assert [len(chunk.host_pages) for chunk in plan.chunks] == [0]
-    assert drive.until(each, Stage.GONE) <= 3
+    assert drive.until(each, Status.FINISHED) <= 3
     drive.add(other := sequence(max_tokens=2))
-    assert [chunk.host_pages is other.host for chunk in drive.go().chunks] == [True]
+    assert [chunk.host_pages is other.host_pages for chunk in drive.go().chunks] == [True]
 
 
 def test_sequences_that_run_are_in_every_step_while_others_prefill() -> None:
     drive, first, long = Drive(WIDE), sequence(max_tokens=100), sequence(prompt=100)
     drive.add(first)
-    drive.until(first, Stage.RUNNING)
+    drive.until(first, Status.RUNNING)
     drive.add(long)
     plans = [drive.go() for _ in range(5)]
-    assert all(plan.running == [first] for plan in plans)
+    assert all(plan.stepped == [first] for plan in plans)
     assert [len(chunk.tokens) for plan in plans for chunk in plan.chunks] == [24, 24, 24, 24, 4]
 
 
@@ -124,7 +124,7 @@ def test_short_prompts_share_a_forward() -> None:
     drive, short = Drive(WIDE), [sequence(prompt=4) for _ in range(6)]
     drive.add(*short)
     plan = drive.go()
-    assert plan.filled == plan.admitted == short
+    assert plan.completed == plan.admitted == short
     assert [chunk.seq_index for chunk in plan.chunks] == [each.seq_index for each in short]
 
 
@@ -135,8 +135,8 @@ def test_neither_short_prompts_nor_long_ones_hold_each_other_up() -> None:
     waits = []
     for _ in range(20):
         drive.add(short := sequence(prompt=12, max_tokens=1))
-        if long.stage is Stage.PREFILLING:
-            waits.append(drive.until(short, Stage.LEAVING))
+        if long.status is Status.PREFILLING:
+            waits.append(drive.until(short, Status.DRAINING))
     assert waits
     assert max(waits) == 1  # a half of the forward is theirs
     assert len(waits) <= 2 * -(-110 // 24)  # and the other is the long prompt's
@@ -153,17 +153,19 @@ def test_a_prefill_forward_is_full_and_the_oldest_has_a_half(
     pending = [(at, sequence(prompt=length, max_tokens=1)) for length, at in prompts]
     for iteration in range(8 + sum(length for length, _ in prompts)):
         drive.add(*(each for at, each in pending if at == iteration))
-        ahead = list(drive.scheduler._at[Stage.PREFILLING])
+        ahead = list(drive.scheduler.queues[Status.PREFILLING])
         unfilled = {
-            each: each.unfilled for _, each in pending if each.stage in (Stage.WAITING, Stage.PREFILLING)
+            each: each.prompt_left
+            for _, each in pending
+            if each.status in (Status.WAITING, Status.PREFILLING)
         }
-        known = {each: left for each, left in unfilled.items() if each in ahead or each.turn}
+        known = {each: left for each, left in unfilled.items() if each in ahead or each.queue_position}
         plan = drive.go()
         sizes = {each: len(part.tokens) for each, part in zip(plan.prefilling, plan.chunks, strict=True)}
         assert sum(sizes.values()) == min(chunk, sum(known.values()))
         if ahead:
             assert sizes[ahead[0]] >= min(known[ahead[0]], chunk / 2)
-    assert all(each.stage is Stage.GONE for _, each in pending)
+    assert all(each.status is Status.FINISHED for _, each in pending)
 
 
 def test_a_large_sequence_is_overtaken_so_often_and_no_more() -> None:
@@ -175,32 +177,32 @@ def test_a_large_sequence_is_overtaken_so_often_and_no_more() -> None:
         drive.add(small := sequence(prompt=4, max_tokens=6))
         started.append(small)
         drive.go()
-        if large.stage is not Stage.WAITING:
+        if large.status is not Status.WAITING:
             break
-    assert large.stage is Stage.PREFILLING
-    before = sum(each.stage is not Stage.WAITING for each in started)
-    assert before == MOST_OVERTAKEN
+    assert large.status is Status.PREFILLING
+    before = sum(each.status is not Status.WAITING for each in started)
+    assert before == MAX_OVERTAKEN
     # Those that it has kept waiting are not kept for ever.
-    assert drive.until(started[-1], Stage.GONE) < 2000
+    assert drive.until(started[-1], Status.FINISHED) < 2000
 
 
-@pytest.mark.parametrize("limit", [MOST_OVERTAKEN, 10**9])
+@pytest.mark.parametrize("limit", [MAX_OVERTAKEN, 10**9])
 def test_without_the_limit_it_would_starve(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "MOST_OVERTAKEN", limit)
+    monkeypatch.setattr(scheduler_module, "MAX_OVERTAKEN", limit)
     drive, large = Drive(), sequence(prompt=40, max_tokens=40, sparse=False)
     drive.add(sequence(max_tokens=20), large)
     for _ in range(500):
         drive.add(sequence(prompt=4, max_tokens=6))
         drive.go()
-    assert (large.stage is Stage.WAITING) == (limit == 10**9)
+    assert (large.status is Status.WAITING) == (limit == 10**9)
 
 
 def test_small_sequences_pass_a_large_one_meanwhile() -> None:
     drive, large = Drive(), sequence(prompt=40, max_tokens=40, sparse=False)
     small = [sequence(prompt=4, max_tokens=4) for _ in range(3)]
     drive.add(runs := sequence(max_tokens=100), large, *small)
-    drive.until(small[-1], Stage.GONE)
-    assert (runs.stage, large.stage) == (Stage.RUNNING, Stage.WAITING)
+    drive.until(small[-1], Status.FINISHED)
+    assert (runs.status, large.status) == (Status.RUNNING, Status.WAITING)
 
 
 def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: bool) -> list[Sequence]:
@@ -208,7 +210,7 @@ def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: bool) -
     sequences = []
     for _ in range(number):
         drive.add(each := sequence(max_tokens=max_tokens, **options))
-        drive.until(each, Stage.RUNNING)
+        drive.until(each, Status.RUNNING)
         sequences.append(each)
     return sequences
 
@@ -217,37 +219,37 @@ def test_who_has_run_longest_is_preempted_and_comes_back_without_a_prefill() -> 
     drive = Drive(quantum=10)
     running = fill(drive)
     drive.add(late := sequence())
-    before = [each.ran for each in running]
-    preempted_after = drive.until(running[0], Stage.LEAVING)
+    before = [each.steps_run for each in running]
+    preempted_after = drive.until(running[0], Status.DRAINING)
     assert preempted_after == 10  # steps that the other has waited
     assert before == sorted(before, reverse=True)
-    host = running[0].host
+    host = running[0].host_pages
     seq_index = running[0].seq_index
     drive.undrained = {seq_index}
     assert drive.go(5).releases == []  # not before its backups have landed
-    assert late.stage is Stage.WAITING
-    assert all(each.stage is Stage.RUNNING for each in running[1:])
+    assert late.status is Status.WAITING
+    assert all(each.status is Status.RUNNING for each in running[1:])
     drive.undrained = set()
     plan = drive.go()
     assert [(release.seq_index, len(release.host)) for release in plan.releases] == [(seq_index, 0)]
-    assert (running[0].stage, late.stage) == (Stage.PREEMPTED, Stage.STAGING)
-    assert running[0].host is host
+    assert (running[0].status, late.status) == (Status.PREEMPTED, Status.ADMITTED)
+    assert running[0].host_pages is host
     assert drive.scheduler.preemptions == 1
     length, received = running[0].length, running[0].received
     assert length == 8 + received - 1  # all but the newest have been fed
-    while running[0].stage is Stage.PREEMPTED:
+    while running[0].status is Status.PREEMPTED:
         plan = drive.go()
-    assert plan.restored == plan.admitted == [running[0]]
+    assert plan.resumed == plan.admitted == [running[0]]
     assert plan.chunks == []
-    running[0].newest = 5
+    running[0].last_token = 5
     admission = running[0].admission()
     assert (admission.length, admission.first_token) == (length, 5)
     assert admission.host_pages is host
-    assert running[0].ran == 0
+    assert running[0].steps_run == 0
     plan = drive.go()
-    assert plan.rows is not None
-    assert plan.rows.positions[plan.running.index(running[0])] == length
-    drive.until(running[0], Stage.GONE)
+    assert plan.decode_batch is not None
+    assert plan.decode_batch.positions[plan.stepped.index(running[0])] == length
+    drive.until(running[0], Status.FINISHED)
     assert running[0].received == 60
 
 
@@ -257,9 +259,9 @@ def test_nobody_is_preempted_without_a_quantum_or_before_it() -> None:
         running = fill(drive, max_tokens=80)
         drive.add(sequence())
         drive.go(20)
-        assert all(each.stage is Stage.RUNNING for each in running)
+        assert all(each.status is Status.RUNNING for each in running)
     drive.go(31)
-    assert running[0].stage is not Stage.RUNNING
+    assert running[0].status is not Status.RUNNING
 
 
 def test_nobody_is_preempted_in_vain() -> None:
@@ -275,7 +277,7 @@ def test_nobody_is_preempted_in_vain() -> None:
         drive.add(late)
         drive.go(8)
         assert drive.scheduler.preemptions == 0
-        assert all(each.stage is Stage.RUNNING for each in running)
+        assert all(each.status is Status.RUNNING for each in running)
 
 
 def test_sequences_take_turns_and_each_runs_a_quantum_at_least() -> None:
@@ -284,10 +286,10 @@ def test_sequences_take_turns_and_each_runs_a_quantum_at_least() -> None:
     drive.add(*sequences)
     shortest = 10**9
     while not drive.scheduler.idle:
-        ran = {each: each.ran for each in sequences if each.stage is Stage.RUNNING}
+        ran = {each: each.steps_run for each in sequences if each.status is Status.RUNNING}
         drive.go()
         for each, steps in ran.items():
-            if each.stage is Stage.LEAVING and not each.all_sampled:
+            if each.status is Status.DRAINING and not each.all_sampled:
                 shortest = min(shortest, steps + 1)
     assert drive.scheduler.preemptions > 16
     assert shortest >= 20
@@ -301,8 +303,8 @@ def test_one_is_restored_in_an_iteration() -> None:
     restored = 0
     while not drive.scheduler.idle:
         plan = drive.go()
-        assert len(plan.restored) <= 1
-        restored += len(plan.restored)
+        assert len(plan.resumed) <= 1
+        restored += len(plan.resumed)
     assert restored == drive.scheduler.preemptions > 0
 
 
@@ -313,36 +315,36 @@ def test_preempted_sequences_come_back_past_those_that_wait_for_their_pages_on_t
     late = [sequence(prompt=20, max_tokens=90) for _ in range(3 * LOOK_AHEAD)]  # 28 pages each
     drive.add(*sequences, *late)
     for each in late:
-        each.overtaken = MOST_OVERTAKEN
+        each.times_overtaken = MAX_OVERTAKEN
     while drive.scheduler.preemptions < 4:
         drive.go()
-    assert drive.scheduler.count(Stage.PREEMPTED) == 4
-    assert min(each.turn for each in sequences[:4]) > max(each.turn for each in late)
-    assert 5 <= drive.scheduler.pools.host.free < 28
+    assert len(drive.scheduler.preempted) == 4
+    assert min(each.queue_position for each in sequences[:4]) > max(each.queue_position for each in late)
+    assert 5 <= drive.scheduler.blocks.host.num_free < 28
     for each in (*sequences, *late):
-        drive.until(each, Stage.GONE, most=20_000)
-    assert drive.scheduler.pools.host.used == 0
+        drive.until(each, Status.FINISHED, most=20_000)
+    assert drive.scheduler.blocks.host.num_used == 0
 
 
-@pytest.mark.parametrize("stage", [each for each in Stage if each is not Stage.GONE])
-def test_an_end_at_each_stage_gives_all_back(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [each for each in Status if each is not Status.FINISHED])
+def test_an_end_at_each_stage_gives_all_back(stage: Status) -> None:
     drive = Drive(replace(TINY, prefill_token_budget=3), quantum=3)
     sequences = [sequence(max_tokens=20) for _ in range(6)]
     drive.add(*sequences)
-    victim = next((each for each in sequences if each.stage is stage), None)
+    victim = next((each for each in sequences if each.status is stage), None)
     while victim is None:
         assert not drive.scheduler.idle, f"none was {stage}"
         drive.go()
-        victim = next((each for each in sequences if each.stage is stage and not each.ended), None)
+        victim = next((each for each in sequences if each.status is stage and not each.ended), None)
     drive.scheduler.end(victim)
     sampled = victim.sampled
-    drive.until(victim, Stage.GONE, most=4)
+    drive.until(victim, Status.FINISHED, most=4)
     assert victim.sampled == sampled  # it was launched no more
     for each in sequences:
         if each is not victim:
-            drive.until(each, Stage.GONE)
-    pools = drive.scheduler.pools
-    assert [pool.used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [0] * 4
+            drive.until(each, Status.FINISHED)
+    pools = drive.scheduler.blocks
+    assert [pool.num_used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [0] * 4
 
 
 @settings(max_examples=100, deadline=None)
@@ -375,6 +377,6 @@ def test_all_sequences_get_through(
             break
         drive.go()
     assert drive.scheduler.idle
-    pools = drive.scheduler.pools
-    assert [pool.used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [0] * 4
-    assert all(each.stage is Stage.GONE and each.ended and each.in_flight == 0 for each in sequences)
+    pools = drive.scheduler.blocks
+    assert [pool.num_used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [0] * 4
+    assert all(each.status is Status.FINISHED and each.ended and each.in_flight == 0 for each in sequences)

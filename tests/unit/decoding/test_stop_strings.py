@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
 
-from hiscore.decoding.sampling_params import DecodeOptions
-from hiscore.decoding.stop_strings import StopStrings, StreamEnd, Taken
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.stop_strings import NewText, StopChecker, StopStrings
 
 # Few letters, so that stop strings overlap with themselves and each other.
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
@@ -111,12 +111,12 @@ class Letters:
 EOS = frozenset({25})
 
 
-def run(tokens: list[int], **options: object) -> list[Taken]:
+def run(tokens: list[int], **options: object) -> list[NewText]:
     """Take tokens until the sequence ends."""
-    end = StreamEnd(DecodeOptions(**{"max_tokens": 100, **options}), EOS, Letters())  # type: ignore[arg-type]
+    end = StopChecker(SamplingParams(**{"max_tokens": 100, **options}), EOS, Letters())  # type: ignore[arg-type]
     taken = []
     for token in tokens:
-        taken.append(end.take(token))
+        taken.append(end.append(token))
         if taken[-1].finish_reason:
             break
     return taken
@@ -162,12 +162,12 @@ def test_a_stop_string_that_the_flushed_text_completes_counts() -> None:
 
 
 def test_cancelling_sends_what_was_held_back() -> None:
-    end = StreamEnd(DecodeOptions(stop=("bx",)), EOS, Letters())
-    assert end.take(1) == ("", "")
-    assert end.cancel() == "b"
+    end = StopChecker(SamplingParams(stop=("bx",)), EOS, Letters())
+    assert end.append(1) == ("", "")
+    assert end.flush() == "b"
 
 
 def test_without_a_tokenizer_there_are_only_ids() -> None:
-    end = StreamEnd(DecodeOptions(max_tokens=3), EOS)
-    assert [end.take(token) for token in (1, 0, 2)] == [("", ""), ("", ""), ("", "length")]
-    assert StreamEnd(DecodeOptions(), EOS).take(25) == ("", "stop")
+    end = StopChecker(SamplingParams(max_tokens=3), EOS)
+    assert [end.append(token) for token in (1, 0, 2)] == [("", ""), ("", ""), ("", "length")]
+    assert StopChecker(SamplingParams(), EOS).append(25) == ("", "stop")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hiscore.decoding.metrics import COUNTERS, GAUGES
+from hiscore.decoding.stats import COUNTERS, GAUGES
 from tests.support.deployment import DASHBOARDS, DOCKER, METRIC, dashboard_queries, documents, metrics_of
 
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from hiscore.decoding.request import PromptReader
-from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring import encode
@@ -325,5 +325,5 @@ def test_a_text_on_which_the_library_panics_is_refused_and_harms_no_neighbour() 
         assert sequences(answer) == [[0, 1, 0], [0, 1, 1]]
     prompts = PromptReader(FACTS, tokenizer, max_text_bytes=100)
     with pytest.raises(RequestError, match="cannot encode 'text_input'"):
-        prompts.read(None, bad.query, DecodeOptions())
-    assert prompts.read(None, "ab", DecodeOptions()).tolist() == [0, 1]
+        prompts.read(None, bad.query, SamplingParams())
+    assert prompts.read(None, "ab", SamplingParams()).tolist() == [0, 1]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
-from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.worker.interface import DecodeBatch
 from hiscore.errors import RequestError
 from hiscore.serving import response_sender as sender_module
-from hiscore.serving.response_sender import Caller, StreamSender, joined
+from hiscore.serving.response_sender import ResponseSender, ResponseStream, join
 from tests.support.decode_worker import HashWorker
 
 PATIENCE_S = 10.0
@@ -49,8 +49,8 @@ class Edge:
         self.counts = 0
         self.idle = True
         self.asked: list[Listener] = []
-        self.callers: dict[Listener, Caller] = {}
-        self.sender = StreamSender(self.send, self.abandoned, self.cancel, self.count)
+        self.callers: dict[Listener, ResponseStream] = {}
+        self.sender = ResponseSender(self.send, self.abandoned, self.cancel, self.count)
 
     def send(self, caller: Listener, answer: Any, last: bool) -> bool:
         self.sending.set()
@@ -69,7 +69,7 @@ class Edge:
         self.asked.append(caller)
         return caller.gone
 
-    def cancel(self, caller: Caller) -> None:
+    def cancel(self, caller: ResponseStream) -> None:
         (listener,) = (each for each, its in self.callers.items() if its is caller)
         listener.cancelled += 1
 
@@ -193,22 +193,22 @@ def test_a_caller_that_goes_before_its_stream_begins_is_not_served_to_its_end() 
 
     worker.on_step = on_step
 
-    def cancel(caller: Caller) -> None:
+    def cancel(caller: ResponseStream) -> None:
         engine.cancel(caller)
         cancelled.set()
 
     listener = Listener(gone=True)
-    sender = StreamSender(
+    sender = ResponseSender(
         send=lambda listener, answer, last: listener.responses.append((answer, last)) or True,
-        abandoned=lambda listener: listener.gone,
+        is_cancelled=lambda listener: listener.gone,
         cancel=cancel,
-        count=lambda: True,
+        update_metrics=lambda: True,
     )
     engine = DecodeEngine(worker, None, frozenset(), 10, sender.put)
     caller = sender.open(listener)
     assert cancelled.wait(PATIENCE_S)
     cancelled.clear()
-    options = DecodeOptions(max_tokens=100, ignore_eos=True)
+    options = SamplingParams(max_tokens=100, ignore_eos=True)
     engine.submit(DecodeCall(np.array([1], np.int32), options, math.inf), caller)
     eventually(lambda: listener.responses and listener.responses[-1][1])
     engine.close()
@@ -217,7 +217,7 @@ def test_a_caller_that_goes_before_its_stream_begins_is_not_served_to_its_end() 
 
 
 def test_every_one_of_many_callers_is_asked(edge: Edge) -> None:
-    callers = [Listener() for _ in range(3 * sender_module.MOST_ASKED)]
+    callers = [Listener() for _ in range(3 * sender_module.MAX_POLLED)]
     for caller in callers:
         edge.open(caller)
     eventually(lambda: set(map(id, callers)) <= set(map(id, edge.asked)))
@@ -244,7 +244,7 @@ def test_one_streams_trouble_does_not_end_the_thread(
 ) -> None:
     caller = Listener()
     edge.open(caller)
-    monkeypatch.setattr(edge.sender, "_abandoned", lambda caller: 1 / 0)
+    monkeypatch.setattr(edge.sender, "_is_cancelled", lambda caller: 1 / 0)
     eventually(lambda: "ZeroDivisionError" in caplog.text)
     edge.put(caller, Output([1], "a", "stop"))
     eventually(lambda: caller.responses)
@@ -253,7 +253,7 @@ def test_one_streams_trouble_does_not_end_the_thread(
 def test_counting_goes_on_after_the_last_stream_and_then_rests(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender_module, "COUNT_S", 0.2)
+    monkeypatch.setattr(sender_module, "METRICS_S", 0.2)
     time.sleep(0.3)
     assert edge.counts == 0
     caller = Listener()
@@ -262,14 +262,14 @@ def test_counting_goes_on_after_the_last_stream_and_then_rests(
     eventually(lambda: caller.responses)
     at_end = edge.counts
     eventually(lambda: edge.counts > at_end)
-    eventually(lambda: edge.sender._counted)
+    eventually(lambda: edge.sender._metrics_settled)
     counts = edge.counts
     time.sleep(0.5)
     assert edge.counts == counts
 
 
 def test_counting_goes_on_while_something_is_held(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "COUNT_S", 0.01)
+    monkeypatch.setattr(sender_module, "METRICS_S", 0.01)
     edge.idle = False
     caller = Listener()
     edge.open(caller)
@@ -278,7 +278,7 @@ def test_counting_goes_on_while_something_is_held(edge: Edge, monkeypatch: pytes
     at_end = edge.counts
     eventually(lambda: edge.counts > at_end + 5)
     edge.idle = True
-    eventually(lambda: edge.sender._counted)
+    eventually(lambda: edge.sender._metrics_settled)
 
 
 def test_closing_sends_what_was_put(edge: Edge) -> None:
@@ -292,11 +292,11 @@ def test_closing_sends_what_was_put(edge: Edge) -> None:
 
 
 def test_who_has_been_sent_the_last_is_let_go_whoever_still_knows_the_caller() -> None:
-    sender = StreamSender(
+    sender = ResponseSender(
         send=lambda listener, answer, last: not listener.broken,
-        abandoned=lambda listener: False,
+        is_cancelled=lambda listener: False,
         cancel=lambda caller: None,
-        count=lambda: True,
+        update_metrics=lambda: True,
     )
     listeners = [Listener(), Listener(broken=True), Listener()]
     held = [weakref.ref(listener) for listener in listeners]
@@ -310,9 +310,9 @@ def test_who_has_been_sent_the_last_is_let_go_whoever_still_knows_the_caller() -
 
 
 def test_joined_has_the_contracts_types() -> None:
-    outputs = joined([Output([7], "ä", ""), Output([], "b", ""), Output([2**31 - 1], "", "stop")])
+    outputs = join([Output([7], "ä", ""), Output([], "b", ""), Output([2**31 - 1], "", "stop")])
     assert outputs["output_ids"].dtype == np.int32
     assert outputs["output_ids"].tolist() == [7, 2**31 - 1]
     assert outputs["text_output"].tolist() == ["äb".encode()]
     assert outputs["finish_reason"].tolist() == [b"stop"]
-    assert joined([Output([], "", "cancelled")])["output_ids"].shape == (0,)
+    assert join([Output([], "", "cancelled")])["output_ids"].shape == (0,)

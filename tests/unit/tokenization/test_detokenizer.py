@@ -1,9 +1,8 @@
-"""The pieces of a stream's text are together the text of all its tokens, and no piece has half a character."""
+"""The pieces of a sequence's text are together the text of all its tokens, and no piece has half a character."""
 
 import json
 from collections.abc import Callable
 from itertools import chain
-from time import process_time
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hiscore.checkpoint import resolve
 from hiscore.settings import DEFAULT_MODEL
 from hiscore.tokenization import detokenizer
-from hiscore.tokenization.detokenizer import BROKEN, TextDecoder
+from hiscore.tokenization.detokenizer import REPLACEMENT, DetokenizerFactory
 from hiscore.tokenization.panics import Panic
 from tests.support import tiny_tokenizers as tiny
 
@@ -52,7 +51,7 @@ TOKENIZERS: dict[str, Any] = {
 }
 DEFAULT = "the default model"
 TOKENIZERS[DEFAULT] = AutoTokenizer.from_pretrained(resolve(DEFAULT_MODEL))
-DECODERS = {name: TextDecoder(tokenizer.backend_tokenizer) for name, tokenizer in TOKENIZERS.items()}
+DECODERS = {name: DetokenizerFactory(tokenizer.backend_tokenizer) for name, tokenizer in TOKENIZERS.items()}
 
 WORDS = (
     "the item don't . é e\u0301 苹果是 これは Привет مرحبا नमस्ते བཀྲ་ཤིས 한국어"
@@ -64,9 +63,9 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-def pieces(decoder: TextDecoder, ids: list[int]) -> list[str]:
-    stream = decoder.stream()
-    return [*(stream.push(token) for token in ids), stream.flush()]
+def pieces(decoder: DetokenizerFactory, ids: list[int]) -> list[str]:
+    incremental = decoder.new()
+    return [*(incremental.push(token) for token in ids), incremental.flush()]
 
 
 def truth(name: str, ids: list[int]) -> str:
@@ -103,8 +102,8 @@ def test_a_text_comes_in_whole_characters(name: str) -> None:
     @given(TEXTS)
     def check(text: str) -> None:
         ids = TOKENIZERS[name].encode(text, add_special_tokens=False)
-        assume(BROKEN not in truth(name, ids))
-        assert all(BROKEN not in piece for piece in pieces(DECODERS[name], ids))
+        assume(REPLACEMENT not in truth(name, ids))
+        assert all(REPLACEMENT not in piece for piece in pieces(DECODERS[name], ids))
 
     check()
 
@@ -119,7 +118,7 @@ def test_control_tokens_decoded_alone_are_wrong(name: str) -> None:
     find(ids_of(name), differs)
 
 
-@pytest.mark.parametrize(("constant", "value"), [("BROKEN", "nothing ends so"), ("KEPT", 2)])
+@pytest.mark.parametrize(("constant", "value"), [("REPLACEMENT", "nothing ends so"), ("KEPT", 2)])
 def test_control_each_rule_is_needed(constant: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sending half a character, and keeping too small a window, are found out."""
     monkeypatch.setattr(detokenizer, constant, value)
@@ -131,7 +130,7 @@ def test_control_a_run_of_bytes_is_one_text(monkeypatch: pytest.MonkeyPatch) -> 
     name = "gemma's decoder"
     ids = TOKENIZERS[name].convert_tokens_to_ids(["<0xE4>", "<0xBD>", "<0xA0>", "<0xFF>"])
     assert truth(name, ids[:3]) == "你"
-    assert truth(name, ids) == BROKEN * 4 == "".join(pieces(DECODERS[name], ids))
+    assert truth(name, ids) == REPLACEMENT * 4 == "".join(pieces(DECODERS[name], ids))
     monkeypatch.setattr(DECODERS[name], "byte_ids", set())
     assert "".join(pieces(DECODERS[name], ids[:3])) != "你"
 
@@ -151,7 +150,7 @@ def test_the_first_space_alone_is_lost() -> None:
 def test_half_a_character_at_the_end_is_flushed() -> None:
     ids = TOKENIZERS[DEFAULT].encode("a👩", add_special_tokens=False)
     assert len(ids) > 2
-    assert pieces(DECODERS[DEFAULT], ids[:-1]) == ["a", *[""] * (len(ids) - 2), BROKEN]
+    assert pieces(DECODERS[DEFAULT], ids[:-1]) == ["a", *[""] * (len(ids) - 2), REPLACEMENT]
 
 
 @pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])
@@ -166,36 +165,35 @@ def test_what_has_no_text_does_not_part_a_character(name: str) -> None:
 
 @pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])
 @pytest.mark.parametrize("kind", ["words", "broken bytes", "skipped"])
-def test_a_long_stream_costs_no_more_for_a_token(name: str, kind: str) -> None:
-    """Four times the tokens may take four times as long; a cost that grows with the square takes 16 times."""
-    tokenizer = TOKENIZERS[name]
-    lone = tokenizer.convert_tokens_to_ids("<0xFF>") if DECODERS[name].byte_ids else _lone_byte(tokenizer)
+def test_a_long_sequence_costs_no_more_for_a_token(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens decoded for each new one are bounded: else the cost would grow with the square of the length."""
+    tokenizer, factory = TOKENIZERS[name], DECODERS[name]
+    lone = tokenizer.convert_tokens_to_ids("<0xFF>") if factory.byte_ids else _lone_byte(tokenizer)
     token = {
         "words": tokenizer.encode("item", add_special_tokens=False)[0],
         "broken bytes": lone,
         "skipped": tokenizer.all_special_ids[0] if tokenizer.all_special_ids else len(tokenizer) + 7,
     }[kind]
-
-    def seconds(length: int) -> float:
-        start = process_time()
-        assert "".join(pieces(DECODERS[name], [token] * length)) == truth(name, [token] * length)
-        return process_time() - start
-
-    # By turns, each the best of three; 8 lies halfway between both laws, so that a busy machine does not matter.
-    rounds = [(seconds(2000), seconds(8000)) for _ in range(3)]
-    short, long = map(min, zip(*rounds, strict=True))
-    assert long < 8 * short
+    decoded: list[int] = []
+    decode = factory.decode
+    monkeypatch.setattr(factory, "decode", lambda tokens: decoded.append(len(tokens)) or decode(tokens))
+    length = 500
+    assert "".join(pieces(factory, [token] * length)) == truth(name, [token] * length)
+    # The window and what is kept of it for each token, and the rest at the end.
+    assert sum(decoded) <= length * (detokenizer.MAX_WINDOW + 1 + detokenizer.KEPT) + length
 
 
 def _lone_byte(tokenizer: Any) -> int:
-    return next(token for token in range(len(tokenizer)) if tokenizer.decode([token]) == BROKEN)
+    return next(token for token in range(len(tokenizer)) if tokenizer.decode([token]) == REPLACEMENT)
 
 
-def test_a_panic_of_the_library_is_an_exception_of_one_stream() -> None:
+def test_a_panic_of_the_library_is_an_exception_of_one_sequence() -> None:
     backend = Tokenizer(models.WordLevel({"a" * 40: 0}, unk_token="?"))
     backend.decoder = decoders.Replace(Regex("(a+)+b"), "")
     with pytest.raises(BaseException, match="retry-limit") as raised:
         backend.decode([0])
     assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
     with pytest.raises(Panic):
-        TextDecoder(backend).stream().push(0)
+        DetokenizerFactory(backend).new().push(0)

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from hiscore.decoding.batch import sampling_of
-from hiscore.decoding.sampling_params import DecodeOptions
+from hiscore.decoding.batch import make_sampling_batch, uniform
+from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
-from hiscore.decoding.stop_strings import StreamEnd
-from hiscore.decoding.uniforms import uniform
+from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.sampler import finite, greedy, sample
 
 GRID = torch.arange(1 << 14, dtype=torch.float64) / (1 << 14)
@@ -41,9 +40,9 @@ def support(logits: Tensor, **parameters: float) -> set[int]:
 
 @pytest.mark.filterwarnings("error")
 def test_a_temperature_beyond_every_float32_is_the_greatest_of_them() -> None:
-    call = DecodeCall(np.array([1], np.int32), DecodeOptions(temperature=1e308), math.inf)
-    sequence = Sequence(call, None, StreamEnd(call.options, frozenset()))
-    sampling = sampling_of([sequence], np.array([1], np.int32))
+    call = DecodeCall(np.array([1], np.int32), SamplingParams(temperature=1e308), math.inf)
+    sequence = Sequence(call, None, StopChecker(call.params, frozenset()))
+    sampling = make_sampling_batch([sequence], np.array([1], np.int32))
     assert sampling.temperature.tolist() == [np.finfo(np.float32).max]
     assert support(torch.arange(8.0), temperature=float(sampling.temperature[0])) == set(range(8))
 

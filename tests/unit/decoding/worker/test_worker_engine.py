@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hiscore.decoding.kv_cache.cache import KVCache
-from hiscore.decoding.sequence import Stage
+from hiscore.decoding.sequence import Status
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import Code, RequestError
 from tests.support import decode_cache
@@ -219,13 +219,20 @@ def test_a_forward_that_waits_for_no_copy_is_seen(workers: Any, selector: str) -
     assert not torch.equal(*logits)
 
 
-STAGES = [Stage.WAITING, Stage.PREFILLING, Stage.STAGING, Stage.RUNNING, Stage.LEAVING, Stage.PREEMPTED]
+STAGES = [
+    Status.WAITING,
+    Status.PREFILLING,
+    Status.ADMITTED,
+    Status.RUNNING,
+    Status.DRAINING,
+    Status.PREEMPTED,
+]
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("selector", ["dense", "exact", "dsa"])
 def test_an_abort_at_each_stage_gives_everything_back(
-    workers: Any, alone: Any, selector: str, stage: Stage
+    workers: Any, alone: Any, selector: str, stage: Status
 ) -> None:
     """Copies are under way all the time; `serving` counts what has come back."""
     calls, expected = alone(selector, COUNT)
@@ -236,7 +243,7 @@ def test_an_abort_at_each_stage_gives_everything_back(
 
         def plan_and_abort(drained: Callable[[int], bool]) -> Any:
             planned = plan(drained)
-            for sequence in scheduler._at[stage]:
+            for sequence in scheduler.queues[stage]:
                 if not sequence.ended and len(aborted) < 3 and sequence.reply_to not in aborted:
                     aborted.append(sequence.reply_to)
                     client.engine.cancel(sequence.reply_to)
@@ -343,7 +350,7 @@ def test_the_host_pool_is_empty_of_what_has_left(workers: Any) -> None:
     driver = Driver(workers("exact"))
     gone, _ = driver.admit(prompt(20), 30)
     stays, _ = driver.admit(prompt(20, seed=1), 30)
-    pages = driver.sequences[gone].host
+    pages = driver.sequences[gone].host_pages
     driver.leave(gone)
     assert driver.worker._cache.host_kv[:, pages.tolist()].isnan().all()
     assert host_rows(driver.worker, driver.sequences[stays], torch.arange(20)).isfinite().all()

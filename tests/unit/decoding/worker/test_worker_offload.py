@@ -81,7 +81,9 @@ class Watched:
             written, length = self._written[seq_index], sequence.length
             assert written.shape[1] == length
             whole = host_rows(
-                self.worker, sequence, torch.arange(len(sequence.host) * self.worker.cache_config.page_size)
+                self.worker,
+                sequence,
+                torch.arange(len(sequence.host_pages) * self.worker.cache_config.page_size),
             )
             there = whole.isfinite().flatten(2).all(-1)
             landed += int(there.sum())
@@ -229,4 +231,4 @@ def test_a_prompt_that_is_not_backed_up_is_seen(
     watched = Watched(build(path("llama"), "exact"), kept)
     watched.admit(30, 60)
     assert watched.faults(drained=True) == ["0: not on the host in time"]
-    assert np.array_equal(watched.driver.sequences[0].host, np.arange(90))
+    assert np.array_equal(watched.driver.sequences[0].host_pages, np.arange(90))

@@ -38,9 +38,9 @@ def two(driver: Driver, reuse: bool) -> list[Tensor]:
     for seed in range(2):
         seq_index, _ = driver.admit(prompt(LENGTH, seed=seed), 20)
         seq_indices.append(seq_index)
-        staging.append(driver.sequences[seq_index].staging)
+        staging.append(driver.sequences[seq_index].staging_pages)
         if reuse:
-            driver.pools.end_staging(driver.sequences[seq_index])
+            driver.blocks.free_staging(driver.sequences[seq_index])
     assert not reuse or np.isin(*staging).all()
     return [on_the_host(driver, seq_index) for seq_index in seq_indices]
 

@@ -4,8 +4,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 
-from hiscore.decoding.metrics import COUNTERS, GAUGES, MetricsFeed
-from hiscore.decoding.stats import EngineStats
+from hiscore.decoding.stats import COUNTERS, GAUGES, EngineStats, MetricsFeed
 from hiscore.errors import REASONS
 from hiscore.launcher.canary import probes
 
