@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hiscore.models.support import is_classifier
 from hiscore.settings import CANARY_ID
 
 log = logging.getLogger(__name__)
@@ -53,14 +54,13 @@ class Probe:
 
 def probes(models: Sequence[str], checkpoint: Path) -> list[Probe]:
     """A probe for each model that has a process of its own; the ensemble has none."""
-    architectures = json.loads((checkpoint / "config.json").read_text()).get("architectures") or [""]
-    is_classifier = architectures[0].endswith("ForSequenceClassification")
-    labels = [] if is_classifier else [0]
+    classifies = is_classifier(json.loads((checkpoint / "config.json").read_text()).get("architectures"))
+    labels = [] if classifies else [0]
     every = [
         Probe(
             "tokenizer",
             "/v2/models/tokenizer/infer",
-            _infer(query=["a"], items=["b"], **({} if is_classifier else {"label_token_ids": labels})),
+            _infer(query=["a"], items=["b"], **({} if classifies else {"label_token_ids": labels})),
             expected='"input_ids"',
             counters=("hiscore_tokenizer_batches_total",),
         ),

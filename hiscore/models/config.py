@@ -11,7 +11,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from hiscore.models.support import CheckpointFacts, unsupported
+from hiscore.models.families import DECODER_FAMILIES
+from hiscore.models.support import CheckpointFacts, is_classifier, unscorable
 
 
 class UnsupportedCheckpoint(Exception):
@@ -59,27 +60,30 @@ def read_architecture(checkpoint: Path) -> tuple[Architecture, Any]:
     Raises:
         UnsupportedCheckpoint: a family or a feature that the decoder does not compute.
     """
-    if reason := unsupported(json.loads((checkpoint / "config.json").read_text())):
+    if reason := unscorable(json.loads((checkpoint / "config.json").read_text())):
         raise UnsupportedCheckpoint(reason)
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
     return from_config(config), config
 
 
 def from_config(config: Any) -> Architecture:
-    """Translate a transformers config of one of `capabilities.FAMILIES`."""
-    family = config.model_type
-    gemma = family.startswith("gemma")
+    """Translate a transformers config of one of `families.DECODER_FAMILIES`."""
+    family = DECODER_FAMILIES[config.model_type]
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention_bias = bool(getattr(config, "attention_bias", False))
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        windowed = family == "mistral" and config.sliding_window
-        kinds = ["sliding_attention" if windowed else "full_attention"] * config.num_hidden_layers
-    is_classifier = config.architectures[0].endswith("ForSequenceClassification")
-    several_ropes = set(kinds) & set(config.rope_parameters)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:
+        windowed = family.windowed and config.sliding_window
+        layer_types = ["sliding_attention" if windowed else "full_attention"] * config.num_hidden_layers
+    classifies = is_classifier(config.architectures)
+    rope_per_kind = set(layer_types) & set(config.rope_parameters)
+
+    def value(key: str | None) -> Any:
+        return None if key is None else getattr(config, key)
+
     return Architecture(
-        family=family,
-        is_classifier=is_classifier,
+        family=family.name,
+        is_classifier=classifies,
         vocab_size=config.vocab_size,
         context_length=config.max_position_embeddings,
         layers=config.num_hidden_layers,
@@ -89,21 +93,21 @@ def from_config(config: Any) -> Architecture:
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
         norm_eps=config.rms_norm_eps,
-        norm_plus_one=gemma,
-        sandwich_norms=gemma,
-        qk_norm=family in ("qwen3", "gemma3_text"),
-        qkv_bias=attention_bias or family == "qwen2",
+        norm_plus_one=family.norm_plus_one,
+        sandwich_norms=family.sandwich_norms,
+        qk_norm=family.qk_norm,
+        qkv_bias=attention_bias or family.qkv_bias,
         output_bias=attention_bias,
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
-        activation=config.hidden_activation if gemma else config.hidden_act,
-        embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
-        attention_scale=(config.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
-        attention_soft_cap=config.attn_logit_softcapping if family == "gemma2" else None,
-        # A classifier's logits are its score head's, which no family caps.
-        logit_soft_cap=config.final_logit_softcapping if gemma and not is_classifier else None,
-        windows=tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds),
-        rope_kinds=tuple(kind if several_ropes else None for kind in kinds),
-        tied_head=bool(config.tie_word_embeddings) and not is_classifier,
+        activation=getattr(config, family.activation_key),
+        embedding_scale=config.hidden_size**0.5 if family.scaled_embedding else 1.0,
+        attention_scale=(value(family.attention_scale_key) if family.attention_scale_key else head_dim)
+        ** -0.5,
+        attention_soft_cap=value(family.attention_soft_cap_key),
+        logit_soft_cap=None if classifies else value(family.logit_soft_cap_key),
+        windows=tuple(config.sliding_window if kind == "sliding_attention" else None for kind in layer_types),
+        rope_kinds=tuple(kind if rope_per_kind else None for kind in layer_types),
+        tied_head=bool(config.tie_word_embeddings) and not classifies,
     )
 
 
@@ -113,5 +117,5 @@ def read_facts(checkpoint: Path) -> CheckpointFacts:
     return CheckpointFacts(
         vocab_size=config.vocab_size,
         context_length=config.max_position_embeddings,
-        is_classifier=config.architectures[0].endswith("ForSequenceClassification"),
+        is_classifier=is_classifier(config.architectures),
     )

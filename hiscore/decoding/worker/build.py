@@ -21,7 +21,7 @@ from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.decoder import Decoder
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.families import FAMILIES as LATENT_FAMILIES
+from hiscore.models.families import DSA_FAMILIES
 from hiscore.settings import CacheSettings, DecodeSettings
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def build_worker(
 ) -> CacheWorker:
     """The same from parts; `settings.selector` is one that the checkpoint has."""
     family = json.loads((checkpoint / "config.json").read_text())["model_type"]
-    if family in LATENT_FAMILIES:
+    if family in DSA_FAMILIES:
         latent = DsaDecoder(checkpoint, device, dtype)
         shape, cache_config = plan_cache(settings, _latent_shape(latent), memory, dtype, chunk)
         cache = _allocate(shape, cache_config, dtype, device)

@@ -13,7 +13,8 @@ from typing import Any
 from transformers import AutoConfig
 
 from hiscore.models.config import UnsupportedCheckpoint
-from hiscore.models.deepseek.families import unsupported
+from hiscore.models.families import DSA_FAMILIES
+from hiscore.models.support import unsupported
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def read_architecture(checkpoint: Path) -> tuple[DsaArchitecture, Any]:
 
 
 def from_config(config: Any) -> DsaArchitecture:
-    """Translate a transformers config of one of `families.FAMILIES`.
+    """Translate a transformers config of one of `families.DSA_FAMILIES`.
 
     Raises:
         UnsupportedCheckpoint: the first layer shares a selection that no layer before it makes.
@@ -122,7 +123,7 @@ def from_config(config: Any) -> DsaArchitecture:
             heads=config.index_n_heads,
             head_dim=config.index_head_dim,
             top_k=config.index_topk,
-            interleaved=config.model_type == "glm_moe_dsa",
+            interleaved=DSA_FAMILIES[config.model_type].interleaved_indexer,
         ),
         own_index=own_index,
         routed=tuple(kind == "sparse" for kind in config.mlp_layer_types),

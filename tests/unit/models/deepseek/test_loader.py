@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.families import unsupported
+from hiscore.models.support import unsupported
 from tests.support import tiny_dsa
 
 ROUTER = "model.layers.3.mlp.gate.weight"
