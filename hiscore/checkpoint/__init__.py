@@ -1,7 +1,7 @@
-"""From what ``MODEL`` says to a local checkpoint: config.json, safetensors, tokenizer files.
+"""Turn ``MODEL`` into a local checkpoint: config.json, safetensors, tokenizer files.
 
-Importing this package is cheap, and so is resolving a checkpoint that is already there: what fetches and
-converts is imported only when there is something to fetch or to convert.
+Importing this package is cheap, and so is resolving a checkpoint that is already there: the code that downloads
+and converts is imported only when there is something to download or convert.
 """
 
 from hiscore.checkpoint.digests import check_digests

@@ -1,4 +1,4 @@
-"""``python -m hiscore.checkpoint [MODEL]``: print a checkpoint's directory, fetching it if need be."""
+"""``python -m hiscore.checkpoint [MODEL]``: print a checkpoint's directory, after downloading it if necessary."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from hiscore.settings import DEFAULT_MODEL
 
 
 def main() -> int:
-    """Print the directory on stdout, progress and errors on stderr; 0, or 1, or 130 after Ctrl-C."""
+    """Print the directory to stdout, progress and errors to stderr; returns 0, 1, or 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m hiscore.checkpoint", description=__doc__)
     parser.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL, help="a local directory or a hub id (default: %(default)s)"

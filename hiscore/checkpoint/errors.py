@@ -1,5 +1,5 @@
-"""The one exception of this package, for whoever starts the server."""
+"""This package's exception."""
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be had. The message names what is wrong and what to do; it may hold paths."""
+    """A checkpoint cannot be used. The message, for whoever starts the server, says why and what to do."""

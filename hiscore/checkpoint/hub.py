@@ -1,10 +1,10 @@
-"""Checkpoints from a Hugging Face hub, without anything that could run as code."""
+"""Download checkpoints from a Hugging Face hub, without any file that could run as code."""
 
 from pathlib import Path
 
 from hiscore.checkpoint.errors import CheckpointError
 
-# No *.py and no pickle: neither is ever loaded.
+# No *.py and no pickle files: neither is ever loaded.
 WANTED = [
     "config.json",
     "generation_config.json",
@@ -21,17 +21,17 @@ WANTED = [
     "chat_template.jinja",
     "chat_template.json",
 ]
-# A pattern's * crosses slashes, and some repositories hold the weights a second time in another layout.
+# A pattern's * also matches slashes, and some repositories hold the weights twice, in another layout.
 UNWANTED = ["*/*", "consolidated*"]
 
 
 def download(repository: str, *, progress: bool = True) -> Path:
-    """Fetch ``org/name`` into the hub's own cache (or find it there) and return its directory.
+    """Download ``org/name`` into the hub's own cache, unless it is there, and return its directory.
 
     The hub's settings apply: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE.
 
     Raises:
-        CheckpointError: no hub, no such repository, no access, or no safetensors in it.
+        CheckpointError: No hub, no such repository, no access, or no safetensors in it.
     """
     try:
         from huggingface_hub import snapshot_download
@@ -45,7 +45,7 @@ def download(repository: str, *, progress: bool = True) -> Path:
         disable_progress_bars()
     try:
         directory = Path(snapshot_download(repository, allow_patterns=WANTED, ignore_patterns=UNWANTED))
-    # Network, rights, a wrong name, a full disk: whoever starts the server must read which.
+    # Network, permissions, a wrong name, a full disk: whoever starts the server must be told which.
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "no reason given")
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar for people, one line for a log."""
+"""Progress on stderr: a bar on a terminal, one line in a log."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 @contextmanager
 def byte_bar(description: str, total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes the number of bytes done so far, of ``total``."""
+    """Show progress in bytes.
+
+    Args:
+        description: What is being done.
+        total: Bytes in all.
+        show: False: show nothing.
+
+    Yields:
+        A function to call with the number of bytes done so far.
+    """
     console = Console(stderr=True, quiet=not show)
     if not console.is_terminal:
         console.print(f"{description} ({total / 1e6:.0f} MB) ...")

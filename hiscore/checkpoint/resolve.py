@@ -1,4 +1,4 @@
-"""What ``MODEL`` may be: the default model's name, a local directory, or a repository of a hub."""
+"""Find the checkpoint that ``MODEL`` names: the default model, a local directory, or a hub repository."""
 
 import re
 from pathlib import Path
@@ -11,13 +11,14 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def resolve(model: str = DEFAULT_MODEL, *, progress: bool = True) -> Path:
-    """Find a checkpoint, fetching it if need be, and check that it can be served.
+    """Find a checkpoint, download it if necessary, and check that it can be served.
 
-    model: `DEFAULT_MODEL`, a directory, or ``org/name``, looked for in this order; progress: tell on stderr
-    what takes long.
+    Args:
+        model: `DEFAULT_MODEL`, a directory, or ``org/name``, tried in this order.
+        progress: Show progress on stderr.
 
     Raises:
-        CheckpointError: nothing of that name, no way to fetch it, or files that cannot be served.
+        CheckpointError: No such model, it cannot be downloaded, or its files cannot be served.
     """
     if model == DEFAULT_MODEL:
         from hiscore.checkpoint import default_model

@@ -1,7 +1,7 @@
-"""GGUF metadata to a byte-level BPE tokenizer.
+"""Build a byte-level BPE tokenizer from GGUF metadata.
 
-transformers can read GGUF tokenizers too, but for the default model it takes another end-of-text token, no
-padding token, and drops the splitting of digits, so that spaces before a number get other ids.
+transformers can read GGUF tokenizers, too. For the default model, however, it picks another end-of-text token and
+no padding token, and it does not split digits, so that spaces before a number get other ids.
 """
 
 from typing import Any
@@ -21,10 +21,10 @@ SPECIAL = {
 
 
 def build_tokenizer(metadata: Metadata) -> Tokenizer:
-    """The tokenizer of tokenizer.json: vocabulary, merges, added tokens and the text splitting before them.
+    """The tokenizer for tokenizer.json: vocabulary, merges, added tokens and pre-tokenizer.
 
     Raises:
-        CheckpointError: a kind of tokenizer or of text splitting that is not known here.
+        CheckpointError: An unknown kind of tokenizer or pre-tokenizer.
     """
     if (kind := metadata["tokenizer.ggml.model"]) != "gpt2":
         raise CheckpointError(
@@ -32,8 +32,8 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
         )
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    # No unknown token inside the BPE, as in the published tokenizer: a byte outside the vocabulary (a few
-    # control characters, unassigned planes of Unicode) gives no token.
+    # As in the published tokenizer, the BPE has no unknown token: a byte outside the vocabulary (a few control
+    # characters, unassigned planes of Unicode) gives no token.
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token=None))
     tokenizer.pre_tokenizer = _pre_tokenizer(metadata)
     tokenizer.decoder = decoders.ByteLevel()
@@ -47,10 +47,10 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
 
 
 def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
-    """The content of tokenizer_config.json; special tokens that the file does not name are left out."""
+    """The content of tokenizer_config.json; without special tokens that the file does not name."""
     tokens = metadata["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {
-        # The class that takes tokenizer.json as it is; a model's own class would build its idea of one.
+        # This class uses tokenizer.json as it is. A model's own class would build its own tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": metadata["llama.context_length"],
         "clean_up_tokenization_spaces": False,
@@ -75,7 +75,7 @@ def _pre_tokenizer(metadata: Metadata) -> pre_tokenizers.PreTokenizer:
 
 
 def _add_ends(tokenizer: Tokenizer, metadata: Metadata) -> None:
-    """Let encoding add the first or last token, where the file asks for it."""
+    """Make encoding add a first or last token if the file asks for it."""
     tokens = metadata["tokenizer.ggml.tokens"]
     first = [metadata["tokenizer.ggml.bos_token_id"]] if metadata.get("tokenizer.ggml.add_bos_token") else []
     last = [metadata["tokenizer.ggml.eos_token_id"]] if metadata.get("tokenizer.ggml.add_eos_token") else []

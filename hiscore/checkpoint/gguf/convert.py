@@ -1,7 +1,7 @@
-"""A Llama model in a GGUF file (llama.cpp's format) to a Hugging Face style directory.
+"""Convert a Llama model from a GGUF file (llama.cpp's format) to a Hugging Face style directory.
 
-Everything comes from the file's own metadata. What this module does not know is an error, never a guess: a
-model that loads but scores wrongly is the worst outcome.
+Everything comes from the file's metadata. Unknown metadata is an error, never a guess: a model that loads but
+scores wrongly is the worst outcome.
 """
 
 import json
@@ -18,14 +18,20 @@ from hiscore.checkpoint.progress import byte_bar
 
 
 def convert(gguf: Path, directory: Path, *, progress: bool = True) -> None:
-    """Write model.safetensors (float32), the configs and the tokenizer of ``gguf`` into ``directory``.
+    """Write model.safetensors (float32), the configs and the tokenizer.
 
-    float32, because a Q4_1 weight is scale x 4 bits + minimum with 11-bit scale and minimum: that does not
-    fit the 8 bits of a bfloat16, nor always the 11 of a float16. Who serves in bfloat16 rounds once, at load.
+    The weights are float32 because a Q4_1 weight is scale x 4 bits + minimum, with 11 bits for scale and minimum.
+    That does not fit the 8 bits of a bfloat16, and not always the 11 of a float16. Serving in bfloat16 rounds
+    once, when the weights are loaded.
+
+    Args:
+        gguf: The file to read.
+        directory: Where to write.
+        progress: Show progress on stderr.
 
     Raises:
-        CheckpointError: the file holds what this conversion does not know.
-        OSError: the directory cannot be written, or its disk is full.
+        CheckpointError: The file contains something that this conversion does not know.
+        OSError: The directory cannot be written, or its disk is full.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -42,11 +48,11 @@ def convert(gguf: Path, directory: Path, *, progress: bool = True) -> None:
     try:
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:
-        # Of a full disk, say; the cache explains what the system reports.
+        # A full disk, for example: the cache explains errors of the operating system.
         raise OSError(str(error)) from error
-    # safetensors writes for its user alone; a cache may have more readers than its builder.
+    # safetensors makes files readable for their owner only, but others may use the cache, too.
     (directory / "model.safetensors").chmod(0o644)
-    # Not by its own `save`, which hides what the system reports.
+    # Not with the tokenizer's own `save`, which hides errors of the operating system.
     (directory / "tokenizer.json").write_text(build_tokenizer(metadata).to_str(pretty=True), "utf-8")
     _write_json(directory / "tokenizer_config.json", tokenizer_config(metadata))
     _write_json(directory / "generation_config.json", generation_config(config))

@@ -1,4 +1,4 @@
-"""GGUF metadata to a Llama config.json."""
+"""Build a Llama config.json from GGUF metadata."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from hiscore.checkpoint.errors import CheckpointError
 
-# Every key of the architecture that is read below. Any other would change the computation: scaled rotary
-# positions, experts, sliding windows ...
+# The architecture's keys that are read below. Any other key would change the computation: scaled rotary positions,
+# experts, sliding windows ...
 KNOWN = {
     "llama.attention.head_count",
     "llama.attention.head_count_kv",
@@ -23,7 +23,7 @@ KNOWN = {
 
 
 class Metadata(dict[str, Any]):
-    """A GGUF file's key-value pairs as Python values; asking for a key that is not there is a clear error."""
+    """A GGUF file's key-value pairs as Python values; a missing key is a `CheckpointError`."""
 
     def __missing__(self, key: str) -> Any:
         raise CheckpointError(f"the GGUF file has no '{key}'")
@@ -32,10 +32,12 @@ class Metadata(dict[str, Any]):
 def llama_config(metadata: Metadata, *, tied: bool) -> dict[str, Any]:
     """The content of config.json for `transformers.LlamaForCausalLM`.
 
-    tied: the output head is the embedding matrix, which GGUF says by leaving the head out.
+    Args:
+        metadata: Of the GGUF file.
+        tied: The output head is the embedding matrix: the file has no tensor for the head.
 
     Raises:
-        CheckpointError: another architecture, or one of its variants that is not known here.
+        CheckpointError: Another architecture, or an unknown variant of it.
     """
     architecture = metadata["general.architecture"]
     if architecture != "llama":
@@ -74,10 +76,10 @@ def llama_config(metadata: Metadata, *, tied: bool) -> dict[str, Any]:
 
 
 def generation_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The content of generation_config.json: where generation starts, stops, and what pads it."""
+    """The content of generation_config.json: the begin, end and padding tokens."""
     return {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
 def _decimal(value: float) -> float:
-    # The file keeps 1e-05 as a float32; its shortest decimal is what the authors wrote.
+    # The file stores 1e-05 as a float32, whose shortest decimal is what the authors wrote.
     return float(str(np.float32(value)))

@@ -1,4 +1,4 @@
-"""GGUF tensors to the weights of `transformers.LlamaForCausalLM`."""
+"""Turn GGUF tensors into the weights of `transformers.LlamaForCausalLM`."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -12,12 +12,12 @@ from hiscore.checkpoint.errors import CheckpointError
 
 FloatArray = npt.NDArray[np.float32]
 
-OUTSIDE = {
+MODEL_TENSORS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-INSIDE = {
+LAYER_TENSORS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -33,17 +33,23 @@ INSIDE = {
 def llama_weights(
     tensors: Iterable[Any], config: dict[str, Any], advance: Callable[[int], None]
 ) -> dict[str, FloatArray]:
-    """Dequantise and rename all tensors; ``advance`` is told the bytes done so far.
+    """Dequantize and rename all tensors.
 
-    tensors: `gguf.ReaderTensor`; config: of `llama_config`.
+    Args:
+        tensors: Each a `gguf.ReaderTensor`.
+        config: From `llama_config`.
+        advance: Called with the number of bytes done so far.
+
+    Returns:
+        float32 arrays by their names in transformers.
 
     Raises:
-        CheckpointError: a tensor too many or too few.
+        CheckpointError: A tensor is missing or unknown.
     """
     weights: dict[str, FloatArray] = {}
     done = 0
     for tensor in tensors:
-        name = llama_name(tensor.name)
+        name = transformers_name(tensor.name)
         values = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         if name.endswith("q_proj.weight"):
             values = undo_rotary_permutation(values, config["num_attention_heads"])
@@ -52,23 +58,27 @@ def llama_weights(
         weights[name] = np.ascontiguousarray(values)
         done += values.nbytes
         advance(done)
-    outside = [name for name in OUTSIDE.values() if name != "lm_head" or not config["tie_word_embeddings"]]
-    inside = [
-        f"model.layers.{i}.{name}" for i in range(config["num_hidden_layers"]) for name in INSIDE.values()
+    model = [
+        name for name in MODEL_TENSORS.values() if name != "lm_head" or not config["tie_word_embeddings"]
     ]
-    if different := sorted({f"{name}.weight" for name in (*outside, *inside)} ^ set(weights)):
+    layers = [
+        f"model.layers.{i}.{name}"
+        for i in range(config["num_hidden_layers"])
+        for name in LAYER_TENSORS.values()
+    ]
+    if different := sorted({f"{name}.weight" for name in (*model, *layers)} ^ set(weights)):
         raise CheckpointError(f"the GGUF file has not the tensors of its metadata, '{different[0]}' for one")
     return weights
 
 
-def llama_name(name: str) -> str:
-    """The name of a GGUF tensor in transformers."""
+def transformers_name(name: str) -> str:
+    """The name in transformers of a GGUF tensor."""
     if match := re.fullmatch(r"(\w+)\.weight", name):
-        known = OUTSIDE.get(match[1])
+        known = MODEL_TENSORS.get(match[1])
         if known:
             return f"{known}.weight"
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name):
-        known = INSIDE.get(match[2])
+        known = LAYER_TENSORS.get(match[2])
         if known:
             return f"model.layers.{match[1]}.{known}.weight"
     raise CheckpointError(f"the GGUF file has a tensor '{name}', which this conversion does not know")
@@ -77,8 +87,15 @@ def llama_name(name: str) -> str:
 def undo_rotary_permutation(weights: FloatArray, heads: int) -> FloatArray:
     """Put the rows of a query or key projection back in transformers' order.
 
-    llama.cpp rotates neighbouring dimensions and stores them side by side; transformers rotates dimension i
-    with i + half. weights: float32 [heads x head_dim, hidden]; the same shape comes back.
+    llama.cpp rotates adjacent dimensions and stores them side by side; transformers rotates dimension i with
+    i + head_dim / 2.
+
+    Args:
+        weights: float32 [heads * head_dim, hidden].
+        heads: Query or KV heads.
+
+    Returns:
+        float32 [heads * head_dim, hidden].
     """
     rows, hidden = weights.shape
     pairs = weights.reshape(heads, rows // heads // 2, 2, hidden)

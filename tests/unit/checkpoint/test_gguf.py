@@ -81,9 +81,9 @@ def write_gguf(
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(0)
     change(writer)
-    names = {f"{theirs}.weight": f"{ours}.weight" for ours, theirs in conversion.OUTSIDE.items()}
+    names = {f"{theirs}.weight": f"{ours}.weight" for ours, theirs in conversion.MODEL_TENSORS.items()}
     for i in range(SIZES["num_hidden_layers"]):
-        for ours, theirs in conversion.INSIDE.items():
+        for ours, theirs in conversion.LAYER_TENSORS.items():
             names[f"model.layers.{i}.{theirs}.weight"] = f"blk.{i}.{ours}.weight"
     for name, parameter in model.named_parameters():
         values = parameter.detach()
