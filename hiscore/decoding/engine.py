@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hiscore.decoding.block_manager import check_fits
+from hiscore.decoding.inbox import Inbox
 from hiscore.decoding.scheduler import Schedule, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.stats import EngineStats, Tally
@@ -23,14 +24,9 @@ from hiscore.decoding.stop_strings import Detokenizer, StopChecker
 from hiscore.decoding.worker.interface import NOT_FINITE, PendingForward, Worker
 from hiscore.errors import Code, RequestError, to_request_error
 
-__all__ = ["DecodeCall", "DecodeEngine", "EngineStats", "Output"]
-
 log = logging.getLogger(__name__)
 
 QUANTUM = 256
-
-# Nothing wakes the engine when an offload lands. With nothing else to do, it polls this often.
-POLL_S = 0.0005
 
 
 @dataclass(frozen=True)
@@ -78,20 +74,14 @@ class DecodeEngine:
     ) -> None:
         self._worker, self._emit = worker, emit
         self._on_failure, self._on_death = on_failure, on_death
-        self._detokenizer, self._eos_ids, self._max_queue = detokenizer, eos_ids, max_queue
+        self._detokenizer, self._eos_ids = detokenizer, eos_ids
         self._cache_config = worker.cache_config
+        self._inbox = Inbox(max_queue, startable=self._cache_config.max_sequences)
         self._scheduler = Scheduler(self._cache_config, quantum)
         self._tally = Tally()
         self._live: dict[int, Sequence] = {}  # by the id of reply_to
         self._deadlines: list[tuple[float, int]] = []  # a heap of these ids
 
-        self._changed = threading.Condition()  # guards the six below
-        self._arrived: list[Sequence] = []
-        self._cancelled: list[Any] = []
-        self._room = max_queue + self._cache_config.max_sequences
-        self._full = 0
-        self._closing = False
-        self._dead = False
         self._thread = threading.Thread(target=self._run, name="hiscore-decode", daemon=True)
         self._thread.start()
 
@@ -107,35 +97,22 @@ class DecodeEngine:
         """
         check_fits(call, self._cache_config)
         detokenizer = self._detokenizer() if self._detokenizer else None
-        sequence = Sequence(call, reply_to, StopChecker(call.params, self._eos_ids, detokenizer))
-        with self._changed:
-            if self._dead:
-                raise RequestError("decode has stopped, see the server's log", Code.INTERNAL)
-            if self._closing:
-                raise RequestError("the server is shutting down", Code.UNAVAILABLE)
-            if self._room <= 0:
-                self._full += 1
-                raise RequestError(f"the queue is full: {self._max_queue} calls wait", Code.UNAVAILABLE)
-            self._room -= 1
-            self._arrived.append(sequence)
-            self._changed.notify_all()
+        stop_checker = StopChecker(call.params, self._eos_ids, detokenizer)
+        self._inbox.put(Sequence(call, reply_to, stop_checker))
 
     def cancel(self, reply_to: Any) -> None:
         """End a sequence, from any thread. Its last output says "cancelled", unless it has ended meanwhile."""
-        with self._changed:
-            self._cancelled.append(reply_to)
-            self._changed.notify_all()
+        self._inbox.cancel(reply_to)
 
     def close(self) -> None:
         """Accept no more calls, run those accepted to their end, and end the thread."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._inbox.close()
         self._thread.join()
 
     def stats(self) -> EngineStats:
         """What it has done and holds, from any thread."""
-        return replace(self._tally.snapshot(self._scheduler, self._cache_config), full=self._full)
+        stats = self._tally.snapshot(self._scheduler, self._cache_config)
+        return replace(stats, full=self._inbox.num_refused)
 
     def _run(self) -> None:
         try:
@@ -145,36 +122,23 @@ class DecodeEngine:
 
     def _overlap_loop(self) -> None:
         in_flight: list[InFlight] = []
-        worked = True
-        while self._receive(poll=not worked):
+        busy = True
+        while self._receive(poll=not busy):
             schedule = self._scheduler.schedule(self._worker.drained)
             launched = self._launch(schedule)
             self._update_room()
             # The device is busy with this iteration: time to read the one before.
             for entry in in_flight:
                 self._collect(entry)
-            worked = bool(in_flight or launched)
+            busy = bool(in_flight or launched)
             in_flight = launched
 
     def _receive(self, poll: bool) -> bool:
-        """Take in new calls, cancellations and timeouts. Blocks while there is nothing to do.
-
-        Args:
-            poll: There is nothing to do but to ask again whether offloads have landed.
-
-        Returns:
-            False if the engine is closing and has nothing left to do.
-        """
-        idle = self._scheduler.idle
-        with self._changed:
-            if idle:
-                self._changed.wait_for(lambda: self._arrived or self._cancelled or self._closing)
-            elif poll:
-                self._changed.wait_for(lambda: self._arrived or self._cancelled, POLL_S)
-            arrived, self._arrived = self._arrived, []
-            cancelled, self._cancelled = self._cancelled, []
-            if idle and self._closing and not arrived:
-                return False
+        """Take in new calls, cancellations and timeouts; False if there is nothing left to do, ever."""
+        received = self._inbox.take(self._scheduler.idle, poll)
+        if received is None:
+            return False
+        arrived, cancelled = received
         for sequence in arrived:
             self._live[id(sequence.reply_to)] = sequence
             for at in (sequence.call.deadline, sequence.call.start_by):
@@ -232,11 +196,10 @@ class DecodeEngine:
         return launched
 
     def _update_room(self) -> None:
-        """How many more calls may be accepted: those that can start at once do not count as waiting."""
         waiting = len(self._scheduler.waiting)
+        # Calls that can start at once do not count as waiting.
         startable = 0 if waiting else self._scheduler.blocks.seq_indices.num_free
-        with self._changed:
-            self._room = self._max_queue + startable - waiting - len(self._arrived)
+        self._inbox.update_room(waiting, startable)
 
     def _collect(self, entry: InFlight) -> None:
         """Wait for a result, and hand its tokens on."""
@@ -288,9 +251,7 @@ class DecodeEngine:
 
     def _die(self, error: Exception) -> None:
         log.critical("decode stops: its thread failed", exc_info=error)
-        with self._changed:
-            self._dead = True
-            arrived = self._arrived
+        arrived = self._inbox.fail()
         self._on_failure(error)
         answer = RequestError("internal error, see the server's log", Code.INTERNAL)
         for sequence in [*self._live.values(), *arrived]:

@@ -73,20 +73,13 @@ class Scheduler:
 
     def __init__(self, cache_config: CacheConfig, quantum: int) -> None:
         self.blocks = BlockManager(cache_config)
-        self.waiting: Queue = {}
-        self.prefilling: Queue = {}
-        self.admitted: Queue = {}
-        self.running: Queue = {}
-        self.draining: Queue = {}
-        self.preempted: Queue = {}
-        self.queues = {
-            Status.WAITING: self.waiting,
-            Status.PREFILLING: self.prefilling,
-            Status.ADMITTED: self.admitted,
-            Status.RUNNING: self.running,
-            Status.DRAINING: self.draining,
-            Status.PREEMPTED: self.preempted,
-        }
+        self.queues: dict[Status, Queue] = {status: {} for status in Status if status is not Status.FINISHED}
+        self.waiting = self.queues[Status.WAITING]
+        self.prefilling = self.queues[Status.PREFILLING]
+        self.admitted = self.queues[Status.ADMITTED]
+        self.running = self.queues[Status.RUNNING]
+        self.draining = self.queues[Status.DRAINING]
+        self.preempted = self.queues[Status.PREEMPTED]
         self.preemptions = 0
         self._cache_config = cache_config
         self._quantum = quantum
@@ -194,18 +187,12 @@ class Scheduler:
         last, params = tokens == sequence.prompt_left, sequence.call.params
         # Nothing will read the keys and values of a sequence that ends with its first token: no offload.
         host_pages = sequence.host_pages if params.max_tokens > 1 else NO_PAGES
+        chunk = PrefillChunk(
+            sequence.seq_index, sequence.call.prompt[start:end], start, sequence.staging_pages, host_pages, last,
+            full_attention=not params.sparse,
+        )  # fmt: skip
         schedule.prefilling.append(sequence)
-        schedule.chunks.append(
-            PrefillChunk(
-                sequence.seq_index,
-                sequence.call.prompt[start:end],
-                start,
-                sequence.staging_pages,
-                host_pages,
-                last,
-                full_attention=not params.sparse,
-            )
-        )
+        schedule.chunks.append(chunk)
         sequence.prefilled = end
         sequence.in_flight += 1
         if last:

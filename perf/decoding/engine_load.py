@@ -16,10 +16,10 @@ from unittest import mock
 import numpy as np
 import torch
 
-from hiscore.decoding.engine import DecodeEngine, Output
+from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.kv_cache.sizing import Memory
 from hiscore.decoding.sampling_params import parse_sampling_params
-from hiscore.decoding.sequence import DecodeCall
+from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.decoding.worker import build
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError

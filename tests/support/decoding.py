@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.block_manager import BlockManager, pages_needed
-from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
+from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.kv_cache.sizing import Memory
 from hiscore.decoding.sampling_params import SamplingParams
-from hiscore.decoding.sequence import Sequence
+from hiscore.decoding.sequence import DecodeCall, Output, Sequence
 from hiscore.decoding.stats import EngineStats
 from hiscore.decoding.stop_strings import Detokenizer, StopChecker
 from hiscore.decoding.worker.build import build_worker

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
+from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.sampling_params import SamplingParams
-from hiscore.decoding.sequence import Status
+from hiscore.decoding.sequence import DecodeCall, Output, Status
 from hiscore.decoding.worker.interface import NOT_FINITE, CacheConfig, DecodeBatch
 from hiscore.errors import Code, RequestError
 from tests.support.decode_worker import EOS, TINY, VOCABULARY, HashWorker, alone

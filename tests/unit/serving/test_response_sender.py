@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hiscore.decoding.engine import DecodeCall, DecodeEngine, Output
+from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.decoding.worker.interface import DecodeBatch
 from hiscore.errors import RequestError
 from hiscore.serving import response_sender as sender_module

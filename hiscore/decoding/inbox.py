@@ -1,0 +1,93 @@
+"""What other threads ask of the engine's: new calls, cancellations, and to close."""
+
+import threading
+from typing import Any
+
+from hiscore.decoding.sequence import Sequence
+from hiscore.errors import Code, RequestError
+
+# Nothing wakes the engine when an offload lands. With nothing else to do, it asks this often.
+POLL_S = 0.0005
+
+
+class Inbox:
+    """Thread-safe, and bounded.
+
+    Args:
+        max_queue: Calls that may wait.
+        startable: Calls that can start at once, and so do not count as waiting.
+    """
+
+    def __init__(self, max_queue: int, startable: int) -> None:
+        self.num_refused = 0
+        """Calls refused because the queue was full."""
+        self._max_queue = max_queue
+        self._changed = threading.Condition()  # guards the rest
+        self._calls: list[Sequence] = []
+        self._cancelled: list[Any] = []
+        self._room = max_queue + startable
+        self._closing = False
+        self._dead = False
+
+    def put(self, sequence: Sequence) -> None:
+        """Add a call.
+
+        Raises:
+            RequestError: The queue is full, or the engine is closing (UNAVAILABLE); it has died (INTERNAL).
+        """
+        with self._changed:
+            if self._dead:
+                raise RequestError("decode has stopped, see the server's log", Code.INTERNAL)
+            if self._closing:
+                raise RequestError("the server is shutting down", Code.UNAVAILABLE)
+            if self._room <= 0:
+                self.num_refused += 1
+                raise RequestError(f"the queue is full: {self._max_queue} calls wait", Code.UNAVAILABLE)
+            self._room -= 1
+            self._calls.append(sequence)
+            self._changed.notify_all()
+
+    def cancel(self, reply_to: Any) -> None:
+        """Ask for the end of a sequence."""
+        with self._changed:
+            self._cancelled.append(reply_to)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Refuse further calls; those already added are still taken."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def take(self, idle: bool, poll: bool) -> tuple[list[Sequence], list[Any]] | None:
+        """Take all that has been asked for.
+
+        Args:
+            idle: The engine holds nothing: block until there is something.
+            poll: It only waits for offloads to land: block for `POLL_S` at most.
+
+        Returns:
+            New sequences, and each `reply_to` whose sequence is to be cancelled. None if the engine is idle, the
+            inbox closed and empty: nothing will come any more.
+        """
+        with self._changed:
+            if idle:
+                self._changed.wait_for(lambda: self._calls or self._cancelled or self._closing)
+            elif poll:
+                self._changed.wait_for(lambda: self._calls or self._cancelled, POLL_S)
+            calls, self._calls = self._calls, []
+            cancelled, self._cancelled = self._cancelled, []
+            if idle and self._closing and not calls:
+                return None
+        return calls, cancelled
+
+    def update_room(self, waiting: int, startable: int) -> None:
+        """Set how many more calls may come, given how many the scheduler has waiting and could start now."""
+        with self._changed:
+            self._room = self._max_queue + startable - waiting - len(self._calls)
+
+    def fail(self) -> list[Sequence]:
+        """Refuse all further calls; returns those that have not been taken."""
+        with self._changed:
+            self._dead = True
+            return self._calls
