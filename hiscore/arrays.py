@@ -1,5 +1,7 @@
 """Types of NumPy arrays."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -7,3 +9,5 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
+Outputs = dict[str, npt.NDArray[Any]]
+"""The tensors of a response, by name."""

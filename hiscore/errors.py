@@ -1,4 +1,4 @@
-"""The one exception that travels to a caller: a message that we wrote and a code that Triton knows."""
+"""The one exception that reaches a caller: a message that we wrote, and a code that Triton knows."""
 
 import logging
 from enum import Enum
@@ -7,7 +7,7 @@ log = logging.getLogger(__name__)
 
 
 class Code(Enum):
-    """Error codes of the contract; the values are the names of ``pb_utils.TritonError``'s codes."""
+    """Error codes of the public interface; the values are the names of ``pb_utils.TritonError``'s codes."""
 
     INVALID_ARG = "INVALID_ARG"
     UNAVAILABLE = "UNAVAILABLE"
@@ -16,14 +16,14 @@ class Code(Enum):
 
 
 REASONS = ("full", "late", "cancelled")
-"""Why a call is turned away before it begins, as metrics count it."""
+"""Why a request is turned away before it starts, as metrics count it."""
 
 
 class RequestError(Exception):
-    """One request cannot be served; its neighbours in the batch are not concerned.
+    """One request cannot be served; others in its batch are not affected.
 
-    The message reaches the caller as it is: it names the field and, where there are any, the value and the
-    bound, and never holds a path or a traceback.
+    The message is sent to the caller: it names the field and, where there are any, the value and the bound, and
+    never contains a path or a traceback.
     """
 
     def __init__(self, message: str, code: Code = Code.INVALID_ARG) -> None:
@@ -33,7 +33,7 @@ class RequestError(Exception):
 
 
 def to_request_error(error: Exception) -> RequestError:
-    """What a caller may see of an error; what only we may see goes to the log."""
+    """Turn any error into one that may be sent to a caller; the details of an internal error are logged."""
     if isinstance(error, RequestError):
         return error
     log.error("a call failed", exc_info=error)

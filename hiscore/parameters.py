@@ -1,4 +1,7 @@
-"""Checks of request parameters and tensors that every model shares."""
+"""Checks of request parameters and tensors that all models share.
+
+gRPC sends an error message in a header, and one that is too long arrives as another error: values are shortened.
+"""
 
 import json
 import math
@@ -11,11 +14,20 @@ import numpy.typing as npt
 from hiscore.arrays import Int32
 from hiscore.errors import RequestError
 
-# A message travels in a header of gRPC's, and one that is too long arrives as another error: values are shortened.
-
 
 def known_only(parameters: str, known: Sequence[str]) -> dict[str, object]:
-    """The parameters of a request by name, none of which is unknown."""
+    """Parse a request's parameters.
+
+    Args:
+        parameters: A JSON object, or an empty string.
+        known: The names that are allowed.
+
+    Returns:
+        The values by name.
+
+    Raises:
+        RequestError: One of them is unknown.
+    """
     given: dict[str, object] = json.loads(parameters) if parameters else {}
     unknown = sorted(set(given) - set(known))
     if unknown:
@@ -24,27 +36,31 @@ def known_only(parameters: str, known: Sequence[str]) -> dict[str, object]:
 
 
 def flag(name: str, value: object) -> bool:
-    """A parameter that must be true or false."""
+    """Check that a parameter is true or false."""
     if not isinstance(value, bool):
         raise RequestError(f"parameter '{name}' must be true or false, not {reprlib.repr(value)}")
     return value
 
 
 def number(name: str, value: object) -> float:
-    """A parameter that must be a finite number."""
+    """Check that a parameter is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"parameter '{name}' must be a number, not {reprlib.repr(value)}")
     try:
         read = float(value)
     except OverflowError:  # an integer beyond every float
         read = math.inf
-    if not math.isfinite(read):  # JSON as Python reads it has NaN and Infinity
+    if not math.isfinite(read):  # Python's JSON parser accepts NaN and Infinity
         raise RequestError(f"parameter '{name}' must be finite, not {reprlib.repr(value)}")
     return read
 
 
 def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    """The only row of a tensor with Triton's leading batch dimension, checked for rank, rows and dtype."""
+    """The only row, [n], of a tensor with Triton's leading batch dimension, [1, n], of the right dtype.
+
+    Raises:
+        RequestError: It has another shape or dtype.
+    """
     if values.ndim != 2:
         raise RequestError(f"'{name}' must have shape [1, n], not {list(values.shape)}")
     if values.shape[0] != 1:
@@ -56,7 +72,11 @@ def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) ->
 
 
 def check_ids(name: str, ids: Int32, vocab_size: int) -> None:
-    """Check that every id is one of the model's embedding rows; added tokens are."""
+    """Check that every id, int32 [n], is a row of the model's embedding; those of added tokens are.
+
+    Raises:
+        RequestError: One of them is not.
+    """
     wrong = (ids < 0) | (ids >= vocab_size)
     if wrong.any():
         raise RequestError(

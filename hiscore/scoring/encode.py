@@ -1,8 +1,8 @@
-"""Calls in text to calls in token space, exact to the token and with the query encoded once.
+"""Requests in text to requests in token ids, exact to the token and with the query encoded once.
 
-Truth is what a user gets who sends one item at a time: ``tokenizer(query + item)``, special tokens included.
-The longest common token prefix of those encodings becomes the call's query, the rest are the items' own tokens.
-Where `cuts` knows a safe place in the query, only what lies beyond it is encoded with every item.
+The reference is what a user gets who sends one item at a time: ``tokenizer(query + item)``, special tokens
+included. The longest common prefix of those token sequences becomes the query, the rest are the items' own tokens.
+Where `safe_splits` finds a safe split in the query, only the text beyond it is encoded with every item.
 """
 
 from collections.abc import Sequence
@@ -18,26 +18,40 @@ from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.validation import check_prompt
 from hiscore.settings import Limits
 from hiscore.tokenization.panics import Panic
-from hiscore.tokenization.safe_splits import first_cut, last_cut
+from hiscore.tokenization.safe_splits import first_split, last_split
 from hiscore.tokenization.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)
 class TextRequest:
-    """One call as it was sent; ``item_first`` joins ``item + query``, else ``query + item``."""
+    """A request in text, as it was sent.
+
+    Attributes:
+        query: Valid Unicode, like all texts here: no lone surrogates.
+        items: One text per item.
+        labels: One text per label, or None if not sent.
+        label_token_ids: int32 [labels], or None if not sent.
+        item_first: Join ``item + query`` instead of ``query + item``.
+        text_bytes: UTF-8 bytes of all texts; None if they have not been counted.
+    """
 
     query: str
     items: Sequence[str]
     labels: Sequence[str] | None = None
     label_token_ids: Int32 | None = None
     item_first: bool = False
+    text_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class TokenizedRequest:
-    """One call in token space, checked; int32 arrays of shape [tokens], [items + 1] and [labels].
+    """A validated request in the wire layout of `scoring.layout`.
 
-    full_encode: the whole query had to be encoded with every one of several items.
+    Attributes:
+        input_ids: int32 [tokens + items + 1].
+        delimiter_indices: int32 [items + 1].
+        label_token_ids: int32 [labels].
+        full_encode: The whole query had to be encoded with every one of several items.
     """
 
     input_ids: Int32
@@ -48,50 +62,57 @@ class TokenizedRequest:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What of a call is encoded: the shared part of the query once, the rest of it (``own``) with every item."""
+    """How a request is encoded.
 
-    call: TextRequest
+    Attributes:
+        request: The request.
+        shared: The part of the query that is encoded once.
+        repeated: The rest of it, next to the items, which is encoded with every item.
+    """
+
+    request: TextRequest
     shared: str
-    own: str
+    repeated: str
 
     @property
     def texts(self) -> list[str]:
-        """The shared part, then one text for every item; for a call without items the query alone."""
-        if not self.call.items:
-            return ["", self.call.query]
-        if self.call.item_first:
-            return [self.shared, *(item + self.own for item in self.call.items)]
-        return [self.shared, *(self.own + item for item in self.call.items)]
+        """The shared part, then one text per item; without items the query alone."""
+        if not self.request.items:
+            return ["", self.request.query]
+        if self.request.item_first:
+            return [self.shared, *(item + self.repeated for item in self.request.items)]
+        return [self.shared, *(self.repeated + item for item in self.request.items)]
 
     @property
     def labels(self) -> Sequence[str]:
-        return self.call.labels or ()
+        return self.request.labels or ()
 
     @property
     def full_encode(self) -> bool:
-        return not self.shared and bool(self.own) and len(self.call.items) > 1
+        return not self.shared and bool(self.repeated) and len(self.request.items) > 1
 
 
-def encode_calls(
-    tokenizer: TextTokenizer, calls: Sequence[TextRequest], limits: Limits, facts: CheckpointFacts
+def encode_requests(
+    tokenizer: TextTokenizer, requests: Sequence[TextRequest], limits: Limits, facts: CheckpointFacts
 ) -> list[TokenizedRequest | RequestError]:
-    """Encode the texts of all calls together; a call that cannot be served gives its own error instead.
+    """Encode the texts of all requests together.
 
-    Strings must be valid Unicode (no lone surrogates).
+    Returns:
+        One answer per request; a `RequestError` for those that cannot be served.
     """
     try:
-        return _encode(tokenizer, calls, limits, facts)
+        return _encode(tokenizer, requests, limits, facts)
     except Panic:
-        if len(calls) == 1:
+        if len(requests) == 1:
             return [RequestError("the tokenizer cannot encode 'query', 'items' and 'labels' of this call")]
-    # It does not say on which text.
-    return [answer for call in calls for answer in encode_calls(tokenizer, [call], limits, facts)]
+    # The panic does not say which text caused it.
+    return [answer for each in requests for answer in encode_requests(tokenizer, [each], limits, facts)]
 
 
 def _encode(
-    tokenizer: TextTokenizer, calls: Sequence[TextRequest], limits: Limits, facts: CheckpointFacts
+    tokenizer: TextTokenizer, requests: Sequence[TextRequest], limits: Limits, facts: CheckpointFacts
 ) -> list[TokenizedRequest | RequestError]:
-    plans = [_plan(tokenizer, call, limits, facts) for call in calls]
+    plans = [_plan(tokenizer, request, limits, facts) for request in requests]
     good = [plan for plan in plans if isinstance(plan, _Plan)]
     texts = [plan.texts for plan in good]
     text_ids, label_ids = tokenizer.encode(
@@ -111,26 +132,27 @@ def _encode(
 
 
 def _plan(
-    tokenizer: TextTokenizer, call: TextRequest, limits: Limits, facts: CheckpointFacts
+    tokenizer: TextTokenizer, request: TextRequest, limits: Limits, facts: CheckpointFacts
 ) -> _Plan | RequestError:
-    """Check what can be checked before encoding, then find what of the query is encoded once."""
+    """Check what can be checked before encoding, then split the query."""
     try:
-        if len(call.items) > limits.max_items:
-            raise RequestError(
-                f"'items' holds {len(call.items)} items: at most {limits.max_items} in one call"
-            )
-        check_label_inputs(call.labels, call.label_token_ids, limits, facts)
-        size = _size([call.query, *call.items, *(call.labels or ())])
+        items = len(request.items)
+        if items > limits.max_items:
+            raise RequestError(f"'items' holds {items} items: at most {limits.max_items} in one call")
+        check_label_inputs(request.labels, request.label_token_ids, limits, facts)
+        size = request.text_bytes
+        if size is None:
+            size = sum(map(_utf8_length, (request.query, *request.items, *(request.labels or ()))))
         if size > limits.max_text_bytes:
             raise RequestError(
                 f"'query', 'items' and 'labels' hold {size} bytes: at most {limits.max_text_bytes} in one call"
             )
-        plan = _Plan(call, *_divide(tokenizer, call))
-        # A query that cannot be shared costs its length once per item: the bound is on work, not on input.
-        work = _size([plan.own]) * len(call.items)
+        plan = _Plan(request, *_split_query(tokenizer, request))
+        # A query that cannot be shared is encoded once per item: bound the work as well as the input.
+        work = _utf8_length(plan.repeated) * items
         if work > limits.max_text_bytes:
             raise RequestError(
-                f"'query' must be tokenised anew with each of {len(call.items)} items, {work} bytes in all: "
+                f"'query' must be tokenised anew with each of {items} items, {work} bytes in all: "
                 f"at most {limits.max_text_bytes} in one call. Send fewer items, or put a space into the query"
             )
     except RequestError as error:
@@ -138,15 +160,15 @@ def _plan(
     return plan
 
 
-def _divide(tokenizer: TextTokenizer, call: TextRequest) -> tuple[str, str]:
-    """The part of the query to encode once, and the part beside the items to encode with each of them."""
-    if not tokenizer.safe_cuts:
-        return "", call.query
-    cut = first_cut(call.query) if call.item_first else last_cut(call.query)
-    if cut is None:
-        return "", call.query
-    head, tail = call.query[:cut], call.query[cut:]
-    return (tail, head) if call.item_first else (head, tail)
+def _split_query(tokenizer: TextTokenizer, request: TextRequest) -> tuple[str, str]:
+    """The part of the query to encode once, and the part to encode with every item."""
+    if not tokenizer.has_safe_splits:
+        return "", request.query
+    split = first_split(request.query) if request.item_first else last_split(request.query)
+    if split is None:
+        return "", request.query
+    head, tail = request.query[:split], request.query[split:]
+    return (tail, head) if request.item_first else (head, tail)
 
 
 def _finish(
@@ -157,19 +179,19 @@ def _finish(
     limits: Limits,
     facts: CheckpointFacts,
 ) -> TokenizedRequest | RequestError:
-    """Put encodings together into a checked layout."""
-    call, (shared, *own) = plan.call, text_ids
+    """Join the encoded texts to a prompt, validate it and lay it out."""
+    request, (shared, *rows) = plan.request, text_ids
     if not plan.shared:
-        shared = []  # A tokenizer that does not wrap gives special tokens even for an empty text.
-    before = [*tokenizer.prefix] if call.item_first else [*tokenizer.prefix, *shared]
-    after = [*shared, *tokenizer.suffix] if call.item_first else [*tokenizer.suffix]
-    rests = [ids + after for ids in own] if after else own
-    common = _common_prefix_length(rests)
-    query = before + rests[0][:common]
-    items = [rest[common:] for rest in rests] if call.items else []
-    prompt = MultiItemPrompt.of(query, items)
+        shared = []  # Some tokenizers give special tokens even for an empty text.
+    before = [*tokenizer.prefix] if request.item_first else [*tokenizer.prefix, *shared]
+    after = [*shared, *tokenizer.suffix] if request.item_first else [*tokenizer.suffix]
+    if after:
+        rows = [ids + after for ids in rows]
+    common = _common_prefix_length(rows)
+    query = before + rows[0][:common]
+    prompt = MultiItemPrompt.of(query, [ids[common:] for ids in rows] if request.items else [])
     try:
-        labels = resolve_labels(call.labels, label_ids, call.label_token_ids, limits, facts)
+        labels = resolve_labels(request.labels, label_ids, request.label_token_ids, limits, facts)
         check_prompt(prompt, limits, facts)
     except RequestError as error:
         return error
@@ -177,12 +199,11 @@ def _finish(
 
 
 def _common_prefix_length(rows: Sequence[list[int]]) -> int:
-    """How many leading ids all rows share: what the first and the last in dictionary order share."""
+    """How many leading ids all rows share: as many as the first and the last in lexicographic order."""
     low, high = min(rows), max(rows)
     shortest = min(len(low), len(high))
-    return next((place for place in range(shortest) if low[place] != high[place]), shortest)
+    return next((index for index in range(shortest) if low[index] != high[index]), shortest)
 
 
-def _size(strings: Sequence[str]) -> int:
-    """Bytes of UTF-8."""
-    return sum(len(string.encode()) for string in strings)
+def _utf8_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

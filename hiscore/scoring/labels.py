@@ -1,4 +1,4 @@
-"""Label strings or ids of a call to checked label ids."""
+"""Labels of a text request, given as strings or as ids, to validated ids."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,16 @@ from hiscore.settings import Limits
 def check_label_inputs(
     labels: Sequence[str] | None, label_token_ids: Int32 | None, limits: Limits, facts: CheckpointFacts
 ) -> None:
-    """Check, before anything is encoded, that a call names its labels in the one way its model wants.
+    """Check, before anything is encoded, that labels are given as the model needs them.
+
+    Args:
+        labels: Texts, or None if not sent.
+        label_token_ids: int32 [labels], or None if not sent.
+        limits: Bounds the number of labels.
+        facts: Whether the model is a classifier.
 
     Raises:
-        RequestError: none or both of the two for a causal LM, any for a classifier, too many labels.
+        RequestError: None or both of the two for a causal LM, any for a classifier, or too many labels.
     """
     given = [
         name
@@ -47,12 +53,20 @@ def resolve_labels(
     limits: Limits,
     facts: CheckpointFacts,
 ) -> Int32:
-    """The label ids, int32 [labels], of a call that `check_label_inputs` accepted.
+    """The label ids of a request that `check_label_inputs` accepted.
 
-    encoded: the ids of each of ``labels``, encoded alone with no special tokens.
+    Args:
+        labels: Texts, or None.
+        encoded: Token ids of each text, encoded alone and without special tokens.
+        label_token_ids: int32 [labels], or None.
+        limits: As for `check_labels`.
+        facts: As for `check_labels`.
+
+    Returns:
+        int32 [labels].
 
     Raises:
-        RequestError: a label that is not exactly one token, two labels of one token, ids `check_labels` refuses.
+        RequestError: A label is not exactly one token, two are the same token, or `check_labels` refuses them.
     """
     if not labels:
         ids = np.empty(0, np.int32) if label_token_ids is None else label_token_ids

@@ -1,7 +1,7 @@
-"""The request parameters of ``score``, ``tokenizer`` and ``scorer``.
+"""The request parameters of `score`, `tokenizer` and `scorer`.
 
-They are parameters and not tensors, so that calls with different options still share a batch. Each of the
-three models accepts all of them, since an ensemble forwards them to its steps; an unknown one is refused.
+They are parameters and not tensors, so that requests with different options still share a batch. Each of the three
+models accepts all of them, since an ensemble forwards them to its steps; unknown ones are refused.
 """
 
 from dataclasses import dataclass, fields
@@ -12,7 +12,14 @@ from hiscore.parameters import flag, known_only, number
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """How a call's logits become scores, and in which order its texts are joined."""
+    """How a request's logits become scores, and how its texts are joined.
+
+    Attributes:
+        apply_softmax: Softmax over the labels. Otherwise a score is a probability over the whole vocabulary, or a
+            classifier's raw logit.
+        temperature: Divides the logits; any value but 1.0 needs `apply_softmax`.
+        item_first: Join ``item + query``; only the tokenizer looks at it.
+    """
 
     apply_softmax: bool = False
     temperature: float = 1.0
@@ -20,10 +27,13 @@ class ScoreOptions:
 
 
 def parse_options(parameters: str) -> ScoreOptions:
-    """Read the options from ``request.parameters()``, a JSON object (or an empty string).
+    """Parse the options.
+
+    Args:
+        parameters: What ``request.parameters()`` returns: a JSON object, or an empty string.
 
     Raises:
-        RequestError: an unknown parameter, a wrong type, or a temperature that is not allowed.
+        RequestError: An unknown parameter, a wrong type, or a temperature that is not allowed.
     """
     default = ScoreOptions()
     given = known_only(parameters, [field.name for field in fields(default)])

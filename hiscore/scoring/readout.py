@@ -1,4 +1,4 @@
-"""From logits to scores: the last step, in NumPy."""
+"""From logits to scores, in NumPy."""
 
 from typing import Any
 
@@ -10,19 +10,26 @@ from hiscore.errors import Code, RequestError
 from hiscore.scoring.options import ScoreOptions
 
 
-def scores_of(
+def scores_from_logits(
     logits: Float32, log_normaliser: Float32 | None, options: ScoreOptions, is_classifier: bool
 ) -> Float32:
-    """Scores of one call's items, as the contract defines them.
+    """Turn the logits of one request into scores.
 
-    logits: float32 [items, labels]; log_normaliser: float32 [items], needed for a causal LM without
-    `apply_softmax`.
+    Args:
+        logits: float32 [items, labels].
+        log_normaliser: float32 [items]: log(sum(exp(logits))) over the whole vocabulary; needed for a causal LM
+            without `apply_softmax`.
+        options: Softmax over the labels, and its temperature.
+        is_classifier: The labels are the model's own; a single one gets a sigmoid instead of a softmax.
+
+    Returns:
+        float32 [items, labels].
 
     Raises:
-        RequestError: the model gave a number that is not finite.
+        RequestError: A logit or a score is not finite.
     """
     _check_finite(logits)
-    # Float64 keeps small temperatures from overflowing; what still does is an error.
+    # float64, so that few temperatures overflow; those that do are an error.
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = logits.astype(np.float64) / options.temperature
         if options.apply_softmax:

@@ -1,4 +1,4 @@
-"""The scorer: a batch of calls in, scores out, by as few prefill-only forwards as the token budget allows."""
+"""The scorer: a batch of requests in, scores out, in as few prefill-only forwards as the token budget allows."""
 
 import logging
 from collections import defaultdict
@@ -19,19 +19,25 @@ from hiscore.models.support import CheckpointFacts
 from hiscore.prefill.runner import make_runner
 from hiscore.scoring.packing import Batch, pack, pool_reserve
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
-from hiscore.scoring.readout import scores_of
+from hiscore.scoring.readout import scores_from_logits
 from hiscore.scoring.request import ScoreRequest
 
 log = logging.getLogger(__name__)
 
-# Under fp8 the projections alone are in 8 bits.
+# Under fp8 only the projections are in 8 bits.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """scores: float32 [items, labels]; usage in tokens."""
+    """The answer to a request.
+
+    Attributes:
+        scores: float32 [items, labels].
+        prompt_tokens: Tokens of the query, counted once, and of all items.
+        cached_tokens: How many of them came from the prefix cache.
+    """
 
     scores: Float32
     prompt_tokens: int
@@ -40,7 +46,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class BatchStats:
-    """What a batch cost."""
+    """What a batch cost: forwards, the tokens they computed, items scored, tokens from the prefix cache."""
 
     forwards: int
     tokens: int
@@ -48,46 +54,56 @@ class BatchStats:
     cached_tokens: int
 
 
-class Pending:
-    """A batch on its way: launched, perhaps not finished."""
+class PendingScores:
+    """A launched batch, which may not have finished."""
 
     def __init__(
-        self, calls: Sequence[ScoreRequest], batch: Batch, host: Tensor, shapes: list[tuple[list[int], int]],
+        self, requests: Sequence[ScoreRequest], batch: Batch, host: Tensor, shapes: list[tuple[list[int], int]],
         copy_done: torch.cuda.Event | None, is_classifier: bool,
     ) -> None:  # fmt: skip
-        self._calls, self._batch = calls, batch
+        """Keep what `result` needs.
+
+        Args:
+            requests: The requests of the batch.
+            batch: Its forwards.
+            host: float32 [n] on the host: the results one after another, row-major.
+            shapes: Of each result: the requests whose items are its rows, and its columns.
+            copy_done: Recorded after the copy to `host`; None if there was none.
+            is_classifier: Whether the logits are a classifier's.
+        """
+        self._requests, self._batch = requests, batch
         self._host, self._shapes = host, shapes
         self._copy_done = copy_done
         self._is_classifier = is_classifier
 
     def result(self) -> tuple[list[Scores | RequestError], BatchStats]:
-        """Wait for the batch's results, once, and turn logits into scores."""
+        """Wait for the results and turn logits into scores; call it once."""
         if self._copy_done is not None:
             self._copy_done.synchronize()
-        items = [len(call.prompt.item_lengths) for call in self._calls]
-        found: list[list[Float32]] = [[] for _ in self._calls]
+        items = [len(request.prompt.item_lengths) for request in self._requests]
+        # The logits of each request, and its log normaliser if it needs one.
+        results: list[list[Float32]] = [[] for _ in self._requests]
         values = self._host.numpy()
         for members, width in self._shapes:
             for index in members:
                 size = items[index] * width
-                found[index].append(values[:size].reshape(items[index], width))
+                results[index].append(values[:size].reshape(items[index], width))
                 values = values[size:]
-        answers = [self._answer(index, *found[index]) for index in range(len(self._calls))]
+        answers = [self._answer(index, *results[index]) for index in range(len(self._requests))]
         forwards, cached = self._batch.forwards, self._batch.cached_tokens
         tokens = sum(len(forward.input_ids) for forward in forwards)
         return answers, BatchStats(len(forwards), tokens, sum(items), sum(cached))
 
     def _answer(
-        self, index: int, logits: Float32, normaliser: Float32 | None = None
+        self, index: int, logits: Float32, log_normaliser: Float32 | None = None
     ) -> Scores | RequestError:
-        call = self._calls[index]
+        request = self._requests[index]
+        per_item = None if log_normaliser is None else log_normaliser[:, 0]
         try:
-            scores = scores_of(
-                logits, None if normaliser is None else normaliser[:, 0], call.options, self._is_classifier
-            )
+            scores = scores_from_logits(logits, per_item, request.options, self._is_classifier)
         except RequestError as error:
             return error
-        return Scores(scores, len(call.prompt.tokens), self._batch.cached_tokens[index])
+        return Scores(scores, len(request.prompt.tokens), self._batch.cached_tokens[index])
 
 
 class Scorer:
@@ -116,7 +132,7 @@ class Scorer:
         reserve = pool_reserve(a.context_length, max_batch_tokens)
         page_bytes = PAGE * decoder.slot_bytes
         pages = reserve + query_cache_bytes // page_bytes
-        self._pages = PrefixCache(pages, reserve, caching=query_cache_bytes > 0)
+        self._prefix_cache = PrefixCache(pages, reserve, caching=query_cache_bytes > 0)
         self.runner = make_runner(decoder, pages * PAGE, max_batch_tokens)
         log.info(
             "%s decoder on %s in %s by %s; at most %d tokens a forward, %d MiB for keys and values of queries",
@@ -124,47 +140,46 @@ class Scorer:
             pages * page_bytes >> 20,
         )  # fmt: skip
 
-    def score(self, calls: Sequence[ScoreRequest]) -> tuple[list[Scores | RequestError], BatchStats]:
-        """Score all the calls together. An answer that is not finite fails its own call alone."""
-        return self.submit(calls).result()
+    def score(self, requests: Sequence[ScoreRequest]) -> tuple[list[Scores | RequestError], BatchStats]:
+        """Score requests together. An answer that is not finite fails its own request alone."""
+        return self.submit(requests).result()
 
     @torch.inference_mode()
-    def submit(self, calls: Sequence[ScoreRequest]) -> Pending:
+    def submit(self, requests: Sequence[ScoreRequest]) -> PendingScores:
         """Pack and launch a batch. On a CUDA device this does not wait for it."""
         try:
-            # The device of a launch, a stream and an event is the thread's, and any thread may come here.
+            # Any thread may call this, and the current CUDA device is a thread's own.
             with torch.cuda.device(-1 if self.device.index is None else self.device.index):
-                return self._launch(calls, pack([call.prompt for call in calls], self._budget, self._pages))
+                batch = pack([request.prompt for request in requests], self._budget, self._prefix_cache)
+                return self._launch(requests, batch)
         except Exception:
-            # The cache counts on keys and values that were perhaps never written.
-            self._pages.forget()
+            # The cache may list keys and values that were never written.
+            self._prefix_cache.forget()
             raise
 
-    def _launch(self, calls: Sequence[ScoreRequest], batch: Batch) -> Pending:
+    def _launch(self, requests: Sequence[ScoreRequest], batch: Batch) -> PendingScores:
         hidden = self._in_order(self.runner.forward(batch.forwards), batch.forwards)
-        ends = np.cumsum([len(call.prompt.item_lengths) for call in calls])
-        rows = [
-            slice(end - len(call.prompt.item_lengths), end) for call, end in zip(calls, ends, strict=True)
-        ]
+        items = [len(request.prompt.item_lengths) for request in requests]
+        rows = [slice(end - count, end) for count, end in zip(items, np.cumsum(items), strict=True)]
 
-        def of(members: list[int]) -> Tensor:
-            everything = len(members) == len(calls)
+        def rows_of(members: list[int]) -> Tensor:
+            everything = len(members) == len(requests)
             return hidden if everything else torch.cat([hidden[rows[index]] for index in members])
 
         results, shapes = [], []
-        for members in _sharing_labels(calls):
-            labels = None if self.facts.is_classifier else calls[members[0]].labels
-            results.append(self._head.label_logits(of(members), labels))
+        for members in _grouped_by_labels(requests):
+            labels = None if self.facts.is_classifier else requests[members[0]].labels
+            results.append(self._head.label_logits(rows_of(members), labels))
             shapes.append((members, results[-1].shape[1]))
-        normalised = [index for index, call in enumerate(calls) if not call.options.apply_softmax]
+        normalised = [index for index, each in enumerate(requests) if not each.options.apply_softmax]
         if normalised and not self.facts.is_classifier:
-            results.append(self._head.log_normaliser(of(normalised)))
+            results.append(self._head.log_normaliser(rows_of(normalised)))
             shapes.append((normalised, 1))
         host, copy_done = self._to_host(torch.cat([result.flatten() for result in results]))
-        return Pending(calls, batch, host, shapes, copy_done, self.facts.is_classifier)
+        return PendingScores(requests, batch, host, shapes, copy_done, self.facts.is_classifier)
 
     def _in_order(self, hidden: Tensor, forwards: Sequence[Forward]) -> Tensor:
-        """Rows in the order of the batch's items; several forwards may answer them in another."""
+        """Sort rows by the batch's items; several forwards may answer them in another order."""
         answers = np.concatenate([np.empty(0, np.int64), *(forward.answers for forward in forwards)])
         if (np.diff(answers) > 0).all():
             return hidden
@@ -183,12 +198,12 @@ class Scorer:
         return host, copy_done
 
 
-def _sharing_labels(calls: Sequence[ScoreRequest]) -> list[list[int]]:
-    """The calls by their labels: those with the same ones share a product."""
-    sharing: dict[bytes, list[int]] = defaultdict(list)
-    for index, call in enumerate(calls):
-        sharing[call.labels.tobytes()].append(index)
-    return list(sharing.values())
+def _grouped_by_labels(requests: Sequence[ScoreRequest]) -> list[list[int]]:
+    """Indices of requests with the same labels, which share a matrix product."""
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for index, request in enumerate(requests):
+        groups[request.labels.tobytes()].append(index)
+    return list(groups.values())
 
 
 def _pick_device(device: str) -> str:
@@ -206,10 +221,10 @@ def _pick_dtype(dtype: str, device: torch.device) -> str:
 
 
 def _check_fp8(device: torch.device) -> None:
-    """A CPU could compute it, only slower than bfloat16: whoever asks for it there expects something else."""
+    """Refuse fp8 on a CPU, which could compute it, but slower than bfloat16: nobody wants that."""
     needed = "DTYPE=fp8 needs a CUDA device of compute capability {}.{} or later".format(*FP8_CAPABILITY)
     if device.type != "cuda":
-        raise ValueError(f"{needed}, and the scorer is to run on the CPU: set DTYPE to bfloat16 or float32")
-    found = torch.cuda.get_device_capability(device)
-    if found < FP8_CAPABILITY:
-        raise ValueError(f"{needed}, and {device} has {found[0]}.{found[1]}: set DTYPE to bfloat16")
+        raise ValueError(f"{needed}, and the scorer runs on the CPU: set DTYPE to bfloat16 or float32")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        raise ValueError(f"{needed}, and {device} has {capability[0]}.{capability[1]}: set DTYPE to bfloat16")

@@ -1,143 +1,120 @@
-"""A model's own queue, and the thread that awaits and answers the batches formed from it.
+"""A model's own queue, and the threads that form batches from it and answer them.
 
-Triton's queue cannot be the one that counts. Any limit or time-out in its config turns its prefetching off, and
-then a call that arrives while the model is at work may sleep for half a second. So `execute` only checks its calls
-and puts them here, and batches are formed at the last moment, by cost, from all that waits.
+Triton's dynamic batcher cannot be the queue that counts: any limit or timeout in its config turns off its
+prefetching, and then a request that arrives while the model is busy may sleep for half a second. So `execute` only
+validates requests and queues them here, and a batch is formed at the last moment, by cost, from all that wait.
 
-While the device computes one batch, the next is launched behind it (`depth` 2). A launch that only queues work on
-a device is made `inline`, by whoever finds room for it: the caller of `submit`, or the thread that has just seen
-a batch end; a change of threads would cost each call 0.3 ms. A launch that computes gets a thread of its own, so
-that calls are still accepted or refused meanwhile.
+While the device computes one batch, the next is launched behind it. Where a launch only queues work on a device,
+whoever finds room makes it: the caller of `submit`, or the thread that has just seen a batch end. Switching
+threads would cost each request 0.3 ms. A launch that computes has a thread of its own, so that requests are still
+accepted or refused meanwhile.
 
-A job that is many batches large is split: after each of its parts the others that wait have their turn, so that
-small calls are not held up by large ones.
+After each of its parts a large job goes to the end of the queue, so that it does not hold up small ones.
 
-A call that finds nothing else at work may be run on the spot (`run_alone`) and answered by what `execute` returns,
-which reaches the caller about 0.9 ms sooner than a response sender does.
+A request that finds the model idle may run on the calling thread (`run_alone`), to be answered by what `execute`
+returns: that reaches the caller about 0.9 ms sooner than a response sender does.
 """
 
 import logging
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Generic
 
-from hiscore.errors import Code, RequestError
-from hiscore.serving.tickets import Answered, Job, Launched, QueuedCall, Raises, Ticket, Totals, finished
+from hiscore.errors import Code, RequestError, to_request_error
+from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
+from hiscore.serving.launched_batch import CompletedBatch, FailedBatch, LaunchedBatch
+from hiscore.serving.queued_request import QueuedRequest
+from hiscore.serving.totals import Totals
 
 log = logging.getLogger(__name__)
 
-# After so long in the queue a caller may have gone; so many are asked before a batch is formed.
+# Before a batch is formed, callers that have waited this long are asked whether they are still there, and at most
+# so many of them.
 ASK_AFTER_S = 0.1
 MOST_ASKED = 16
 
 
-def _whole(job: Job) -> Sequence[Job]:
-    return [job]
+class Batcher(Generic[Job]):
+    """Runs requests in batches: first come, first served; jobs of several parts take turns."""
 
-
-class Engine(Generic[Job]):
-    """Runs tickets in batches, first come, first served, those of several parts by turns.
-
-    launch: starts a batch, may raise; answer: sends a ticket's answer or `RequestError`; failed: told what a batch
-    raised, before its calls are answered; abandoned: whether a ticket's caller has gone, asked of those
-    that had to wait; cost: of a job, in the unit of `budget`, which a batch exceeds only if it is a single job.
-    max_queue: calls that wait; max_cost: of all that wait or are under way; a single call may exceed it.
-    split: a job's parts, each a job; join: a job's answer, from those of its parts.
-    """
-
-    def __init__(
-        self,
-        launch: Callable[[list[Job]], Launched],
-        answer: Callable[[Ticket[Job], Any], None],
-        failed: Callable[[Exception], None],
-        abandoned: Callable[[Ticket[Job]], bool],
-        cost: Callable[[Job], int],
-        budget: int,
-        max_queue: int,
-        inline: bool,
-        depth: int = 2,
-        max_cost: float = math.inf,
-        split: Callable[[Job], Sequence[Job]] = _whole,
-        join: Callable[[Job, Sequence[Any]], Any] = lambda job, answers: answers[0],
-    ) -> None:
-        self._launch, self._answer, self._failed = launch, answer, failed
-        self._abandoned, self._cost = abandoned, cost
-        self._budget, self._max_queue, self._inline, self._depth = budget, max_queue, inline, depth
-        self._max_cost, self._split, self._join = max_cost, split, join
-        # What has been begun stands here as well, between its parts.
-        self._waiting: deque[QueuedCall[Job]] = deque()
+    def __init__(self, model: BatchedModel[Job], limits: BatchLimits) -> None:
+        self._model, self._limits = model, limits
+        self._async_launch = model.async_launch
         self.totals = Totals()
-        self._not_begun = 0
-        self._open_cost = 0
+        # Requests with parts to launch, those already started included.
+        self._waiting: deque[QueuedRequest[Job]] = deque()
+        self._not_started = 0
+        self._total_cost = 0
         self._in_flight = 0
         self._closing = False
-        self._changed = threading.Condition()
-        self._launching = threading.Lock()  # batches are launched in the order in which they were formed
-        self._launched: SimpleQueue[tuple[list[QueuedCall[Job]], Launched] | None] = SimpleQueue()
+        self._changed = threading.Condition()  # guards all of the above
+        self._launching = threading.Lock()  # keeps launches in the order in which batches were formed
+        self._launched: SimpleQueue[tuple[list[QueuedRequest[Job]], LaunchedBatch] | None] = SimpleQueue()
+        loops = [self._answer_all] if self._async_launch else [self._answer_all, self._launch_all]
         self._threads = [
-            threading.Thread(target=work, name=f"hiscore-{work.__name__[1:]}", daemon=True)
-            for work in ([self._answer_all] if inline else [self._answer_all, self._launch_all])
+            threading.Thread(target=loop, name=f"hiscore-{loop.__name__[1:]}", daemon=True) for loop in loops
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, tickets: Sequence[Ticket[Job]]) -> list[Ticket[Job]]:
-        """Put tickets into the queue; returns those for which it has no room."""
-        calls = [QueuedCall(each, self._cost(each.job), self._split(each.job)) for each in tickets]
+    def submit(self, requests: Sequence[QueuedRequest[Job]]) -> None:
+        """Queue requests; those for which there is no room are answered with UNAVAILABLE."""
+        for request in requests:
+            request.cost, request.parts = self._model.cost(request.job), self._model.split(request.job)
         refused = []
         with self._changed:
-            room = self._max_queue - self._not_begun
-            if self._inline and self._in_flight < self._depth:
+            closing = self._closing
+            room = self._limits.max_queue - self._not_started
+            if self._async_launch and self._in_flight < self._limits.max_in_flight:
                 room = max(room, 1)  # what is launched at once does not wait
-            for call in calls:
-                if room > 0 and (not self._open_cost or self._open_cost + call.cost <= self._max_cost):
+            for request in requests:
+                total_cost = self._total_cost + request.cost
+                if (
+                    not closing
+                    and room > 0
+                    and (not self._total_cost or total_cost <= self._limits.max_total_cost)
+                ):
                     room -= 1
-                    self._not_begun += 1
-                    self._open_cost += call.cost
-                    self._waiting.append(call)
+                    self._not_started += 1
+                    self._total_cost = total_cost
+                    self._waiting.append(request)
                 else:
-                    refused.append(call.ticket)
+                    refused.append(request)
             self.totals.rejects["full"] += len(refused)
             self._changed.notify_all()
-        if self._inline:
+        if self._async_launch:
             self._launch_ready()
-        return refused
+        reason = "the server is shutting down" if closing else "the server is full, try again later"
+        for request in refused:
+            request.reply_to.send(RequestError(reason, Code.UNAVAILABLE))
 
     def run_alone(self, job: Job) -> Any | None:
-        """Run a job on the calling thread if nothing else waits or is in flight; its answer, else None.
+        """Run a job on the calling thread, if the model is idle.
 
-        A job of more than a part of the budget is not: meanwhile no other call could even be refused. Only for an
-        engine whose launches are inline and whose `submit` is called from the same thread.
+        Call it from the thread that calls `submit`. A job of more than a quarter of a batch is not run: meanwhile
+        no other request could even be refused.
+
+        Returns:
+            The answer or `RequestError`, or None if the job has to be submitted.
         """
         with self._changed:
-            small = self._inline and self._cost(job) <= self._budget // 4
+            small = self._async_launch and self._model.cost(job) <= self._limits.max_batch_cost // 4
             if not small or self._waiting or self._in_flight or self._closing:
                 return None
             self._in_flight = 1
         with self._launching:
-            launched = self._try_launch([job])
-        begin = time.monotonic()
-        answers, failure = finished(launched, 1)
-        self.totals.device_seconds += time.monotonic() - begin
-        if failure is not None:
-            self._face(failure)
-        # Counting is left to the other thread: this one has an answer to deliver.
-        self._launched.put(([], Answered(launched if failure is None else Raises(failure))))
+            batch = self._try_launch([job])
+        answers, completed = self._await(batch, 1)
+        # The other thread counts it: this one has an answer to deliver.
+        self._launched.put(([], CompletedBatch(batch if completed else None)))
         return answers[0]
 
-    def _face(self, failure: Exception) -> None:
-        try:
-            self._failed(failure)
-        except Exception:
-            log.exception("a failed batch was not faced")
-
     def close(self) -> None:
-        """Run what waits, answer it, and end the threads."""
+        """Refuse new requests, run and answer those that wait, and end the threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -149,124 +126,133 @@ class Engine(Generic[Job]):
     def _launch_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._has_room_and_work() or (self._closing and not self._waiting)
-                )
+                self._changed.wait_for(lambda: self._can_launch() or (self._closing and not self._waiting))
                 if not self._waiting:
                     return
             self._launch_ready()
 
-    def _has_room_and_work(self) -> bool:
-        return bool(self._waiting) and self._in_flight < self._depth
+    def _can_launch(self) -> bool:
+        return bool(self._waiting) and self._in_flight < self._limits.max_in_flight
 
     def _launch_ready(self) -> None:
-        """Launch whatever there is room for."""
+        """Launch batches as long as there is room and work."""
         with self._launching:
             while batch := self._next_batch():
-                jobs = [call.parts[part] for call, part in batch]
-                self._launched.put(([call for call, _ in batch], self._try_launch(jobs)))
+                jobs = [request.parts[part] for request, part in batch]
+                self._launched.put(([request for request, _ in batch], self._try_launch(jobs)))
 
-    def _try_launch(self, jobs: list[Job]) -> Launched:
+    def _try_launch(self, jobs: list[Job]) -> LaunchedBatch:
         begin = time.monotonic()
         try:
-            return self._launch(jobs)
+            return self._model.launch(jobs)
         except Exception as error:
-            return Raises(error)
+            return FailedBatch(error)
         finally:
             self.totals.launch_seconds += time.monotonic() - begin
 
-    def _next_batch(self) -> list[tuple[QueuedCall[Job], int]]:
-        """Calls and the parts of them that are the next batch, if there is room and work.
+    def _next_batch(self) -> list[tuple[QueuedRequest[Job], int]]:
+        """Take the next batch from the queue: requests, and which part of each; empty without room or work.
 
-        Who waits in vain is answered on the way.
+        Requests that are late or cancelled are answered on the way.
         """
-        batch: list[tuple[QueuedCall[Job], int]] = []
-        in_vain: list[tuple[QueuedCall[Job], RequestError]] = []
-        gone = self._gone()
+        batch: list[tuple[QueuedRequest[Job], int]] = []
+        dropped: list[tuple[QueuedRequest[Job], RequestError]] = []
+        cancelled = self._cancelled()
         with self._changed:
-            now, total = time.monotonic(), 0
-            while self._has_room_and_work():
-                call = self._waiting[0]
-                part = call.launched
-                cost = call.cost if len(call.parts) == 1 else self._cost(call.parts[part])
-                if call.over:
+            now, batch_cost = time.monotonic(), 0
+            while self._can_launch():
+                request = self._waiting[0]
+                part = request.launched
+                cost = request.cost if len(request.parts) == 1 else self._model.cost(request.parts[part])
+                if request.answered:
                     pass  # an earlier part has failed
-                elif id(call) in gone:
-                    in_vain.append((call, RequestError("the call was cancelled", Code.CANCELLED)))
+                elif id(request) in cancelled:
+                    dropped.append((request, RequestError("the call was cancelled", Code.CANCELLED)))
                     self.totals.rejects["cancelled"] += 1
-                elif not part and call.ticket.deadline < now:
+                elif not part and request.deadline < now:
                     late = RequestError("Request timeout expired in the queue", Code.UNAVAILABLE)
-                    in_vain.append((call, late))
+                    dropped.append((request, late))
                     self.totals.rejects["late"] += 1
-                elif batch and total + cost > self._budget:
+                elif batch and batch_cost + cost > self._limits.max_batch_cost:
                     break
                 else:
-                    batch.append((call, part))
-                    total += cost
-                    call.launched += 1
-                    self.totals.queue_seconds += 0.0 if part else now - call.ticket.since
+                    batch.append((request, part))
+                    batch_cost += cost
+                    request.launched += 1
+                    self.totals.queue_seconds += 0.0 if part else now - request.since
                 self._waiting.popleft()
-                self._not_begun -= not part
-                if part < call.launched < len(call.parts):
-                    # Behind all others: each large call has one part in a round.
-                    self._waiting.append(call)
+                self._not_started -= not part
+                if part < request.launched < len(request.parts):
+                    self._waiting.append(request)
             self._in_flight += bool(batch)
             self._changed.notify_all()
-        for call, reason in in_vain:
-            self._end(call, reason)
+        for request, reason in dropped:
+            self._answer(request, reason)
         return batch
 
-    def _end(self, call: QueuedCall[Job], answer: Any) -> None:
-        """Answer a call, once."""
+    def _cancelled(self) -> set[int]:
+        """The `id` of those among the first that wait whose callers have gone."""
         with self._changed:
-            if call.over:
-                return
-            call.over = True
-            self._open_cost -= call.cost
-        self._answer(call.ticket, answer)
-
-    def _add(self, call: QueuedCall[Job], answer: Any) -> None:
-        """Take the answer of a call's next part; the call is answered with its last part, or its first error."""
-        call.answers.append(answer)
-        if isinstance(answer, RequestError):
-            self._end(call, answer)
-        elif len(call.answers) == len(call.parts):
-            self._end(call, self._join(call.ticket.job, call.answers) if len(call.parts) > 1 else answer)
-
-    def _gone(self) -> set[int]:
-        """Which of the first that wait have callers no more, by `id`."""
-        with self._changed:
-            if not self._has_room_and_work():
+            if not self._can_launch():
                 return set()
-            # Asking is a round trip to the server: not for calls that are launched as they come.
+            # Asking takes a round trip to the server: not for requests that are launched as they come.
             since = time.monotonic() - ASK_AFTER_S
             first = islice(self._waiting, MOST_ASKED)
-            waited = [call for call in first if not call.over and call.ticket.since < since]
+            asked = [request for request in first if not request.answered and request.since < since]
         try:
-            return {id(call) for call in waited if self._abandoned(call.ticket)}
+            return {id(request) for request in asked if request.reply_to.is_cancelled()}
         except Exception:
-            log.exception("whether callers have gone is not known: they are served")
+            log.exception("cannot tell which requests were cancelled: they are served")
             return set()
 
     def _answer_all(self) -> None:
         while (entry := self._launched.get()) is not None:
-            batch, launched = entry
+            requests, batch = entry
+            answers, completed = self._await(batch, len(requests))
             begin = time.monotonic()
-            answers, failure = finished(launched, len(batch))
-            end = time.monotonic()
             with self._changed:
                 self._in_flight -= 1
                 self._changed.notify_all()
-            if failure is not None:
-                self._face(failure)
-            for call, answer in zip(batch, answers, strict=True):
-                self._add(call, answer)
-            self.totals.device_seconds += end - begin
-            self.totals.answer_seconds += time.monotonic() - end
+            for request, answer in zip(requests, answers, strict=True):
+                self._add_part(request, answer)
+            self.totals.answer_seconds += time.monotonic() - begin
             try:
-                if failure is None:
-                    launched.count()
+                if completed:
+                    batch.count()
             except Exception:
                 log.exception("a batch was answered but not counted")
-            if self._inline:
+            if self._async_launch:
                 self._launch_ready()
+
+    def _await(self, batch: LaunchedBatch, jobs: int) -> tuple[Sequence[Any], bool]:
+        """Wait for a batch. Returns one answer per job, and whether it completed: else all are the same error."""
+        begin = time.monotonic()
+        try:
+            return batch.finish(), True
+        except Exception as error:
+            answer = to_request_error(error)
+            try:
+                self._model.on_failure(error)
+            except Exception:
+                log.exception("on_failure raised")
+            return [answer] * jobs, False
+        finally:
+            self.totals.device_seconds += time.monotonic() - begin
+
+    def _add_part(self, request: QueuedRequest[Job], answer: Any) -> None:
+        """Keep the answer of a request's next part; its last part or its first error answers the request."""
+        request.answers.append(answer)
+        if isinstance(answer, RequestError):
+            self._answer(request, answer)
+        elif len(request.answers) == len(request.parts):
+            whole = len(request.parts) == 1
+            self._answer(request, answer if whole else self._model.join(request.job, request.answers))
+
+    def _answer(self, request: QueuedRequest[Job], answer: Any) -> None:
+        """Answer a request, once."""
+        with self._changed:
+            if request.answered:
+                return
+            request.answered = True
+            self._total_cost -= request.cost
+        request.reply_to.send(answer)

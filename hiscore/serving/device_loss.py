@@ -1,4 +1,4 @@
-"""What becomes of a model's process when its CUDA device is lost."""
+"""Ends a model's process when its CUDA device is lost."""
 
 import logging
 import os
@@ -9,20 +9,20 @@ import torch
 log = logging.getLogger(__name__)
 
 GRACE_S = 1.0
-"""For the answers that say so to leave."""
+"""Time for the error responses to be sent."""
 _ending = threading.Lock()
 
 
 def is_device_lost(error: Exception | None) -> bool:
     """Whether an error leaves the CUDA context of this process unusable."""
-    # Kernels of ours are launched by the Triton language, which has no class for it.
+    # Triton kernels have no exception class of their own for it.
     return isinstance(error, torch.AcceleratorError) or str(error).startswith("Triton Error [CUDA]")
 
 
 def end_if_device_is_lost(error: Exception) -> None:
-    """Every later call on a lost device would fail as well: whoever watches the server starts a new one.
+    """End the process if every later call would fail too; the watchdog then starts a new server.
 
-    To be called where the loss is first seen. Torch may end the process sooner, when it gives memory back.
+    Call it where the error is first seen: torch may abort earlier, when it frees memory.
     """
     if is_device_lost(error) and _ending.acquire(blocking=False):
         log.critical("the device is lost: this process ends")

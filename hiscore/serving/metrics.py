@@ -1,18 +1,18 @@
-"""Metrics of our own beside Triton's, updated once per batch, or once a second.
+"""Our metrics beside Triton's, updated at most once per batch or once a second.
 
-Every update is a round trip to the server's process, so they stay out of loops over requests, items or tokens.
+Every update is a round trip to the server's process: none belongs into a loop over requests, items or tokens.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from hiscore.errors import REASONS
-from hiscore.serving.tickets import Totals
+from hiscore.serving.totals import Totals
 
-FEED_S = 1.0
+EXPORT_EVERY_S = 1.0
 SECONDS = {
     "hiscore_queue_seconds_total": "Seconds that calls waited until they were launched, each for itself",
     "hiscore_launch_seconds_total": "Seconds spent on launching batches; on a CPU, on computing them",
@@ -23,7 +23,7 @@ REJECTS = {"hiscore_rejects_total": f"Calls turned away, by reason: {', '.join(R
 
 
 class _Metrics:
-    """A few Prometheus metrics of one model instance, made from ``{name: help}``."""
+    """Prometheus metrics of one model instance, from ``{name: help}``."""
 
     def __init__(self, descriptions: Mapping[str, str], labels: dict[str, str], kind: Any) -> None:
         self._families = [
@@ -37,27 +37,27 @@ class _Metrics:
 
 
 class Counters(_Metrics):
-    """Metrics that only rise."""
+    """Metrics that only increase."""
 
     def __init__(self, descriptions: Mapping[str, str], labels: dict[str, str]) -> None:
         super().__init__(descriptions, labels, pb_utils.MetricFamily.COUNTER)
 
     def add(self, **amounts: float) -> None:
-        """Raise counters by name; zeros cost nothing."""
+        """Increase counters by name; zeros cost nothing."""
         for name, amount in amounts.items():
             if amount:
                 self._metrics[name].increment(amount)
 
 
 class Gauges(_Metrics):
-    """Metrics that say how it is now."""
+    """Metrics of the current state."""
 
     def __init__(self, descriptions: Mapping[str, str], labels: dict[str, str]) -> None:
         super().__init__(descriptions, labels, pb_utils.MetricFamily.GAUGE)
         self._values = dict.fromkeys(descriptions, 0.0)
 
     def set(self, **values: float) -> None:
-        """Set gauges by name; what stays as it is costs nothing."""
+        """Set gauges by name; an unchanged value costs nothing."""
         for name, value in values.items():
             if value != self._values[name]:
                 self._metrics[name].set(value)
@@ -65,39 +65,38 @@ class Gauges(_Metrics):
 
 
 class Rejects:
-    """The counter of calls that were turned away."""
+    """Counters of the requests that were turned away, by reason."""
 
     def __init__(self, labels: dict[str, str]) -> None:
         self._counters = {reason: Counters(REJECTS, labels | {"reason": reason}) for reason in REASONS}
 
     def add(self, reason: str, calls: float) -> None:
-        """Raise it; zero costs nothing."""
+        """Increase the counter of a reason; zero costs nothing."""
         self._counters[reason].add(hiscore_rejects_total=calls)
 
 
 class TotalsFeed:
-    """Hands an engine's totals to Prometheus as they rise, with a batch, but at most once a second."""
+    """Exports a batcher's totals to Prometheus, at most once a second."""
 
-    def __init__(self, labels: dict[str, str], totals: Callable[[], Totals]) -> None:
+    def __init__(self, labels: dict[str, str], totals: Totals) -> None:
         self._totals = totals
         self._seconds = Counters(SECONDS, labels)
         self._rejects = Rejects(labels)
-        self._fed: dict[str, float] = {}
+        self._exported: dict[str, float] = {}
         self._next = 0.0
 
     def update(self) -> None:
-        """Called after a batch."""
+        """Export what has increased; called after each batch."""
         if (now := time.monotonic()) < self._next:
             return
-        self._next = now + FEED_S
-        totals = self._totals()
+        self._next = now + EXPORT_EVERY_S
         for part in ("queue", "launch", "device", "answer"):
-            risen = self._risen(part, getattr(totals, f"{part}_seconds"))
-            self._seconds.add(**{f"hiscore_{part}_seconds_total": risen})
+            increase = self._increase(part, getattr(self._totals, f"{part}_seconds"))
+            self._seconds.add(**{f"hiscore_{part}_seconds_total": increase})
         for reason in REASONS:
-            self._rejects.add(reason, self._risen(reason, totals.rejects[reason]))
+            self._rejects.add(reason, self._increase(reason, self._totals.rejects[reason]))
 
-    def _risen(self, name: str, value: float) -> float:
-        risen = value - self._fed.get(name, 0.0)
-        self._fed[name] = value
-        return risen
+    def _increase(self, name: str, value: float) -> float:
+        increase = value - self._exported.get(name, 0.0)
+        self._exported[name] = value
+        return increase

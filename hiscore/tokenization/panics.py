@@ -1,18 +1,18 @@
-"""The tokenizers library's way to give up, made an exception like others."""
+"""Panics of the tokenizers library as ordinary exceptions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Panic(Exception):
-    """The tokenizers library has given up, on a text that makes its regular expressions search too long, say."""
+    """The tokenizers library gave up, for example because a regular expression backtracked too long."""
 
 
 @contextmanager
 def panics_raised() -> Iterator[None]:
-    """Turn a panic of the library into an exception.
+    """Turn the library's ``PanicException``, which is not an `Exception`, into a `Panic`.
 
-    What it raises is a ``PanicException``, which is no `Exception`: it would end a thread that serves everyone.
+    Otherwise it would end the thread that encodes for everyone.
     """
     try:
         yield

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from hiscore.tokenization.panics import panics_raised
-from hiscore.tokenization.safe_splits import has_safe_cuts
+from hiscore.tokenization.safe_splits import has_safe_splits
 
 # Different in length, script and first character; nothing in them is special to any tokenizer.
 PROBES = ("a", " b c", "Is 12 a number?\n", "你好")
@@ -17,27 +17,35 @@ PROBES = ("a", " b c", "Is 12 a number?\n", "你好")
 class TextTokenizer:
     """A tokenizer and what is known of it.
 
-    backend: truncation and padding are off.
-    wraps: special tokens are simply put around a text: ``prefix`` before and ``suffix`` behind. If not, only whole
-        texts can be encoded, and prefix and suffix are empty.
-    safe_cuts: the cuts of `hiscore.tokenization.safe_splits` may be used.
+    Attributes:
+        backend: The fast tokenizer, with truncation and padding off.
+        adds_affixes: Special tokens are only a fixed prefix and suffix of every text. Otherwise only whole texts
+            can be encoded, and prefix and suffix are empty.
+        prefix: Token ids before every text.
+        suffix: Token ids after every text.
+        has_safe_splits: `safe_splits` holds for this tokenizer.
     """
 
     backend: Tokenizer
-    wraps: bool
+    adds_affixes: bool
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
-    safe_cuts: bool
+    has_safe_splits: bool
 
     def encode(self, texts: list[str], labels: list[str]) -> tuple[list[list[int]], list[list[int]]]:
-        """The ids of all texts and labels, in one call that uses the machine's cores.
+        """Encode all texts and labels in one call that uses every core.
 
-        Labels never get special tokens; texts get them here only if the tokenizer does not wrap.
+        Args:
+            texts: Get special tokens here only if these are not affixes.
+            labels: Never get special tokens.
+
+        Returns:
+            The ids of each text, and those of each label.
 
         Raises:
-            Panic: the library has given up on one of them.
+            Panic: The library gave up on one of them.
         """
-        if self.wraps:
+        if self.adds_affixes:
             ids = self._encode(texts + labels, special=False)
             return ids[: len(texts)], ids[len(texts) :]
         return self._encode(texts, special=True), self._encode(labels, special=False)
@@ -52,7 +60,7 @@ def load_tokenizer(checkpoint: Path) -> TextTokenizer:
     """Load the tokenizer of a local Hugging Face style directory; no network, no remote code.
 
     Raises:
-        ValueError: there is no fast tokenizer, or transformers does more to a text than that one's pipeline.
+        ValueError: There is no fast tokenizer, or transformers does more to a text than the fast tokenizer does.
     """
     tokenizer = AutoTokenizer.from_pretrained(
         checkpoint, use_fast=True, trust_remote_code=False, local_files_only=True
@@ -60,25 +68,25 @@ def load_tokenizer(checkpoint: Path) -> TextTokenizer:
     name = type(tokenizer).__name__
     if not tokenizer.is_fast:
         raise ValueError(f"{checkpoint}: {name} has no fast tokenizer (tokenizer.json)")
-    truth = [tokenizer(probe)["input_ids"] for probe in PROBES]
+    expected = [tokenizer(probe)["input_ids"] for probe in PROBES]
     backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    if [encoding.ids for encoding in backend.encode_batch_fast(PROBES)] != truth:
+    if [encoding.ids for encoding in backend.encode_batch_fast(PROBES)] != expected:
         raise ValueError(f"{checkpoint}: {name} gives other ids than its own fast tokenizer")
-    wrapping = find_wrapping(backend)
-    prefix, suffix = wrapping or ((), ())
+    affixes = find_affixes(backend)
+    prefix, suffix = affixes or ((), ())
     return TextTokenizer(
         backend,
-        wraps=wrapping is not None,
+        adds_affixes=affixes is not None,
         prefix=prefix,
         suffix=suffix,
-        safe_cuts=wrapping is not None and has_safe_cuts(backend),
+        has_safe_splits=affixes is not None and has_safe_splits(backend),
     )
 
 
-def find_wrapping(backend: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The special tokens before and behind every text, or None if they are not simply put around it."""
+def find_affixes(backend: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The special tokens before and after every text, or None if there are others."""
     special = backend.encode("").ids
     bare = [encoding.ids for encoding in backend.encode_batch_fast(PROBES, add_special_tokens=False)]
     whole = [encoding.ids for encoding in backend.encode_batch_fast(PROBES)]

@@ -20,7 +20,7 @@ import torch
 from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
-from hiscore.scoring.encode import TextRequest, encode_calls
+from hiscore.scoring.encode import TextRequest, encode_requests
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
@@ -84,7 +84,7 @@ class Judge:
             )
             for group in slices(texts, GROUP)
         ]
-        encoded = encode_calls(self._tokenizer, calls, Limits(), self._scorer.facts)
+        encoded = encode_requests(self._tokenizer, calls, Limits(), self._scorer.facts)
         found: list[Float64] = []
         for batch in slices(encoded, calls_at_once):
             answers, _ = self._scorer.score([_as_score_call(call) for call in batch])

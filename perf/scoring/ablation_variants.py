@@ -12,7 +12,7 @@ from hiscore.arrays import Int32
 from hiscore.layers.lm_head import ROW_SLICE, LMHead
 from hiscore.scoring.layout import lay_out, unpack
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.scorer import Pending, Scorer
+from hiscore.scoring.scorer import PendingScores, Scorer
 from perf.scoring.step_after_prefill import StepAfter
 
 
@@ -49,7 +49,7 @@ def without_graphs(scorer: Scorer) -> Scorer:
 
 def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
     """The scorer with a decode step after each forward, see `StepAfter`; it must have no query cache."""
-    if scorer._pages._caching:
+    if scorer._prefix_cache._caching:
         raise ValueError("the decode step needs the pool for itself: give the scorer no query cache")
     changed = copy.copy(scorer)
     changed.runner = StepAfter(scorer.runner, scorer._head if sampled else None)
@@ -82,12 +82,12 @@ def mark(call: ScoreRequest, delimiter: int) -> Marked:
     return Marked(ids, delimiters, call)
 
 
-def submit_indexed(scorer: Scorer, calls: Sequence[Marked]) -> Pending:
+def submit_indexed(scorer: Scorer, calls: Sequence[Marked]) -> PendingScores:
     """Launch a batch whose delimiters were written down when it was laid out."""
     return scorer.submit([call.unpacked(call.delimiter_indices) for call in calls])
 
 
-def submit_searching(scorer: Scorer, calls: Sequence[Marked], delimiter: int) -> Pending:
+def submit_searching(scorer: Scorer, calls: Sequence[Marked], delimiter: int) -> PendingScores:
     """Launch a batch whose delimiters are searched for on the device, once, by comparing and `nonzero`.
 
     How many there are is known to the device alone, so the host waits for all that was launched before.

@@ -28,7 +28,7 @@ from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.models.config import read_facts
-from hiscore.scoring.encode import TextRequest, encode_calls
+from hiscore.scoring.encode import TextRequest, encode_requests
 from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
@@ -105,7 +105,7 @@ def _tokenize(checkpoint: Path, by_clock: bool) -> float:
         nonlocal tokens
         tokens = 0
         for at in range(0, len(calls), BATCH):
-            for call in encode_calls(tokenizer, calls[at : at + BATCH], Limits(), facts):
+            for call in encode_requests(tokenizer, calls[at : at + BATCH], Limits(), facts):
                 if isinstance(call, RequestError):
                     raise call
                 tokens += len(call.input_ids)

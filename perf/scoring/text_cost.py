@@ -27,7 +27,7 @@ from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.launcher.device_choice import choose_device
 from hiscore.models.config import read_facts
-from hiscore.scoring.encode import TextRequest, encode_calls
+from hiscore.scoring.encode import TextRequest, encode_requests
 from hiscore.settings import DEFAULT_MODEL, Limits
 from hiscore.tokenization import load_tokenizer
 from perf.loadgen.generator import Generator
@@ -119,14 +119,14 @@ def tokenizer_cost(checkpoint: Path, texts: Sequence[Text]) -> dict[str, float]:
     tokenizer, facts = load_tokenizer(checkpoint), read_facts(checkpoint)
     labels = np.array(LABELS, np.int32)
     calls = [TextRequest(query, items, label_token_ids=labels) for query, items in texts]
-    encode_calls(tokenizer, calls[:8], Limits(), facts)
+    encode_requests(tokenizer, calls[:8], Limits(), facts)
     found: dict[str, float] = {}
     for size in (1, 8):
         wall, cpu = time.perf_counter(), time.process_time()
         encoded = [
             call
             for start in range(0, len(calls), size)
-            for call in encode_calls(tokenizer, calls[start : start + size], Limits(), facts)
+            for call in encode_requests(tokenizer, calls[start : start + size], Limits(), facts)
         ]
         found[f"wall_ms_in_batches_of_{size}"] = 1e3 * (time.perf_counter() - wall) / len(calls)
         found[f"cpu_ms_in_batches_of_{size}"] = 1e3 * (time.process_time() - cpu) / len(calls)

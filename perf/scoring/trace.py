@@ -32,7 +32,7 @@ from hiscore.launcher.command import tritonserver_flags
 from hiscore.models.config import read_facts
 from hiscore.scoring import packing
 from hiscore.scoring import scorer as scorer_module
-from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_calls
+from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
@@ -196,7 +196,7 @@ def encode(checkpoint: Path, texts: Sequence[Text]) -> list[TokenizedRequest]:
     labels = np.array(LABELS, np.int32)
     asked = [TextRequest(query, items, label_token_ids=labels) for query, items in texts]
     found = []
-    for call in encode_calls(load_tokenizer(checkpoint), asked, Limits(), read_facts(checkpoint)):
+    for call in encode_requests(load_tokenizer(checkpoint), asked, Limits(), read_facts(checkpoint)):
         if isinstance(call, RequestError):
             raise call
         found.append(call)

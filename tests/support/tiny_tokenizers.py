@@ -105,7 +105,7 @@ def eos() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """Gemma-like: spaces become letters and nothing splits, so that merges reach over words: no safe cut."""
+    """Gemma-like: spaces become letters and nothing splits, so that merges reach across words: no safe split."""
     tokenizer = Tokenizer(BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous", invert=False)
@@ -127,11 +127,13 @@ def twice() -> Tokenizer:
     return tokenizer
 
 
-# Those for which cuts are proved, and those that must be encoded in full.
-WITH_CUTS: dict[str, Callable[[], Tokenizer]] = {
+# Those for which splits are proved safe, and those that must be encoded in full.
+WITH_SAFE_SPLITS: dict[str, Callable[[], Tokenizer]] = {
     build.__name__: build for build in (gpt2, smollm2, qwen2, llama3, o200k, eos)
 }
-WITHOUT_CUTS: dict[str, Callable[[], Tokenizer]] = {build.__name__: build for build in (metaspace, twice)}
+WITHOUT_SAFE_SPLITS: dict[str, Callable[[], Tokenizer]] = {
+    build.__name__: build for build in (metaspace, twice)
+}
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> Path:

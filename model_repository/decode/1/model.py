@@ -24,7 +24,7 @@ from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.metrics import Counters, Gauges, Rejects
 from hiscore.serving.response_sender import ResponseSender
-from hiscore.serving.triton_io import ReplyTo, parameters, send, strings, tensor
+from hiscore.serving.triton_io import ReplyTo, parameters, strings, tensor
 from hiscore.settings import DecodeSettings, from_model_config
 from hiscore.tokenization import load_tokenizer
 from hiscore.tokenization.detokenizer import DetokenizerFactory
@@ -50,8 +50,8 @@ class TritonPythonModel:
         self.feed = MetricsFeed(self.counters.add, self.gauges.set, self.rejects.add)
         worker = make_worker(settings, device)
         self.sender = ResponseSender(
-            partial(send, streamed=True),
-            is_cancelled=lambda reply_to: reply_to.sender.is_cancelled(),
+            partial(ReplyTo.send, streamed=True),
+            is_cancelled=ReplyTo.is_cancelled,
             cancel=lambda stream: self.engine.cancel(stream),
             update_metrics=self.update_metrics,
         )

@@ -18,14 +18,14 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring import encode
-from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_calls
+from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests
 from hiscore.scoring.layout import unpack
 from hiscore.settings import Limits
 from hiscore.tokenization import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers as tiny
 from tests.unit.tokenization.test_safe_splits import TEXTS
 
-BUILDERS = {**tiny.WITH_CUTS, **tiny.WITHOUT_CUTS}
+BUILDERS = {**tiny.WITH_SAFE_SPLITS, **tiny.WITHOUT_SAFE_SPLITS}
 FACTS = CheckpointFacts(vocab_size=2_000, context_length=500, is_classifier=False)
 CLASSIFIER = replace(FACTS, is_classifier=True)
 LABELS = np.array([5, 6], np.int32)
@@ -51,7 +51,7 @@ Load = Callable[[str], tuple[TextTokenizer, Any]]
 def one(
     tokenizer: TextTokenizer, call: TextRequest, facts: CheckpointFacts = FACTS, **limits: int
 ) -> TokenizedRequest:
-    [answer] = encode_calls(tokenizer, [call], Limits(**limits), facts)
+    [answer] = encode_requests(tokenizer, [call], Limits(**limits), facts)
     if isinstance(answer, RequestError):
         raise answer
     return answer
@@ -81,12 +81,12 @@ CALLS = st.builds(
 @pytest.mark.parametrize("name", BUILDERS)
 def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
     ours, truth = load(name)
-    assert ours.safe_cuts == (name in tiny.WITH_CUTS)
+    assert ours.has_safe_splits == (name in tiny.WITH_SAFE_SPLITS)
 
     @settings(max_examples=150, deadline=None)
     @given(st.lists(CALLS, max_size=3))
     def check(batch: list[TextRequest]) -> None:
-        for call, answer in zip(batch, encode_calls(ours, batch, Limits(), FACTS), strict=True):
+        for call, answer in zip(batch, encode_requests(ours, batch, Limits(), FACTS), strict=True):
             texts = [item + call.query for item in call.items]
             if isinstance(answer, RequestError):
                 assert "both empty" in answer.message
@@ -100,11 +100,11 @@ def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", tiny.WITH_CUTS)
-def test_a_wrong_cut_is_found_out(name: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", tiny.WITH_SAFE_SPLITS)
+def test_a_wrong_split_is_caught(name: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, truth = load(name)
-    monkeypatch.setattr(encode, "last_cut", lambda text: len(text) // 2)
-    monkeypatch.setattr(encode, "first_cut", lambda text: len(text) // 2)
+    monkeypatch.setattr(encode, "last_split", lambda text: len(text) // 2)
+    monkeypatch.setattr(encode, "first_split", lambda text: len(text) // 2)
     words = st.lists(st.sampled_from([" ", "fruit", "The", " item", "is"]), min_size=1, max_size=4).map(
         "".join
     )
@@ -144,7 +144,7 @@ def test_all_texts_go_through_one_call_and_the_query_once(load: Load, item_first
     spy = Spy(ours.backend)
     query = "this is " * 40
     batch = [TextRequest(query, [" apple"] * 30, labels=[" Yes", " No"], item_first=item_first)] * 3
-    answers = encode_calls(replace(ours, backend=spy), batch, Limits(), FACTS)
+    answers = encode_requests(replace(ours, backend=spy), batch, Limits(), FACTS)
     assert [answer.full_encode for answer in answers if isinstance(answer, TokenizedRequest)] == [False] * 3
     [texts] = spy.batches
     assert len(texts) == 3 * (1 + 30 + 2)
@@ -255,7 +255,7 @@ def test_a_bad_call_fails_alone(what: str, load: Load) -> None:
         TextRequest("Is it? ", ["an apple", "12"], labels=[" Yes", " No"]),
         TextRequest("Is it? ", ["x"], None, LABELS),
     ]
-    first, refused, last = encode_calls(ours, [good[0], bad, good[1]], LIMITS, FACTS)
+    first, refused, last = encode_requests(ours, [good[0], bad, good[1]], LIMITS, FACTS)
     assert isinstance(refused, RequestError)
     assert re.search(message, refused.message)
     for call, answer in zip(good, (first, last), strict=True):
@@ -314,10 +314,10 @@ def test_a_text_on_which_the_library_panics_is_refused_and_harms_no_neighbour() 
     with pytest.raises(BaseException, match="retry-limit") as raised:
         backend.encode("a" * 40)
     assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
-    tokenizer = TextTokenizer(backend, wraps=True, prefix=(), suffix=(), safe_cuts=False)
+    tokenizer = TextTokenizer(backend, adds_affixes=True, prefix=(), suffix=(), has_safe_splits=False)
     good = TextRequest("ab", ["a", "b"], label_token_ids=LABELS)
     bad = replace(good, query="a" * 40)
-    before, refused, after = encode_calls(tokenizer, [good, bad, good], Limits(), FACTS)
+    before, refused, after = encode_requests(tokenizer, [good, bad, good], Limits(), FACTS)
     assert isinstance(refused, RequestError)
     assert "cannot encode" in refused.message
     for answer in (before, after):

@@ -5,28 +5,30 @@ import pytest
 
 from hiscore.errors import Code, RequestError
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.readout import scores_of
+from hiscore.scoring.readout import scores_from_logits
 
 LOGITS = np.array([[1.0, 2.0, -1.0], [0.0, 0.0, 0.0]], np.float32)
 
 
 def test_label_softmax_with_temperature() -> None:
-    scores = scores_of(LOGITS, None, ScoreOptions(apply_softmax=True, temperature=2.0), False)
+    scores = scores_from_logits(LOGITS, None, ScoreOptions(apply_softmax=True, temperature=2.0), False)
     powers = np.exp(LOGITS / 2)
     np.testing.assert_allclose(scores, powers / powers.sum(axis=1, keepdims=True), rtol=1e-6)
 
 
 def test_probability_over_the_vocabulary() -> None:
-    scores = scores_of(LOGITS, np.array([3.0, 1.0], np.float32), ScoreOptions(), False)
+    scores = scores_from_logits(LOGITS, np.array([3.0, 1.0], np.float32), ScoreOptions(), False)
     np.testing.assert_allclose(scores, np.exp(LOGITS - [[3.0], [1.0]]), rtol=1e-6)
 
 
 def test_a_classifiers_logits_softmax_and_sigmoid() -> None:
-    np.testing.assert_array_equal(scores_of(LOGITS, None, ScoreOptions(), True), LOGITS)
+    np.testing.assert_array_equal(scores_from_logits(LOGITS, None, ScoreOptions(), True), LOGITS)
     softmax = ScoreOptions(apply_softmax=True)
-    assert scores_of(LOGITS, None, softmax, True).sum(axis=1) == pytest.approx([1, 1])
+    assert scores_from_logits(LOGITS, None, softmax, True).sum(axis=1) == pytest.approx([1, 1])
     one = np.array([[-1_000.0], [0.0], [3.0]], np.float32)
-    assert scores_of(one, None, softmax, True).ravel() == pytest.approx([0, 0.5, 1 / (1 + np.exp(-3.0))])
+    assert scores_from_logits(one, None, softmax, True).ravel() == pytest.approx(
+        [0, 0.5, 1 / (1 + np.exp(-3.0))]
+    )
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 0.01, 100.0, 1e300])
@@ -34,7 +36,7 @@ def test_no_temperature_overflows(temperature: float) -> None:
     options = ScoreOptions(apply_softmax=True, temperature=temperature)
     logits = np.array([[500.0, -500.0, 499.0]], np.float32)
     try:
-        scores = scores_of(logits, None, options, False)
+        scores = scores_from_logits(logits, None, options, False)
     except RequestError:
         # Dividing by 1e-300 leaves the range of float64: an error, never a wrong number.
         assert temperature == 1e-300
@@ -45,8 +47,8 @@ def test_no_temperature_overflows(temperature: float) -> None:
 
 def test_one_label_under_softmax_is_certain_and_no_item_gives_no_row() -> None:
     softmax = ScoreOptions(apply_softmax=True)
-    assert scores_of(LOGITS[:, :1], None, softmax, False).tolist() == [[1.0], [1.0]]
-    assert scores_of(LOGITS[:0], None, softmax, False).shape == (0, 3)
+    assert scores_from_logits(LOGITS[:, :1], None, softmax, False).tolist() == [[1.0], [1.0]]
+    assert scores_from_logits(LOGITS[:0], None, softmax, False).shape == (0, 3)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -55,5 +57,5 @@ def test_what_is_not_finite_is_an_error(value: float, softmax: bool) -> None:
     logits = LOGITS.copy()
     logits[1, 2] = value
     with pytest.raises(RequestError) as error:
-        scores_of(logits, np.zeros(2, np.float32), ScoreOptions(apply_softmax=softmax), False)
+        scores_from_logits(logits, np.zeros(2, np.float32), ScoreOptions(apply_softmax=softmax), False)
     assert error.value.code is Code.INTERNAL

@@ -1,32 +1,44 @@
-"""The engine's queue: batches by cost, in order, never more in flight than its depth, everyone answered once."""
+"""The batcher's queue: batches by cost, in order, never too many in flight, every request answered once."""
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from hiscore.errors import Code, RequestError
-from hiscore.serving import batcher as engine_module
-from hiscore.serving.batcher import Engine
-from hiscore.serving.tickets import Ticket
+from hiscore.serving import batcher as batcher_module
+from hiscore.serving.batched_model import BatchLimits
+from hiscore.serving.batcher import Batcher
+from hiscore.serving.queued_request import QueuedRequest
 
 FOREVER = float("inf")
 
 
 class Device:
-    """Jobs are numbers, their own cost; the test decides when a batch is done."""
+    """A model whose jobs are numbers, their own cost; the test decides when a batch is done."""
 
-    def __init__(self, inline: bool) -> None:
-        self.inline = inline
+    def __init__(self, async_launch: bool) -> None:
+        self.async_launch = async_launch
         self.launched: list[list[int]] = []
         self.done: list[threading.Semaphore] = []
         self.answers: dict[int, object] = {}
         self.alone: set[int] = set()
-        self.gone: set[int] = set()
+        self.cancelled: set[int] = set()
         self.counted: list[list[int]] = []
         self.failures: list[Exception] = []
         self.changed = threading.Condition()
+        self.may_launch = threading.Event()
+        self.may_launch.set()
+
+    def cost(self, job: int) -> int:
+        return job
+
+    def split(self, job: int) -> Sequence[int]:
+        return [job]
+
+    def join(self, job: int, answers: Sequence[object]) -> object:
+        raise AssertionError("nothing was split")
 
     def launch(self, jobs: list[int]) -> "Batch":
         if 13 in jobs:
@@ -36,30 +48,38 @@ class Device:
             self.launched.append(jobs)
             self.done.append(batch.done)
             self.changed.notify_all()
+        assert self.may_launch.wait(10)
         return batch
 
-    def answer(self, ticket: Ticket[int], answer: object) -> None:
-        assert ticket.job not in self.answers
-        with self.changed:
-            self.answers[ticket.job] = answer
-            self.changed.notify_all()
+    def on_failure(self, error: Exception) -> None:
+        self.failures.append(error)
 
-    def engine(self, budget: int = 10, max_queue: int = 100, depth: int = 2) -> Engine[int]:
-        return Engine(
-            self.launch,
-            self.answer,
-            self.failures.append,
-            lambda ticket: ticket.job in self.gone,
-            lambda job: job,
-            budget,
-            max_queue,
-            self.inline,
-            depth,
-        )
+    def batcher(self, max_cost: int = 10, max_queue: int = 100, in_flight: int = 2) -> Batcher[int]:
+        return Batcher(self, BatchLimits(max_cost, max_queue, max_in_flight=in_flight))
 
-    def wait(self, condition) -> bool:
+    def wait(self, condition: Callable[[], bool]) -> bool:
         with self.changed:
             return self.changed.wait_for(condition, timeout=5)
+
+    def finish_all(self) -> None:
+        for done in self.done:
+            done.release()
+
+
+class Caller:
+    """Who sent a job."""
+
+    def __init__(self, device: Device, job: int) -> None:
+        self.device, self.job = device, job
+
+    def send(self, answer: object) -> None:
+        with self.device.changed:
+            assert self.job not in self.device.answers, "answered twice"
+            self.device.answers[self.job] = answer
+            self.device.changed.notify_all()
+
+    def is_cancelled(self) -> bool:
+        return self.job in self.device.cancelled
 
 
 class Batch:
@@ -74,171 +94,244 @@ class Batch:
         return [10 * job for job in self.jobs]
 
     def count(self) -> None:
-        # Everyone of the batch has an answer by now.
+        # All callers of the batch have been answered by now.
         assert set(self.jobs) <= set(self.device.answers) | self.device.alone
         self.device.counted.append(self.jobs)
 
 
-@pytest.fixture(params=[True, False], ids=["inline", "own-thread"])
+@pytest.fixture(params=[True, False], ids=["async", "own-thread"])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     device = Device(request.param)
     yield device
-    for done in device.done:
-        done.release()
+    device.may_launch.set()
+    device.finish_all()
 
 
-def submit(engine: Engine[int], *jobs: int, deadline: float = FOREVER) -> list[int]:
-    """Submit jobs together; returns those that are refused."""
-    return [ticket.job for ticket in engine.submit([Ticket(job, None, deadline) for job in jobs])]
+def submit(device: Device, batcher: Batcher[int], *jobs: int, deadline: float = FOREVER) -> list[int]:
+    """Submit jobs together; returns those that are refused, as full or closing."""
+    batcher.submit([QueuedRequest(job, Caller(device, job), deadline) for job in jobs])
+    return [job for job in jobs if isinstance(device.answers.get(job), RequestError)]
 
 
-def test_what_waits_becomes_batches_within_the_budget(device: Device) -> None:
-    engine = device.engine(depth=1)
-    submit(engine, 1)
+def test_waiting_requests_become_batches_within_the_limit(device: Device) -> None:
+    batcher = device.batcher(in_flight=1)
+    submit(device, batcher, 1)
     assert device.wait(lambda: device.launched == [[1]])
-    submit(engine, 4, 5, 3, 25, 2)  # 4 + 5 + 3 is over 10; 25 alone is as well, and goes alone
-    for batches in ([4, 5], [3], [25], [2]):
+    submit(device, batcher, 4, 5, 3, 7, 25, 2)  # 3 + 7 is the limit; 25 alone is beyond it, and goes alone
+    for batches in ([4, 5], [3, 7], [25], [2]):
         device.done[-1].release()
         assert device.wait(lambda batches=batches: device.launched[-1] == batches)
     device.done[-1].release()
-    engine.close()
-    assert device.answers == {job: 10 * job for job in (1, 2, 3, 4, 5, 25)}
+    batcher.close()
+    assert device.answers == {job: 10 * job for job in (1, 2, 3, 4, 5, 7, 25)}
     assert device.counted == device.launched
     assert device.failures == []
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_no_more_than_its_depth_is_in_flight(device: Device, depth: int) -> None:
-    engine = device.engine(budget=1, depth=depth)
-    submit(engine, *range(1, 7))
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+def test_no_more_batches_are_in_flight_than_allowed(device: Device, in_flight: int) -> None:
+    batcher = device.batcher(max_cost=1, in_flight=in_flight)
+    submit(device, batcher, *range(1, 7))
     for done in range(6):
-        in_flight = min(done + depth, 6)
-        assert device.wait(lambda in_flight=in_flight: len(device.launched) == in_flight)
+        launched = min(done + in_flight, 6)
+        assert device.wait(lambda launched=launched: len(device.launched) == launched)
         time.sleep(0.02)  # one too many would be launched by now
-        assert len(device.launched) == in_flight
+        assert len(device.launched) == launched
         device.done[done].release()
-    engine.close()
+    batcher.close()
     assert device.launched == [[job] for job in range(1, 7)]
 
 
 def test_a_full_queue_refuses_and_forgets_nobody(device: Device) -> None:
-    engine = device.engine(budget=1, max_queue=2, depth=1)
-    submit(engine, 1)
+    batcher = device.batcher(max_cost=1, max_queue=2, in_flight=1)
+    submit(device, batcher, 1)
     assert device.wait(lambda: device.launched == [[1]])
-    assert submit(engine, 2, 3) == []
-    assert submit(engine, 4, 6) == [4, 6]
+    assert submit(device, batcher, 2, 3) == []
+    assert submit(device, batcher, 4, 6) == [4, 6]
+    assert batcher.totals.rejects == {"full": 2}
+    full = device.answers[4]
+    assert isinstance(full, RequestError)
+    assert (full.code, full.message) == (Code.UNAVAILABLE, "the server is full, try again later")
     device.done[0].release()
     assert device.wait(lambda: device.launched[-1] == [2])
-    submit(engine, 5)  # there is room again
-    for place in (1, 2, 3):
-        assert device.wait(lambda place=place: len(device.done) > place)
-        device.done[place].release()
-    engine.close()
-    assert sorted(device.answers) == [1, 2, 3, 5]
+    assert submit(device, batcher, 5) == []  # there is room again
+    for index in (1, 2, 3):
+        assert device.wait(lambda index=index: len(device.done) > index)
+        device.done[index].release()
+    batcher.close()
+    assert sorted(device.answers) == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_waited_too_long_is_answered_and_never_launched(device: Device) -> None:
-    engine = device.engine(budget=1, depth=1)
-    submit(engine, 1)
+def test_an_idle_model_takes_one_request_beyond_the_queue() -> None:
+    device = Device(async_launch=True)
+    batcher = device.batcher(max_queue=1)
+    assert submit(device, batcher, 1, 2) == [2]
+    assert device.launched == [[1]]
+    assert submit(device, batcher, 3) == []
+    assert device.launched == [[1], [3]]
+    assert submit(device, batcher, 4, 5) == [5]
+    device.finish_all()
+    assert device.wait(lambda: len(device.done) == 3)
+    device.finish_all()
+    batcher.close()
+
+
+def test_requests_that_arrive_during_a_launch_count_against_the_queue(device: Device) -> None:
+    batcher = device.batcher(max_queue=2, in_flight=1)
+    device.may_launch.clear()
+    first = threading.Thread(target=submit, args=(device, batcher, 1))
+    first.start()
     assert device.wait(lambda: device.launched == [[1]])
-    submit(engine, 2, deadline=time.monotonic() + 0.01)
-    submit(engine, 3)
-    time.sleep(0.02)
+    others = threading.Thread(target=submit, args=(device, batcher, 2, 3, 4))
+    others.start()
+    # With `async_launch` the refusal is sent after the launch, which this thread cannot make before the first.
+    if not device.async_launch:
+        assert device.wait(lambda: 4 in device.answers)
+    else:
+        with batcher._changed:
+            assert batcher._changed.wait_for(lambda: batcher.totals.rejects["full"], timeout=5)
+    assert device.launched == [[1]]
+    device.may_launch.set()
+    first.join()
+    others.join()
+    device.finish_all()
+    assert device.wait(lambda: len(device.done) == 2)
+    device.finish_all()
+    batcher.close()
+    assert [job for job in (1, 2, 3, 4) if isinstance(device.answers[job], RequestError)] == [4]
+    assert device.launched == [[1], [2, 3]]
+
+
+def test_a_late_request_is_answered_and_never_launched(device: Device) -> None:
+    batcher = device.batcher(max_cost=1, in_flight=1)
+    submit(device, batcher, 1)
+    assert device.wait(lambda: device.launched == [[1]])
+    submit(device, batcher, 2, deadline=time.monotonic() - 1)
+    submit(device, batcher, 3)
     device.done[0].release()
     assert device.wait(lambda: device.launched[-1] == [3])
     device.done[1].release()
-    engine.close()
+    batcher.close()
     assert device.launched == [[1], [3]]
     late = device.answers[2]
     assert isinstance(late, RequestError)
     assert late.code is Code.UNAVAILABLE
     assert "Request timeout expired" in late.message
+    assert batcher.totals.rejects["late"] == 1
 
 
-def test_whose_caller_has_gone_is_never_launched(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "ASK_AFTER_S", 0.0)
-    engine = device.engine(budget=1, depth=1)
-    submit(engine, 1)
+def test_a_cancelled_request_is_never_launched(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batcher_module, "ASK_AFTER_S", 0.0)
+    batcher = device.batcher(max_cost=1, in_flight=1)
+    submit(device, batcher, 1)
     assert device.wait(lambda: device.launched == [[1]])
-    submit(engine, 2, 3)
-    device.gone = {2}
+    submit(device, batcher, 2, 3)
+    device.cancelled = {2}
     device.done[0].release()
     assert device.wait(lambda: device.launched[-1] == [3])
     device.done[1].release()
-    engine.close()
+    batcher.close()
     assert device.launched == [[1], [3]]
     assert device.answers[2].code is Code.CANCELLED
+    assert batcher.totals.rejects["cancelled"] == 1
 
 
 @pytest.mark.parametrize(("unlucky", "where"), [(13, "launch"), (17, "finish")])
-def test_a_batch_that_fails_takes_only_its_own_calls_along(device: Device, unlucky: int, where: str) -> None:
-    engine = device.engine(budget=20, depth=1)
-    submit(engine, 1)
+def test_a_batch_that_fails_affects_no_other(device: Device, unlucky: int, where: str) -> None:
+    batcher = device.batcher(max_cost=20, in_flight=1)
+    submit(device, batcher, 1)
     assert device.wait(lambda: device.launched == [[1]])
-    submit(engine, 2, unlucky, 19)
+    submit(device, batcher, 2, unlucky, 19)
     device.done[0].release()
     assert device.wait(lambda: 1 in device.answers)
-    for place in range(1, 3):
-        if device.wait(lambda place=place: len(device.done) > place or 19 in device.answers):
-            for done in device.done:
-                done.release()
-    engine.close()
+    for index in range(1, 3):
+        if device.wait(lambda index=index: len(device.done) > index or 19 in device.answers):
+            device.finish_all()
+    batcher.close()
     for job in (2, unlucky):
         error = device.answers[job]
         assert isinstance(error, RequestError)
         assert error.code is Code.INTERNAL
-        assert "unlucky" not in error.message  # what happened inside stays there
+        assert "unlucky" not in error.message  # details stay in the log
     assert (device.answers[1], device.answers[19]) == (10, 190)
     assert [str(error) for error in device.failures] == [f"unlucky {where}"]
     assert device.counted == [[1], [19]]
 
 
-def test_close_runs_what_waits(device: Device) -> None:
-    engine = device.engine(budget=1, depth=1)
-    submit(engine, 1, 2, 3)
-    closing = threading.Thread(target=engine.close)
+def test_closing_runs_what_waits_and_refuses_what_arrives(device: Device) -> None:
+    batcher = device.batcher(max_cost=1, in_flight=1)
+    submit(device, batcher, 1, 2, 3)
+    closing = threading.Thread(target=batcher.close)
     closing.start()
-    for place in range(3):
-        assert device.wait(lambda place=place: len(device.done) > place)
+    with batcher._changed:
+        assert batcher._changed.wait_for(lambda: batcher._closing, timeout=5)
+    assert submit(device, batcher, 4) == [4]
+    refused = device.answers[4]
+    assert isinstance(refused, RequestError)
+    assert (refused.code, refused.message) == (Code.UNAVAILABLE, "the server is shutting down")
+    for index in range(3):
+        assert device.wait(lambda index=index: len(device.done) > index)
         assert closing.is_alive()
-        device.done[place].release()
+        device.done[index].release()
     closing.join(5)
     assert not closing.is_alive()
-    assert sorted(device.answers) == [1, 2, 3]
+    assert device.launched == [[1], [2], [3]]
+    assert [device.answers[job] for job in (1, 2, 3)] == [10, 20, 30]
+    assert submit(device, batcher, 5) == [5]
+    assert batcher.run_alone(1) is None
 
 
-def test_a_call_that_finds_nothing_at_work_is_run_on_the_spot() -> None:
-    device = Device(inline=True)
-    engine = device.engine(budget=100, depth=1)
-    device.alone = {1, 13, 17}
+def test_an_idle_model_runs_a_request_on_the_spot() -> None:
+    device = Device(async_launch=True)
+    batcher = device.batcher(max_cost=100, in_flight=1)
+    device.alone = {1, 13, 17, 25}
 
     def run_alone(job: int) -> object:
         until_idle()
         threading.Timer(0.01, lambda: device.done[-1].release()).start()
-        return engine.run_alone(job)
+        return batcher.run_alone(job)
 
     def until_idle() -> None:
-        while engine._in_flight:
+        while batcher._in_flight:
             time.sleep(0.001)
 
-    submit(engine, 5)
-    assert engine.run_alone(1) is None  # another is in flight
+    submit(device, batcher, 5)
+    assert batcher.run_alone(1) is None  # another is in flight
     device.done[0].release()
     assert device.wait(lambda: 5 in device.answers)
     assert run_alone(1) == 10
     until_idle()
-    assert engine.run_alone(26) is None  # too large to keep others waiting for
+    assert batcher.run_alone(26) is None  # too large to keep others waiting for
+    assert run_alone(25) == 250
     for unlucky in (13, 17):
         assert isinstance(run_alone(unlucky), RequestError)
-    engine.close()
+    batcher.close()
     assert device.answers == {5: 50}
-    assert device.counted == [[5], [1]]
+    assert device.counted == [[5], [1], [25]]
     assert len(device.failures) == 2
 
 
-def test_an_engine_with_a_thread_of_its_own_runs_nothing_on_the_spot() -> None:
-    device = Device(inline=False)
-    engine = device.engine()
-    assert engine.run_alone(1) is None
-    engine.close()
+def test_what_arrives_while_a_request_runs_on_the_spot_follows_it() -> None:
+    device = Device(async_launch=True)
+    batcher = device.batcher(max_cost=100, in_flight=1)
+    device.alone = {1}
+    answers: list[object] = []
+    alone = threading.Thread(target=lambda: answers.append(batcher.run_alone(1)))
+    alone.start()
+    assert device.wait(lambda: device.launched == [[1]])
+    submit(device, batcher, 2)
+    assert device.launched == [[1]]
+    device.finish_all()
+    assert device.wait(lambda: device.launched == [[1], [2]])
+    device.done[1].release()
+    batcher.close()
+    alone.join()
+    assert (answers, device.answers) == ([10], {2: 20})
+
+
+def test_a_model_that_computes_in_its_launch_runs_nothing_on_the_spot() -> None:
+    device = Device(async_launch=False)
+    batcher = device.batcher()
+    assert batcher.run_alone(1) is None
+    batcher.close()
     assert device.launched == []

@@ -1,26 +1,38 @@
-"""The engine's turns and its limit of cost, with jobs that are lists of numbers, their own costs."""
+"""The batcher's turns and its limit of total cost, with jobs that are lists of numbers, their own costs."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from hiscore.errors import Code, RequestError
-from hiscore.serving.batcher import Engine
-from hiscore.serving.tickets import Ticket
+from hiscore.serving.batched_model import BatchLimits
+from hiscore.serving.batcher import Batcher
+from hiscore.serving.queued_request import QueuedRequest
 
 Job = tuple[int, ...]
 
 
-class Worker:
+class Model:
     """Computes a batch whenever the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, async_launch: bool) -> None:
+        self.async_launch = async_launch
+        self.splits = True
         self.launched: list[list[Job]] = []
         self.answers: dict[str, object] = {}
         self.go = threading.Semaphore(0)
         self.changed = threading.Condition()
-        self.gone: set[str] = set()
+        self.cancelled: set[str] = set()
+
+    def cost(self, job: Job) -> int:
+        return sum(job)
+
+    def split(self, job: Job) -> Sequence[Job]:
+        return [(part,) for part in job] if self.splits else [job]
+
+    def join(self, job: Job, answers: Sequence[object]) -> object:
+        return list(answers)
 
     def launch(self, jobs: list[Job]) -> "Batch":
         with self.changed:
@@ -28,128 +40,152 @@ class Worker:
             self.changed.notify_all()
         return Batch(self, jobs)
 
-    def answer(self, ticket: Ticket[Job], answer: object) -> None:
-        with self.changed:
-            assert ticket.reply_to not in self.answers, "answered twice"
-            self.answers[ticket.reply_to] = answer
-            self.changed.notify_all()
+    def on_failure(self, error: Exception) -> None:
+        raise AssertionError("no batch fails as a whole")
 
-    def wait(self, condition) -> bool:
+    def batcher(self, max_total_cost: float = 1_000, max_queue: int = 100) -> Batcher[Job]:
+        return Batcher(self, BatchLimits(10, max_queue, max_total_cost, max_in_flight=1))
+
+    def request(self, name: str, *job: int) -> QueuedRequest[Job]:
+        return QueuedRequest(job, Caller(self, name), float("inf"), since=0.0)
+
+    def wait(self, condition: Callable[[], bool]) -> bool:
         with self.changed:
             return self.changed.wait_for(condition, timeout=5)
 
+    def refused(self, batcher: Batcher[Job], *requests: QueuedRequest[Job]) -> list[str]:
+        """Submit requests together; returns the names of those for which there is no room."""
+        batcher.submit(requests)
+        names = [request.reply_to.name for request in requests]
+        return [name for name in names if isinstance(self.answers.get(name), RequestError)]
+
+
+class Caller:
+    def __init__(self, model: Model, name: str) -> None:
+        self.model, self.name = model, name
+
+    def send(self, answer: object) -> None:
+        with self.model.changed:
+            assert self.name not in self.model.answers, "answered twice"
+            self.model.answers[self.name] = answer
+            self.model.changed.notify_all()
+
+    def is_cancelled(self) -> bool:
+        return self.name in self.model.cancelled
+
 
 class Batch:
-    def __init__(self, worker: Worker, jobs: list[Job]) -> None:
-        self.worker, self.jobs = worker, jobs
+    def __init__(self, model: Model, jobs: list[Job]) -> None:
+        self.model, self.jobs = model, jobs
 
     def finish(self) -> Sequence[object]:
-        assert self.worker.go.acquire(timeout=10)
+        assert self.model.go.acquire(timeout=10)
         return [RequestError("unlucky") if 13 in job else sum(job) for job in self.jobs]
 
     def count(self) -> None:
         """Nothing to count."""
 
 
-@pytest.fixture(params=[True, False], ids=["inline", "own-thread"])
-def inline(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-@pytest.fixture
-def worker() -> Iterator[Worker]:
-    worker = Worker()
-    yield worker
-    worker.go.release(100)
-
-
-def engine(worker: Worker, inline: bool, split: bool = True, max_cost: float = 1_000) -> Engine[Job]:
-    return Engine(
-        worker.launch,
-        worker.answer,
-        lambda error: None,
-        lambda ticket: ticket.reply_to in worker.gone,
-        sum,
-        budget=10,
-        max_queue=100,
-        inline=inline,
-        depth=1,
-        max_cost=max_cost,
-        split=(lambda job: [(part,) for part in job]) if split else (lambda job: [job]),
-        join=lambda job, answers: list(answers),
-    )
-
-
-def ticket(name: str, *job: int) -> Ticket[Job]:
-    return Ticket(job, name, float("inf"), since=0.0)
+@pytest.fixture(params=[True, False], ids=["async", "own-thread"])
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
+    model = Model(request.param)
+    yield model
+    model.go.release(100)
 
 
 @pytest.mark.parametrize(("split", "before"), [(True, 2), (False, 1)], ids=["split", "control"])
-def test_a_small_call_goes_in_between(worker: Worker, inline: bool, split: bool, before: int) -> None:
+def test_a_small_call_goes_in_between(model: Model, split: bool, before: int) -> None:
     """The control: a large job that stays whole is launched as a whole, before all that comes later."""
-    made = engine(worker, inline, split)
-    made.submit([ticket("large", 10, 9, 8, 7)])
-    assert worker.wait(lambda: len(worker.launched) == 1)
-    made.submit([ticket("small", 5)])
-    worker.go.release(100)
-    assert worker.wait(lambda: len(worker.answers) == 2)
-    made.close()
-    sizes = [[sum(job) for job in jobs] for jobs in worker.launched]
+    model.splits = split
+    batcher = model.batcher()
+    batcher.submit([model.request("large", 10, 9, 8, 7)])
+    assert model.wait(lambda: len(model.launched) == 1)
+    batcher.submit([model.request("small", 5)])
+    model.go.release(100)
+    assert model.wait(lambda: len(model.answers) == 2)
+    batcher.close()
+    sizes = [[sum(job) for job in jobs] for jobs in model.launched]
     # Its second part stood before the small call in the queue already; each has one part in a round.
     assert sizes == ([[10], [9], [5], [8], [7]] if split else [[34], [5]])
     assert sizes.index([5]) == before
-    assert worker.answers["large"] == ([10, 9, 8, 7] if split else 34)
+    assert model.answers["large"] == ([10, 9, 8, 7] if split else 34)
 
 
-def test_large_calls_take_turns(worker: Worker, inline: bool) -> None:
-    made = engine(worker, inline)
-    made.submit([ticket("a", 10, 10, 10), ticket("b", 9, 9, 9)])
-    worker.go.release(100)
-    assert worker.wait(lambda: len(worker.answers) == 2)
-    made.close()
-    assert [jobs[0][0] for jobs in worker.launched] == [10, 9, 10, 9, 10, 9]
+def test_large_calls_take_turns(model: Model) -> None:
+    batcher = model.batcher()
+    batcher.submit([model.request("a", 10, 10, 10), model.request("b", 9, 9, 9)])
+    model.go.release(100)
+    assert model.wait(lambda: len(model.answers) == 2)
+    batcher.close()
+    assert [jobs[0][0] for jobs in model.launched] == [10, 9, 10, 9, 10, 9]
 
 
-def test_a_part_that_fails_ends_its_call_alone_and_the_rest_is_dropped(worker: Worker, inline: bool) -> None:
-    made = engine(worker, inline)
-    made.submit([ticket("bad", 10, 13, 8, 7), ticket("good", 9, 6)])
-    worker.go.release(100)
-    assert worker.wait(lambda: len(worker.answers) == 2)
-    made.close()
-    assert worker.answers["good"] == [9, 6]
-    assert isinstance(worker.answers["bad"], RequestError)
-    assert (7,) not in [job for jobs in worker.launched for job in jobs]
+def test_a_part_that_fails_ends_its_call_alone_and_the_rest_is_dropped(model: Model) -> None:
+    batcher = model.batcher()
+    batcher.submit([model.request("bad", 10, 13, 8, 7), model.request("good", 9, 6)])
+    model.go.release(100)
+    assert model.wait(lambda: len(model.answers) == 2)
+    batcher.close()
+    assert model.answers["good"] == [9, 6]
+    assert isinstance(model.answers["bad"], RequestError)
+    assert (7,) not in [job for jobs in model.launched for job in jobs]
 
 
-def test_a_caller_that_goes_between_parts_is_served_no_more(worker: Worker, inline: bool) -> None:
-    made = engine(worker, inline)
-    made.submit([ticket("large", 10, 9, 8)])
-    assert worker.wait(lambda: len(worker.launched) == 1)
-    worker.gone.add("large")
-    worker.go.release(100)
-    assert worker.wait(lambda: len(worker.answers) == 1)
-    made.close()
-    answer = worker.answers["large"]
+def test_a_caller_that_goes_between_parts_is_dropped(model: Model) -> None:
+    batcher = model.batcher()
+    batcher.submit([model.request("large", 10, 9, 8)])
+    assert model.wait(lambda: len(model.launched) == 1)
+    model.cancelled.add("large")
+    model.go.release(100)
+    assert model.wait(lambda: len(model.answers) == 1)
+    batcher.close()
+    answer = model.answers["large"]
     assert isinstance(answer, RequestError)
     assert answer.code is Code.CANCELLED
-    assert worker.launched == [[(10,)]]
+    assert model.launched == [[(10,)]]
 
 
-def test_admission_by_cost_counts_what_waits_and_what_is_computed(worker: Worker, inline: bool) -> None:
-    made = engine(worker, inline, max_cost=25)
-
-    def refused(*tickets: Ticket[Job]) -> list[str]:
-        return [each.reply_to for each in made.submit(tickets)]
+def test_admission_by_cost_counts_what_waits_and_what_is_computed(model: Model) -> None:
+    batcher = model.batcher(max_total_cost=25)
 
     # A single call may cost more than all together may; nothing else is let in beside it.
-    assert refused(ticket("huge", 10, 10, 10)) == []
-    assert refused(ticket("no", 1)) == ["no"]
-    worker.go.release(3)
-    assert worker.wait(lambda: "huge" in worker.answers)
-    assert refused(ticket("a", 10), ticket("b", 10), ticket("c", 10), ticket("d", 5)) == ["c"]
-    worker.go.release(1)
-    assert worker.wait(lambda: "a" in worker.answers)
-    assert refused(ticket("e", 11), ticket("f", 10)) == ["e"]
-    worker.go.release(100)
-    made.close()
-    assert set(worker.answers) == {"huge", "a", "b", "d", "f"}
+    assert model.refused(batcher, model.request("huge", 10, 10, 10)) == []
+    assert model.refused(batcher, model.request("no", 1)) == ["no"]
+    model.go.release(3)
+    assert model.wait(lambda: "huge" in model.answers)
+    some = [model.request(name, cost) for name, cost in (("a", 10), ("b", 10), ("c", 10), ("d", 5))]
+    assert model.refused(batcher, *some) == ["c"]
+    model.go.release(1)
+    assert model.wait(lambda: "a" in model.answers)
+    assert model.refused(batcher, model.request("e", 11), model.request("f", 10)) == ["e"]
+    model.go.release(100)
+    batcher.close()
+    served = [name for name, answer in model.answers.items() if not isinstance(answer, RequestError)]
+    assert sorted(served) == ["a", "b", "d", "f", "huge"]
+
+
+def test_later_parts_do_not_count_against_the_queue(model: Model) -> None:
+    batcher = model.batcher(max_queue=2)
+    batcher.submit([model.request("large", 10, 9, 8, 7)])
+    for index in range(3):
+        assert model.wait(lambda index=index: len(model.launched) == index + 1)
+        model.go.release(1)
+    assert model.wait(lambda: len(model.launched) == 4)
+    # Two wait, the large one is in flight.
+    assert model.refused(batcher, model.request("a", 5), model.request("b", 5), model.request("c", 5)) == [
+        "c"
+    ]
+    model.go.release(100)
+    batcher.close()
+    assert model.answers["large"] == [10, 9, 8, 7]
+
+
+def test_between_its_parts_a_request_takes_no_place_in_the_queue(model: Model) -> None:
+    batcher = model.batcher(max_queue=1)
+    batcher.submit([model.request("large", 10, 9)])
+    assert model.wait(lambda: len(model.launched) == 1)
+    # The large one waits for its second part, but it has been started.
+    assert model.refused(batcher, model.request("a", 5), model.request("b", 5)) == ["b"]
+    model.go.release(100)
+    batcher.close()
+    assert model.launched == [[(10,)], [(9,)], [(5,)]]

@@ -38,8 +38,8 @@ def decoded_by(decoder: Any) -> Callable[[], Tokenizer]:
 
 
 BUILDERS = {
-    **tiny.WITH_CUTS,
-    **tiny.WITHOUT_CUTS,
+    **tiny.WITH_SAFE_SPLITS,
+    **tiny.WITHOUT_SAFE_SPLITS,
     "gemma's decoder": decoded_by(decoders.Sequence(BYTE_FALLBACK)),
     "llama2's decoder": decoded_by(decoders.Sequence([*BYTE_FALLBACK, decoders.Strip(" ", 1, 0)])),
     "t5's decoder": decoded_by(decoders.Metaspace()),

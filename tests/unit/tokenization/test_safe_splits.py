@@ -1,4 +1,4 @@
-"""A cut is safe: both parts encoded apart give the tokens of the whole. Wrong rules must be found out."""
+"""A split is safe: both parts encoded separately give the tokens of the whole. Wrong rules must be caught."""
 
 import re
 
@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from hiscore.tokenization import safe_splits
 from tests.support import tiny_tokenizers as tiny
 
-WITH_CUTS = {name: build() for name, build in tiny.WITH_CUTS.items()}
+WITH_SAFE_SPLITS = {name: build() for name, build in tiny.WITH_SAFE_SPLITS.items()}
 
 # Whitespace of all kinds, what composes or folds, what patterns treat apart, and added tokens.
 FRAGMENTS = [
@@ -92,7 +92,7 @@ TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.characters(exclude_categories=[
     "".join
 )
 
-# Rules that look sensible and are wrong for every tokenizer with cuts.
+# Rules that look sensible and are wrong for every tokenizer with safe splits.
 WRONG_RULES = {
     "before any space": re.compile(" "),
     "in a word": re.compile(r"(?<=[a-z])(?=[a-z])"),
@@ -104,14 +104,14 @@ def ids(backend: Tokenizer, text: str) -> list[int]:
     return backend.encode(text, add_special_tokens=False).ids
 
 
-def holds(backend: Tokenizer, text: str, rule: re.Pattern[str] = safe_splits.CUT) -> bool:
+def holds(backend: Tokenizer, text: str, rule: re.Pattern[str] = safe_splits.SPLIT_POINT) -> bool:
     """Whether every place that the rule finds in a text is safe in it."""
     whole = ids(backend, text)
     places = {match.start() for match in rule.finditer(text)}
     return all(ids(backend, text[:place]) + ids(backend, text[place:]) == whole for place in places)
 
 
-@pytest.mark.parametrize("name", WITH_CUTS)
+@pytest.mark.parametrize("name", WITH_SAFE_SPLITS)
 def test_both_parts_give_the_tokens_of_the_whole(name: str) -> None:
     @settings(max_examples=300, deadline=None)
     @given(
@@ -120,21 +120,21 @@ def test_both_parts_give_the_tokens_of_the_whole(name: str) -> None:
         TEXTS,
     )
     def check(left: str, middle: str, right: str) -> None:
-        assert holds(WITH_CUTS[name], left + middle + right)
+        assert holds(WITH_SAFE_SPLITS[name], left + middle + right)
 
     check()
 
 
 @pytest.mark.parametrize("rule", WRONG_RULES)
-@pytest.mark.parametrize("name", WITH_CUTS)
-def test_a_wrong_rule_is_found_out(name: str, rule: str) -> None:
+@pytest.mark.parametrize("name", WITH_SAFE_SPLITS)
+def test_a_wrong_rule_is_caught(name: str, rule: str) -> None:
     words = st.lists(st.sampled_from(["  ", " ", "Is", "this", "a", "fruit", "\n"]), max_size=6).map("".join)
-    find(words, lambda text: not holds(WITH_CUTS[name], text, WRONG_RULES[rule]))
+    find(words, lambda text: not holds(WITH_SAFE_SPLITS[name], text, WRONG_RULES[rule]))
 
 
 @pytest.mark.parametrize("pattern", sorted(safe_splits.SAFE_PATTERNS))
-def test_every_pattern_splits_at_every_cut(pattern: str) -> None:
-    """Sharper than comparing tokens: merges may hide a piece that goes over a cut."""
+def test_every_pattern_splits_at_every_split_point(pattern: str) -> None:
+    """Sharper than comparing tokens: merges may hide a piece that crosses a split point."""
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
 
     @settings(max_examples=300, deadline=None)
@@ -142,7 +142,7 @@ def test_every_pattern_splits_at_every_cut(pattern: str) -> None:
     def check(left: str, middle: str, right: str) -> None:
         text = left + middle + right
         starts = {start for _, (start, _) in split.pre_tokenize_str(text)}
-        assert {match.start() for match in safe_splits.CUT.finditer(text)} <= starts
+        assert {match.start() for match in safe_splits.SPLIT_POINT.finditer(text)} <= starts
 
     check()
 
@@ -161,13 +161,13 @@ def test_byte_level_has_the_gpt2_pattern() -> None:
     check()
 
 
-@pytest.mark.parametrize("name", tiny.WITH_CUTS)
+@pytest.mark.parametrize("name", tiny.WITH_SAFE_SPLITS)
 def test_known_tokenizers_are_recognised(name: str) -> None:
-    assert safe_splits.has_safe_cuts(WITH_CUTS[name])
+    assert safe_splits.has_safe_splits(WITH_SAFE_SPLITS[name])
 
 
 def _with(build: str = "qwen2", **changes: object) -> Tokenizer:
-    backend = Tokenizer.from_str(WITH_CUTS[build].to_str())
+    backend = Tokenizer.from_str(WITH_SAFE_SPLITS[build].to_str())
     for name, value in changes.items():
         if name == "added":
             backend.add_tokens([value])
@@ -187,9 +187,9 @@ def _split(pattern: str, behavior: str = "isolated", invert: bool = False) -> pr
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 UNSAFE = {
     "metaspace": tiny.metaspace(),
-    "added token with a cut": _with(added=AddedToken("fruit ?", normalized=False)),
-    # U+F900 is no ideograph of a cut until it is normalised.
-    "added token with a cut once normalised": _with(added=AddedToken("\uf900。", normalized=True)),
+    "added token with a split point": _with(added=AddedToken("fruit ?", normalized=False)),
+    # U+F900 is no ideograph of a split point until it is normalised.
+    "added token with one once normalised": _with(added=AddedToken("\uf900。", normalized=True)),
     "added token that takes spaces on its left": _with(added=AddedToken("<mask>", lstrip=True)),
     "added token that takes spaces on its right": _with(added=AddedToken("<mask>", rstrip=True)),
     "added token that looks around": _with(added=AddedToken("<mask>", single_word=True)),
@@ -213,11 +213,17 @@ UNSAFE = {
 
 @pytest.mark.parametrize("name", UNSAFE)
 def test_what_is_not_proved_is_not_recognised(name: str) -> None:
-    assert not safe_splits.has_safe_cuts(UNSAFE[name])
+    assert not safe_splits.has_safe_splits(UNSAFE[name])
 
 
 @pytest.mark.parametrize(
-    "name", ["metaspace", "added token with a cut", "added token with a cut once normalised", "digits alone"]
+    "name",
+    [
+        "metaspace",
+        "added token with a split point",
+        "added token with one once normalised",
+        "digits alone",
+    ],
 )
 def test_the_rule_is_wrong_where_it_is_not_recognised(name: str) -> None:
     """The control of recognition: without it, ids would be wrong."""
@@ -232,13 +238,13 @@ def test_the_rule_is_wrong_where_it_is_not_recognised(name: str) -> None:
 
 @given(TEXTS)
 def test_first_and_last(text: str) -> None:
-    places = [match.start() for match in safe_splits.CUT.finditer(text)]
-    assert safe_splits.first_cut(text) == (places[0] if places else None)
-    assert safe_splits.last_cut(text) == (places[-1] if places else None)
+    places = [match.start() for match in safe_splits.SPLIT_POINT.finditer(text)]
+    assert safe_splits.first_split(text) == (places[0] if places else None)
+    assert safe_splits.last_split(text) == (places[-1] if places else None)
 
 
 @pytest.mark.parametrize("distance", [0, 1, 254, 255, 256, 257, 2047, 2048, 2049, 50_000])
-def test_the_last_cut_may_be_far_from_the_end(distance: int) -> None:
-    assert safe_splits.last_cut("one two" + "x" * distance) == 3
-    assert safe_splits.last_cut("one" + " " * distance) == (3 if distance else None)
-    assert safe_splits.last_cut("x" * distance) is None
+def test_the_last_split_may_be_far_from_the_end(distance: int) -> None:
+    assert safe_splits.last_split("one two" + "x" * distance) == 3
+    assert safe_splits.last_split("one" + " " * distance) == (3 if distance else None)
+    assert safe_splits.last_split("x" * distance) is None

@@ -1,0 +1,79 @@
+"""The scorer as the batcher sees it: costs, parts, launches, and response tensors."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hiscore.arrays import Outputs
+from hiscore.errors import RequestError
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import BatchStats, PendingScores, Scorer, Scores
+from hiscore.scoring.splitting import split_prompt
+from hiscore.serving.device_loss import end_if_device_is_lost
+
+
+class BatchedScorer:
+    """`BatchedModel` of `ScoreRequest`, with costs in tokens; answers are `Outputs`."""
+
+    def __init__(
+        self, scorer: Scorer, max_batch_tokens: int, record: Callable[[BatchStats | None], None]
+    ) -> None:
+        """Wrap a scorer.
+
+        Args:
+            scorer: What computes.
+            max_batch_tokens: Requests much larger than this are split.
+            record: Called after each batch with its cost, or with None if it held only canaries.
+        """
+        self.async_launch = scorer.device.type == "cuda"
+        self._scorer, self._max_batch_tokens, self._record = scorer, max_batch_tokens, record
+
+    def cost(self, job: ScoreRequest) -> int:
+        # An empty item has no token, but is a row to read all the same.
+        return len(job.prompt.tokens) + int((job.prompt.item_lengths == 0).sum())
+
+    def split(self, job: ScoreRequest) -> list[ScoreRequest]:
+        parts = split_prompt(job.prompt, self._max_batch_tokens)
+        return [job] if len(parts) == 1 else [replace(job, prompt=part) for part in parts]
+
+    def launch(self, jobs: list[ScoreRequest]) -> "LaunchedScores":
+        return LaunchedScores(jobs, self._scorer.submit(jobs), self._record)
+
+    def join(self, job: ScoreRequest, answers: Sequence[Outputs]) -> Outputs:
+        """Concatenate the scores of a request's parts.
+
+        Only the cached tokens of the first part count: what later parts find, the request itself put there.
+        """
+        scores = np.concatenate([part["scores"] for part in answers], axis=1)
+        usage = np.array([[len(job.prompt.tokens), answers[0]["usage"][0, 1]]], np.int32)
+        return {"scores": scores, "usage": usage}
+
+    def on_failure(self, error: Exception) -> None:
+        end_if_device_is_lost(error)
+
+
+class LaunchedScores:
+    """`LaunchedBatch` of the scorer."""
+
+    def __init__(
+        self,
+        requests: Sequence[ScoreRequest],
+        pending: PendingScores,
+        record: Callable[[BatchStats | None], None],
+    ) -> None:
+        self._only_canaries = all(request.is_canary for request in requests)
+        self._pending, self._record = pending, record
+
+    def finish(self) -> list[Outputs | RequestError]:
+        answers, self._stats = self._pending.result()
+        return [answer if isinstance(answer, RequestError) else outputs(answer) for answer in answers]
+
+    def count(self) -> None:
+        self._record(None if self._only_canaries else self._stats)
+
+
+def outputs(scores: Scores) -> Outputs:
+    """The response tensors, with Triton's leading batch dimension."""
+    usage = np.array([[scores.prompt_tokens, scores.cached_tokens]], np.int32)
+    return {"scores": scores.scores[None], "usage": usage}

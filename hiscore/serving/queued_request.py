@@ -1,0 +1,47 @@
+"""A request on its way through a batcher."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol
+
+from hiscore.serving.batched_model import Job
+
+
+class ReplyTo(Protocol):
+    """Where the answer of a request goes."""
+
+    def send(self, answer: Any) -> Any:
+        """Send the answer or `RequestError`. Must not raise."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Whether the caller has gone. This is a round trip to the server, and may raise."""
+        ...
+
+
+@dataclass(eq=False)
+class QueuedRequest(Generic[Job]):
+    """A validated request; all fields but the first four are the batcher's.
+
+    Attributes:
+        job: What the model computes.
+        reply_to: Where the answer goes.
+        deadline: When it is no longer worth starting, on the monotonic clock.
+        since: When it arrived, on the monotonic clock.
+        cost: Of the whole job.
+        parts: The job, or what it was split into.
+        launched: How many parts have been launched.
+        answers: Those of the first parts.
+        answered: Its parts that still wait are dropped.
+    """
+
+    job: Job
+    reply_to: ReplyTo
+    deadline: float
+    since: float = field(default_factory=time.monotonic)
+    cost: int = 0
+    parts: Sequence[Job] = ()
+    launched: int = 0
+    answers: list[Any] = field(default_factory=list)
+    answered: bool = False
