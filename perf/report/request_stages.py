@@ -13,6 +13,7 @@ RUN = re.compile(
     r" \+ compute output (?P<output>\d+) usec\)",
     re.MULTILINE | re.DOTALL,
 )
+ONE_AT_A_TIME = re.compile(r"--concurrency-range 1\b")
 START = re.compile(r"^(?=\$ perf_analyzer )", re.MULTILINE)
 
 
@@ -45,7 +46,7 @@ def read(log: str, forward: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     alone = [
         {name: int(match[name]) for name in ("client", "overhead", "queue", "input", "infer", "output")}
         for text in START.split(log)
-        if (match := RUN.search(text)) and "--concurrency-range 1" in match["command"]
+        if (match := RUN.search(text)) and ONE_AT_A_TIME.search(match["command"])
     ]
     prompts = [name for name in forward if name.startswith("1 prompt of")]
     request = next((name for name in forward if name == "1 x (120 + 10 x 180)"), None)

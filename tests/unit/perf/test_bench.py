@@ -1,4 +1,4 @@
-"""`make bench`: steps run by themselves, one that fails stops no other, and stands in the report."""
+"""`make bench`: a step that fails stops no other, and stands in the report."""
 
 import json
 import os
@@ -13,44 +13,48 @@ from rich.progress import Progress
 
 from perf import bench, bench_process, bench_steps
 from perf.bench_steps import Given, Step, missing
-from perf.machine.facts import shown
-from perf.scoring.trace import read_trace, split, stages
 
-RECORDED = Path(__file__).parents[3] / "perf/results/h200/forward.json"
+RESULTS = {"device": "a GPU", "a batch": {"gpu_ms": 1.0, "launch_ms": 1.0, "total_ms": 1.0}}
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture(autouse=True)
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let steps run two modules that need no model."""
-    monkeypatch.setitem(bench_steps.MODULES, "compare", "compare")
-    monkeypatch.setitem(bench_steps.MODULES, "page", "report.page")
+def modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let steps run a module that needs no model, and the report have something to read."""
+    for name in ("good", "lost"):
+        monkeypatch.setitem(bench_steps.MODULES, name, "compare")
+    (tmp_path / "forward.json").write_text(json.dumps(RESULTS | {"dtype": "bfloat16"}))
 
 
-def steps(out: Path) -> list[Step]:
-    same = Step("a good one", "compare", (str(RECORDED), str(RECORDED)), 5)
-    lost = Step("a lost one", "page", (str(out / "nowhere"),), 5)
-    return [lost, same]
+def good(tmp_path: Path, seconds: float = 5, name: str = "a good one") -> Step:
+    """Compares a file with itself."""
+    return Step(name, "good", (str(tmp_path / "forward.json"),) * 2, seconds)
+
+
+def steps(tmp_path: Path) -> list[Step]:
+    return [Step("a lost one", "lost", (str(tmp_path / "nowhere"),) * 2, 5), good(tmp_path)]
 
 
 def test_a_failed_step_stops_no_other_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: steps(given.out))
+    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: steps(tmp_path))
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
     assert bench.main() == 1
     done = json.loads((tmp_path / "bench.json").read_text())["steps"]
-    assert [(step["name"], step["code"]) for step in done] == [("a lost one", 1), ("a good one", 0)]
-    assert "holds no result" in (tmp_path / "logs/a-lost-one.txt").read_text()
+    assert [(step["name"], step["code"]) for step in done] == [("a lost one", 2), ("a good one", 0)]
+    assert "cannot compare" in (tmp_path / "logs/a-lost-one.txt").read_text()
     html = (tmp_path / "report.html").read_text()
     assert "<p class=failed>FAILED: a lost one" in html
     assert "a good one" not in html
 
-    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "compare"])
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "good"])
     assert bench.main() == 0
     # What an earlier run left in the directory still stands there.
     assert "<p class=failed>FAILED: a lost one" in (tmp_path / "report.html").read_text()
-    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "compar"])
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "goo"])
     assert bench.main() == 2
 
 
@@ -96,10 +100,10 @@ def test_a_step_that_is_interrupted_leaves_no_process(
 def test_a_step_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file to read that nobody writes; the step after it still runs."""
     os.mkfifo(tmp_path / "never.json")
-    hanging = Step("a hanging one", "compare", (str(tmp_path / "never.json"), str(RECORDED)), 0.0)
+    hanging = Step("a hanging one", "good", (str(tmp_path / "never.json"),) * 2, 0.0)
     monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_process, "PATIENCE_S", 3.0)
-    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: [hanging, steps(given.out)[1]])
+    monkeypatch.setattr(bench_process, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: [hanging, good(tmp_path)])
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out")])
     # The other one has all the time that it needs.
     monkeypatch.setattr(bench_process, "PATIENCE", 100.0)
@@ -112,8 +116,7 @@ def test_a_step_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_does_not_fit_is_not_begun_and_is_done_when_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = Step("a long one", "compare", (str(RECORDED), str(RECORDED)), 50_000)
-    short = steps(tmp_path)[1]
+    short, long = good(tmp_path), good(tmp_path, 50_000, "a long one")
     monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
     monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: [short, long])
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--minutes", "500"])
@@ -138,7 +141,7 @@ def test_an_interrupt_leaves_a_record_and_a_report(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: steps(given.out))
+    monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: steps(tmp_path))
     monkeypatch.setattr(bench, "run", interrupted)
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path)])
     assert bench.main() == 1
@@ -156,54 +159,9 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     assert not any(missing(step, Given(tmp_path, tmp_path, tmp_path)) for step in every)
 
 
-def test_a_result_names_no_directory_of_the_machine(tmp_path: Path) -> None:
-    asked = ["python", "-m", "perf.scoring.serving", "--out", str(tmp_path), "--rates", "1,2", "a/b"]
-    assert shown(asked) == f"python -m perf.scoring.serving --out {tmp_path.name} --rates 1,2 a/b"
-
-
 def test_results_go_where_none_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
     first = bench.directory_for("Intel(R) Xeon(R) CPU @ 2.20GHz")
     assert first.name.startswith("intel-xeon-cpu-2-20ghz-2")
     first.mkdir()
     assert bench.directory_for("Intel(R) Xeon(R) CPU @ 2.20GHz").name == f"{first.name}-2"
-
-
-def entries() -> list[dict[str, Any]]:
-    """What Triton writes for one call of `score`, then one of `scorer`: children before their parent."""
-
-    def stamps(number: int, **times: int) -> list[dict[str, Any]]:
-        return [
-            {"id": number, "timestamps": [{"name": name, "ns": ns * 1_000_000}]} for name, ns in times.items()
-        ]
-
-    return [
-        {"id": 3, "model_name": "scorer", "parent_id": 1},
-        {"id": 2, "model_name": "tokenizer", "parent_id": 1},
-        {"id": 1, "model_name": "score"},
-        *stamps(1, GRPC_WAITREAD_END=12, REQUEST_START=13, INFER_RESPONSE_COMPLETE=40),
-        *stamps(2, REQUEST_START=14, COMPUTE_START=15, REQUEST_END=20),
-        *stamps(3, REQUEST_START=21, COMPUTE_START=23, COMPUTE_END=24),
-        {"id": 4, "model_name": "scorer"},
-        *stamps(4, GRPC_WAITREAD_END=52, REQUEST_START=53, COMPUTE_START=54, INFER_RESPONSE_COMPLETE=70),
-    ]
-
-
-def test_stages_follow_each_other_from_asking_to_answer() -> None:
-    by_text, by_ids = read_trace(entries())
-    assert (by_text.model, by_ids.model) == ("score", "scorer")
-    found = stages(by_text, 10_000_000, 45_000_000)
-    assert list(found.values()) == [2, 3, 6, 2, 17, 5]
-    assert found["tokenizer, and the hop from it"] == 6
-    assert sum(stages(by_ids, 50_000_000, 72_000_000).values()) == 22
-    with pytest.raises(ValueError, match="not of this call"):
-        stages(by_ids, 10_000_000, 45_000_000)
-
-
-def test_the_scorer_is_taken_apart_where_its_parts_fit() -> None:
-    measured = {"before": 1.0, "scorer": 10.0, "after": 2.0}
-    parts = {"scorer: pack and plan": 1.0, "scorer: forward": 7.0}
-    found = split(measured, parts)
-    assert list(found) == ["before", *parts, "scorer: the call in, the answer out", "after"]
-    assert sum(found.values()) == sum(measured.values())
-    assert split(measured, {"scorer: forward": 11.0}) == {"before": 1.0, "scorer: all": 10.0, "after": 2.0}

@@ -1,12 +1,9 @@
 """The quality table's numbers against their definitions."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from perf.quality.agreement import auc, auc_gain_interval, auc_interval, mid_ranks, same_best, spearman
-from perf.quality.reviews import Review, Sample, read, write
 
 
 def drawn(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -37,15 +34,15 @@ def test_ranks_are_shared_and_spearman_sees_order_alone() -> None:
 
 
 def test_the_interval_holds_the_true_value_as_often_as_it_says() -> None:
-    """Normal classes one apart have an AUC of Phi(1 / sqrt(2)) = 0.7602; 86 of 100 are 4 sigma below 95."""
+    """Normal classes one apart have an AUC of Phi(1 / sqrt(2)) = 0.7602; 50 of 60 are 4 sigma below 57."""
     held = 0
-    for seed in range(100):
+    for seed in range(60):
         rng = np.random.default_rng(seed)
         positive = np.arange(200) < 100
         found = auc_interval(rng.normal(positive * 1.0, 1.0), positive, resamples=200)
         assert found.low < found.value < found.high
         held += found.low < 0.7602 < found.high
-    assert 86 <= held < 100
+    assert 50 <= held < 60
 
 
 def test_a_gain_is_resampled_in_pairs() -> None:
@@ -65,9 +62,3 @@ def test_the_best_of_each_whole_group_is_compared() -> None:
     assert same_best(a, b, 3) == 0.5
     assert same_best(a, a, 3) == 1.0
     assert np.isnan(same_best(a, a, 8))
-
-
-def test_a_sample_is_read_as_it_was_written(tmp_path: Path) -> None:
-    sample = Sample([Review("Así “así”\n", True)], [Review("no", False), Review("yes", True)])
-    write(tmp_path / "reviews.json", sample)
-    assert read(tmp_path / "reviews.json") == sample

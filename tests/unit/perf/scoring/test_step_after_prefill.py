@@ -1,0 +1,78 @@
+"""The decode step behind a prefill computes what a longer prompt would."""
+
+import numpy as np
+import pytest
+
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.scorer import Scorer
+from perf.scoring import ablation_variants as variants
+from perf.scoring.step_after_prefill import StepAfter, decode_step
+from tests.support.tiny_models import VOCABULARY
+
+LABELS = np.array([5, 77], np.int32)
+
+
+def make_call(rng: np.random.Generator, query: int, items: list[int]) -> ScoreRequest:
+    tokens = rng.integers(0, VOCABULARY - 1, query + sum(items)).astype(np.int32)
+    return ScoreRequest(
+        MultiItemPrompt(tokens, query, np.array(items)), LABELS, ScoreOptions(apply_softmax=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def scorer(checkpoints) -> Scorer:
+    return Scorer(checkpoints("qwen3")[0], "cpu", "float32", 1_024, query_cache_bytes=0)
+
+
+@pytest.fixture
+def calls() -> list[ScoreRequest]:
+    rng = np.random.default_rng(0)
+    return [make_call(rng, 21, [7, 3, 0, 11]), make_call(rng, 5, [4]), make_call(rng, 0, [6, 2])]
+
+
+def scores(pending) -> np.ndarray:
+    return np.concatenate([answer.scores for answer in pending.result()[0]])
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_decode_step_computes_what_a_longer_prompt_would(
+    scorer: Scorer, calls: list[ScoreRequest], sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[np.ndarray] = []
+
+    def spying(forward, tokens):
+        fed.append(tokens)
+        return decode_step(forward, tokens)
+
+    monkeypatch.setattr("perf.scoring.step_after_prefill.decode_step", spying)
+    stepping = variants.with_decode_step(scorer, sampled)
+    stepping.submit(calls).result()
+    runner = stepping.runner
+    assert isinstance(runner, StepAfter)
+    assert runner.stepped is not None
+    found = scorer._head.label_logits(runner.stepped, LABELS).numpy()
+    singles = [single for call in calls for single in variants.as_single_items(call)]
+
+    def after(tokens: np.ndarray) -> np.ndarray:
+        """Label logits of every item's prompt with one token more."""
+        longer = [
+            np.append(single.prompt.tokens, token) for single, token in zip(singles, tokens, strict=True)
+        ]
+        prompts = [MultiItemPrompt(ids.astype(np.int32), len(ids), np.array([0])) for ids in longer]
+        answers = scores(
+            scorer.submit([ScoreRequest(p, LABELS, ScoreOptions(apply_softmax=True)) for p in prompts])
+        )
+        return np.log(answers[:, 0] / answers[:, 1])
+
+    np.testing.assert_allclose(found[:, 0] - found[:, 1], after(fed[0]), atol=1e-3, rtol=1e-3)
+    assert np.abs(after(fed[0]) - after(np.roll(fed[0], 1))).max() > 0.1
+
+
+def test_a_decode_step_refuses_a_pool_that_is_in_use(checkpoints, calls: list[ScoreRequest]) -> None:
+    caching = Scorer(checkpoints("qwen3")[0], "cpu", "float32", 1_024, query_cache_bytes=2**20)
+    with pytest.raises(ValueError, match="query cache"):
+        variants.with_decode_step(caching, sampled=False)
+    cut = Scorer(checkpoints("qwen3")[0], "cpu", "float32", 16, query_cache_bytes=0)
+    with pytest.raises(ValueError, match="uses the pool"):
+        variants.with_decode_step(cut, sampled=False).submit(calls)
