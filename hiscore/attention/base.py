@@ -1,4 +1,4 @@
-"""The interface between the decoder and whatever computes attention."""
+"""The interface between a decoder and its attention."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What attention must know of a model; windows are per layer, None where a token sees everything."""
+    """What attention must know of a model."""
 
     heads: int
     kv_heads: int
@@ -16,18 +16,25 @@ class AttentionShape:
     scale: float
     soft_cap: float | None
     windows: tuple[int | None, ...]
+    """For each layer, how many tokens a token sees, itself included; None: all."""
 
 
 class Attention(Protocol):
-    """Computes ``softmax(cap(q k^T * scale)) v`` by the packed rule: context, then causal in the segment.
+    """Computes softmax(soft_cap(q k^T scale)) v for the rows of one forward.
 
-    Whoever runs a forward tells the implementation of its groups and segments first.
+    A row sees its segment's context, then its own segment causally (see `metadata.Forward`). Whoever runs a
+    forward first tells the implementation of its segments.
     """
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
-        """Attend in one layer of the forward at hand.
+        """Attend in one layer.
 
-        qkv: the new tokens' rotated heads, [T, (heads + 2 kv_heads) head_dim]; pool: the layer's
-        [slots, 2, kv_heads, head_dim], new tokens already written. Returns [T, heads head_dim].
+        Args:
+            layer: Index among all layers.
+            qkv: [T, (heads + 2 kv_heads) head_dim], rotated.
+            pool: [slots, 2, kv_heads, head_dim], the layer's KV pool, new tokens already written.
+
+        Returns:
+            [T, heads head_dim].
         """
         ...

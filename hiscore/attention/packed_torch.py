@@ -1,8 +1,8 @@
-"""Attention in plain torch, for the CPU: exact, in float32, without padding.
+"""Packed attention in PyTorch, for the CPU: in float32, without padding.
 
-Segments of one length that share a context are computed together, as one product with the context's keys and a
-small causal one of each segment with itself. A long segment is cut into pieces, each of which has the earlier
-ones in its context: that is the same attention, and bounds the memory.
+Segments of one length that share a context are computed together: one product with the context's keys, and a
+small causal one of each segment with itself. A long segment is cut into pieces, with the earlier pieces in the
+context of the later ones. That is the same attention in bounded memory.
 """
 
 from dataclasses import dataclass
@@ -15,19 +15,22 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
 from hiscore.numerics import soft_cap, widen
 
-# Long enough for efficient products, short enough that a causal triangle's empty half costs little.
 PIECE = 256
-# Attention weights alive at once, in elements: 64 MiB of float32.
+"""Rows: enough for efficient products, few enough that the masked half of the causal triangle costs little."""
 MAX_WEIGHTS = 2**24
+"""Attention weights alive at once, in elements: 64 MiB of float32."""
 
 
 @dataclass(frozen=True)
-class _Work:
+class _Batch:
     """Segments of one length with one context."""
 
-    rows: Tensor  # int64 [segments, length]
-    context_slots: Tensor  # int64
-    context_rows: Tensor  # int64
+    rows: Tensor
+    """int64 [segments, length]"""
+    context_slots: Tensor
+    """int64 [N]"""
+    context_rows: Tensor
+    """int64 [M]"""
 
 
 class TorchAttention:
@@ -35,16 +38,17 @@ class TorchAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._work: list[_Work] = []
+        self._batches: list[_Batch] = []
 
     def plan(self, forward: Forward) -> None:
-        self._work = []
+        """Prepare for the layers of a forward."""
+        self._batches = []
         edges = forward.cu_seqlens.astype(np.int64)
         for group in forward.groups:
             slots = torch.from_numpy(group.context_slots)
             rows = torch.arange(group.context_rows.start, group.context_rows.stop)
-            of_group = slice(*np.searchsorted(edges, (group.first_row, group.last_row)))
-            starts, lengths = edges[of_group], np.diff(edges[of_group.start : of_group.stop + 1])
+            segments = slice(*np.searchsorted(edges, (group.first_row, group.last_row)))
+            starts, lengths = edges[segments], np.diff(edges[segments.start : segments.stop + 1])
             for length in np.unique(lengths):
                 first = torch.from_numpy(starts[lengths == length])
                 if length <= PIECE:
@@ -60,9 +64,9 @@ class TorchAttention:
 
     def _add(self, first: Tensor, length: int, context_slots: Tensor, context_rows: Tensor) -> None:
         rows = first[:, None] + torch.arange(length)
-        seen = len(context_slots) + len(context_rows) + length
-        for part in rows.split(max(1, MAX_WEIGHTS // (self._shape.heads * length * seen))):
-            self._work.append(_Work(part, context_slots, context_rows))
+        keys = len(context_slots) + len(context_rows) + length
+        for part in rows.split(max(1, MAX_WEIGHTS // (self._shape.heads * length * keys))):
+            self._batches.append(_Batch(part, context_slots, context_rows))
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         shape = self._shape
@@ -70,14 +74,14 @@ class TorchAttention:
             [shape.heads, shape.kv_heads, shape.kv_heads], 1
         )
         out = torch.empty_like(q)
-        for work in self._work:
-            out[work.rows] = self._attend(
+        for batch in self._batches:
+            out[batch.rows] = self._attend(
                 shape.windows[layer],
-                widen(q[work.rows]),
-                widen(torch.cat((pool[work.context_slots, 0], k[work.context_rows]))),
-                widen(torch.cat((pool[work.context_slots, 1], v[work.context_rows]))),
-                widen(k[work.rows]),
-                widen(v[work.rows]),
+                widen(q[batch.rows]),
+                widen(torch.cat((pool[batch.context_slots, 0], k[batch.context_rows]))),
+                widen(torch.cat((pool[batch.context_slots, 1], v[batch.context_rows]))),
+                widen(k[batch.rows]),
+                widen(v[batch.rows]),
             ).to(q.dtype)
         return out.flatten(1)
 
@@ -90,28 +94,38 @@ class TorchAttention:
         own_k: Tensor,
         own_v: Tensor,
     ) -> Tensor:
-        """q [n, m, heads, d], context [p, kv_heads, d], own [n, m, kv_heads, d] -> [n, m, heads, d]."""
+        """Attend from n segments of m rows to a shared context of p tokens and to themselves.
+
+        Args:
+            window: Tokens that a row sees, None: all.
+            q: [n, m, heads, d].
+            context_k, context_v: [p, kv_heads, d].
+            own_k, own_v: [n, m, kv_heads, d].
+
+        Returns:
+            [n, m, heads, d].
+        """
         segments, length, heads, head_dim = q.shape
         before, kv_heads = context_k.shape[:2]
-        # [kv_heads, segments, length * group, head_dim]: the heads of a group share keys and values.
+        # [kv_heads, segments, length group, head_dim]: the heads of a group share keys and values.
         q = q.view(segments, length, kv_heads, -1, head_dim).permute(2, 0, 1, 3, 4).flatten(2, 3)
         own_k, own_v = own_k.permute(2, 0, 1, 3), own_v.permute(2, 0, 1, 3)
-        to_context = q.flatten(1, 2) @ context_k.permute(1, 2, 0)
-        logits = torch.cat((to_context.view(*q.shape[:-1], before), q @ own_k.transpose(-1, -2)), dim=-1)
+        context_logits = q.flatten(1, 2) @ context_k.permute(1, 2, 0)
+        logits = torch.cat((context_logits.view(*q.shape[:-1], before), q @ own_k.transpose(-1, -2)), dim=-1)
         logits *= self._shape.scale
         logits = soft_cap(logits, self._shape.soft_cap)
         logits = logits.view(kv_heads, segments, length, -1, before + length)
         logits.masked_fill_(_hidden(before, length, window)[:, None, :], float("-inf"))
         weights = logits.softmax(dim=-1).flatten(2, 3)
-        of_context = weights[..., :before].flatten(1, 2) @ context_v.permute(1, 0, 2)
-        out = of_context.view(q.shape) + weights[..., before:] @ own_v
+        out = weights[..., :before].flatten(1, 2) @ context_v.permute(1, 0, 2)
+        out = out.view(q.shape) + weights[..., before:] @ own_v
         out = out.view(kv_heads, segments, length, -1, head_dim).permute(1, 2, 0, 3, 4)
         return out.reshape(segments, length, heads, head_dim)
 
 
 def _hidden(before: int, length: int, window: int | None) -> Tensor:
-    """bool [length, before + length]: which positions a segment's tokens do not see."""
-    token = torch.arange(before, before + length)[:, None]
-    seen = torch.arange(before + length)
-    hidden = seen > token
-    return hidden if window is None else hidden | (seen <= token - window)
+    """bool [length, before + length]: the key positions that the rows of a segment do not see."""
+    query = torch.arange(before, before + length)[:, None]
+    key = torch.arange(before + length)
+    hidden = key > query
+    return hidden if window is None else hidden | (key <= query - window)

@@ -1,4 +1,4 @@
-"""Attention by our kernel on a CUDA device; see `hiscore.kernels.packed_attention` for how it works."""
+"""Packed attention on CUDA, by the kernel of `hiscore.kernels.packed_attention`."""
 
 from dataclasses import dataclass
 
@@ -13,17 +13,20 @@ from hiscore.kernels.packed_attention import packed_attention
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch: M rows of queries (times heads that share keys), N keys at a time, programs per multiprocessor."""
+    """How the kernel is launched."""
 
     m: int
+    """Query rows of a tile, times the heads that share a key head."""
     n: int
+    """Keys at a time."""
     warps: int
     stages: int
     programs: int
+    """Per multiprocessor."""
 
 
 def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
-    """Block sizes by what fits a multiprocessor's registers and shared memory, measured on an H200."""
+    """Block sizes that fit registers and shared memory, measured on an H200."""
     m = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return Launch(max(m, 32), 32, 4, 1, 1)
@@ -34,19 +37,24 @@ def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
 
 @dataclass
 class TileInputs:
-    """Where the kernel finds its tiles on the device, int32: see `tiles.Tiles`."""
+    """What the kernel reads, on the device; all int32. See `tiles.Tiles`."""
 
     positions: Tensor
+    """[T]"""
     segment_starts: Tensor
+    """[T]"""
     segment_ends: Tensor
+    """[T]"""
     tiles: Tensor
+    """[tiles TILE_FIELDS]"""
     tile_count: Tensor
-    """How many tiles there are, and how many of the first hold a scored row: [2]."""
+    """[2]: all tiles, and those that hold a scored row, which come first."""
     context_slots: Tensor
+    """[N]"""
 
 
 class TritonAttention:
-    """`Attention` over inputs that stand on the device already; whoever runs it fills them."""
+    """`Attention` over `inputs`, which its owner sets before each forward."""
 
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, multiprocessors: int) -> None:
         self._shape = shape
@@ -64,7 +72,7 @@ class TritonAttention:
         shape, launch, inputs = self._shape, self._launch, self.inputs
         assert inputs is not None
         out = torch.empty((len(qkv), shape.heads * shape.head_dim), dtype=qkv.dtype, device=qkv.device)
-        # Of the last layer only scored rows are read.
+        # Only scored rows of the last layer are read.
         count = inputs.tile_count[1:] if layer == len(shape.windows) - 1 else inputs.tile_count
         packed_attention[(self._programs,)](
             qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.segment_ends,

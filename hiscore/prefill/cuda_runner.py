@@ -1,8 +1,8 @@
-"""`Runner` for a CUDA device: kernels between the matrix products, one CUDA graph for each number of rows.
+"""`Runner` on CUDA: Triton kernels between the matrix products, and one CUDA graph for each number of rows.
 
-A forward is launched without waiting for anything: its inputs travel in one pinned copy for the whole batch, and
-a captured graph replays all layers. Rows are padded up to the next captured number; the padding belongs to no
-segment and no tile, so nothing real ever reads it.
+The host launches forwards without waiting: the inputs of a whole batch travel in one pinned copy, and a captured
+graph replays all layers. Rows are padded to the next captured number. Padding belongs to no segment and no tile,
+so no real row reads it.
 """
 
 import gc
@@ -20,65 +20,71 @@ from hiscore.attention.metadata import NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
 from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
 from hiscore.layers.triton_ops import TritonOps
-from hiscore.models.decoder import Decoder, Rows
+from hiscore.models.decoder import Decoder, ModelInputs
 
 log = logging.getLogger(__name__)
 
-
-# Contexts in the pool that one forward may name, counted in tokens.
 MAX_CONTEXT_SLOTS = 2**22
-# Of a row: token, position, begin and end of its segment, where its keys and values are kept.
+"""Cached tokens that the groups of one forward may name together."""
 ROW_FIELDS = 5
-# Whole numbers of 16 bytes, so that every array of a layout is aligned alike and kernels compile once.
+"""Token id, position, begin and end of its segment, KV slot."""
 ALIGN = 4
+"""In int32: every array of a layout starts at a multiple of 16 bytes, so that kernels compile only once."""
 
 
-def buckets(max_rows: int) -> list[int]:
-    """Numbers of rows to capture: steps of an eighth, so that padding costs 6% on average and 12% at most."""
-    found, rows = [], 64
+def capture_sizes(max_rows: int) -> list[int]:
+    """The numbers of rows to capture, up to `max_rows`: padding costs 6% on average and at most 12%."""
+    sizes, rows = [], 64
     while rows < max_rows:
-        found.append(rows)
+        sizes.append(rows)
         rows += max(64, 2 ** (rows.bit_length() - 4))
-    return [*found, -(-max_rows // 64) * 64]
+    return [*sizes, -(-max_rows // 64) * 64]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where a forward's inputs stand in one int32 buffer, for a number of rows."""
+class InputLayout:
+    """Layout of a forward's inputs in one int32 buffer, for a number of rows with padding."""
 
     rows: int
     tiles: int
 
     def pack(self, forward: Forward, rows_per_tile: int) -> tuple[Int32, Int32]:
-        """The buffer's used part, and the context's slots."""
+        """Lay out a forward.
+
+        Returns:
+            int32 [used]: the buffer up to its last tile.
+            int32 [N]: the slots of all contexts.
+        """
         cut = cut_into_tiles(forward, rows_per_tile)
         count = len(forward.input_ids)
-        of_rows = ROW_FIELDS * self.rows
-        buffer = np.zeros(of_rows + ALIGN + cut.tiles.size, np.int32)
-        rows = buffer[:of_rows].reshape(ROW_FIELDS, self.rows)
+        row_values = ROW_FIELDS * self.rows
+        buffer = np.zeros(row_values + ALIGN + cut.tiles.size, np.int32)
+        rows = buffer[:row_values].reshape(ROW_FIELDS, self.rows)
         rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
         rows[2, :count], rows[3, :count] = cut.segment_starts, cut.segment_ends
         rows[4, :count], rows[4, count:] = forward.slot_mapping, NO_SLOT
-        buffer[of_rows : of_rows + 2] = len(cut.tiles), cut.scored
-        buffer[of_rows + ALIGN :] = cut.tiles.ravel()
+        buffer[row_values : row_values + 2] = len(cut.tiles), cut.scored
+        buffer[row_values + ALIGN :] = cut.tiles.ravel()
         return buffer, cut.context_slots
 
     @property
     def size(self) -> int:
+        """Of the whole buffer."""
         return ROW_FIELDS * self.rows + ALIGN + self.tiles * TILE_FIELDS
 
     def views(self, buffer: Tensor, context_slots: Tensor) -> tuple[Tensor, Tensor, Tensor, TileInputs]:
-        """Token ids, positions, write slots, and attention's inputs."""
+        """Token ids, positions, slot mapping (int32 [rows] each) and attention's inputs, as views of `buffer`."""
         rows, rest = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
-        ids, positions, starts, ends, write = rows.view(ROW_FIELDS, self.rows)
+        ids, positions, starts, ends, slot_mapping = rows.view(ROW_FIELDS, self.rows)
         inputs = TileInputs(positions, starts, ends, rest[ALIGN:], rest[:2], context_slots)
-        return ids, positions, write, inputs
+        return ids, positions, slot_mapping, inputs
 
 
 class CudaRunner:
-    """Launches forwards on the current stream of a CUDA device."""
+    """Launches forwards on the current CUDA stream."""
 
-    def __init__(self, decoder: Decoder, slots: int, max_rows: int, graphs: bool = True) -> None:
+    def __init__(self, decoder: Decoder, slots: int, max_rows: int) -> None:
+        """Allocate a KV pool of `slots` tokens and capture graphs for up to `max_rows` rows."""
         a = decoder.architecture
         self._decoder = decoder
         self._device = decoder.device
@@ -89,13 +95,14 @@ class CudaRunner:
         )
         self.pool = decoder.new_pool(slots)
         per_tile = self._attention.rows_per_tile
-        # Every group has a row, so there are at most as many groups as rows.
-        self._layouts = [Layout(rows, max_tiles(rows, rows, per_tile)) for rows in buckets(max_rows)]
+        # Every group has at least one row, so there are at most as many groups as rows.
+        self._layouts = [
+            InputLayout(rows, max_tiles(rows, rows, per_tile)) for rows in capture_sizes(max_rows)
+        ]
         self._static = torch.zeros(self._layouts[-1].size, dtype=torch.int32, device=self._device)
         self._slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=self._device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
-        if graphs:
-            self._capture()
+        self._capture()
 
     @torch.inference_mode()
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
@@ -108,7 +115,7 @@ class CudaRunner:
             buffer, slots = layout.pack(forward, self._attention.rows_per_tile)
             if len(slots) > MAX_CONTEXT_SLOTS:
                 raise ValueError(
-                    f"a forward names {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit"
+                    f"a forward reads {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit"
                 )
             parts += [buffer, slots, forward.scored_rows.astype(np.int32)]
         staged = torch.empty(sum(map(len, parts)), dtype=torch.int32, pin_memory=True)
@@ -118,7 +125,7 @@ class CudaRunner:
             [self._forward(layout, next(inputs), next(inputs), next(inputs)) for layout in layouts]
         )
 
-    def _forward(self, layout: Layout, buffer: Tensor, slots: Tensor, scored: Tensor) -> Tensor:
+    def _forward(self, layout: InputLayout, buffer: Tensor, slots: Tensor, scored: Tensor) -> Tensor:
         self._static[: len(buffer)].copy_(buffer)
         if len(slots):
             self._slots[: len(slots)].copy_(slots)
@@ -129,17 +136,17 @@ class CudaRunner:
             x, attended = self._body(layout)
         return self._decoder.tail(x[scored], attended[scored], self._ops)
 
-    def _body(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        ids, positions, write, self._attention.inputs = layout.views(self._static, self._slots)
-        rows = Rows(ids, positions, [write] * self._decoder.architecture.layers)
-        return self._decoder.body(rows, self._ops, self._attention, self.pool)
+    def _body(self, layout: InputLayout) -> tuple[Tensor, Tensor]:
+        ids, positions, slot_mapping, self._attention.inputs = layout.views(self._static, self._slots)
+        inputs = ModelInputs(ids, positions, [slot_mapping] * self._decoder.architecture.layers)
+        return self._decoder.body(inputs, self._ops, self._attention, self.pool)
 
     @torch.inference_mode()
     def _capture(self) -> None:
-        """Capture the layers for every number of rows, the largest first: the others reuse its memory."""
+        """Capture the layers for every number of rows, the largest first: the rest reuse its memory."""
         before = torch.cuda.memory_reserved(self._device)
         memory = None
-        # A graph that the collector happens to destroy while another is captured would spoil the capture.
+        # If the garbage collector destroys a graph while another is being captured, that capture fails.
         gc.collect()
         gc.disable()
         try:
@@ -152,8 +159,8 @@ class CudaRunner:
         used = torch.cuda.memory_reserved(self._device) - before
         log.info("CUDA graphs for up to %d rows hold %d MiB", self._layouts[-1].rows, used >> 20)
 
-    def _capture_one(self, layout: Layout, memory: Any) -> Any:
-        # Zero tiles and no kept rows: what compiles and warms up here reads and writes nothing real.
+    def _capture_one(self, layout: InputLayout, memory: Any) -> Any:
+        # No tiles and no slots: what is compiled and warmed up here reads and writes no real data.
         self._static.zero_()
         self._static[4 * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
         self._body(layout)

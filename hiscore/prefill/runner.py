@@ -1,4 +1,4 @@
-"""Runs packed forwards on a device. This one: at once, in plain torch."""
+"""Runs packed prefills: the interface, and its implementation in PyTorch."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,26 +10,26 @@ from torch import Tensor
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_torch import TorchAttention
 from hiscore.layers.torch_ops import TorchOps
-from hiscore.models.decoder import Decoder, Rows
+from hiscore.models.decoder import Decoder, ModelInputs
 
 
 class Runner(Protocol):
-    """What the scorer needs of a device."""
+    """Computes packed forwards on one device, with a KV pool of its own."""
 
     pool: Tensor
-    """Keys and values, [layers, slots, 2, kv_heads, head_dim]."""
+    """[layers, slots, 2, kv_heads, head_dim]"""
 
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
-        """Run the forwards of a batch in order.
+        """Compute the forwards of a batch, in order. On CUDA this only launches the work.
 
-        Returns the final hidden states of all scored rows, [R, hidden_size], forward by forward. On a device with
-        a queue of its own this only launches the work.
+        Returns:
+            [R, hidden]: final hidden states of all scored rows, forward after forward.
         """
         ...
 
 
 class TorchRunner:
-    """`Runner` for the CPU."""
+    """`Runner` on the CPU, at once."""
 
     def __init__(self, decoder: Decoder, slots: int) -> None:
         a = decoder.architecture
@@ -46,18 +46,24 @@ class TorchRunner:
 
     def _forward(self, forward: Forward) -> Tensor:
         self._attention.plan(forward)
-        rows = Rows(
+        inputs = ModelInputs(
             torch.from_numpy(forward.input_ids),
             torch.from_numpy(forward.positions),
             [torch.from_numpy(forward.slot_mapping.astype(np.int32))] * self._decoder.architecture.layers,
         )
-        x, attended = self._decoder.body(rows, self._ops, self._attention, self.pool)
+        x, attended = self._decoder.body(inputs, self._ops, self._attention, self.pool)
         scored = torch.from_numpy(forward.scored_rows)
         return self._decoder.tail(x[scored], attended[scored], self._ops)
 
 
 def make_runner(decoder: Decoder, slots: int, max_rows: int) -> Runner:
-    """The runner for the decoder's device, with a pool of `slots` and room for `max_rows` at once."""
+    """The runner for a decoder's device.
+
+    Args:
+        decoder: What it runs.
+        slots: Tokens that its KV pool holds.
+        max_rows: Of one forward.
+    """
     if decoder.device.type == "cuda":
         from hiscore.prefill.cuda_runner import CudaRunner
 

@@ -40,10 +40,14 @@ def without_graphs(scorer: Scorer) -> Scorer:
     """The scorer of a CUDA device, every kernel launched by the host; its pool is another one of the same size."""
     from hiscore.prefill.cuda_runner import CudaRunner
 
+    class EagerRunner(CudaRunner):
+        def _capture(self) -> None:
+            pass
+
     assert isinstance(scorer.runner, CudaRunner)
     changed = copy.copy(scorer)
     slots = scorer.runner.pool.shape[1]
-    changed.runner = CudaRunner(scorer.runner._decoder, slots, scorer._budget, graphs=False)
+    changed.runner = EagerRunner(scorer.runner._decoder, slots, scorer._budget)
     return changed
 
 

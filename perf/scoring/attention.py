@@ -14,7 +14,7 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_triton import Launch, TritonAttention
 from hiscore.attention.tiles import max_tiles
-from hiscore.prefill.cuda_runner import Layout
+from hiscore.prefill.cuda_runner import InputLayout
 from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
@@ -54,7 +54,7 @@ def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, to
         SHAPE, torch.bfloat16, torch.cuda.get_device_properties(0).multi_processor_count
     )
     rows = len(forward.input_ids)
-    layout = Layout(rows, max_tiles(rows, rows, attention.rows_per_tile))
+    layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
     buffer, slots = layout.pack(forward, attention.rows_per_tile)
     device_slots = torch.from_numpy(np.append(slots, 0).astype(np.int32)).cuda()
     *_, attention.inputs = layout.views(torch.from_numpy(buffer).cuda(), device_slots)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hiscore.kernels.gated_mlp import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
 from hiscore.layers.triton_ops import TritonOps
-from hiscore.prefill.cuda_runner import buckets
+from hiscore.prefill.cuda_runner import capture_sizes
 from perf.machine.facts import process_facts
 from perf.machine.graph_timer import microseconds
 from perf.script import arguments, by_comma, write_json
@@ -77,7 +77,7 @@ def main() -> None:
     results: dict[str, object] = {"machine": process_facts(options.commit)}
     for model in options.models:
         of_model = results[model] = {
-            rows: measure(*MODELS[model], rows, multiprocessors) for rows in buckets(16_384)
+            rows: measure(*MODELS[model], rows, multiprocessors) for rows in capture_sizes(16_384)
         }
         for rows, found in of_model.items():
             times = ", ".join(f"{name} {us:.1f}" for name, us in found.items() if isinstance(us, float))

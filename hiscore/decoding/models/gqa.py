@@ -13,7 +13,7 @@ from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.layers.lm_head import LMHead
 from hiscore.layers.ops import Ops
 from hiscore.layers.torch_ops import TorchOps
-from hiscore.models.decoder import Decoder, Rows
+from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.runner import make_runner
 
 
@@ -37,7 +37,9 @@ class GroupedModel:
         home, buffer = steps.newest_slots(rows)
         attention = CacheAttention(self._decoder, self.cache, steps, rows, home)
         slots = [home if layer in self.cache.dense else buffer for layer in range(len(self._tokens))]
-        x, attended = self._decoder.body(Rows(ids, rows.positions, slots), self._ops, attention, self._tokens)
+        x, attended = self._decoder.body(
+            ModelInputs(ids, rows.positions, slots), self._ops, attention, self._tokens
+        )
         return self._head.logits(self._decoder.tail(x, attended, self._ops)), home, buffer
 
     def index_prompt(self, steps: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:

@@ -18,7 +18,7 @@ from hiscore.layers import triton_ops as kernel_ops
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import FP8, Linear, Quantised, quantise
-from hiscore.prefill.cuda_runner import Layout, buckets
+from hiscore.prefill.cuda_runner import InputLayout, capture_sizes
 from hiscore.scoring.packing import pack, pool_reserve
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from tests.support.dense import dense_attention
@@ -51,7 +51,7 @@ def test_attention_equals_the_dense_mask(
     attention = TritonAttention(shape, torch.float32, multiprocessors=3)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids) + 5  # with padding, whose keys and values are never to be read
-        layout = Layout(rows, max_tiles(rows, rows, attention.rows_per_tile))
+        layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
         buffer, slots = layout.pack(forward, attention.rows_per_tile)
         *_, attention.inputs = layout.views(
             torch.from_numpy(buffer).to(DEVICE),
@@ -106,7 +106,7 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
         """What the last call's rows attend to."""
         (forward,) = pack([call.prompt() for call in calls], 1_000, pages).forwards
         rows = len(forward.input_ids)
-        layout = Layout(rows, max_tiles(rows, rows, attention.rows_per_tile))
+        layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
         buffer, slots = layout.pack(forward, attention.rows_per_tile)
         *_, attention.inputs = layout.views(
             torch.from_numpy(buffer).to(DEVICE),
@@ -152,12 +152,12 @@ def test_tiles_cover_every_row_once_and_hardly_exceed_what_rows_need() -> None:
 
 
 def test_buckets_hold_every_number_of_rows_at_little_cost() -> None:
-    found = buckets(16_384)
+    found = capture_sizes(16_384)
     assert found == sorted(set(found))
     for rows in range(64, 16_385):
         bucket = next(b for b in found if b >= rows)
         assert bucket - rows < max(64, 0.125 * rows)
-    assert buckets(100)[-1] >= 100
+    assert capture_sizes(100)[-1] >= 100
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
