@@ -1,14 +1,17 @@
-"""Prompts of decode: what is read of them, and every reason to refuse one."""
+"""Requests: what is read of them, every reason to refuse one, and that a large text delays no other."""
 
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from hiscore.decoding.request import PromptReader
+from hiscore.decoding import request as request_module
+from hiscore.decoding.request import DecodeRequest, PromptReader, RequestIntake
 from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import Code, RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.tokenization import load_tokenizer
@@ -17,6 +20,9 @@ from tests.support import tiny_tokenizers
 FACTS = CheckpointFacts(vocab_size=700, context_length=100, is_classifier=False)
 IDS = np.array([5, 0, 699], np.int32)
 PLAIN = SamplingParams()
+
+PATIENCE_S = 20.0
+LARGE = "a" * (request_module.LARGE_CHARACTERS + 1)
 
 
 @pytest.fixture(scope="module", params=["llama3", "eos", "twice"])
@@ -43,7 +49,7 @@ def test_ids_are_taken_as_they_are_and_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "text", "options", "says"),
+    ("ids", "text", "params", "says"),
     [
         (None, None, PLAIN, "exactly one of 'input_ids' and 'text_input' is needed: neither was sent"),
         (IDS, "a", PLAIN, "exactly one of 'input_ids' and 'text_input' is needed: both were sent"),
@@ -55,10 +61,10 @@ def test_ids_are_taken_as_they_are_and_copied() -> None:
     ],
 )
 def test_a_bad_prompt_is_refused_by_name(
-    ids: Any, text: str | None, options: SamplingParams, says: str
+    ids: Any, text: str | None, params: SamplingParams, says: str
 ) -> None:
     with pytest.raises(RequestError, match=says) as refused:
-        PromptReader(FACTS, None, 1_000).read(ids, text, options)
+        PromptReader(FACTS, None, 1_000).read(ids, text, params)
     assert refused.value.code is Code.INVALID_ARG
 
 
@@ -75,3 +81,82 @@ def test_text_has_bounds_too(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"'text_input' holds .* ids of this model are 0 to 2"):
         few.read(None, "abc", PLAIN)
     assert reader.read(None, "a", SamplingParams(stop=("b",))).shape == (1,)
+
+
+class SlowReader:
+    """Encodes each character as its code, large texts once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate, self.reached = threading.Event(), threading.Event()
+
+    def read(self, ids: Any, text: str, params: SamplingParams) -> Any:
+        if len(text) > request_module.LARGE_CHARACTERS:
+            self.reached.set()
+            assert self.gate.wait(PATIENCE_S), "a large text is encoded on the thread that accepts requests"
+        if text == "bad":
+            raise RequestError("bad")
+        if text == "odd":
+            raise KeyError("inside")
+        return np.array([ord(each) for each in text[:4]], np.int32)
+
+
+class Edge:
+    """Where requests come from, and where calls go."""
+
+    def __init__(self) -> None:
+        self.reader = SlowReader()
+        self.calls: dict[int, DecodeCall] = {}
+        self.refused: dict[int, RequestError] = {}
+        self.intake = RequestIntake(cast("PromptReader", self.reader), self.submit, self.refused.__setitem__)
+
+    def submit(self, call: DecodeCall, name: int) -> None:
+        if call.params.max_tokens == 99:
+            raise RequestError("too long")
+        self.calls[name] = call
+
+    def accept(self, name: int, text: str, max_tokens: int = 1) -> None:
+        self.intake.accept(DecodeRequest(None, text, SamplingParams(max_tokens=max_tokens), 9.0, 7.0), name)
+
+
+@pytest.fixture
+def edge() -> Edge:
+    return Edge()
+
+
+def test_a_large_text_holds_no_other_call_up(edge: Edge) -> None:
+    edge.accept(0, LARGE)
+    assert edge.reader.reached.wait(PATIENCE_S)
+    edge.accept(1, "b" * request_module.LARGE_CHARACTERS)
+    assert set(edge.calls) == {1}
+    edge.reader.gate.set()
+    edge.intake.close()
+    assert {name: call.prompt.tolist() for name, call in edge.calls.items()} == {0: [97] * 4, 1: [98] * 4}
+    assert {(call.deadline, call.start_by) for call in edge.calls.values()} == {(9.0, 7.0)}
+
+
+def test_more_large_texts_than_may_wait_are_refused_for_now(edge: Edge) -> None:
+    edge.accept(0, LARGE)
+    assert edge.reader.reached.wait(PATIENCE_S)
+    for name in range(1, request_module.MAX_LARGE + 2):
+        edge.accept(name, LARGE)
+    assert list(edge.refused) == [request_module.MAX_LARGE + 1]
+    assert edge.intake.num_refused == 1
+    assert edge.refused[request_module.MAX_LARGE + 1].code is Code.UNAVAILABLE
+    edge.reader.gate.set()
+    edge.intake.close()
+    assert sorted(edge.calls) == list(range(request_module.MAX_LARGE + 1))
+
+
+def test_what_cannot_be_read_or_submitted_is_refused_and_the_thread_goes_on(edge: Edge) -> None:
+    edge.reader.gate.set()
+    edge.accept(0, "bad")
+    edge.accept(1, "odd")
+    edge.accept(2, LARGE, max_tokens=99)
+    edge.accept(3, LARGE)
+    edge.intake.close()
+    assert {name: error.message for name, error in edge.refused.items()} == {
+        0: "bad",
+        1: "internal error, see the server's log",
+        2: "too long",
+    }
+    assert list(edge.calls) == [3]
