@@ -1,14 +1,14 @@
-"""Packing: the calls of a batch become ragged forwards under a token budget, without padding.
+"""Pack the prompts of a batch into ragged forwards under a token budget, without padding.
 
-All tokens of all calls stand in one stream: query, items, next query, next items. A forward is a slice of
-that stream, at most ``budget`` tokens long, so a batch takes exactly ``ceil(tokens / budget)`` forwards. Query
-tokens whose keys and values are cached do not enter the stream.
+The tokens of all prompts form one sequence: query, items, next query, next items. A forward is a slice of it with
+at most `budget` tokens, so a batch takes exactly ``ceil(tokens / budget)`` forwards. Query tokens found in the
+prefix cache are left out.
 
-Attention follows one rule. A *segment* is a run of new tokens of one query or one item; consecutive segments
-that see the same *context* form a *group*: a query alone, or the items of a call. A token sees its group's context
-and its own segment up to its own place, nothing else. So no mask and no delimiter is needed, and no item can see
-another. The context is the query: first what stands in the pool of keys and values (cached, or computed by an
-earlier forward of the batch), then what is new in this forward.
+Attention follows one rule. A *segment* is a run of new tokens of one query or one item; consecutive segments that
+see the same *context* form a *group*: a query alone, or the items of a prompt. A token sees the context of its
+group and its own segment up to itself, nothing else. So no mask and no delimiter is needed, and no item can see
+another. The context is the query: first what is in the KV pool (cached, or computed by an earlier forward of the
+batch), then what is new in this forward.
 
 Pure NumPy: knows neither Triton nor a device.
 """
@@ -27,53 +27,67 @@ from hiscore.scoring.request import MultiItemPrompt
 
 @dataclass(frozen=True)
 class Batch:
-    """The forwards of some calls, to be run in order, and how many tokens of each call were cached."""
+    """The forwards of some prompts, to be run in order, and how many tokens of each prompt were cached."""
 
     forwards: tuple[Forward, ...]
     cached_tokens: tuple[int, ...]
 
 
-class _Loan:
-    """Pages of the pool that a cut call keeps until the stream has come to `read_until`."""
+@dataclass(frozen=True, eq=False)
+class _Allocation:
+    """Pages that a prompt keeps until all tokens before `read_until` in the batch's sequence are computed."""
 
-    def __init__(self, pages: list[int], read_until: int) -> None:
-        self.pages = pages
-        self.read_until = read_until
+    pages: list[int]
+    read_until: int
 
 
-class _Packed:
-    """A call in the stream. Its tokens are counted from the query's first, whether cached or computed."""
+class _PackedPrompt:
+    """A prompt and its place in the batch's sequence. Its tokens count from the query's first, cached or not."""
 
-    def __init__(self, call: MultiItemPrompt, begin: int, slots: Int64, cached: int, first_item: int) -> None:
-        self.query = call.query_length
-        self.tokens = call.tokens
+    def __init__(
+        self, prompt: MultiItemPrompt, begin: int, slots: Int64, cached: int, first_item: int
+    ) -> None:
+        """Place a prompt.
+
+        Args:
+            prompt: Query and items.
+            begin: Index of its first new token in the batch's sequence.
+            slots: Pool slots of its first tokens.
+            cached: Its first tokens that are not computed.
+            first_item: Index of its first item among the batch's.
+        """
+        self.query = prompt.query_length
+        self.tokens = prompt.tokens
         self.cached = cached
-        self.begin = begin - cached  # where token 0 stands in the stream, if it stood there
-        self.end = self.begin + len(call.tokens)
+        self.begin = begin - cached  # index of token 0 in the batch's sequence, if it were there
+        self.end = self.begin + len(prompt.tokens)
         self.first_item = first_item
-        self.bounds = np.concatenate(([0], self.query + np.cumsum(np.append(0, call.item_lengths))))
-        self.read_at = np.where(call.item_lengths > 0, self.bounds[2:], self.query) - 1
-        self.slots = np.full(len(call.tokens), NO_SLOT, np.int64)
+        # Of node i, where node 0 is the query and the others are items: tokens bounds[i] to bounds[i + 1].
+        self.bounds = np.concatenate(([0], self.query + np.cumsum(np.append(0, prompt.item_lengths))))
+        # The last token of each item, or of the query for an empty item.
+        self.read_at = np.where(prompt.item_lengths > 0, self.bounds[2:], self.query) - 1
+        self.slots = np.full(len(prompt.tokens), NO_SLOT, np.int64)
         self.slots[: len(slots)] = slots
 
-    def keep_before(self, cut: int, pages: PrefixCache) -> list[_Loan]:
-        """Find pool slots for whatever tokens from `cut` on still see."""
-        done = cut - self.begin
+    def keep_across(self, boundary: int, cache: PrefixCache) -> list[_Allocation]:
+        """Allocate slots for the tokens before a forward's end that tokens after it still see."""
+        done = boundary - self.begin
         spans = [(0, min(done, self.query), self.end)]
         if done > self.query:
             node = int(np.searchsorted(self.bounds, done, side="right")) - 1
             spans.append((int(self.bounds[node]), done, self.begin + int(self.bounds[node + 1])))
-        loans = []
+        allocations = []
         for first, last, read_until in spans:
             missing = first + np.flatnonzero(self.slots[first:last] == NO_SLOT)
-            loans.append(_Loan(pages.allocate(-(-len(missing) // PAGE)), read_until))
-            self.slots[missing] = slots_of(loans[-1].pages)[: len(missing)]
-        return loans
+            pages = cache.allocate(-(-len(missing) // PAGE))
+            allocations.append(_Allocation(pages, read_until))
+            self.slots[missing] = slots_of(pages)[: len(missing)]
+        return allocations
 
 
 @dataclass
-class _Builder:
-    """Collects one forward, call by call."""
+class _ForwardBuilder:
+    """Collects one forward, prompt by prompt."""
 
     rows: int = 0
     input_ids: list[Int32] = field(default_factory=list)
@@ -84,11 +98,11 @@ class _Builder:
     scored_rows: list[Int64] = field(default_factory=list)
     answers: list[Int64] = field(default_factory=list)
 
-    def add(self, p: _Packed, first: int, last: int) -> None:
-        """Add tokens `first` to `last` of a call."""
+    def add(self, p: _PackedPrompt, first: int, last: int) -> None:
+        """Add tokens `first` to `last` of a prompt."""
         shift = self.rows - first  # from token to row
         spans = np.diff(p.bounds.clip(first, last))
-        nodes = np.flatnonzero(spans)  # the query or an item each, where there is a token of it
+        nodes = np.flatnonzero(spans)  # the query and items that have a token in this range
         lengths = spans[nodes]
         ends = first + np.cumsum(lengths)
         origins = p.bounds[nodes] - np.where(nodes > 0, p.query, 0)
@@ -105,7 +119,7 @@ class _Builder:
         if first < p.query:
             self.groups.append(Group(self.rows, min(last, p.query) + shift, p.slots[:first], none))
         elif p.bounds[nodes[0]] < first:
-            # The rest of an item that was cut: it sees its own earlier part as well.
+            # The rest of an item that began in the forward before: it sees that part of itself as well.
             own = p.slots[p.bounds[nodes[0]] : first]
             items = int(ends[0])
             self.groups.append(Group(self.rows, items + shift, np.append(p.slots[: p.query], own), none))
@@ -115,7 +129,7 @@ class _Builder:
             self.groups.append(Group(items + shift, last + shift, p.slots[:in_pool], new))
         self.rows = last + shift
 
-    def forward(self) -> Forward:
+    def build(self) -> Forward:
         return Forward(
             input_ids=np.concatenate(self.input_ids),
             positions=np.concatenate(self.positions).astype(np.int32),
@@ -127,73 +141,84 @@ class _Builder:
         )
 
 
-def pack(calls: Sequence[MultiItemPrompt], budget: int, pages: PrefixCache) -> Batch:
-    """Pack calls into forwards of at most `budget` tokens. Calls without items cost nothing: nobody reads them.
+def pack(prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache) -> Batch:
+    """Pack prompts into forwards. A prompt without items costs nothing: no row of it would be read.
+
+    Args:
+        prompts: In the order of the batch.
+        budget: Tokens per forward, at most.
+        cache: Holds cached queries, and what prompts keep from one forward to the next.
 
     Raises:
-        PoolExhausted: what a split call needs to keep does not fit the pool.
+        PoolExhausted: What a prompt keeps does not fit the pool.
     """
     try:
-        packed, cached = _stream(calls, pages)
-        _keep_what_cuts_need(packed, budget, pages)
+        packed, cached = _place(prompts, cache)
+        _keep_across_forwards(packed, budget, cache)
     finally:
-        pages.end_batch()
+        cache.end_batch()
     total = packed[-1].end if packed else 0
     forwards = []
     remaining = deque(packed)
     for begin in range(0, total, budget):
-        builder, end = _Builder(), min(begin + budget, total)
+        builder, end = _ForwardBuilder(), min(begin + budget, total)
         while remaining and max(begin, remaining[0].begin + remaining[0].cached) < end:
             p = remaining[0]
             builder.add(p, max(begin - p.begin, p.cached), min(end, p.end) - p.begin)
             if p.end > end:
                 break
             remaining.popleft()
-        forwards.append(builder.forward())
+        forwards.append(builder.build())
     return Batch(tuple(forwards), cached)
 
 
-def _stream(calls: Sequence[MultiItemPrompt], pages: PrefixCache) -> tuple[list[_Packed], tuple[int, ...]]:
-    packed: list[_Packed] = []
+def _place(
+    prompts: Sequence[MultiItemPrompt], cache: PrefixCache
+) -> tuple[list[_PackedPrompt], tuple[int, ...]]:
+    """Line up all new tokens. Returns the prompts that have items, and the cached tokens of each prompt."""
+    packed: list[_PackedPrompt] = []
     cached: list[int] = []
     end = items = 0
-    for call in calls:
+    for prompt in prompts:
         hit = 0
-        if len(call.item_lengths):
-            # The query's last token is computed where an empty item is read there.
-            readable = call.query_length - int(call.item_lengths.min() == 0)
-            slots, hit = pages.cache_query(call.tokens[: call.query_length], readable)
-            packed.append(_Packed(call, end, slots, hit, items))
+        if len(prompt.item_lengths):
+            # An empty item is read at the query's last token, which must then be computed.
+            max_hit = prompt.query_length - int(prompt.item_lengths.min() == 0)
+            slots, hit = cache.acquire_query(prompt.tokens[: prompt.query_length], max_hit)
+            packed.append(_PackedPrompt(prompt, end, slots, hit, items))
             end = packed[-1].end
         cached.append(hit)
-        items += len(call.item_lengths)
+        items += len(prompt.item_lengths)
     return packed, tuple(cached)
 
 
-def _keep_what_cuts_need(packed: Sequence[_Packed], budget: int, pages: PrefixCache) -> None:
-    """Lend pool slots to the calls that a forward's end cuts.
+def _keep_across_forwards(packed: Sequence[_PackedPrompt], budget: int, cache: PrefixCache) -> None:
+    """Allocate slots for the prompts that span several forwards.
 
-    What is lent at a cut is written by the forward before it. So pages may go from one to another only if that
-    forward no longer reads them.
+    The forward before a boundary writes what is allocated there, so pages may pass from one prompt to another only
+    once that forward no longer reads them.
     """
-    loans: list[_Loan] = []
-    cuts = iter(range(budget, packed[-1].end if packed else 0, budget))
-    cut = next(cuts, None)
+    allocations: list[_Allocation] = []
+    boundaries = iter(range(budget, packed[-1].end if packed else 0, budget))
+    boundary = next(boundaries, None)
     try:
         for p in packed:
-            while cut is not None and cut < p.end:
-                if cut > p.begin + p.cached:
-                    for loan in [loan for loan in loans if loan.read_until <= cut - budget]:
-                        pages.free(loan.pages)
-                        loans.remove(loan)
-                    loans += p.keep_before(cut, pages)
-                cut = next(cuts, None)
+            while boundary is not None and boundary < p.end:
+                if boundary > p.begin + p.cached:
+                    for unread in [each for each in allocations if each.read_until <= boundary - budget]:
+                        cache.free(unread.pages)
+                        allocations.remove(unread)
+                    allocations += p.keep_across(boundary, cache)
+                boundary = next(boundaries, None)
     finally:
-        for loan in loans:
-            pages.free(loan.pages)
+        for allocation in allocations:
+            cache.free(allocation.pages)
 
 
 def pool_reserve(context_length: int, budget: int) -> int:
-    """Pages that splitting calls of this context may need at once: two calls', each page begun anew at a cut."""
-    cuts = -(-context_length // budget) + 2
-    return 2 * (context_length // PAGE + cuts)
+    """Pages that prompts spanning several forwards may need at once.
+
+    Two prompts may overlap at a boundary, and each boundary may begin a new page of either.
+    """
+    boundaries = -(-context_length // budget) + 2
+    return 2 * (context_length // PAGE + boundaries)

@@ -154,7 +154,7 @@ class Scorer:
                 return self._launch(requests, batch)
         except Exception:
             # The cache may list keys and values that were never written.
-            self._prefix_cache.forget()
+            self._prefix_cache.clear()
             raise
 
     def _launch(self, requests: Sequence[ScoreRequest], batch: Batch) -> PendingScores:

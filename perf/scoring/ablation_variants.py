@@ -53,7 +53,7 @@ def without_graphs(scorer: Scorer) -> Scorer:
 
 def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
     """The scorer with a decode step after each forward, see `StepAfter`; it must have no query cache."""
-    if scorer._prefix_cache._caching:
+    if scorer._prefix_cache.caching:
         raise ValueError("the decode step needs the pool for itself: give the scorer no query cache")
     changed = copy.copy(scorer)
     changed.runner = StepAfter(scorer.runner, scorer._head if sampled else None)

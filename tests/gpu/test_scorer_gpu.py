@@ -104,9 +104,9 @@ def test_batches_in_flight_do_not_disturb_each_other(checkpoints) -> None:
     def submit(batch: list[Tokens]):
         return scorer.submit([ScoreRequest(call.prompt(), labels, options) for call in batch])
 
-    scorer._prefix_cache.forget()
+    scorer._prefix_cache.clear()
     one_by_one = [submit(batch).result()[0] for batch in batches]
-    scorer._prefix_cache.forget()
+    scorer._prefix_cache.clear()
     pending = [submit(batch) for batch in batches]
     for expected, each in zip(one_by_one, pending, strict=True):
         for a, b in zip(expected, each.result()[0], strict=True):
@@ -150,7 +150,7 @@ def test_cache_hits_change_no_score_and_freed_pages_are_never_read(
     scorer.runner.pool.fill_(float("nan"))
     (poisoned,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
     assert not hasattr(poisoned, "scores")  # the control: what the pool holds is read
-    scorer._prefix_cache.forget()
+    scorer._prefix_cache.clear()
     (fresh,), _ = scorer.score([ScoreRequest(call.prompt(), labels, options)])
     np.testing.assert_array_equal(fresh.scores, first.scores)
 

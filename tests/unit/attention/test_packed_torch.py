@@ -32,7 +32,7 @@ def test_segments_attend_as_the_dense_mask_says(
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids)
         qkv = torch.randn(rows, 8, 8, generator=generator)
-        pool = torch.randn(pages.pages * PAGE, 2, 2, 8, generator=generator)
+        pool = torch.randn(pool_reserve(64, budget) * PAGE, 2, 2, 8, generator=generator)
         attention = TorchAttention(shape)
         attention.plan(forward)
         out = attention.attend(0, qkv.flatten(1), pool)

@@ -59,7 +59,7 @@ def test_attention_equals_the_dense_mask(
         )
         qkv = random(rows, heads + 2 * kv_heads, head_dim, seed=rows)
         qkv[len(forward.input_ids) :] = float("nan")
-        pool = random(pages.pages * PAGE, 2, kv_heads, head_dim)
+        pool = random((reserve + 4) * PAGE, 2, kv_heads, head_dim)
         out = attention.attend(0, qkv.flatten(1).contiguous(), pool)[: len(forward.input_ids)]
         real = qkv[: len(forward.input_ids)].cpu()
         expected = dense_attention(forward, shape, window, real, pool.cpu())

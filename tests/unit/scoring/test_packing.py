@@ -1,11 +1,10 @@
-"""Packing against a plain reading of its rule, token by token."""
+"""Packing against a literal reading of its rule, token by token."""
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +15,11 @@ from hiscore.scoring.packing import Batch, pack, pool_reserve
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from tests.support.strategies import Tokens, tokens
 
-Name = tuple[int, int, int]  # call, node (0 the query, i item i - 1), place in the node
+Name = tuple[int, int, int]  # prompt, node (0: the query, i: item i - 1), index in the node
 CONTEXT = 100
 
 
-def visible(calls: list[Tokens]) -> dict[Name, list[int]]:
+def context_by_rule(calls: list[Tokens]) -> dict[Name, list[int]]:
     """By the rule: the ids that each token of a computed call sees, in order."""
     return {
         (c, node, place): (call.query if node else []) + ids[: place + 1]
@@ -48,7 +47,7 @@ class Machine:
 
     def run(self, batch: Batch, calls: list[Tokens]) -> tuple[dict[Name, list[int]], list[Name]]:
         """What each computed token sees, and where each item is read."""
-        stream = (n for n in visible(calls) if n[1] > 0 or n[2] >= batch.cached_tokens[n[0]])
+        stream = (n for n in context_by_rule(calls) if n[1] > 0 or n[2] >= batch.cached_tokens[n[0]])
         seen: dict[Name, list[int]] = {}
         read: dict[int, Name] = {}
         for forward in batch.forwards:
@@ -94,7 +93,7 @@ batches = st.lists(tokens(vocabulary=500, longest=40, most=5), min_size=1, max_s
 @given(batches, st.integers(1, 150))
 def test_every_token_sees_what_the_rule_says(calls: list[Tokens], budget: int) -> None:
     seen, read = Machine().run(pack([call.prompt() for call in calls], budget, pages(budget)), calls)
-    assert seen == visible(calls)
+    assert seen == context_by_rule(calls)
     assert read == readers(calls)
 
 
@@ -130,7 +129,7 @@ def test_cached_queries_are_what_they_stand_for(
     for calls in history:
         batch = pack([call.prompt() for call in calls], budget, cache)
         seen, read = machine.run(batch, calls)
-        by_rule = visible(calls)
+        by_rule = context_by_rule(calls)
         assert seen == {name: by_rule[name] for name in seen}
         assert read == readers(calls)
         for call, cached in zip(calls, batch.cached_tokens, strict=True):
@@ -138,46 +137,15 @@ def test_cached_queries_are_what_they_stand_for(
             assert cached <= len(call.query)
 
 
-def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
-    cache = PrefixCache(4, reserve=0)
-    length = 2 * PAGE + 8
-    first, second = Tokens([1] * length, [[2]]).prompt(), Tokens([3] * length, [[2]]).prompt()
-    changed = Tokens([1] * PAGE + [4] * (PAGE + 8), [[2]]).prompt()
-
-    def cached(*calls):
-        return pack(list(calls), 1_000, cache).cached_tokens
-
-    assert cached(first, first) == (0, 2 * PAGE)  # the second call of a batch already finds the first's
-    assert cached(changed) == (PAGE,)
-    assert cached(second) == (0,)  # takes the pages of the oldest
-    assert cached(second, first) == (2 * PAGE, PAGE)  # whose beginning, used last, is still there
-    cache.forget()
-    assert cached(second) == (0,)
-
-
-def test_hits_too_leave_the_reserve_to_split_calls() -> None:
-    cache = PrefixCache(6, reserve=3)
-    queries = [np.full(PAGE, i, np.int32) for i in range(6)]
-    for query in queries:
-        cache.cache_query(query, PAGE)
-        cache.end_batch()
-    assert cache.cached_pages == 6
-    hits = [cache.cache_query(query, PAGE)[1] for query in queries]
-    assert hits == [PAGE] * 3 + [0] * 3
-    assert len(cache.allocate(3)) == 3
-    with pytest.raises(PoolExhausted):
-        cache.allocate(1)
-
-
 def test_control_a_pool_page_reused_too_early_is_noticed() -> None:
     """What the machine above would see if a cut call's pages went on while a forward still reads them."""
     calls = unlike([Tokens([0] * 40, [[0] * 9] * 3), Tokens([0] * 40, [[0] * 9] * 3)])
     batch = pack([call.prompt() for call in calls], 50, pages(50))
-    assert Machine().run(batch, calls)[0] == visible(calls)
+    assert Machine().run(batch, calls)[0] == context_by_rule(calls)
     for forward in batch.forwards:
         forward.slot_mapping[forward.slot_mapping != NO_SLOT] %= PAGE
     with pytest.raises((AssertionError, KeyError)):
-        assert Machine().run(batch, calls)[0] == visible(calls)
+        assert Machine().run(batch, calls)[0] == context_by_rule(calls)
 
 
 def test_a_call_that_cannot_be_kept_is_refused_and_leaves_the_pool_whole() -> None:

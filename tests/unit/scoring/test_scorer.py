@@ -188,7 +188,7 @@ def test_control_a_poisoned_cache_shows_and_a_forgotten_one_does_not(checkpoints
     with pytest.raises(AssertionError):
         check(score(scorer, [call], options)[0], expected, options)
     scorer.runner.pool.fill_(float("nan"))
-    scorer._prefix_cache.forget()
+    scorer._prefix_cache.clear()
     check(score(scorer, [call], options)[0], expected, options)
 
 

@@ -1,0 +1,101 @@
+"""The prefix cache: hits by page, eviction from the end of the least recent query, and its reserve."""
+
+import numpy as np
+import pytest
+
+from hiscore.errors import PoolExhausted
+from hiscore.scoring.packing import pack
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from tests.support.strategies import Tokens
+
+
+def query(pages: int, first_id: int = 0) -> np.ndarray:
+    """Ids of a query of full pages; queries with another first id share none of them."""
+    return np.arange(first_id, first_id + pages * PAGE, dtype=np.int32)
+
+
+def hit(cache: PrefixCache, tokens: np.ndarray) -> int:
+    """Tokens found in a batch of its own."""
+    found = cache.acquire_query(tokens, len(tokens))[1]
+    cache.end_batch()
+    return found
+
+
+def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
+    cache = PrefixCache(4, reserve=0)
+    length = 2 * PAGE + 8
+    first, second = Tokens([1] * length, [[2]]).prompt(), Tokens([3] * length, [[2]]).prompt()
+    changed = Tokens([1] * PAGE + [4] * (PAGE + 8), [[2]]).prompt()
+
+    def cached(*prompts):
+        return pack(list(prompts), 1_000, cache).cached_tokens
+
+    assert cached(first, first) == (0, 2 * PAGE)  # the second prompt of a batch already finds the first's
+    assert cached(changed) == (PAGE,)
+    assert cached(second) == (0,)  # takes the pages of the oldest
+    assert cached(second, first) == (2 * PAGE, PAGE)  # whose beginning, used last, is still there
+    cache.clear()
+    assert cached(second) == (0,)
+
+
+def test_the_end_of_a_query_is_evicted_before_its_beginning() -> None:
+    """A beginning without an end is still a hit; an end without its beginning is none."""
+    cache = PrefixCache(3, reserve=0)
+    assert hit(cache, query(3)) == 0
+    for evicted in (1, 2):
+        assert len(cache.allocate(1)) == 1
+        slots, found = cache.acquire_query(query(3)[: (3 - evicted) * PAGE], 3 * PAGE)
+        cache.end_batch()
+        assert found == len(slots) == (3 - evicted) * PAGE
+
+
+def test_a_partial_page_and_another_prefix_are_no_hit() -> None:
+    cache = PrefixCache(8, reserve=0)
+    hit(cache, query(2))
+    assert hit(cache, query(2)[: 2 * PAGE - 1]) == PAGE
+    assert hit(cache, query(2, first_id=1)) == 0
+    # The same tokens behind others are another prefix.
+    assert hit(cache, np.concatenate((query(1, first_id=7), query(2)[PAGE:]))) == 0
+
+
+def test_no_more_is_taken_from_the_cache_than_allowed() -> None:
+    cache = PrefixCache(4, reserve=0)
+    slots, _ = cache.acquire_query(query(2), 2 * PAGE)
+    cache.end_batch()
+    for max_hit, found in ((2 * PAGE, 2 * PAGE), (2 * PAGE - 1, PAGE), (PAGE, PAGE), (PAGE - 1, 0)):
+        again, hits = cache.acquire_query(query(2), max_hit)
+        cache.end_batch()
+        assert hits == found
+        np.testing.assert_array_equal(again, slots)  # a page beyond it is written again in place
+
+
+def test_without_caching_nothing_is_found() -> None:
+    cache = PrefixCache(4, reserve=0, caching=False)
+    assert [hit(cache, query(1)) for _ in range(2)] == [0, 0]
+    assert len(cache.allocate(4)) == 4
+
+
+def test_hits_too_leave_the_reserve_to_prompts_that_span_forwards() -> None:
+    cache = PrefixCache(6, reserve=3)
+    queries = [query(1, first_id=i) for i in range(6)]
+    for each in queries:
+        hit(cache, each)
+    hits = [cache.acquire_query(each, PAGE)[1] for each in queries]
+    assert hits == [PAGE] * 3 + [0] * 3
+    pages = cache.allocate(3)
+    with pytest.raises(PoolExhausted):
+        cache.allocate(1)
+    cache.free(pages[:1])
+    assert cache.allocate(1) == pages[:1]
+
+
+def test_pages_in_use_are_not_evicted() -> None:
+    cache = PrefixCache(2, reserve=0)
+    slots, _ = cache.acquire_query(query(1), PAGE)
+    other = cache.allocate(1)
+    assert slots[0] // PAGE not in other
+    with pytest.raises(PoolExhausted):
+        cache.allocate(1)
+    cache.end_batch()
+    assert cache.allocate(1) == [slots[0] // PAGE]
+    assert hit(cache, query(1)) == 0
