@@ -1,7 +1,7 @@
-"""The steps between the matrix products, each one pass over its rows: one program for each token.
+"""Operations between the matrix products, each one pass over its rows: one program for each token.
 
-What goes into a projection is stored by `_store_row`: as it is, or under FP8 as float8_e4m3fn with a scale for the
-row (float32 [T]), worked out while the row is at hand.
+`_store_row` stores the input of a projection: as it is, or under FP8 as float8_e4m3fn with a scale for each row
+(float32 [T]), computed while the row is in registers.
 """
 
 import triton
@@ -16,21 +16,21 @@ SMALLEST_PEAK = tl.constexpr(fp8.SMALLEST_PEAK)
 
 @triton.jit
 def _store_row(value, out, scales, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
-    """Store value [BLOCK], of which WIDTH count, as a row of out [T, WIDTH]."""
+    """Store the first WIDTH of value [BLOCK] as a row of out [T, WIDTH]."""
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     if FP8:
         value = value.to(tl.float32)
         peak = tl.maximum(tl.max(tl.where(inside, tl.abs(value), 0.0), axis=0), SMALLEST_PEAK)
         tl.store(scales + row, peak * (1 / LARGEST))
-        # A NaN, and in a row with an infinity every value, becomes float8's NaN.
+        # A NaN, and every value of a row with an infinity, becomes NaN.
         value = value * (tl.div_rn(1.0, peak) * LARGEST)
     tl.store(out + row * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def quantise(x, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """x [T, WIDTH] -> out float8_e4m3fn [T, WIDTH] and scales float32 [T]."""
+    """x [T, WIDTH] to out float8_e4m3fn [T, WIDTH] and scales float32 [T]. Grid: (T,)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0)
@@ -42,7 +42,15 @@ def embed(
     ids, table, x, h, h_scales, weight, scale, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """x = table[ids] * scale; h = rms_norm(x) * weight. ids int32 [T]; x float32 and h [T, WIDTH]."""
+    """x = table[ids] * scale; h = rms_norm(x) * weight. Grid: (T,).
+
+    Args:
+        ids: int32 [T].
+        table: [vocabulary, WIDTH].
+        x: float32 [T, WIDTH], written.
+        h, h_scales: [T, WIDTH] and under FP8 float32 [T], written.
+        weight: float32 [WIDTH].
+    """
     launch_dependents(CHAINED)
     wait_for_predecessors(CHAINED)
     token = tl.program_id(0).to(tl.int64)
@@ -61,9 +69,13 @@ def add_norm(
     WIDTH: tl.constexpr, SANDWICH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """x += update (under SANDWICH: rms_norm(update) * post_weight); h = rms_norm(x) * weight.
+    """x += update (under SANDWICH rms_norm(update) * post_weight); h = rms_norm(x) * weight. Grid: (T,).
 
-    All [T, WIDTH]; x is float32.
+    Args:
+        x: float32 [T, WIDTH], updated in place.
+        update: [T, WIDTH].
+        h, h_scales: [T, WIDTH] and under FP8 float32 [T], written.
+        post_weight, weight: float32 [WIDTH].
     """
     launch_dependents(CHAINED)
     token = tl.program_id(0).to(tl.int64)
@@ -107,10 +119,15 @@ def rope_and_cache(
     BLOCK_HALF: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """Normalise (where NORMED) and rotate the heads of q and k in place; keep k and v where a slot is given.
+    """Rotate the heads of q and k in place, under NORMED after an RMSNorm; write k and v to the pool. Grid: (T,).
 
-    qkv [T, (heads + 2 kv_heads) head_dim]; cos, sin float32 [context, head_dim / 2]; slot_mapping int32 [T],
-    -1 for none.
+    Args:
+        qkv: [T, (heads + 2 kv_heads) head_dim], updated in place.
+        positions: int32 [T].
+        cos, sin: float32 [context, head_dim / 2].
+        q_norm, k_norm: float32 [head_dim], read under NORMED.
+        pool: [slots, 2, kv_heads, head_dim], updated in place.
+        slot_mapping: int32 [T], -1 to write nothing.
     """
     launch_dependents(CHAINED)
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -129,7 +146,7 @@ def rope_and_cache(
         k_second = tl.load(k_norm + half + HALF, mask=in_half, other=0.0)
     wait_for_predecessors(CHAINED)
     at = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM + half
-    # All that is read, before anything is written: one wait for the memory rather than three.
+    # Load everything before the first store: one memory latency instead of three.
     slot = tl.load(slot_mapping + token).to(tl.int64)
     first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -158,7 +175,7 @@ def rope_and_cache(
 
 @triton.jit
 def activate(gate_up, out, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    """out = act(gate) * up. gate_up [T, 2 WIDTH], out [T, WIDTH]; a grid of (T, blocks)."""
+    """out [T, WIDTH] = act(gate) * up, from gate_up [T, 2 WIDTH]. Grid: (T, blocks of BLOCK)."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -168,7 +185,7 @@ def activate(gate_up, out, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def activate_fp8(gate_up, out, scales, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    """The same with a whole row to a program, since a row has one scale."""
+    """`activate` to fp8. Grid: (T,): a row has one scale, so one program computes all of it."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = _gated(gate_up + token * 2 * WIDTH + column, column < WIDTH, WIDTH, GELU)

@@ -1,6 +1,6 @@
-"""Numbers that fp8 rows are scaled by; kernels and torch share them."""
+"""Constants of fp8 scaling, for kernels and PyTorch alike."""
 
 LARGEST = 448.0
 """float8_e4m3fn's largest number; it has no infinity."""
 SMALLEST_PEAK = 1e-30
-"""A row is never scaled up as if its largest value were less: a row of zeros stays one."""
+"""Lower bound on the peak by which a row is scaled: a row of zeros stays zero."""

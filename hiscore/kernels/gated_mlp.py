@@ -1,7 +1,7 @@
-"""act(x gate.T) * (x up.T) for many rows in one kernel.
+"""act(x gate^T) * (x up^T) for many rows in one kernel.
 
-A library writes both products to memory for another kernel to read. Here they meet in registers: a program forms a
-tile of either, from the same rows of x, and stores what the activation leaves of them.
+With cuBLAS both products go through memory. Here a program computes the same tile of both from the same rows of x
+and stores only the result of the activation.
 """
 
 from dataclasses import dataclass
@@ -14,28 +14,29 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hiscore.kernels.gemv import gated
 
-# Tiles of rows that follow each other on one column of weights, which the cache keeps meanwhile.
 GROUP = 16
+"""Row tiles that are computed after each other with the same columns of the weight, which stay in the L2 cache."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program forms at once, `inputs` of the sums at a time, and how it is launched."""
+    """Shape of a tile and how the kernel is launched."""
 
     rows: int
     outputs: int
     inputs: int
+    """Added up at a time."""
     warps: int
     stages: int
     programs: int
-    """On a multiprocessor."""
+    """Per multiprocessor."""
 
     def count(self, rows: int, outputs: int) -> int:
-        """How many there are."""
+        """Tiles of a product."""
         return int(triton.cdiv(rows, self.rows) * triton.cdiv(outputs, self.outputs))
 
     def fill(self, rows: int, outputs: int, multiprocessors: int) -> float:
-        """The share of its time in which a device has a tile for every program."""
+        """The share of program slots that have a tile, over all waves."""
         at_once, tiles = self.programs * multiprocessors, self.count(rows, outputs)
         return float(tiles / (at_once * triton.cdiv(tiles, at_once)))
 
@@ -46,11 +47,12 @@ LARGE = Tile(128, 128, 64, warps=8, stages=3, programs=1)
 
 
 def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile | None:
-    """The tile that was faster than a library on an H200 (perf/results/h200/gated_product.json), or None.
+    """The tile with which the kernel was faster than cuBLAS on an H200, or None where it was slower.
 
-    Longer sums leave less to gain, and a library's last tiles leave less of a device idle.
+    Measured by perf/results/h200/gated_product.json. With more inputs there is less to gain, and the last wave of
+    cuBLAS leaves less of the GPU idle.
     """
-    if not rows or inputs % 8 or outputs % 8:  # of 8: else rows begin where the device fetches no tiles from
+    if not rows or inputs % 8 or outputs % 8:  # tensor descriptors need rows aligned to 16 bytes
         return None
     if rows >= 12_288 and 1024 <= inputs <= 2560:
         return LARGE
@@ -66,10 +68,13 @@ def multiply_gated(
     x, weight, out, rows, outputs, inputs,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """out = act(x gate.T) * (x up.T), rounded as if both products were stored.
+    """out = act(x gate^T) * (x up^T), with both products rounded as if they had been stored. Grid: any.
 
-    Descriptors of x [rows, inputs], weight [2 outputs, inputs] (gate, then up) and out [rows, outputs]: what they
-    give beyond an edge of x or out does not matter, or is zero. A grid of any number of programs.
+    Args:
+        x: Descriptor of [rows, inputs].
+        weight: Descriptor of [2 outputs, inputs], gate first. Beyond its edges it loads zeros, or values that only
+            outputs beyond the edge of `out` depend on.
+        out: Descriptor of [rows, outputs].
     """
     down, across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
     for tile in range(tl.program_id(0), down * across, tl.num_programs(0)):
@@ -89,7 +94,18 @@ def multiply_gated(
 
 
 def multiply(x: Tensor, weight: Tensor, gelu: bool, tile: Tile, multiprocessors: int) -> Tensor:
-    """x [rows, in], weight [2 out, in] (gate, then up), 16-bit: [rows, out], with GELU or SiLU between."""
+    """act(x gate^T) * (x up^T), in 16 bits.
+
+    Args:
+        x: [rows, in].
+        weight: [2 out, in], gate first.
+        gelu: GELU instead of SiLU.
+        tile: See `tile_for`.
+        multiprocessors: Of the device.
+
+    Returns:
+        [rows, out].
+    """
     (rows, inputs), outputs = x.shape, len(weight) // 2
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     multiply_gated[(min(tile.count(rows, outputs), tile.programs * multiprocessors),)](

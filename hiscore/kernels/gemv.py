@@ -1,9 +1,9 @@
-"""Products of a few rows with a weight, at the speed of reading the weight: for decode steps of few streams.
+"""Products of a few rows with a weight, at the speed of reading the weight: for decode steps of few sequences.
 
-A library's product, made for tiles of rows, leaves most of a device idle on a weight of a few MiB. Here a program
-keeps its part of the weight in registers, and asks for it before there is anything to multiply: under programmatic
-dependent launch (`chained`) it starts while the kernels before it are still at work, and waits for them only then.
-Sums are formed in float32, in one order whatever the number of rows.
+cuBLAS works on tiles of rows and leaves most of a GPU idle on a weight of a few MiB. Here each program holds its
+part of the weight in registers. Under programmatic dependent launch (`chained`) it starts while earlier kernels
+still run, loads its weight, and only then waits for them. Sums are in float32, in the same order for any number of
+rows.
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,25 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 GEMV_MAX_ROWS = 4
 GEMV_MAX_INPUTS = 4096
-"""Of a row: more of them would not fit the registers of a program."""
-# Numbers of a weight that a program holds, and how many of an output it takes up at once.
-HELD, STEP = 16_384, 1024
+"""More inputs would not fit the registers of a program."""
+WEIGHTS_PER_PROGRAM = 16_384
+STEP = 1024
+"""Inputs that are added up at once."""
 
 
 @triton.jit
 def launch_dependents(CHAINED: tl.constexpr):
-    """Let the next kernel of a chain start: from here on it may load what no kernel of the chain writes."""
+    """Let the next kernel start: it may load only what no kernel of the chain writes, until it has waited."""
     if CHAINED:
         gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_predecessors(CHAINED: tl.constexpr):
-    """Wait for what all kernels before have stored. All of a chain have to, or the end of one says too little."""
+    """Wait until all earlier kernels have completed and their stores are visible.
+
+    Every kernel in the chain must wait; otherwise completion does not imply that its predecessors completed.
+    """
     if CHAINED:
         gdc_wait()
 
@@ -41,11 +45,15 @@ def multiply_few_rows(
     K: tl.constexpr, ROWS: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr, ONTO: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """out [ROWS, outputs] = x [ROWS, K] weight.T + bias, of weight [outputs, K] and (where BIASED) bias [outputs].
+    """out = x weight^T + bias. Grid: (blocks of BLOCK outputs,).
 
-    NORMED: of rms_norm(x) * norm in the place of x, rounded to weight's dtype; x and norm [K] float32. ONTO: added
-    to what is in out. GATED: weight [2 outputs, K], out = act(x gate.T) * (x up.T), rounded as if both were stored
-    between. A grid of (blocks of BLOCK outputs).
+    Args:
+        x: [ROWS, K]; under NORMED float32, replaced by rms_norm(x) * norm, rounded to weight's dtype.
+        norm: float32 [K], read under NORMED.
+        weight: [outputs, K]; under GATED [2 outputs, K], of gate and up.
+        bias: [outputs], read under BIASED.
+        out: [ROWS, outputs]; under ONTO the product is added to it. Under GATED it is act(x gate^T) * (x up^T),
+            with both products rounded as if they had been stored.
     """
     launch_dependents(CHAINED)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -102,7 +110,7 @@ def multiply_few_rows(
 
 @triton.jit
 def gated(gate, up, GELU: tl.constexpr):
-    """act(gate) * up, of gate in float32, act rounded to up's dtype in between."""
+    """act(gate) * up, with gate in float32 and act(gate) rounded to up's dtype."""
     if GELU:
         # tanh(z) = 2 sigmoid(2 z) - 1
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
@@ -114,21 +122,28 @@ def gated(gate, up, GELU: tl.constexpr):
 
 
 def pdl_launch_kwargs(chained: bool) -> dict[str, bool]:
-    """How a kernel with `CHAINED` is launched. chained: all before it in its stream have ended, or wait."""
+    """Launch arguments of a kernel that has the parameter CHAINED.
+
+    Args:
+        chained: Use programmatic dependent launch. Every earlier kernel of the CUDA stream has completed, or calls
+            `wait_for_predecessors`.
+    """
     return {"CHAINED": True, "launch_pdl": True} if chained else {"CHAINED": False}
 
 
 def fits(rows: int, inputs: int) -> bool:
-    """Whether `multiply` may be called."""
+    """Whether `multiply` takes so many rows of so many inputs."""
     return 0 < rows <= GEMV_MAX_ROWS and inputs <= GEMV_MAX_INPUTS
 
 
 @dataclass(frozen=True)
 class Normed:
-    """rms_norm(x) * weight, left to the product that reads it: x float32 [rows, in], weight float32 [in]."""
+    """rms_norm(x) * weight, computed by the product that reads it."""
 
     x: Tensor
+    """float32 [rows, in]"""
     weight: Tensor
+    """float32 [in]"""
     eps: float
 
     @property
@@ -144,19 +159,30 @@ def multiply(
     gelu: bool | None = None,
     chained: bool = False,
 ) -> Tensor:
-    """x [rows, in] with weight [out, in], for at most GEMV_MAX_ROWS rows of at most GEMV_MAX_INPUTS: [rows, out].
+    """x weight^T + bias, for sizes that `fits` accepts.
 
-    onto: float32, added to in place instead. gelu: not None if weight is of gate and up, [2 out, in], with GELU or
-    SiLU between. chained: see `pdl_launch_kwargs`. Raises ValueError where a tensor has gaps.
+    Args:
+        x: [rows, in].
+        weight: [out, in]; with gelu not None [2 out, in], of gate and up.
+        bias: [out].
+        onto: float32 [rows, out]: add the product to it, in place.
+        gelu: Return act(gate) * up, with GELU (True) or SiLU (False) as act.
+        chained: See `pdl_launch_kwargs`.
+
+    Returns:
+        [rows, out]: `onto`, or a new tensor in weight's dtype.
+
+    Raises:
+        ValueError: A tensor is not contiguous.
     """
     rows, inputs = x.shape
     outputs = len(weight) if gelu is None else len(weight) // 2
     out = torch.empty((rows, outputs), dtype=weight.dtype, device=weight.device) if onto is None else onto
     values, norm, eps = (x.x, x.weight, x.eps) if isinstance(x, Normed) else (x, x, 0.0)
     if not (values.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
-        raise ValueError("products of few rows step through tensors without gaps")
-    held = HELD if gelu is None else HELD // 2
-    block = max(2, held // triton.next_power_of_2(inputs))
+        raise ValueError("products of few rows need contiguous tensors")
+    weights = WEIGHTS_PER_PROGRAM if gelu is None else WEIGHTS_PER_PROGRAM // 2
+    block = max(2, weights // triton.next_power_of_2(inputs))
     multiply_few_rows[(triton.cdiv(outputs, block),)](
         values, norm, weight, weight if bias is None else bias, out, outputs, eps,
         K=inputs, ROWS=rows, NORMED=isinstance(x, Normed), BIASED=bias is not None, ONTO=onto is not None,

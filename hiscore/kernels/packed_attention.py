@@ -1,9 +1,8 @@
 """Attention over packed segments: one persistent kernel, without padding and without a mask in memory.
 
-A tile is a run of consecutive rows of one group, whatever segments they belong to: all of them see the same
-context, which is read once for the whole tile, so short items fill a tile as well as long ones do. Behind the
-context stand the tile's own segments; there a row sees the columns from its segment's first row to itself. Heads
-that share a key head are rows of the same tile.
+A tile is a run of consecutive rows of one group, of any segments. All of them see the same context, which is read
+once for the tile, so short items fill a tile as well as long ones. Then come the tile's own segments, where a row
+sees the rows of its segment up to itself. Query heads that share a key head are rows of the same tile.
 
 The number of tiles is read from memory, so a launch captured in a CUDA graph serves every batch.
 """
@@ -37,10 +36,17 @@ def packed_attention(
     TILE_FIELDS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """qkv [T, (heads + 2 kv_heads) head_dim], pool [slots, 2, kv_heads, head_dim] -> out [T, heads head_dim].
+    """Attend for all tiles. Grid: any.
 
-    positions, segment_starts, segment_ends: int32 [T]; tiles: int32 [tile_count, TILE_FIELDS];
-    context_slots: int32. WINDOW 0: none.
+    Args:
+        qkv: [T, (heads + 2 kv_heads) head_dim].
+        pool: [slots, 2, kv_heads, head_dim].
+        out: [T, heads head_dim], written.
+        positions, segment_starts, segment_ends: int32 [T].
+        tiles: int32 [tiles, TILE_FIELDS], see `attention.tiles`.
+        tile_count: int32 [1]: how many of them to compute.
+        context_slots: int32 [N].
+        WINDOW: Tokens that a row sees; 0: all.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TILE_ROWS: tl.constexpr = M // GROUP
@@ -68,7 +74,7 @@ def packed_attention(
         total = tl.zeros([M], tl.float32)
         acc = tl.zeros([M, PADDED_DIM], tl.float32)
 
-        # The context that stands in the pool: positions 0, 1, 2, ...
+        # The context in the pool: positions 0, 1, 2, ...
         in_pool = slot_end - slot_begin
         hidden_before = 0
         if WINDOW:
@@ -86,7 +92,7 @@ def packed_attention(
                 HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
             )  # fmt: skip
 
-        # The rest of the context is new in this forward: positions go on.
+        # The rest of the context is new in this forward; its positions follow.
         new_kv = qkv + (HEADS + kv_head) * HEAD_DIM
         context = context_end - context_begin
         hidden_before = tl.minimum(tl.maximum(hidden_before - in_pool, 0), context)
@@ -102,8 +108,8 @@ def packed_attention(
                 HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
             )  # fmt: skip
 
-        # The tile's own segments, one after the other, each in blocks that begin where it begins: so the sums of a
-        # row are added up in an order of its own, and no bit of them depends on what else is in the tile.
+        # The tile's own segments, one after another, in blocks that start where the segment starts. So the order
+        # of a row's sums, and every bit of them, is independent of what else is in the tile.
         own_end = tl.minimum(first + TILE_ROWS, last)
         own_row = first
         while own_row < own_end:
@@ -116,7 +122,7 @@ def packed_attention(
                 column = begin + n
                 there = column < segment_end
                 at = new_kv + column.to(tl.int64) * ROW
-                # No column beyond the segment's last row here passes the second comparison.
+                # The second comparison also excludes columns beyond the segment's last row in this tile.
                 seen = (start == segment)[:, None] & (column[None, :] <= row[:, None])
                 if WINDOW:
                     seen = seen & (row[:, None] - column[None, :] < WINDOW)
@@ -136,7 +142,7 @@ def _attend(
     acc, top, total, q, at, to_values, there, seen, scale, soft_cap,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax, in powers of two, over the keys at `at` and the values beside them."""
+    """One step of the online softmax, in powers of two: keys at `at`, values `to_values` further on."""
     LOG2E: tl.constexpr = 1.4426950408889634
     d = tl.arange(0, PADDED_DIM)
     mask = there[:, None]
@@ -151,7 +157,7 @@ def _attend(
         logits = logits * (scale * LOG2E)
     logits = tl.where(seen, logits, float("-inf"))
     new_top = tl.maximum(top, tl.max(logits, axis=1))
-    # A row that has seen nothing yet has no maximum to subtract.
+    # A row that has seen nothing yet has no maximum.
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(logits - shift[:, None])
     keep = tl.exp2(top - shift)

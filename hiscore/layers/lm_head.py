@@ -1,8 +1,8 @@
-"""From hidden states to logits, for the scored rows alone.
+"""LM head: from hidden states to logits.
 
-Only the labels' rows of the head are needed for the labels' logits. The probability of a label over the whole
-vocabulary needs one number more for each row, the log of the normaliser, which is summed up over slices: logits of
-all rows x vocabulary never exist at once.
+Scoring multiplies only by the labels' rows of the head. A label's probability over the whole vocabulary also needs
+the log of the softmax normaliser, which is computed for a slice of rows at a time: the logits of all rows never
+exist at once.
 """
 
 from collections import OrderedDict
@@ -14,37 +14,47 @@ from torch import Tensor
 from hiscore.arrays import Int32
 from hiscore.numerics import soft_cap
 
-# Logits alive at once: 256 rows of a vocabulary of 151,936 are 148 MiB.
 ROW_SLICE = 256
-# Sets of labels whose rows stay at hand, and the largest of them; callers ask for the same few again and again.
-LABEL_SETS = 256
-LABELS_TO_KEEP = 64
+"""Rows with logits at once: 148 MiB in float32 for a vocabulary of 151,936."""
+CACHED_LABEL_SETS = 256
+"""Sets of labels whose rows are cached: callers ask for the same few again and again."""
+MAX_CACHED_LABELS = 64
+"""In one cached set."""
 
 
 class LMHead:
-    """The head of a causal LM or a classifier, [rows, hidden_size], and its soft cap."""
+    """The head of a causal LM or a classifier."""
 
     def __init__(self, weight: Tensor, logit_soft_cap: float | None) -> None:
+        """weight: [vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier."""
         self._weight = weight
         self._soft_cap = logit_soft_cap
         self._label_rows: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def label_logits(self, hidden: Tensor, labels: Int32 | None) -> Tensor:
-        """Logits of the labels' rows, or of all rows for None: hidden [R, H] -> float32 [R, labels]."""
+        """Logits of some labels.
+
+        Args:
+            hidden: [R, hidden].
+            labels: int32 [labels], token ids; None: all rows of the head.
+
+        Returns:
+            float32 [R, labels].
+        """
         weight = self._weight.float() if labels is None else self._rows_of(labels)
         return self._capped(hidden.float() @ weight.T)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of all rows of the head: hidden [R, H] -> float32 [R, rows], float64 for float64."""
+        """Logits of the whole vocabulary: [R, hidden] to [R, vocabulary], float32 (float64 for float64)."""
         return self._capped(self._product(hidden))
 
     def log_normaliser(self, hidden: Tensor) -> Tensor:
-        """log(sum(exp(logits))) over the whole vocabulary, in float32: hidden [R, H] -> [R]."""
+        """log(sum(exp(logits))) over the whole vocabulary: [R, hidden] to float32 [R]."""
         parts = [self._capped(self._product(rows)).logsumexp(dim=-1) for rows in hidden.split(ROW_SLICE)]
         return torch.cat(parts)
 
     def _product(self, hidden: Tensor) -> Tensor:
-        """hidden @ weight^T, added up and kept in float32 whatever the operands are."""
+        """hidden weight^T, with sums and result in float32 at least."""
         if hidden.dtype in (torch.float32, torch.float64):
             return hidden @ self._weight.T
         if hidden.is_cuda:
@@ -61,10 +71,10 @@ class LMHead:
             if self._weight.is_cuda:
                 index = index.pin_memory().to(self._weight.device, non_blocking=True)
             rows = self._weight[index].float()
-            if len(labels) > LABELS_TO_KEEP:
+            if len(labels) > MAX_CACHED_LABELS:
                 return rows
             self._label_rows[key] = rows
-            if len(self._label_rows) > LABEL_SETS:
+            if len(self._label_rows) > CACHED_LABEL_SETS:
                 self._label_rows.popitem(last=False)
         return self._label_rows[key]
 

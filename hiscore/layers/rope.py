@@ -1,4 +1,4 @@
-"""Rotary position embeddings, with transformers' own frequencies (linear, llama3 and yarn scaling included)."""
+"""Rotary position embeddings, with transformers' frequencies (linear, llama3 and yarn scaling included)."""
 
 from typing import Any
 
@@ -7,12 +7,21 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 class Rope:
-    """One kind of rotary embedding of a model, as tables.
+    """Tables of one kind of rotary embedding. A pair is a dimension of a head's first half and one of its second.
 
-    cos, sin: float32 [context, head_dim / 2], scaled; the halves of a head form the pairs, as in transformers.
+    Attributes:
+        cos, sin: float32 [context, head_dim / 2], with the scaling's attention factor.
     """
 
     def __init__(self, config: Any, kind: str | None, head_dim: int, device: torch.device) -> None:
+        """Compute the tables.
+
+        Args:
+            config: Of transformers, for rope_parameters and max_position_embeddings.
+            kind: Key of rope_parameters where layers have different ones, else None.
+            head_dim: Dimensions that are rotated.
+            device: Where the tables are kept.
+        """
         parameters = config.rope_parameters[kind] if kind else config.rope_parameters
         if parameters.get("rope_type", "default") == "default":
             exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim

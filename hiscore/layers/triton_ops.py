@@ -1,4 +1,4 @@
-"""`Ops` by kernels."""
+"""`Ops` by Triton kernels."""
 
 from typing import Any, TypeGuard
 
@@ -14,23 +14,23 @@ from hiscore.numerics import at_least_float32
 
 _CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 SUPPORTS_PDL = _CAPABILITY >= (9, 0)
-"""Whether the device starts a kernel before the ones before it have ended."""
+"""Programmatic dependent launch: a kernel may start before its predecessors have completed."""
 HOPPER_SM_COUNT = torch.cuda.get_device_properties("cuda").multi_processor_count if _CAPABILITY[0] == 9 else 0
-"""Multiprocessors of the kind on which `gated_product` was compared with a library, or 0."""
+"""Multiprocessors of a Hopper GPU, else 0: `gated_mlp` was compared with cuBLAS on Hopper only."""
 PDL_MIN_ROWS = 1024
-"""From so many on, chained steps between a library's products are faster; below, they were slower."""
+"""Between cuBLAS products, dependent launches were faster from here on, and slower below."""
 
 
 def uses_pdl(rows: int) -> bool:
-    """Whether the kernels of a step of so many rows are chained."""
+    """Whether the kernels of a decode step of `rows` rows are launched dependently."""
     return SUPPORTS_PDL and rows <= gemv.GEMV_MAX_ROWS
 
 
 class TritonOps(Ops):
-    """`Ops` on a CUDA device: each step one kernel.
+    """`Ops` on CUDA, one kernel for each operation.
 
-    use_gemv: forwards of few rows are products of `use_gemv`, which begin while the step before is still at work.
-    Their sums are not those that a row gets among many.
+    With use_gemv, products of few rows are computed by `kernels.gemv`, whose sums differ from those that the same
+    row gets among many: a decode step may use it, a prefill whose scores must not depend on its batch may not.
     """
 
     def __init__(
@@ -46,11 +46,12 @@ class TritonOps(Ops):
     ) -> tuple[Tensor, Tensor | Quantised]:
         width = table.shape[1]
         x = torch.empty((len(ids), width), dtype=at_least_float32(table.dtype), device=table.device)
-        h = torch.empty_like(x, dtype=table.dtype) if not fp8 else _quantised(len(ids), width, x)
+        h = torch.empty_like(x, dtype=table.dtype) if not fp8 else _empty_quantised(len(ids), width, x)
+        # transformers rounds the factor to the table's dtype.
         rounded = torch.tensor(scale, dtype=table.dtype).item()
         elementwise.embed[(len(ids),)](
             ids, table, x, *_targets(h), weight, rounded, self._eps,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._chained(len(ids)),
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._launch_kwargs(len(ids)),
         )  # fmt: skip
         return x, h
 
@@ -70,19 +71,19 @@ class TritonOps(Ops):
             pool, slot_mapping, pool.stride(0), self._eps,
             HEADS=self._heads, KV_HEADS=self._kv_heads, HEAD_DIM=self._head_dim, NORMED=normed,
             BLOCK_HEADS=triton.next_power_of_2(self._heads + self._kv_heads),
-            BLOCK_HALF=triton.next_power_of_2(self._head_dim // 2), **self._chained(len(qkv)),
+            BLOCK_HALF=triton.next_power_of_2(self._head_dim // 2), **self._launch_kwargs(len(qkv)),
         )  # fmt: skip
 
     def add_norm(
         self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
     ) -> Tensor | Quantised:
         rows, width = x.shape
-        h = torch.empty_like(update) if not fp8 else _quantised(rows, width, x)
+        h = torch.empty_like(update) if not fp8 else _empty_quantised(rows, width, x)
         if rows:
             elementwise.add_norm[(rows,)](
                 x, update, *_targets(h), weight if post_weight is None else post_weight, weight, self._eps,
                 WIDTH=width, SANDWICH=post_weight is not None, BLOCK=triton.next_power_of_2(width), FP8=fp8,
-                **self._chained(rows),
+                **self._launch_kwargs(rows),
             )  # fmt: skip
         return h
 
@@ -108,25 +109,20 @@ class TritonOps(Ops):
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
         if self._fits_gemv(projection, h) and projection.bias is None:
             return gemv.multiply(h, projection.weight, gelu=self._gelu, chained=SUPPORTS_PDL)
-        if (
-            HOPPER_SM_COUNT
-            and isinstance(projection, Linear)
-            and projection.bias is None
-            and h.element_size() == 2
-        ):
-            tile = gated_mlp.tile_for(*h.shape, len(projection.weight) // 2, HOPPER_SM_COUNT)
+        sms = HOPPER_SM_COUNT
+        if sms and isinstance(projection, Linear) and projection.bias is None and h.element_size() == 2:
+            tile = gated_mlp.tile_for(*h.shape, len(projection.weight) // 2, sms)
             if tile:
-                return gated_mlp.multiply(h, projection.weight, self._gelu, tile, HOPPER_SM_COUNT)
+                return gated_mlp.multiply(h, projection.weight, self._gelu, tile, sms)
         return super().gate(projection, h, fp8)
 
     def _fits_gemv(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
         return self._use_gemv and isinstance(projection, Linear) and gemv.fits(*h.shape)
 
-    def _chained(self, rows: int) -> dict[str, bool]:
-        """How a step of so many rows is launched."""
-        return gemv.pdl_launch_kwargs(
-            (self._use_gemv and uses_pdl(rows)) or (SUPPORTS_PDL and rows >= PDL_MIN_ROWS)
-        )
+    def _launch_kwargs(self, rows: int) -> dict[str, bool]:
+        """Launch arguments of an operation on `rows` rows."""
+        chained = (self._use_gemv and uses_pdl(rows)) or (SUPPORTS_PDL and rows >= PDL_MIN_ROWS)
+        return gemv.pdl_launch_kwargs(chained)
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2
@@ -141,7 +137,7 @@ class TritonOps(Ops):
         return out
 
     def _activate_fp8(self, gate_up: Tensor, rows: int, width: int) -> Quantised:
-        out = _quantised(rows, width, gate_up)
+        out = _empty_quantised(rows, width, gate_up)
         if rows:
             elementwise.activate_fp8[(rows,)](
                 gate_up, out.values, out.scales, WIDTH=width, GELU=self._gelu,
@@ -151,7 +147,7 @@ class TritonOps(Ops):
 
     def quantise(self, x: Tensor) -> Quantised:
         rows, width = x.shape
-        out = _quantised(rows, width, x)
+        out = _empty_quantised(rows, width, x)
         if rows:
             elementwise.quantise[(rows,)](
                 x, out.values, out.scales,
@@ -160,7 +156,7 @@ class TritonOps(Ops):
         return out
 
 
-def _quantised(rows: int, width: int, like: Tensor) -> Quantised:
+def _empty_quantised(rows: int, width: int, like: Tensor) -> Quantised:
     return Quantised(
         torch.empty((rows, width), dtype=FP8, device=like.device),
         torch.empty((rows, 1), dtype=torch.float32, device=like.device),
@@ -168,10 +164,10 @@ def _quantised(rows: int, width: int, like: Tensor) -> Quantised:
 
 
 def _targets(out: Tensor | Quantised) -> tuple[Tensor, Tensor]:
-    """Values and scales as a kernel takes them; without fp8 nothing is ever written to the second."""
+    """Values and scales as a kernel takes them; without fp8 it does not touch the second."""
     return (out, out) if isinstance(out, Tensor) else (out.values, out.scales)
 
 
 def _warps(width: int) -> int:
-    """So many that a thread holds some 16 values of a row: more would spill out of its registers."""
+    """Warps such that a thread holds about 16 values of a row; with more, registers would spill."""
     return min(max(triton.next_power_of_2(width) // 512, 4), 16)

@@ -1,4 +1,4 @@
-"""The weights of a model on its device: projections, in fp8 too, and what a layer holds."""
+"""Weights on the device: projections, in fp8 too, and the tensors of a layer."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,22 +9,24 @@ from torch import Tensor
 from hiscore.kernels.fp8 import LARGEST, SMALLEST_PEAK
 
 FP8 = torch.float8_e4m3fn
-MULTIPLE = 16
-"""What the product's inner and outer sizes must be multiples of."""
+FP8_ALIGNMENT = 16
+"""Both sizes of an fp8 weight must be multiples of this."""
 
 
 class Projection(Protocol):
-    """A matrix product with what a step of `Ops` made for it: a Tensor, under fp8 a Quantised."""
+    """A linear layer; reads a Tensor, or under fp8 a `Quantised`."""
 
     def __call__(self, x: Any) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A projection: weight [out, in], bias [out] or None."""
+    """A projection in the model's dtype."""
 
     weight: Tensor
+    """[out, in]"""
     bias: Tensor | None = None
+    """[out]"""
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weight, self.bias)
@@ -32,30 +34,37 @@ class Linear:
 
 @dataclass(frozen=True)
 class Quantised:
-    """values float8_e4m3fn [rows, width] times scales float32 [rows, 1]."""
+    """A matrix in fp8, with a scale for each row: values times scales.
+
+    An outlier costs only its own row precision, and no row's result depends on another row.
+    """
 
     values: Tensor
+    """float8_e4m3fn [rows, width]"""
     scales: Tensor
+    """float32 [rows, 1]"""
 
 
 def quantise(x: Tensor) -> Quantised:
-    """The rows of x [rows, width], each scaled so that its largest value just fits."""
+    """Scale each row of x [rows, width] so that its largest value is float8's largest, and round."""
     y = x.float()
     peak = y.abs().amax(dim=1, keepdim=True).clamp_min(SMALLEST_PEAK)
-    # By a factor rather than a division for each value; kernels take the same two roundings.
+    # Multiplied rather than divided, as in the kernels: the same two roundings, the same bits.
     return Quantised((y * (peak.reciprocal() * LARGEST)).to(FP8), peak * (1 / LARGEST))
 
 
 @dataclass(frozen=True)
 class Fp8Linear:
-    """A projection in fp8: weight [out, in], bias bfloat16 [out] or None; its result is bfloat16."""
+    """A projection in fp8. Its result is bfloat16."""
 
     weight: Quantised
+    """[out, in]"""
     bias: Tensor | None = None
+    """bfloat16 [out]"""
 
     def __call__(self, x: Quantised) -> Tensor:
         if not len(x.values):
-            # The product takes no empty operand.
+            # _scaled_mm takes no empty operand.
             return torch.empty((0, len(self.weight.values)), dtype=torch.bfloat16, device=x.values.device)
         out = torch._scaled_mm(
             x.values,
@@ -63,7 +72,7 @@ class Fp8Linear:
             scale_a=x.scales,
             scale_b=self.weight.scales.t(),
             out_dtype=torch.bfloat16,
-            # Sums as the tensor cores keep them: rounded far less than the operands were.
+            # The tensor cores' own accumulation rounds far less than the operands were rounded.
             use_fast_accum=True,
         )
         return out if self.bias is None else out.add_(self.bias)
@@ -71,7 +80,7 @@ class Fp8Linear:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer; norms that a family lacks are None."""
+    """One layer; norms that the family does not have are None."""
 
     input_norm: Tensor
     qkv: Projection
@@ -87,7 +96,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole checkpoint on one device, in one dtype but for projections in fp8."""
+    """A whole checkpoint on one device; only projections may be fp8."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]

@@ -1,1 +1,1 @@
-"""Families of checkpoints: what config.json says, which are supported, their weights and forward pass."""
+"""Checkpoints: the families that are served (`families`), their configs, weights and forward passes."""

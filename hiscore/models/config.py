@@ -1,7 +1,6 @@
-"""What the decoder must know of a family, as data: one forward serves them all.
+"""Sizes and switches of a checkpoint, from its config.json and the table of families.
 
-Read from transformers' config, whose classes fill in each family's defaults. The fields say what differs between
-Llama, Qwen2, Qwen3, Mistral, Gemma 2 and Gemma 3 (text); tests compare each with transformers' own model.
+The config is read by transformers, whose classes fill in each family's defaults.
 """
 
 import json
@@ -16,12 +15,12 @@ from hiscore.models.support import CheckpointFacts, is_classifier, unscorable
 
 
 class UnsupportedCheckpoint(Exception):
-    """The decoder cannot compute this checkpoint; the message says why."""
+    """No model here computes this checkpoint; the message says why."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes and switches of one checkpoint."""
+    """What the decoder must know of a checkpoint. See `DecoderFamily` for the switches."""
 
     family: str
     is_classifier: bool
@@ -35,9 +34,7 @@ class Architecture:
     head_dim: int
     norm_eps: float
     norm_plus_one: bool
-    """Gemma stores RMSNorm weights less one."""
     sandwich_norms: bool
-    """Gemma normalises each block's output as well as its input."""
     qk_norm: bool
     qkv_bias: bool
     output_bias: bool
@@ -50,15 +47,18 @@ class Architecture:
     windows: tuple[int | None, ...]
     """For each layer, how many tokens a token sees, itself included; None: all."""
     rope_kinds: tuple[str | None, ...]
-    """For each layer, the key of its rope parameters where the config has several."""
+    """For each layer, its key in rope_parameters where the config has several, else None."""
     tied_head: bool
 
 
 def read_architecture(checkpoint: Path) -> tuple[Architecture, Any]:
-    """Read a checkpoint's `Architecture`, and transformers' config for what stays there (rope parameters).
+    """Read a checkpoint's config.
+
+    Returns:
+        The `Architecture`, and transformers' config for the rope parameters.
 
     Raises:
-        UnsupportedCheckpoint: a family or a feature that the decoder does not compute.
+        UnsupportedCheckpoint: The decoder does not compute the family, or a feature of the checkpoint.
     """
     if reason := unscorable(json.loads((checkpoint / "config.json").read_text())):
         raise UnsupportedCheckpoint(reason)
@@ -112,7 +112,7 @@ def from_config(config: Any) -> Architecture:
 
 
 def read_facts(checkpoint: Path) -> CheckpointFacts:
-    """Sizes and kind of a checkpoint, defaults of its family included."""
+    """Sizes and kind of any checkpoint that transformers knows, served or not."""
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
     return CheckpointFacts(
         vocab_size=config.vocab_size,

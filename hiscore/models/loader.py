@@ -1,10 +1,7 @@
-"""Weights from safetensors, fused where the decoder uses them together.
+"""Loads weights from safetensors and fuses those that the decoder uses together.
 
-Strict both ways: a tensor that is missing and one that nobody reads are errors, since a bias that is dropped in
-silence gives plausible but wrong scores.
-
-Under fp8 the layers' projections hold float8_e4m3fn, each row of a weight and of what it is multiplied with by a
-scale of its own: an outlier costs precision in its own row alone, and no row's result depends on another's.
+Missing tensors and tensors that nothing reads are both errors: a bias that is silently dropped gives plausible but
+wrong scores.
 """
 
 import json
@@ -15,16 +12,24 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from hiscore.layers.weights import MULTIPLE, Fp8Linear, LayerWeights, Linear, Projection, Weights, quantise
+from hiscore.layers.weights import (
+    FP8_ALIGNMENT,
+    Fp8Linear,
+    LayerWeights,
+    Linear,
+    Projection,
+    Weights,
+    quantise,
+)
 from hiscore.models.config import Architecture, UnsupportedCheckpoint
 
 INDEX = "model.safetensors.index.json"
-# A buffer that old checkpoints carry along; it follows from the config.
 ROPE_BUFFER = ".rotary_emb.inv_freq"
+"""Stored by old checkpoints; it follows from the config."""
 
 
 class CheckpointReader:
-    """Hands tensors out by name, moved and converted, and knows which were never asked for."""
+    """Reads tensors by name, moves and converts them, and keeps track of those never read."""
 
     def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool) -> None:
         self._device, self._dtype, self._fp8 = device, dtype, fp8
@@ -36,7 +41,15 @@ class CheckpointReader:
         self._read: set[str] = set()
 
     def __call__(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
-        """One tensor, or several joined along their first dimension, in the dtype of the rest or in another."""
+        """Read a tensor, or several joined along their first dimension.
+
+        Args:
+            names: Of the tensors.
+            dtype: Of the result; None: the reader's.
+
+        Raises:
+            UnsupportedCheckpoint: There is no such tensor.
+        """
         for name in names:
             if name not in self._files:
                 raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{name}'")
@@ -46,20 +59,22 @@ class CheckpointReader:
         return joined.to(device=self._device, dtype=dtype or self._dtype)
 
     def projection(self, *names: str, bias: bool) -> Projection:
+        """Read layers of the same input as one projection, in fp8 if the reader is."""
         weights = [f"{name}.weight" for name in names]
         added = self(*[f"{name}.bias" for name in names]) if bias else None
         if not self._fp8:
             return Linear(self(*weights), added)
-        # From float32: rounded once.
+        # Quantised from float32, so that it is rounded once.
         weight = self(*weights, dtype=torch.float32)
-        if any(size % MULTIPLE for size in weight.shape):
+        if any(size % FP8_ALIGNMENT for size in weight.shape):
             raise UnsupportedCheckpoint(
                 f"'{weights[0]}' belongs to a projection of shape {list(weight.shape)}; dtype fp8 needs multiples "
-                f"of {MULTIPLE}"
+                f"of {FP8_ALIGNMENT}"
             )
         return Fp8Linear(quantise(weight), added)
 
     def unread(self, derived: set[str]) -> list[str]:
+        """Names of tensors that were never read; `derived` ones may be left out."""
         left_over = set(self._files) - self._read - derived
         return sorted(name for name in left_over if not name.endswith(ROPE_BUFFER))
 
@@ -81,10 +96,17 @@ def load_weights(
     dtype: torch.dtype,
     fp8: bool = False,
 ) -> Weights:
-    """Load and fuse a checkpoint's weights; under fp8 the layers' projections are `Fp8Linear`.
+    """Load and fuse a checkpoint's weights.
+
+    Args:
+        checkpoint: Directory with safetensors.
+        architecture: What the config says.
+        device: Where the weights are kept.
+        dtype: Of the weights; norms are float32.
+        fp8: Whether the layers' projections are `Fp8Linear`.
 
     Raises:
-        UnsupportedCheckpoint: a tensor is missing, left over, or of a shape that the config does not announce.
+        UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
     """
     read = CheckpointReader(checkpoint, device, dtype, fp8)
     embedding = read("model.embed_tokens.weight")
@@ -129,6 +151,6 @@ def _load_layer(read: CheckpointReader, prefix: str, a: Architecture) -> LayerWe
 
 
 def _norm(read: CheckpointReader, name: str, a: Architecture) -> Tensor:
-    """An RMSNorm's factors in float32, Gemma's one already added."""
+    """The weight of an RMSNorm, in float32; the one that Gemma leaves out is added."""
     weight = read(f"{name}.weight").float()
     return weight + 1 if a.norm_plus_one else weight
