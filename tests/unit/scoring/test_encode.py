@@ -247,6 +247,27 @@ BAD = {
 LIMITS = Limits(max_items=40, max_labels=3, max_text_bytes=3_000, max_call_tokens=800)
 
 
+# As large as is allowed, by each of the limits.
+GOOD = {
+    "items": TextRequest("a b", ["c"] * 40, None, LABELS),
+    "labels": TextRequest("a b", ["c"], ["a", "b", "c"]),
+    "bytes": TextRequest("苹" * 999 + "xy", ["z"], None, LABELS),
+    "bytes as counted by the caller": TextRequest("a b", ["c"], None, LABELS, text_bytes=3_000),
+    "work": TextRequest("x" * 75, ["c"] * 40, None, LABELS),
+}
+
+
+@pytest.mark.parametrize("limit", GOOD)
+def test_a_request_at_a_limit_is_served(limit: str, load: Load) -> None:
+    limits = LIMITS.model_dump() | {"max_call_tokens": 10_000}
+    one(load("qwen2")[0], GOOD[limit], replace(FACTS, context_length=10_000), **limits)
+
+
+def test_the_bytes_that_the_caller_has_counted_are_believed(load: Load) -> None:
+    with pytest.raises(RequestError, match="hold 3001 bytes: at most 3000"):
+        one(load("qwen2")[0], TextRequest("a", ["b"], None, LABELS, text_bytes=3_001), max_text_bytes=3_000)
+
+
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_call_fails_alone(what: str, load: Load) -> None:
     ours, truth = load("qwen2")
@@ -296,7 +317,7 @@ def test_split_special_tokens_of_a_checkpoint_holds(tmp_path: Path) -> None:
     assert len(one(split, call).input_ids) > len(one(plain, call).input_ids)
 
 
-def test_an_unsafe_added_token_turns_cuts_off_and_ids_stay_true(tmp_path: Path) -> None:
+def test_an_unsafe_added_token_turns_safe_splits_off_and_ids_stay_true(tmp_path: Path) -> None:
     backend = tiny.smollm2()
     backend.add_tokens([AddedToken("fruit ?", normalized=False)])
     directory = tiny.save(backend, tmp_path)

@@ -31,18 +31,27 @@ def test_a_classifiers_logits_softmax_and_sigmoid() -> None:
     )
 
 
+EXTREME = np.array([[500.0, -500.0, 499.0]], np.float32)
+
+
 @pytest.mark.parametrize("temperature", [1e-300, 0.01, 100.0, 1e300])
-def test_no_temperature_overflows(temperature: float) -> None:
-    options = ScoreOptions(apply_softmax=True, temperature=temperature)
-    logits = np.array([[500.0, -500.0, 499.0]], np.float32)
-    try:
-        scores = scores_from_logits(logits, None, options, False)
-    except RequestError:
-        # Dividing by 1e-300 leaves the range of float64: an error, never a wrong number.
-        assert temperature == 1e-300
-    else:
-        assert scores.sum() == pytest.approx(1)
-        assert scores[0, 0] >= scores[0, 2] >= scores[0, 1]
+def test_extreme_temperatures_give_probabilities(temperature: float) -> None:
+    scores = scores_from_logits(EXTREME, None, ScoreOptions(True, temperature), False)
+    assert scores.sum() == pytest.approx(1)
+    assert scores[0, 0] >= scores[0, 2] >= scores[0, 1]
+
+
+def test_a_temperature_that_overflows_is_an_error_and_no_nan() -> None:
+    """500 / 1e-308 is beyond float64, and the difference of two infinities is no number."""
+    with pytest.raises(RequestError) as error:
+        scores_from_logits(EXTREME, None, ScoreOptions(True, 1e-308), False)
+    assert error.value.code is Code.INTERNAL
+
+
+def test_a_temperature_that_overflows_saturates_a_sigmoid() -> None:
+    one = np.array([[500.0], [0.0], [-500.0]], np.float32)
+    scores = scores_from_logits(one, None, ScoreOptions(True, 1e-308), True)
+    assert scores.ravel().tolist() == [1.0, 0.5, 0.0]
 
 
 def test_one_label_under_softmax_is_certain_and_no_item_gives_no_row() -> None:

@@ -1,0 +1,40 @@
+"""What the batcher asks of the tokenizer: costs, response tensors, and what is recorded."""
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from hiscore.errors import RequestError
+from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.batched_tokenizer import BatchedTokenizer, EncodeStats
+from hiscore.scoring.encode import TextRequest
+from hiscore.settings import Limits
+from hiscore.tokenization import TextTokenizer
+
+FACTS = CheckpointFacts(vocab_size=3, context_length=50, is_classifier=False)
+
+
+def test_a_batch_from_texts_to_tensors() -> None:
+    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 2}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = TextTokenizer(backend, adds_affixes=True, prefix=(), suffix=(), has_safe_splits=False)
+    records: list[EncodeStats] = []
+    model = BatchedTokenizer(tokenizer, Limits(max_items=2), FACTS, records.append)
+    good = TextRequest("ab", ["c", "ca"], label_token_ids=np.array([1], np.int32))
+    many = TextRequest("ab", ["c"] * 3, label_token_ids=np.array([1], np.int32))
+    one = TextRequest("ab", ["c"], labels=["a", "b"])
+    assert not model.async_launch
+    assert [model.cost(each) for each in (good, many, one)] == [5, 5, 3]
+    assert model.split(good) == [good]
+
+    batch = model.launch([good, many, one])
+    first, refused, last = batch.finish()
+    assert isinstance(refused, RequestError)
+    # "abc" and "abca" share their first three tokens; a delimiter has the id 0.
+    assert {name: values.tolist() for name, values in first.items()} == {
+        "input_ids": [[0, 1, 2, 0, 0, 0, 0]],
+        "delimiter_indices": [[3, 4, 6]],
+        "label_token_ids": [[1]],
+    }
+    assert last["label_token_ids"].tolist() == [[0, 1]]
+    batch.count()
+    assert records == [EncodeStats(requests=2, full_encodes=1)]
