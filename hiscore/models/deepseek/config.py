@@ -1,7 +1,8 @@
-"""What the decoder must know of a checkpoint with a lightning indexer, as data.
+"""Sizes and switches of a checkpoint with a lightning indexer, from its config.json and the table of families.
 
-Read from transformers' config, whose classes fill in each family's defaults. Between DeepSeek-V3.2 and GLM-MoE-DSA
-only the indexer differs: how it pairs rotary dimensions, and that GLM's layers may share a selection.
+The config is read by transformers, whose classes fill in each family's defaults. DeepSeek-V3.2 and GLM-MoE-DSA
+only
+differ in the indexer: how it pairs rotary dimensions, and that GLM's layers may share a selection.
 """
 
 import json
@@ -19,7 +20,7 @@ from hiscore.models.support import unsupported
 
 @dataclass(frozen=True)
 class Experts:
-    """The routed and shared experts of the layers that have them."""
+    """Routed and shared experts of the layers that have them."""
 
     routed: int
     per_token: int
@@ -28,24 +29,24 @@ class Experts:
     intermediate_size: int
     shared_intermediate_size: int
     normalise: bool
-    """Whether a token's weights are made to sum to one before they are scaled."""
+    """Whether a token's weights are divided by their sum before `scale` multiplies them."""
     scale: float
 
 
 @dataclass(frozen=True)
 class Indexer:
-    """The lightning indexer: small heads that score every earlier token for the attention of a layer."""
+    """The lightning indexer: small heads that score every earlier token for a layer's attention."""
 
     heads: int
     head_dim: int
     top_k: int
     interleaved: bool
-    """Rotary pairs are neighbours (GLM) rather than halves (DeepSeek); latent attention has neighbours in both."""
+    """Rotary pairs are neighbouring dimensions, as in attention; otherwise one is from each half."""
 
 
 @dataclass(frozen=True)
 class DsaArchitecture:
-    """Sizes and switches of one checkpoint."""
+    """What the decoder must know of a checkpoint."""
 
     family: str
     vocab_size: int
@@ -64,13 +65,13 @@ class DsaArchitecture:
     norm_eps: float
     indexer: Indexer
     own_index: tuple[bool, ...]
-    """For each layer, whether it runs its own indexer; otherwise it uses the selection of the last one before."""
+    """For each layer, whether it has an indexer; if not, it uses the selection of the last layer with one."""
     routed: tuple[bool, ...]
-    """For each layer, whether its MLP is made of experts."""
+    """For each layer, whether its MLP is a mixture of experts."""
     experts: Experts
     tied_head: bool
     lookahead_layers: int
-    """Layers beyond the last that predict further tokens; the checkpoint holds them, decoding leaves them out."""
+    """Layers after the last that predict further tokens: in the checkpoint, but not used here."""
 
     @property
     def row_dim(self) -> int:
@@ -79,10 +80,13 @@ class DsaArchitecture:
 
 
 def read_architecture(checkpoint: Path) -> tuple[DsaArchitecture, Any]:
-    """Read a checkpoint's `DsaArchitecture`, and transformers' config for the rope parameters.
+    """Read a checkpoint's config.
+
+    Returns:
+        The `DsaArchitecture`, and transformers' config for the rope parameters.
 
     Raises:
-        UnsupportedCheckpoint: a family or a feature that the decoder does not compute.
+        UnsupportedCheckpoint: The decoder does not compute the family, or a feature of the checkpoint.
     """
     if reason := unsupported(json.loads((checkpoint / "config.json").read_text())):
         raise UnsupportedCheckpoint(reason)
@@ -94,7 +98,7 @@ def from_config(config: Any) -> DsaArchitecture:
     """Translate a transformers config of one of `families.DSA_FAMILIES`.
 
     Raises:
-        UnsupportedCheckpoint: the first layer shares a selection that no layer before it makes.
+        UnsupportedCheckpoint: The first layer would share a selection, but there is none before it.
     """
     own_index = tuple(
         kind == "full" for kind in getattr(config, "indexer_types", ["full"] * config.num_hidden_layers)
@@ -143,7 +147,7 @@ def from_config(config: Any) -> DsaArchitecture:
 
 
 def _attention_scale(config: Any) -> float:
-    """The scale of q k^T; under yarn also the square of its temperature, which the tables leave out."""
+    """The scale of q k^T, times the square of yarn's attention factor, which the rotary tables leave out."""
     scale: float = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
     rope = config.rope_parameters
     stretched = rope.get("rope_type", "default") != "default" and rope["factor"] > 1

@@ -1,7 +1,7 @@
 """The decoder with a lightning indexer over packed rows: one loop for prefill, decode, and every device.
 
-No shape depends on data: rows in, rows out. Where rows stand, which of them a layer sees and how it attends to
-them is the cache's business.
+No shape depends on data. The cache knows where rows are kept, which of them a layer sees, and how to attend to
+them.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from hiscore.models.deepseek.moe import mlp, moe
 
 
 class DsaDecoder:
-    """Weights, rotary tables and the loop over layers; the cache comes from outside."""
+    """Weights, rotary tables and the loop over layers. The cache is passed in."""
 
     def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype) -> None:
         self.architecture, config = read_architecture(checkpoint)
@@ -31,15 +31,20 @@ class DsaDecoder:
 
     @property
     def attention_shape(self) -> AttentionShape:
-        """Of attention over latents: one head of the cache for all heads."""
+        """Of attention over latents: all heads share one cache head."""
         a = self.architecture
         return AttentionShape(a.heads, 1, a.row_dim, a.attention_scale, None, (None,) * a.layers)
 
     def body(self, input_ids: Tensor, positions: Tensor, cache: LatentCache) -> tuple[Tensor, Tensor]:
-        """All layers up to the last one's attention, over the forward that the cache is planned for.
+        """Compute all layers up to and including the last one's attention.
 
-        input_ids, positions: int32 [T]. Returns the residual stream [T, hidden] and what the last layer attended
-        to, [T, heads, latent_rank].
+        Args:
+            input_ids: int32 [T].
+            positions: int32 [T].
+            cache: Prepared for these rows.
+
+        Returns:
+            The residual stream, [T, hidden], and the output of the last attention, [T, heads, latent_rank].
         """
         layers, last = self.weights.layers, self.architecture.layers - 1
         cos, sin = self._rope.cos[positions], self._rope.sin[positions]
@@ -51,7 +56,15 @@ class DsaDecoder:
         return x, attended
 
     def tail(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the last layer and the final norm, for those rows alone that are read: [R, hidden]."""
+        """Compute the rest of the last layer and the final norm, only for the R rows that are read.
+
+        Args:
+            x: [R, hidden], rows of the residual stream.
+            attended: [R, heads, latent_rank].
+
+        Returns:
+            [R, hidden]: final hidden states.
+        """
         x = self._after_attention(self.weights.layers[-1], x, attended)
         return rms_norm(x, self.weights.final_norm, self.architecture.norm_eps)
 

@@ -1,4 +1,4 @@
-"""The steps between matrix products, in plain torch, with transformers' own order of roundings."""
+"""Operations between matrix products in PyTorch, rounding where transformers rounds."""
 
 import torch
 from torch import Tensor
@@ -6,20 +6,26 @@ from torch import Tensor
 from hiscore.numerics import widen
 
 LATENT_EPS = 1e-6
-"""Of the norms inside attention and indexer, whatever the config says of the others."""
+"""Of the norms inside attention and the indexer; the config's holds for all others."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm over the last dimension: normalised in float32, scaled in x's dtype."""
+    """RMSNorm over the last dimension: normalise in float32, scale in x's dtype."""
     y = x.float()
     return weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the pairs of the last dimension; pairs are neighbours if interleaved, else x's two halves.
+    """Rotate the pairs of the last dimension.
 
-    x [..., 2 n]; cos, sin: float32, broadcastable to [..., n]. The result holds all first members, then all second
-    ones, in both cases: a fixed order of dimensions, which no dot product of two rotated vectors notices.
+    Args:
+        x: [..., 2 n].
+        cos, sin: float32, broadcastable to [..., n].
+        interleaved: Pairs are neighbouring dimensions; otherwise one is from each half.
+
+    Returns:
+        [..., 2 n]: the first of all pairs, then the second, in both cases. Dot products of two rotated vectors do
+        not depend on that order.
     """
     y = widen(x)
     cos, sin = cos.to(y.dtype), sin.to(y.dtype)

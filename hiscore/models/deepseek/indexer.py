@@ -1,7 +1,7 @@
 """The lightning indexer: which earlier tokens a layer attends to.
 
-A token's score is the sum over the index heads of a gate times relu(q k); scores are float32 as in transformers,
-without the Hadamard transform and the fp8 of DeepSeek's own kernels.
+A token's score is the sum over the index heads of gate * relu(q k). Scores are float32 as in transformers,
+without the Hadamard transform and fp8 of DeepSeek's own kernels.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,26 @@ from hiscore.models.deepseek.loader import IndexerWeights
 
 @dataclass(frozen=True)
 class IndexQuery:
-    """What new rows ask: q [T, heads, head_dim] in the keys' dtype; gates float32 [T, heads], with all scales."""
+    """Index queries of T rows."""
 
     q: Tensor
+    """[T, heads, head_dim], in the keys' dtype."""
     gates: Tensor
+    """float32 [T, heads], with all scales multiplied in."""
 
 
 def index_query(
     w: IndexerWeights, a: Indexer, h: Tensor, q_low: Tensor, cos: Tensor, sin: Tensor
 ) -> IndexQuery:
-    """h [T, hidden]: the layer's input; q_low [T, q_rank]; cos, sin [T, rope_dim / 2]."""
+    """Compute the index queries of new rows.
+
+    Args:
+        w: Of the layer.
+        a: Sizes.
+        h: [T, hidden], the layer's normalised input.
+        q_low: [T, q_rank], the low-rank query of attention.
+        cos, sin: [T, rope_dim / 2].
+    """
     q = _rotated(
         w.query(q_low).unflatten(1, (a.heads, a.head_dim)), cos[:, None], sin[:, None], a.interleaved
     )
@@ -34,32 +44,46 @@ def index_query(
 
 
 def index_key(w: IndexerWeights, a: Indexer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The new rows' index keys, [T, head_dim]: what the index keeps."""
+    """The index keys of new rows, [T, head_dim], which the cache keeps."""
     k = torch.nn.functional.layer_norm(w.key(h), (a.head_dim,), w.key_norm, w.key_norm_bias, LATENT_EPS)
     return _rotated(k, cos, sin, a.interleaved)
 
 
 def index_scores(query: IndexQuery, keys: Tensor) -> Tensor:
-    """float32 [T, N]; keys: [N, head_dim] where the rows share them, [T, N, head_dim] where each has its own."""
+    """Score N keys for each of T rows.
+
+    Args:
+        query: Of T rows.
+        keys: [N, head_dim] if the rows share them, else [T, N, head_dim].
+
+    Returns:
+        float32 [T, N].
+    """
     raised = torch.relu(query.q.float() @ keys.float().transpose(-1, -2))
     return (query.gates[:, None] @ raised).squeeze(1)
 
 
 def select_positions(scores: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of each row's first positions, ties to the lower one; all of them where there are no more than k.
+    """Select the k best positions of each row, or all of them if there are no more; ties go to the lower position.
 
-    scores: float32 [R, N]; lengths: integers [R], at most N. Returns positions int32 [R, min(k, N)], ascending and
-    padded with -1, and how many there are, int32 [R]. What stands in scores beyond a row's length does not matter.
+    Args:
+        scores: float32 [R, N].
+        lengths: Integers [R], at most N: scores from there on are ignored.
+        k: Positions to select.
+
+    Returns:
+        int32 [R, min(k, N)]: positions, ascending, padded with -1.
+        int32 [R]: how many there are.
     """
     width = scores.shape[1]
     unseen = torch.arange(width, device=scores.device) >= lengths[:, None]
-    # A stable sort, since topk promises no order among equals.
+    # A stable sort: topk promises no order among equal scores.
     order = scores.masked_fill(unseen, float("-inf")).sort(dim=1, descending=True, stable=True).indices[:, :k]
     order = order.masked_fill(order >= lengths[:, None], width).sort(dim=1).values
     return order.masked_fill(order == width, -1).int(), lengths.clamp(max=k).int()
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """The first dimensions turned, the rest as they are: the other way round than in attention's heads."""
+    """Rotate the first dimensions and leave the rest. (In attention's heads the last ones are rotated.)"""
     turned, rest = x.split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
     return torch.cat((rotate(turned, cos, sin, interleaved), rest), dim=-1)

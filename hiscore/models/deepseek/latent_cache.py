@@ -1,7 +1,7 @@
-"""Where the decoder keeps its rows and whom it asks for attention: the interface, and one in plain torch.
+"""Latent KV cache interface and its PyTorch reference.
 
-The plain one holds whole sequences. It serves prefill, where prompts are staged before their rows move on, and it
-is the reference for everything that keeps only a part of the rows near.
+The reference holds whole sequences. Prefill uses it to stage prompts before their rows move on, and tests compare
+it with caches that keep only some of the rows on the device.
 """
 
 from collections.abc import Sequence
@@ -16,48 +16,60 @@ from hiscore.models.deepseek.indexer import IndexQuery, index_scores, select_pos
 from hiscore.models.deepseek.mla import attend_latents
 
 MAX_ELEMENTS = 2**24
-"""Elements of one temporary, unless given: 64 MiB of float32, which suits a CPU."""
+"""Elements of one temporary tensor: 64 MiB of float32, a good size for a CPU."""
 
 
 class LatentCache(Protocol):
-    """Rows and index keys of all sequences of a forward; whoever runs it tells the cache where they stand."""
+    """Rows and index keys of all sequences of a forward. Whoever runs it first tells the cache where they are."""
 
     def keep(self, layer: int, row: Tensor, index_key: Tensor | None) -> None:
-        """Keep the new rows [T, row_dim] and, in a layer with its own indexer, their index keys [T, index dim]."""
+        """Keep new rows.
+
+        Args:
+            layer: Index among all layers.
+            row: [T, row_dim].
+            index_key: [T, index dim]; None in a layer without an indexer.
+        """
 
     def attend(self, layer: int, q: Tensor, index: IndexQuery | None) -> Tensor:
-        """Attend for q [T, heads, row_dim]; returns [T, heads, latent_rank].
+        """Attend to the selected rows.
 
-        Without a query of its own a layer uses the selection of the last layer that had one.
+        Args:
+            layer: Index among all layers.
+            q: [T, heads, row_dim].
+            index: Selects the rows; None: those of the last layer with an indexer.
+
+        Returns:
+            [T, heads, latent_rank].
         """
         ...
 
 
 @dataclass(frozen=True)
 class Segment:
-    """New rows of one sequence; segments follow each other in a forward's rows."""
+    """New rows of one sequence. A forward's rows are its segments, one after another."""
 
     slots: Tensor
-    """int64 [length]: where all its tokens stand, in order of position. The last `rows` of them are new."""
+    """int64 [length]: pool slots of all its tokens, by position. The last `rows` of them are new."""
     rows: int
     full: bool = False
-    """Attend to everything, whatever the indexer says."""
+    """Attend to all tokens instead of the indexer's selection."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of a segment, small enough for its temporaries."""
+    """A part of a segment, cut to bound the size of temporary tensors."""
 
     rows: slice
     slots: Tensor
-    """int64 [N]: up to the piece's last token."""
+    """int64 [N]: pool slots of the tokens up to the last one of the piece."""
     lengths: Tensor
     """int64 [rows]: how many tokens each row sees."""
     select: bool
 
 
 class StagedLatents:
-    """`LatentCache` over whole sequences in a pool of slots, on any device."""
+    """`LatentCache` of whole sequences in a pool of slots, on any device."""
 
     def __init__(
         self,
@@ -68,13 +80,22 @@ class StagedLatents:
         top_k: int | None = None,
         max_elements: int = MAX_ELEMENTS,
     ) -> None:
-        """top_k: tokens selected for a row, the checkpoint's own number unless given."""
+        """Allocate a pool.
+
+        Args:
+            a: Sizes.
+            slots: Tokens that the pool holds.
+            device: Of the pool.
+            dtype: Of the pool.
+            top_k: Tokens selected for a row; None: as many as the checkpoint says.
+            max_elements: Of one temporary tensor.
+        """
         self._a, self._device, self._max_elements = a, device, max_elements
         self._top_k = a.indexer.top_k if top_k is None else top_k
         self.pool = torch.empty((a.layers, slots, 1, 1, a.row_dim), dtype=dtype, device=device)
         """[layers, slots, 1, 1, row_dim]"""
         self.index_layers = tuple(layer for layer in range(a.layers) if a.own_index[layer])
-        """The layers that have index keys, in their order."""
+        """The layers with an indexer, in order."""
         self._index_of = {layer: index for index, layer in enumerate(self.index_layers)}
         self.index_keys = torch.empty(
             (len(self.index_layers), slots, a.indexer.head_dim), dtype=dtype, device=device
@@ -85,7 +106,7 @@ class StagedLatents:
         self._selected: list[Tensor | None] = []
 
     def plan(self, segments: Sequence[Segment]) -> None:
-        """Say where the next forward's rows stand."""
+        """Say where the rows of the next forward are."""
         new = [segment.slots[len(segment.slots) - segment.rows :] for segment in segments]
         self._new_slots = torch.cat([self._new_slots[:0], *new])
         self._pieces, first = [], 0

@@ -1,7 +1,7 @@
-"""Weights of a checkpoint with a lightning indexer, from safetensors: strict, fused, and absorbed.
+"""Loads the weights of a checkpoint with a lightning indexer: strict, fused, and with latent attention absorbed.
 
-Absorbed: the product that would expand a latent to keys and values for each head is kept as two small matrices for
-each head, one for the query's side and one for the result's, so that attention works on the latents themselves.
+Absorbed: instead of expanding latents to keys and values for each head, one small matrix for each head takes its
+query to the latents' space, and another takes its result back. So attention works on the latents themselves.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,24 @@ from hiscore.numerics import at_least_float32
 
 @dataclass(frozen=True)
 class MlaWeights:
-    """Latent attention of one layer."""
+    """Latent attention of a layer."""
 
     down: Linear
-    """[q_rank + latent_rank + rope_dim, hidden]: the query's low-rank form, the latent, the shared rotary key."""
+    """[q_rank + latent_rank + rope_dim, hidden]: to the low-rank query, the latent, the shared rotary key."""
     q_norm: Tensor
     latent_norm: Tensor
     q_up: Linear
     """[heads (nope_dim + rope_dim), q_rank]"""
     to_latent: Tensor
-    """[heads, nope_dim, latent_rank]: from a head's query to one for latents."""
+    """[heads, nope_dim, latent_rank]: takes a head's query to the latents' space."""
     from_latent: Tensor
-    """[heads, latent_rank, value_dim]: from attended latents to a head's values."""
+    """[heads, latent_rank, value_dim]: takes attended latents to a head's values."""
     output: Linear
 
 
 @dataclass(frozen=True)
 class IndexerWeights:
-    """The lightning indexer of one layer."""
+    """The lightning indexer of a layer."""
 
     query: Linear
     """[index heads index dim, q_rank]"""
@@ -46,15 +46,17 @@ class IndexerWeights:
     key_norm: Tensor
     key_norm_bias: Tensor
     head_weights: Tensor
-    """[index heads, hidden], in float32 at least: rounded scores would tie."""
+    """[index heads, hidden], in float32 at least, because rounded scores would tie."""
 
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """A gated MLP: gate_up [2 F, hidden], down [hidden, F]."""
+    """A gated MLP."""
 
     gate_up: Linear
+    """[2 F, hidden]"""
     down: Linear
+    """[hidden, F]"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class MoeWeights:
     router: Tensor
     """float32 [experts, hidden]"""
     correction: Tensor
-    """float32 [experts]: added to the scores for the choice alone."""
+    """float32 [experts]: added to the scores only to choose experts, not to weight them."""
     gate_up: Tensor
     """[experts, 2 F, hidden]"""
     down: Tensor
@@ -74,18 +76,19 @@ class MoeWeights:
 
 @dataclass(frozen=True)
 class DsaLayerWeights:
-    """One layer; indexer is None where the layer uses an earlier one's selection."""
+    """One layer."""
 
     input_norm: Tensor
     attention: MlaWeights
     indexer: IndexerWeights | None
+    """None where the layer uses the selection of an earlier one."""
     mlp_norm: Tensor
     mlp: MlpWeights | MoeWeights
 
 
 @dataclass(frozen=True)
 class DsaWeights:
-    """A whole checkpoint on one device, in one dtype but for routers and index weights."""
+    """A whole checkpoint on one device."""
 
     embedding: Tensor
     layers: tuple[DsaLayerWeights, ...]
@@ -94,7 +97,7 @@ class DsaWeights:
 
 
 class _Shaped:
-    """Reads tensors whose shapes it knows."""
+    """Reads tensors and checks their shapes."""
 
     def __init__(self, read: CheckpointReader) -> None:
         self._read = read
@@ -108,14 +111,14 @@ class _Shaped:
         return tensor
 
     def linear(self, outs: dict[str, int], inner: int, bias: bool = False) -> Linear:
-        """Projections of the same rows as one: names with their widths, joined in order."""
+        """Read projections of the same input as one: `outs` has their names and widths, in order."""
         weight = torch.cat([self.tensor(f"{name}.weight", out, inner) for name, out in outs.items()])
         if not bias:
             return Linear(weight)
         return Linear(weight, torch.cat([self.tensor(f"{name}.bias", out) for name, out in outs.items()]))
 
     def stack(self, names: Sequence[str], *shape: int) -> Tensor:
-        """Many tensors of one shape [a, b] as one [names, a, b]."""
+        """Read tensors of one shape [a, b] as one of [names, a, b]."""
         return torch.stack([self.tensor(f"{name}.weight", *shape) for name in names])
 
 
@@ -125,7 +128,7 @@ def load_weights(
     """Load, fuse and absorb a checkpoint's weights.
 
     Raises:
-        UnsupportedCheckpoint: a tensor is missing, left over, or of a shape that the config does not announce.
+        UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
     """
     reader = CheckpointReader(checkpoint, device, dtype, fp8=False)
     read = _Shaped(reader)

@@ -1,7 +1,7 @@
-"""Multi-head latent attention in its absorbed form: all heads read one row for each token.
+"""Multi-head latent attention in its absorbed form: all heads read the same cache row of a token.
 
-A cache row is the token's normalised latent and the rotated key that all heads share. A query is carried over to
-the latent's space before attention, and what was attended to is carried back after it.
+A cache row is the token's normalised latent and the rotated key that all heads share. A query is projected to the
+latents' space before attention, and the result is projected back after it.
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,25 @@ from hiscore.numerics import at_least_float32
 
 @dataclass(frozen=True)
 class Projected:
-    """The new rows of one layer."""
+    """Queries and cache rows of T new tokens in one layer."""
 
     q_low: Tensor
-    """[T, q_rank]: the query's low-rank form, which the indexer reads too."""
+    """[T, q_rank]: the low-rank query, which the indexer reads too."""
     q: Tensor
     """[T, heads, row_dim]"""
     row: Tensor
-    """[T, row_dim]: what the cache keeps."""
+    """[T, row_dim], for the cache."""
 
 
 def project(w: MlaWeights, a: DsaArchitecture, h: Tensor, cos: Tensor, sin: Tensor) -> Projected:
-    """h [T, hidden]: the layer's input; cos, sin [T, rope_dim / 2]."""
+    """Compute the queries and cache rows of new tokens.
+
+    Args:
+        w: Of the layer.
+        a: Sizes.
+        h: [T, hidden], the layer's normalised input.
+        cos, sin: [T, rope_dim / 2].
+    """
     q_low, latent, shared_key = w.down(h).split([a.q_rank, a.latent_rank, a.rope_dim], dim=1)
     q_low = rms_norm(q_low, w.q_norm, LATENT_EPS)
     latent = rms_norm(latent, w.latent_norm, LATENT_EPS)
@@ -40,7 +47,7 @@ def project(w: MlaWeights, a: DsaArchitecture, h: Tensor, cos: Tensor, sin: Tens
 
 
 def output(w: MlaWeights, attended: Tensor) -> Tensor:
-    """attended [T, heads, latent_rank] to what the layer adds, [T, hidden]."""
+    """Project the result of attention, [T, heads, latent_rank], to the residual stream, [T, hidden]."""
     values = attended.transpose(0, 1) @ w.from_latent
     return w.output(values.transpose(0, 1).flatten(1))
 
@@ -48,8 +55,15 @@ def output(w: MlaWeights, attended: Tensor) -> Tensor:
 def attend_latents(q: Tensor, rows: Tensor, hidden: Tensor, scale: float, latent_rank: int) -> Tensor:
     """softmax(q rows^T scale) latents, in float32 at least.
 
-    q [T, heads, row_dim]; rows [N, row_dim] where the queries share them, [T, N, row_dim] where each has its own;
-    hidden bool [T, N], False at one or more in each line. Returns [T, heads, latent_rank].
+    Args:
+        q: [T, heads, row_dim].
+        rows: [N, row_dim] if the queries share them, else [T, N, row_dim].
+        hidden: bool [T, N]: the rows that a query does not see. It must see at least one.
+        scale: Of q rows^T.
+        latent_rank: How many of a row's numbers are the latent.
+
+    Returns:
+        [T, heads, latent_rank].
     """
     wide = at_least_float32(q.dtype)
     rows = rows.to(wide)

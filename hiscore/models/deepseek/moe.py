@@ -1,12 +1,13 @@
-"""Mixture of experts: which experts a token goes to, and what they make of it.
+"""Mixture of experts: routing, and the experts' outputs.
 
-An expert's products for a (token, expert) pair are computed in one of three ways. Which one follows from device,
-dtype and number of rows alone, never from what the router chose:
+The products of the (token, expert) pairs are computed in one of three ways. Device, dtype and number of rows
+decide which one, never the router's choices:
 
-- grouped, on CUDA devices in bfloat16: pairs sorted by expert, one grouped product. Fixed shapes, nothing waits.
-- gathered, for few pairs, and on CUDA devices for as many rows as a step may have: each pair gets a copy of its
-  expert's weights, a slice of the pairs at a time. Fixed shapes, nothing waits.
-- looped, for many pairs: expert by expert over its rows. The host must know them, so no CUDA graph holds it.
+- grouped, on CUDA in bfloat16: pairs sorted by expert, one grouped product. Fixed shapes, no synchronisation.
+- gathered, for few pairs, and on CUDA for any decode step: each pair gets a copy of its expert's weights, for a
+  slice of the pairs at a time. Fixed shapes, no synchronisation.
+- looped, for many pairs: expert by expert. The host must know which rows an expert has, so it cannot be captured
+  in a CUDA graph.
 """
 
 import torch
@@ -17,12 +18,12 @@ from hiscore.models.deepseek.config import Experts
 from hiscore.models.deepseek.loader import MlpWeights, MoeWeights
 from hiscore.numerics import at_least_float32
 
-# Copies of weights alive at once, in elements: 256 MiB of float32.
-MAX_GATHERED = 2**26
-# Rows of a decode step at most: on a CUDA device a graph holds it, so its host cannot wait for a choice.
-MOST_STEP_ROWS = 256
-# What transformers adds to a sum of weights before it divides by it.
-TINY = 1e-20
+MAX_GATHERED_WEIGHTS = 2**26
+"""Elements of the weights copied at once: 256 MiB of float32."""
+MAX_STEP_ROWS = 256
+"""Rows of a decode step. On CUDA it is captured in a graph, so the host cannot wait for the router."""
+WEIGHT_SUM_EPS = 1e-20
+"""transformers adds it to a sum of weights before it divides by it."""
 
 
 def mlp(w: MlpWeights, h: Tensor) -> Tensor:
@@ -40,35 +41,56 @@ def moe(w: MoeWeights, a: Experts, h: Tensor) -> Tensor:
 
 
 def route(w: MoeWeights, a: Experts, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's experts int64 [T, per_token] and their weights float32, from h [T, hidden].
+    """Choose the experts of each token.
 
-    Only the groups whose two best experts score highest take part. The correction steers the choice alone.
+    Only experts of the best groups are candidates; a group is as good as the sum of its two best experts. The
+    router's correction affects the choice but not the weights.
+
+    Args:
+        w: Of the layer.
+        a: Sizes.
+        h: [T, hidden].
+
+    Returns:
+        int64 [T, per_token]: experts.
+        float32 [T, per_token]: their weights.
     """
     scores = linear(h.float(), w.router).sigmoid()
     corrected = (scores + w.correction).unflatten(1, (a.groups, -1))
     best_groups = corrected.topk(2, dim=2).values.sum(dim=2).topk(a.groups_per_token, dim=1).indices
-    shut = torch.ones(corrected.shape[:2], dtype=torch.bool, device=h.device).scatter(1, best_groups, False)
+    excluded = torch.ones(corrected.shape[:2], dtype=torch.bool, device=h.device).scatter(
+        1, best_groups, False
+    )
     experts = (
-        corrected.masked_fill(shut[..., None], float("-inf")).flatten(1).topk(a.per_token, dim=1).indices
+        corrected.masked_fill(excluded[..., None], float("-inf")).flatten(1).topk(a.per_token, dim=1).indices
     )
     weights = scores.gather(1, experts)
     if a.normalise:
-        weights = weights / (weights.sum(dim=1, keepdim=True) + TINY)
+        weights = weights / (weights.sum(dim=1, keepdim=True) + WEIGHT_SUM_EPS)
     return experts, weights * a.scale
 
 
 def _expert_outputs(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
-    """What each token's experts make of it: [T, per_token, hidden]."""
+    """The output of each token's experts: [T, per_token, hidden]."""
     if h.is_cuda and h.dtype == torch.bfloat16:
         return grouped(w, h, experts)
-    few = experts.numel() * w.gate_up[0].numel() <= MAX_GATHERED
-    if few or (h.is_cuda and len(h) <= MOST_STEP_ROWS):
+    few = experts.numel() * w.gate_up[0].numel() <= MAX_GATHERED_WEIGHTS
+    if few or (h.is_cuda and len(h) <= MAX_STEP_ROWS):
         return gathered(w, h, experts)
     return looped(w, h, experts)
 
 
 def grouped(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
-    """h [T, hidden], experts int64 [T, k] to [T, k, hidden], by grouped products over sorted pairs."""
+    """The experts' outputs by grouped products over sorted pairs.
+
+    Args:
+        w: Of the layer.
+        h: [T, hidden].
+        experts: int64 [T, k].
+
+    Returns:
+        [T, k, hidden].
+    """
     chosen, order = experts.flatten().sort(stable=True)
     every = torch.arange(len(w.gate_up), device=h.device)
     ends = torch.searchsorted(chosen, every, right=True).int()
@@ -80,9 +102,9 @@ def grouped(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
 
 
 def gathered(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
-    """The same, by a copy of the weights for each pair."""
+    """`grouped`, by a copy of the weights for each pair."""
     rows = h[:, None].expand(*experts.shape, -1).flatten(0, 1)
-    at_once = max(1, MAX_GATHERED // w.gate_up[0].numel())
+    at_once = max(1, MAX_GATHERED_WEIGHTS // w.gate_up[0].numel())
     parts = []
     for row, expert in zip(rows.split(at_once), experts.flatten().split(at_once), strict=True):
         wide = (w.gate_up[expert] @ row[..., None]).squeeze(-1)
@@ -92,7 +114,7 @@ def gathered(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
 
 
 def looped(w: MoeWeights, h: Tensor, experts: Tensor) -> Tensor:
-    """The same, expert by expert; on a CUDA device the host waits for the choice."""
+    """`grouped`, expert by expert; on CUDA the host waits for the router."""
     each = h.new_empty((*experts.shape, h.shape[1]))
     for expert in experts.unique().tolist():
         tokens, ranks = torch.nonzero(experts == expert, as_tuple=True)

@@ -51,7 +51,7 @@ def test_few_and_many_rows_take_other_ways_to_the_same_result(
     weights, experts = ours(checkpoint, torch.float64)
     h = rows(count, torch.float64)
     expected = moe(weights, experts, h)
-    monkeypatch.setattr(moe_module, "MAX_GATHERED", limit)
+    monkeypatch.setattr(moe_module, "MAX_GATHERED_WEIGHTS", limit)
     torch.testing.assert_close(moe(weights, experts, h), expected, atol=1e-12, rtol=0)
 
 
@@ -68,7 +68,7 @@ def test_each_way_gives_each_pair_its_experts_product(
         torch.testing.assert_close(way(weights, h, chosen), expected, atol=1e-5, rtol=0)
     # In slices: the last is shorter.
     whole = gathered(weights, h, chosen)
-    monkeypatch.setattr(moe_module, "MAX_GATHERED", 3 * weights.gate_up[0].numel())
+    monkeypatch.setattr(moe_module, "MAX_GATHERED_WEIGHTS", 3 * weights.gate_up[0].numel())
     torch.testing.assert_close(gathered(weights, h, chosen), whole, atol=1e-5, rtol=0)
     # Control: the pairs of a token exchanged.
     assert (gathered(weights, h, chosen.flip(1)) - expected).abs().max() > 1e-2
