@@ -1,1 +1,1 @@
-"""A scoring call from text or token ids to scores: request, packing, prefix cache, scorer."""
+"""A scoring request, from text or token ids to scores: encode, validate, lay out, pack, score."""

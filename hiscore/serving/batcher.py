@@ -7,9 +7,8 @@ validates requests and queues them here, and a batch is formed at the last momen
 While the device computes one batch, the next is launched behind it. Where a launch only queues work on a device,
 whoever finds room makes it: the caller of `submit`, or the thread that has just seen a batch end. Switching
 threads would cost each request 0.3 ms. A launch that computes has a thread of its own, so that requests are still
-accepted or refused meanwhile.
-
-After each of its parts a large job goes to the end of the queue, so that it does not hold up small ones.
+accepted or refused meanwhile. After each of its parts a large job goes to the end of the queue, so that it does
+not hold up small ones.
 
 A request that finds the model idle may run on the calling thread (`run_alone`), to be answered by what `execute`
 returns: that reaches the caller about 0.9 ms sooner than a response sender does.
@@ -32,8 +31,7 @@ from hiscore.serving.totals import Totals
 
 log = logging.getLogger(__name__)
 
-# Before a batch is formed, callers that have waited this long are asked whether they are still there, and at most
-# so many of them.
+# Before a batch is formed, so many of the callers that have waited this long are asked whether they have gone.
 ASK_AFTER_S = 0.1
 MOST_ASKED = 16
 
@@ -43,7 +41,6 @@ class Batcher(Generic[Job]):
 
     def __init__(self, model: BatchedModel[Job], limits: BatchLimits) -> None:
         self._model, self._limits = model, limits
-        self._async_launch = model.async_launch
         self.totals = Totals()
         # Requests with parts to launch, those already started included.
         self._waiting: deque[QueuedRequest[Job]] = deque()
@@ -54,7 +51,7 @@ class Batcher(Generic[Job]):
         self._changed = threading.Condition()  # guards all of the above
         self._launching = threading.Lock()  # keeps launches in the order in which batches were formed
         self._launched: SimpleQueue[tuple[list[QueuedRequest[Job]], LaunchedBatch] | None] = SimpleQueue()
-        loops = [self._answer_all] if self._async_launch else [self._answer_all, self._launch_all]
+        loops = [self._answer_all] if self._model.async_launch else [self._answer_all, self._launch_all]
         self._threads = [
             threading.Thread(target=loop, name=f"hiscore-{loop.__name__[1:]}", daemon=True) for loop in loops
         ]
@@ -69,15 +66,12 @@ class Batcher(Generic[Job]):
         with self._changed:
             closing = self._closing
             room = self._limits.max_queue - self._not_started
-            if self._async_launch and self._in_flight < self._limits.max_in_flight:
+            if self._model.async_launch and self._in_flight < self._limits.max_in_flight:
                 room = max(room, 1)  # what is launched at once does not wait
             for request in requests:
                 total_cost = self._total_cost + request.cost
-                if (
-                    not closing
-                    and room > 0
-                    and (not self._total_cost or total_cost <= self._limits.max_total_cost)
-                ):
+                fits = not self._total_cost or total_cost <= self._limits.max_total_cost
+                if room > 0 and fits and not closing:
                     room -= 1
                     self._not_started += 1
                     self._total_cost = total_cost
@@ -86,7 +80,7 @@ class Batcher(Generic[Job]):
                     refused.append(request)
             self.totals.rejects["full"] += len(refused)
             self._changed.notify_all()
-        if self._async_launch:
+        if self._model.async_launch:
             self._launch_ready()
         reason = "the server is shutting down" if closing else "the server is full, try again later"
         for request in refused:
@@ -95,14 +89,14 @@ class Batcher(Generic[Job]):
     def run_alone(self, job: Job) -> Any | None:
         """Run a job on the calling thread, if the model is idle.
 
-        Call it from the thread that calls `submit`. A job of more than a quarter of a batch is not run: meanwhile
+        Call it from the thread that calls `submit`. Jobs of more than a quarter of a batch are not run: meanwhile
         no other request could even be refused.
 
         Returns:
             The answer or `RequestError`, or None if the job has to be submitted.
         """
         with self._changed:
-            small = self._async_launch and self._model.cost(job) <= self._limits.max_batch_cost // 4
+            small = self._model.async_launch and self._model.cost(job) <= self._limits.max_batch_cost // 4
             if not small or self._waiting or self._in_flight or self._closing:
                 return None
             self._in_flight = 1
@@ -151,10 +145,7 @@ class Batcher(Generic[Job]):
             self.totals.launch_seconds += time.monotonic() - begin
 
     def _next_batch(self) -> list[tuple[QueuedRequest[Job], int]]:
-        """Take the next batch from the queue: requests, and which part of each; empty without room or work.
-
-        Requests that are late or cancelled are answered on the way.
-        """
+        """Take the next batch, requests and which part of each, and answer those that are late or cancelled."""
         batch: list[tuple[QueuedRequest[Job], int]] = []
         dropped: list[tuple[QueuedRequest[Job], RequestError]] = []
         cancelled = self._cancelled()
@@ -221,7 +212,7 @@ class Batcher(Generic[Job]):
                     batch.count()
             except Exception:
                 log.exception("a batch was answered but not counted")
-            if self._async_launch:
+            if self._model.async_launch:
                 self._launch_ready()
 
     def _await(self, batch: LaunchedBatch, jobs: int) -> tuple[Sequence[Any], bool]:
@@ -242,11 +233,10 @@ class Batcher(Generic[Job]):
     def _add_part(self, request: QueuedRequest[Job], answer: Any) -> None:
         """Keep the answer of a request's next part; its last part or its first error answers the request."""
         request.answers.append(answer)
-        if isinstance(answer, RequestError):
+        if isinstance(answer, RequestError) or len(request.parts) == 1:
             self._answer(request, answer)
         elif len(request.answers) == len(request.parts):
-            whole = len(request.parts) == 1
-            self._answer(request, answer if whole else self._model.join(request.job, request.answers))
+            self._answer(request, self._model.join(request.job, request.answers))
 
     def _answer(self, request: QueuedRequest[Job], answer: Any) -> None:
         """Answer a request, once."""
