@@ -36,7 +36,7 @@ test: lint ## Lint, then run every test that needs no GPU
 	@$(BIN)/python -m pytest -q tests/server
 
 test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
-	@$(BIN)/python -m pytest tests/gpu tests/unit/kernels tests/unit/layers/test_triton_ops.py
+	@$(BIN)/python -m pytest tests/gpu tests/unit/kernels tests/unit/layers/test_triton_ops.py tests/unit/attention/test_packed_triton.py
 
 soak: $(INSTALLED) ## Make calls of all kinds for SOAK_MINUTES (30) and look for growth
 	@SOAK_MINUTES=$(or $(SOAK_MINUTES),30) $(BIN)/python -m pytest -s tests/server/test_soak.py

@@ -15,7 +15,7 @@ from hiscore.kernels import gemv as few
 from hiscore.layers import triton_ops as kernel_ops
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import Linear
-from tests.support.steps import Tables, layer_of
+from tests.support.layers import Tables, layer_of
 
 ROWS = 3
 # hidden size, MLP's width, heads, KV heads, head dimension: Qwen3-0.6B, SmolLM2-135M, Gemma-2-2B

@@ -1,9 +1,17 @@
-"""What the steps of a layer read, as small or as large as a test wants it."""
+"""Inputs of a layer's operations: random tensors, given rotary tables, layers of nothing but norms."""
 
+import torch
 from torch import Tensor, empty
 
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import LayerWeights, Linear
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers, on the device that kernels run on."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 class Tables(Rope):

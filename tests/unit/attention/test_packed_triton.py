@@ -1,0 +1,125 @@
+"""The packed attention kernel against a dense mask. Without a GPU it runs in Triton's interpreter, on the CPU."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the Triton language is not installed")
+
+from hiscore.attention.base import AttentionShape
+from hiscore.attention.packed_triton import TritonAttention
+from hiscore.attention.tiles import max_tiles
+from hiscore.prefill.cuda_runner import InputLayout
+from hiscore.scoring.packing import pack, pool_reserve
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from tests.support.dense import dense_attention
+from tests.support.layers import DEVICE, random
+from tests.support.strategies import Tokens, random_tokens
+from tests.unit.attention.test_packed_torch import CALLS
+
+
+@pytest.mark.parametrize("budget", [1_000, 37])
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "soft_cap"), [(4, 2, 16, None), (6, 2, 24, 1.5)], ids=["plain", "odd"]
+)
+def test_attention_equals_the_dense_mask(
+    budget: int, window: int | None, heads: int, kv_heads: int, head_dim: int, soft_cap: float | None
+) -> None:
+    rng = np.random.default_rng(1)
+    calls = [random_tokens(rng, query, items, 100).prompt() for query, items in CALLS]
+    # The last call's query is found in the pool, with a part of it that is not.
+    calls.append(Tokens(calls[0].tokens[:30].tolist() + [5] * 9, [[1] * 40, [2]]).prompt())
+    shape = AttentionShape(heads, kv_heads, head_dim, 0.4, soft_cap, (window, window))
+    reserve = pool_reserve(64, budget)
+    pages = PrefixCache(reserve + 4, reserve)
+    attention = TritonAttention(shape, torch.float32, multiprocessors=3)
+    for forward in pack(calls, budget, pages).forwards:
+        rows = len(forward.input_ids) + 5  # with padding, whose keys and values are never to be read
+        layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
+        buffer, slots = layout.pack(forward, attention.rows_per_tile)
+        *_, attention.inputs = layout.views(
+            torch.from_numpy(buffer).to(DEVICE),
+            torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
+        )
+        qkv = random(rows, heads + 2 * kv_heads, head_dim, seed=rows)
+        qkv[len(forward.input_ids) :] = float("nan")
+        pool = random((reserve + 4) * PAGE, 2, kv_heads, head_dim)
+        out = attention.attend(0, qkv.flatten(1).contiguous(), pool)[: len(forward.input_ids)]
+        real = qkv[: len(forward.input_ids)].cpu()
+        expected = dense_attention(forward, shape, window, real, pool.cpu())
+        # float32 sums of at most 80 weights: 1e-5 is ten times their rounding.
+        torch.testing.assert_close(out.cpu().double(), expected, atol=1e-5, rtol=0)
+        # The last layer answers for the scored rows.
+        scored = torch.from_numpy(forward.scored_rows)
+        last = attention.attend(1, qkv.flatten(1).contiguous(), pool).cpu()[scored]
+        torch.testing.assert_close(last.double(), expected[scored], atol=1e-5, rtol=0)
+
+
+def plain_matmul(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
+    """a @ b with the terms of every sum added one after another, from the first to the last."""
+    total = np.zeros((a.shape[0], b.shape[1]), dtype)
+    for column, row in zip(a.T, b, strict=True):
+        total += column[:, None] * row
+    return total
+
+
+@pytest.fixture
+def fixed_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's tl.dot is a product of the CPU's BLAS, which may add up each row of a tile differently.
+
+    A GPU's tensor core adds up all rows of a tile alike. With `plain_matmul` the interpreter does so too, on any
+    CPU, so that equal bits mean what they mean on a GPU: the kernel feeds every row the same blocks.
+    """
+    if DEVICE == "cpu":
+        monkeypatch.setattr(np, "matmul", plain_matmul)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, fixed_sums: None) -> None:
+    """An item in a call, behind other calls and with its query in the pool: the same bits as alone."""
+    heads, kv_heads, head_dim = 4, 2, 16
+    rng = np.random.default_rng(3)
+    one, other = random_tokens(rng, 75, [50, 3, 90], 100), random_tokens(rng, 21, [33], 100)
+    shape = AttentionShape(heads, kv_heads, head_dim, 0.4, None, (window, None))
+    attention = TritonAttention(shape, torch.float32, multiprocessors=3)
+    heads_of = random(100, 200, heads + 2 * kv_heads, head_dim)  # by token and position
+    kept = PrefixCache(16, 2)
+    pool = torch.full((16 * PAGE, 2, kv_heads, head_dim), float("nan"), device=DEVICE)
+
+    def attend(pages: PrefixCache, *calls: Tokens, attention: TritonAttention = attention) -> torch.Tensor:
+        """What the last call's rows attend to."""
+        (forward,) = pack([call.prompt() for call in calls], 1_000, pages).forwards
+        rows = len(forward.input_ids)
+        layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
+        buffer, slots = layout.pack(forward, attention.rows_per_tile)
+        *_, attention.inputs = layout.views(
+            torch.from_numpy(buffer).to(DEVICE),
+            torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
+        )
+        qkv = heads_of[forward.input_ids, forward.positions]
+        written = forward.slot_mapping >= 0
+        keys, values = qkv[written, heads:].split(kv_heads, dim=1)
+        pool[forward.slot_mapping[written]] = torch.stack((keys, values), dim=1)
+        return attention.attend(0, qkv.flatten(1).contiguous(), pool)
+
+    together = attend(PrefixCache(8, 0, caching=False), other, one)[-143:]
+    attend(kept, one)
+    hit = attend(kept, other, one)
+    assert len(hit) == 21 + 33 + (75 - 2 * PAGE) + 143  # two pages were found
+    for first, last, item in ((0, 50, 0), (50, 53, 1), (53, 143, 2)):
+        alone = attend(PrefixCache(8, 0, caching=False), Tokens(one.query, [one.items[item]]))[75:]
+        torch.testing.assert_close(together[first:last], alone, atol=0, rtol=0)
+        torch.testing.assert_close(hit[-143:][first:last], alone, atol=0, rtol=0)
+
+    # Control: keys in blocks of another size are added up in another order, in float32's rounding.
+    halved = TritonAttention(shape, torch.float32, multiprocessors=3)
+    halved._launch = replace(halved._launch, n=halved._launch.n // 2)
+    other_order = attend(
+        PrefixCache(8, 0, caching=False), Tokens(one.query, [one.items[2]]), attention=halved
+    )[75:]
+    assert not torch.equal(other_order, alone)
+    torch.testing.assert_close(other_order, alone, atol=1e-5, rtol=0)
