@@ -3,9 +3,9 @@
 usage: python -m perf.decoding.beside_scoring --out DIR [--rate 70] [--streams 16] [--seconds 15] [--rounds 2]
            [--selector quest]
 
-Poisson arrivals at `scorer`, with streams of `decode` running and without, in the order A B B A; and the streams
-alone. Every answer is held against the first one to the same call. Without a GPU a tiny model takes the place: a
-rehearsal, whose numbers mean nothing.
+Poisson arrivals at `scorer` alone and beside running requests to `decode`, in the order A B B A; then the decode
+requests alone. Every answer is compared with the first one to the same call. Without a GPU a tiny model is served,
+as a rehearsal whose numbers mean nothing.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 from hiscore.launcher import Server
 from hiscore.launcher.device_choice import choose_device
 from perf.loadgen import load_plan
-from perf.loadgen.decode_clients import Flow, Streams, running
+from perf.loadgen.decode_clients import ConstantLoad, Flow, running
 from perf.loadgen.generator import Generator, poisson
 from perf.loadgen.scorer_calls import draw
 from perf.loadgen.served import limit_threads, server_settings
@@ -42,10 +42,10 @@ GIB = 2**30
 def measure(
     server: Server, gpu: GpuSampler, chosen: load_plan.Plan, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """All windows; p99 of a condition is the median of its windows'."""
+    """Run all windows; the p99 of a condition is the median over its windows."""
     rng = np.random.default_rng(0)
     calls = draw(rng, chosen.request, chosen.pool, chosen.vocabulary, chosen.labels)
-    streams = Streams(options.streams, options.prompt, options.tokens, chosen.vocabulary)
+    streams = ConstantLoad(options.streams, options.prompt, options.tokens, chosen.vocabulary)
     points: list[Point] = []
     flows: dict[str, list[Flow]] = {"streams alone": [], BESIDE: []}
     meter = Meter(server, gpu, chosen.tolerance, points.append)
@@ -61,7 +61,7 @@ def measure(
             if found:
                 assert found.flow
                 flows[BESIDE].append(found.flow)
-                beside = f"; {told(found.flow)}"
+                beside = f"; {described(found.flow)}"
             print(
                 f"  {name:24s} p50 {point.p50:8.2f} ms, p99 {point.p99:8.2f}, worst {point.worst:8.2f}, "
                 f"{point.calls} calls, {point.failed} failed, late {point.late_p99:.2f}{beside}",
@@ -75,7 +75,7 @@ def measure(
             time.sleep(options.seconds / 2)
         assert found.flow
         flows["streams alone"].append(found.flow)
-        print(f"  {'streams alone':24s} {told(found.flow)}", flush=True)
+        print(f"  {'streams alone':24s} {described(found.flow)}", flush=True)
     p99 = {
         name: statistics.median(point.p99 for point in points if point.name == name)
         for name in (ALONE, BESIDE)
@@ -88,7 +88,8 @@ def measure(
     }
 
 
-def told(flow: Flow) -> str:
+def described(flow: Flow) -> str:
+    """The numbers of a flow as a line."""
     return (
         f"{flow.tokens_per_s:.0f} tokens/s, between responses p50 {flow.gap_p50:.2f} ms, p99 {flow.gap_p99:.2f}, "
         f"worst {flow.gap_worst:.1f}"
@@ -96,6 +97,7 @@ def told(flow: Flow) -> str:
 
 
 def main() -> int:
+    """Serve and measure; writes decode_beside.json."""
     logging.basicConfig(level=logging.WARNING)
     device, _ = choose_device("auto")
     rehearsal = device == "cpu"
@@ -120,7 +122,7 @@ def main() -> int:
             device=device,
             selector=options.selector,
             max_streams=options.streams,
-            # The streams' keys and values are 5 GiB at most; pinning more would only take time.
+            # The sequences' keys and values take 5 GiB at most; pinning more would only take time.
             host_kv_bytes=GIB // 16 if rehearsal else 8 * GIB,
             device_kv_bytes=GIB // 16 if rehearsal else 16 * GIB,
             sparse_top_k=64 if rehearsal else 1_024,

@@ -30,7 +30,7 @@ from perf.loadgen.attempts import Attempts
 from perf.loadgen.generator import poisson
 from perf.loadgen.perf_analyzer import Analyzer, Exported
 from perf.loadgen.served import limit_threads, server_settings
-from perf.loadgen.token_check import LEAD, FirstStreams
+from perf.loadgen.token_check import LEAD, FirstTokens
 from perf.loadgen.window_validity import MIN_CALLS, check_count, check_open_loop
 from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler
@@ -97,7 +97,7 @@ class Windows(Attempts):
         super().__init__()
         self._plan, self._analyzer, self._gpu = chosen, analyzer, gpu
         # Not shared between backups: with a ring other pages count as newest, so a selector takes others.
-        self._first = FirstStreams()
+        self._first = FirstTokens()
         self._rng = np.random.default_rng(0)
         self.found: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""Streams of `decode` as perf_analyzer saw them, and the numbers that a serving benchmark reports of them."""
+"""Requests to `decode` as perf_analyzer exports them, and the numbers that a serving benchmark reports."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,13 +13,16 @@ from perf.loadgen.perf_analyzer import Exported, Target
 
 @dataclass(frozen=True)
 class Generation:
-    """One stream. Seconds by one clock; arrivals: of the responses that held tokens; tokens: of each of them."""
+    """One generated sequence; times are seconds of one clock."""
 
     prompt: int
+    """Index of the prompt."""
     intended: float
     sent: float
     arrivals: list[float] = field(default_factory=list)
+    """When responses with tokens arrived."""
     tokens: list[list[int]] = field(default_factory=list)
+    """The tokens of each of these responses."""
     finish_reason: str = ""
 
     @property
@@ -29,7 +32,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts to send, no two alike; target: as perf_analyzer sends them."""
+    """Prompts to send, no two alike."""
 
     ids: Sequence[Sequence[int]]
     max_tokens: int
@@ -41,7 +44,7 @@ class Prompts:
         return Target("decode", entries, asked, streaming=True)
 
     def read(self, exported: Sequence[Exported]) -> list[Generation]:
-        """What came back, in the order in which it was exported."""
+        """The generated sequences, in the order of the export."""
         named = {tuple(ids): index for index, ids in enumerate(self.ids)}
         return [_read(named[tuple(each.request["request_inputs"]["input_ids"])], each) for each in exported]
 
@@ -51,7 +54,7 @@ def _read(prompt: int, exported: Exported) -> Generation:
     found = Generation(prompt, exported.intended, request["timestamp"] / 1e9)
     reason = ""
     for at, outputs in zip(request["response_timestamps"], request["response_outputs"], strict=True):
-        # perf_analyzer writes a tensor of one element as that element, and an empty one not at all.
+        # perf_analyzer exports a tensor of one element as that element and omits an empty one.
         value: Any = outputs.get("output_ids", [])
         ids = value if isinstance(value, list) else [value]
         reason = outputs.get("finish_reason") or reason
@@ -63,7 +66,7 @@ def _read(prompt: int, exported: Exported) -> Generation:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds."""
+    """Statistics of some times, in milliseconds."""
 
     mean: float
     p50: float
@@ -75,10 +78,10 @@ class Times:
 
 @dataclass(frozen=True)
 class Served:
-    """What a window of streams showed. Times in milliseconds; first tokens and ends count from the intended time.
+    """Numbers of a window of sequences.
 
-    tpot: a stream's mean time per token after its first response. itl: times between a stream's responses, each
-    of which may hold several tokens (tokens_per_response). Rates count from the first sending to the last token.
+    Times are in milliseconds; time to first token and end-to-end time count from the intended send time. Rates
+    count from the first send to the last token.
     """
 
     name: str
@@ -89,21 +92,28 @@ class Served:
     input_tokens_per_s: float
     output_tokens_per_s: float
     concurrency: float
-    """Streams at work, on the mean."""
+    """Mean number of running sequences."""
     tokens_per_response: float
     end_to_end: Times
     ttft: Times
     tpot: Times
+    """A sequence's mean time per token after its first response."""
     itl: Times
+    """Times between a sequence's responses, each of which may hold several tokens."""
     late_p99: float
-    """How late the generator sent."""
+    """How late the generator sent, p99."""
 
 
 def summarise(name: str, found: Sequence[Generation], prompt: int) -> Served:
-    """Numbers of the streams that ended as they should; prompt: tokens of each prompt.
+    """Numbers of the sequences that were generated to their full length.
+
+    Args:
+        name: Of the window.
+        found: All sequences of the window.
+        prompt: Tokens of each prompt.
 
     Raises:
-        RuntimeError: none did.
+        RuntimeError: No sequence was.
     """
     good = [stream for stream in found if stream.finish_reason == "length"]
     if not good:
@@ -132,15 +142,15 @@ def summarise(name: str, found: Sequence[Generation], prompt: int) -> Served:
 
 
 def per_token(stream: Generation) -> float:
-    """Mean seconds per token after those of the first response."""
+    """Mean seconds per token after the first response."""
     return (stream.arrivals[-1] - stream.arrivals[0]) / (len(stream.ids) - len(stream.tokens[0]))
 
 
 def times(seconds: Sequence[float]) -> Times:
-    """Statistics of some times.
+    """Statistics of some times in seconds.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is no time.
     """
     if not len(seconds):
         raise ValueError("there is no time to take the mean of")
@@ -150,7 +160,7 @@ def times(seconds: Sequence[float]) -> Times:
 
 
 def as_samples(found: Sequence[Generation]) -> list[Sample]:
-    """As the guards of a load read them: answered with the first token."""
+    """The sequences as samples for the checks of a window; the first token counts as the answer."""
     samples = []
     for stream in found:
         error = "" if stream.finish_reason == "length" else f"ended by '{stream.finish_reason}'"

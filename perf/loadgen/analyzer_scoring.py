@@ -1,4 +1,4 @@
-"""Calls of `scorer` and of `score` as perf_analyzer sends them, and their answers out of its export."""
+"""Calls to `scorer` and `score` as perf_analyzer sends them, and their answers read from its export."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +15,21 @@ SOFTMAX = "apply_softmax:true:bool"
 
 @dataclass(frozen=True)
 class Scoring:
-    """Calls to send. named: which of them a request was, by the input that tells them apart."""
+    """Calls to send, and how to recognise them in the export."""
 
     target: Target
     labels: int
-    told_by: str
-    named: Mapping[tuple[Any, ...], int]
+    """Number of labels of each call."""
+    key_input: str
+    """The input whose values identify a call."""
+    index_of: Mapping[tuple[Any, ...], int]
+    """A call's index by these values."""
 
     def samples(self, exported: Sequence[Exported]) -> list[Sample]:
-        """What came back, in the order in which it was exported."""
+        """The calls with their answers, in the order of the export."""
         found = []
         for intended, request in exported:
-            message = self.named[_flat(request["request_inputs"][self.told_by])]
+            message = self.index_of[_flat(request["request_inputs"][self.key_input])]
             sample = Sample(message, intended, request["timestamp"] / 1e9)
             if request["response_timestamps"]:
                 outputs = request["response_outputs"][-1]
@@ -40,17 +43,21 @@ class Scoring:
 
 
 def by_ids(calls: Sequence[Ids]) -> Scoring:
-    """Through `scorer`."""
+    """Calls by token ids, to `scorer`."""
     named = {tuple(call.tensors()["input_ids"].tolist()): index for index, call in enumerate(calls)}
     target = Target("scorer", [call.entry() for call in calls], (SOFTMAX,))
     return Scoring(target, len(calls[0].labels), "input_ids", named)
 
 
 def by_text(texts: Sequence[tuple[str, Sequence[str]]], labels: Sequence[int]) -> Scoring:
-    """Through `score`: a query and its items each; queries tell calls apart.
+    """Calls by text, to `score`.
+
+    Args:
+        texts: A query and its items for each call.
+        labels: Token ids of the labels.
 
     Raises:
-        ValueError: two calls have one query.
+        ValueError: Two calls have the same query, which is what identifies them.
     """
     named = {(query,): index for index, (query, _) in enumerate(texts)}
     if len(named) < len(texts):
@@ -69,5 +76,5 @@ def by_text(texts: Sequence[tuple[str, Sequence[str]]], labels: Sequence[int]) -
 
 
 def _flat(value: Any) -> tuple[Any, ...]:
-    """perf_analyzer writes a tensor of one element as that element."""
+    """The values of a tensor; perf_analyzer exports a tensor of one element as that element."""
     return tuple(value) if isinstance(value, list) else (value,)

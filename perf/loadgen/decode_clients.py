@@ -1,4 +1,4 @@
-"""Streams of `decode` that run without a pause, from a process of their own: a load beside another."""
+"""A constant load on `decode` from a process of its own, to run beside another load."""
 
 import threading
 import time
@@ -16,8 +16,8 @@ STARTED_S = 60.0
 
 
 @dataclass(frozen=True)
-class Streams:
-    """So many at once; whenever one has generated its tokens, another begins with a prompt of its own."""
+class ConstantLoad:
+    """Requests at once; whenever one has generated its tokens, another begins with a new prompt."""
 
     count: int
     prompt: int
@@ -27,7 +27,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class Flow:
-    """What the streams got between two times. Milliseconds between the arrivals of a stream's responses."""
+    """What the requests got between two times; gaps are milliseconds between responses of one request."""
 
     tokens_per_s: float
     gap_p50: float
@@ -38,7 +38,7 @@ class Flow:
 
 @dataclass
 class _Seen:
-    """Arrivals of one thread: when (`time.perf_counter`), how many tokens, whether they continue a stream."""
+    """Responses that one thread received: when (`time.perf_counter`), tokens, whether they continue a request."""
 
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -46,29 +46,30 @@ class _Seen:
     error: str = ""
 
 
-def _stream(url: str, streams: Streams, seed: int, seen: _Seen, stop: threading.Event) -> None:
+def _request_in_turn(url: str, load: ConstantLoad, seed: int, seen: _Seen, stop: threading.Event) -> None:
     rng = np.random.default_rng(seed)
     try:
         with ScoreClient(url) as client:
             while not stop.is_set():
-                prompt = rng.integers(0, streams.vocabulary, streams.prompt).tolist()
+                prompt = rng.integers(0, load.vocabulary, load.prompt).tolist()
                 first = True
-                for chunk in client.generate(prompt, max_tokens=streams.tokens, ignore_eos=True):
+                for chunk in client.generate(prompt, max_tokens=load.tokens, ignore_eos=True):
                     seen.times.append(time.perf_counter())
                     seen.tokens.append(len(chunk.token_ids))
                     seen.continues.append(not first)
                     first = False
                     if stop.is_set():
                         break
-    except Exception as error:  # the report names it
+    except Exception as error:  # raised where the load was started
         seen.error = f"{type(error).__name__}: {error}"[:200]
 
 
-def _serve(pipe: Connection, url: str, streams: Streams) -> None:
+def _serve(pipe: Connection, url: str, load: ConstantLoad) -> None:
     stop = threading.Event()
-    seen = [_Seen() for _ in range(streams.count)]
+    seen = [_Seen() for _ in range(load.count)]
     threads = [
-        threading.Thread(target=_stream, args=(url, streams, seed, of, stop)) for seed, of in enumerate(seen)
+        threading.Thread(target=_request_in_turn, args=(url, load, seed, of, stop))
+        for seed, of in enumerate(seen)
     ]
     for thread in threads:
         thread.start()
@@ -84,7 +85,7 @@ def _serve(pipe: Connection, url: str, streams: Streams) -> None:
 
 
 class Running:
-    """Streams that have all begun; `flow` once they are over."""
+    """Requests that have all begun; `flow` is set once they are over."""
 
     def __init__(self) -> None:
         self.begin = time.perf_counter()
@@ -92,15 +93,15 @@ class Running:
 
 
 @contextmanager
-def running(url: str, streams: Streams) -> Iterator[Running]:
-    """Keep streams running meanwhile.
+def running(url: str, load: ConstantLoad) -> Iterator[Running]:
+    """Keep requests running while open.
 
     Raises:
-        RuntimeError: a stream failed.
+        RuntimeError: A request failed.
     """
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, url, streams), daemon=True)
+    process = context.Process(target=_serve, args=(there, url, load), daemon=True)
     process.start()
     here.recv()
     found = Running()
@@ -117,10 +118,10 @@ def running(url: str, streams: Streams) -> Iterator[Running]:
 
 
 def flow_of(seen: list[_Seen], begin: float, end: float) -> Flow:
-    """What came between two times; perf_counter is one clock for all processes of a machine.
+    """What was received between two times; perf_counter is the same clock in all processes of a machine.
 
     Raises:
-        RuntimeError: no stream went on in that time.
+        RuntimeError: No request received two responses in that time.
     """
     gaps, tokens = [], 0
     for of in seen:

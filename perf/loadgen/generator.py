@@ -1,7 +1,7 @@
-"""The load generator: a process of its own that sends calls, serialised ahead, over one gRPC connection.
+"""The load generator: a process of its own that sends serialised calls over one gRPC connection.
 
-Open loop: arrivals are drawn before the window starts and each latency counts from the intended send time, so a
-late generator or a slow server cannot hide waiting. Closed loop: a fixed number of calls in flight.
+Open loop: arrival times are drawn before the window starts and latencies count from the intended send time, so
+neither a late generator nor a slow server can hide waiting. Closed loop: a fixed number of calls in flight.
 """
 
 import gc
@@ -27,7 +27,7 @@ DEADLINE_SECONDS = 30.0
 
 @dataclass
 class Sample:
-    """One call of a window: which of the messages, when (seconds from the window's start), what came back."""
+    """One call of a window: which message, when (seconds from the start of the window), and its answer."""
 
     message: int
     intended: float
@@ -36,31 +36,31 @@ class Sample:
     answer: bytes = b""
     error: str = ""
     scores: Float32 | None = None
-    """float32 [items, labels], read from the answer once the window is over."""
+    """float32 [items, labels], parsed from the answer after the window."""
     cached: int = 0
 
 
 class _Sender:
-    """Lives in the generator's process."""
+    """Sends calls; lives in the generator's process."""
 
     def __init__(self, url: str, messages: Sequence[bytes]) -> None:
         self._channel = grpc.insecure_channel(url, options=[("grpc.max_receive_message_length", -1)])
-        # No serialisers: bytes go out and come in as they are.
+        # Without serialisers: bytes in, bytes out.
         self._infer = self._channel.unary_unary(METHOD)
         self._messages = messages
         self._order = itertools.cycle(range(len(messages)))
-        # A collection in the middle of a window would show as latency.
+        # A garbage collection within a window would show as latency.
         gc.collect()
         gc.freeze()
         gc.disable()
 
     def open_loop(self, arrivals: Sequence[float]) -> list[Sample]:
-        """Send at these times (seconds from the start) whatever has come back; return when all have."""
+        """Send at these times (seconds from the start), answered or not; return when all are answered."""
         samples = [Sample(next(self._order), arrival) for arrival in arrivals]
         futures = []
         start = time.perf_counter() + 0.05
         for sample in samples:
-            # Waiting awake would be more punctual, and keep the thread that receives from running.
+            # A busy wait would be more punctual but starve the thread that receives.
             time.sleep(max(0.0, start + sample.intended - time.perf_counter()))
             sample.sent = time.perf_counter() - start
             future = self._infer.future(self._messages[sample.message], timeout=DEADLINE_SECONDS)
@@ -68,13 +68,13 @@ class _Sender:
             futures.append(future)
         for sample, future in zip(samples, futures, strict=True):
             _collect(sample, future.result)
-        # The result is there a moment before the callback has run.
+        # Results arrive a moment before their callbacks have run.
         while any(math.isnan(sample.done) for sample in samples):
             time.sleep(0.001)
         return samples
 
     def closed_loop(self, concurrency: int, seconds: float) -> list[Sample]:
-        """Keep so many calls in flight, for so long; every call that was begun is finished."""
+        """Keep `concurrency` calls in flight for so many seconds; calls begun by then are finished."""
         samples: list[Sample] = []
         start = time.perf_counter()
 
@@ -130,7 +130,7 @@ def _read(samples: list[Sample]) -> list[Sample]:
 
 
 class Generator:
-    """The generator's process, with its messages; they go out in turn, over all windows."""
+    """The generator's process. Messages are sent in turn, continuing from window to window."""
 
     def __init__(self, url: str, messages: Sequence[bytes]) -> None:
         context = get_context("spawn")
@@ -143,16 +143,16 @@ class Generator:
         self._pool.shutdown()
 
     def open_loop(self, arrivals: Sequence[float]) -> list[Sample]:
-        """Send at these times, in seconds from the start."""
+        """Send at these times, in seconds from the start of the window."""
         return self._pool.submit(_open_loop, arrivals).result()
 
     def closed_loop(self, concurrency: int, seconds: float) -> list[Sample]:
-        """Keep so many calls in flight for so long."""
+        """Keep `concurrency` calls in flight for so many seconds."""
         return self._pool.submit(_closed_loop, concurrency, seconds).result()
 
 
 def poisson(rng: np.random.Generator, rate: float, seconds: float) -> list[float]:
-    """Arrival times of a Poisson process of `rate` per second."""
+    """Arrival times, in seconds, of a Poisson process with `rate` arrivals a second."""
     gaps = rng.exponential(1 / rate, math.ceil(rate * seconds * 1.5) + 50)
     times = np.cumsum(gaps)
     arrivals: list[float] = times[times < seconds].tolist()

@@ -1,4 +1,4 @@
-"""What is measured: shapes, rates and lengths of windows, on a GPU and, as a rehearsal, on a CPU."""
+"""What load tests send: shapes, rates and lengths of windows, for a GPU and for rehearsals on a CPU."""
 
 from dataclasses import dataclass, replace
 
@@ -7,29 +7,29 @@ from perf.loadgen.scorer_calls import Shape
 
 @dataclass(frozen=True)
 class Plan:
-    """Seconds are those of one window."""
+    """The parameters of a load test; seconds are those of one window."""
 
     request: Shape
     prompts: tuple[Shape, ...]
-    """The single prompts."""
+    """Calls with a single item."""
     labels: tuple[int, int]
     vocabulary: int
     query_cache_bytes: int
     pool: int
-    """Distinct calls, sent in turn: more than the pool of keys and values can hold queries."""
+    """Distinct calls, sent in turn; more than the prefix cache holds queries."""
     rates: tuple[float, ...]
     analyzer_rates: tuple[float, ...]
     concurrencies: tuple[int, ...]
     open_s: float
     closed_s: float
     alone: int
-    """Calls of each measurement at concurrency 1."""
+    """Calls of each window with one call at a time."""
     tolerance: float
-    """The contract's for a score, whatever shares the batch."""
+    """The largest difference of a score that the contract allows, whatever shares the batch."""
 
 
-# The geometry of Qwen3-0.6B with its ids of "Yes" and "No". By default its pool has 5,715 pages of 16 tokens, the
-# reserve for split calls included: 816 queries of 7 full pages.
+# Qwen3-0.6B's geometry, with its ids of "Yes" and "No". By default its cache has 5,715 pages of 16 tokens,
+# including the reserve for split calls: room for 816 queries of 7 full pages.
 GPU = Plan(
     request=Shape(120, 10, 180),
     prompts=(Shape(300, 1, 0), Shape(120, 1, 180)),
@@ -48,7 +48,7 @@ GPU = Plan(
 GPU_QUICK = replace(
     GPU, analyzer_rates=(70,), concurrencies=(1, 4, 16, 32, 64, 128), open_s=10, closed_s=2, alone=200
 )
-# A model of a few thousand weights, to see that everything works: no number of it means anything.
+# A rehearsal with a tiny model, to see that everything works: its numbers mean nothing.
 CPU = Plan(
     request=Shape(40, 5, 12),
     prompts=(Shape(60, 1, 0), Shape(40, 1, 20)),

@@ -1,7 +1,7 @@
-"""NVIDIA's perf_analyzer, and its numbers from its profile export.
+"""Runs NVIDIA's perf_analyzer and reads the requests of its profile export.
 
-In open loop it is given the very arrival times that our own generator uses. It measures from the moment it sends
-and not from the intended one; since the arrivals are known, the export gives both.
+In open loop it gets arrival times drawn like those of our own generator. It measures from the actual send time;
+since the intended times are known, latencies can be counted from both.
 """
 
 import gzip
@@ -25,38 +25,42 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Target:
-    """What is sent. entries: of the data file, in turn; parameters: of each request, as NAME:VALUE:TYPE.
-
-    streaming: the model answers a request with many responses.
-    """
+    """What is sent."""
 
     model: str
     entries: Sequence[Entry]
+    """Of the data file, sent in turn."""
     parameters: Sequence[str] = ()
+    """Of each request, as NAME:VALUE:TYPE."""
     streaming: bool = False
+    """Whether the model answers a request with many responses."""
 
 
 class Exported(NamedTuple):
-    """A request of the export, and when it was due: seconds by the clock of its timestamps, which count ns."""
+    """A request of the export and when it was due, in seconds of the clock of its (nanosecond) timestamps."""
 
     intended: float
     request: Mapping[str, Any]
 
 
 class Analyzer:
-    """perf_analyzer with data files in a temporary directory; what it prints is added to `log`.
-
-    exports: where the CSV report and the profile export of a run with a name are kept, the latter without tensors.
-    """
+    """Runs perf_analyzer against one server."""
 
     def __init__(self, url: str, log: Path, exports: Path | None = None) -> None:
+        """Nothing runs yet.
+
+        Args:
+            url: The server's gRPC address.
+            log: What perf_analyzer prints is appended to this file.
+            exports: Directory for the CSV report and the profile export (without tensors) of runs with a name.
+        """
         self._command = os.environ.get("PERF_ANALYZER") or str(SCRIPT)
         self._url = url
         self._log = log
         self._exports = exports
 
     def closed_loop(self, name: str, target: Target, concurrency: int, count: int) -> list[Exported]:
-        """Send so many requests, so many at a time; an intended time is the time of sending."""
+        """Send `count` requests, `concurrency` at a time; each counts as due when it was sent."""
         options = ["--concurrency-range", str(concurrency)]
         requests = self._run(name, target, options, count, timeout_s=60 + count)
         return [Exported(request["timestamp"] / 1e9, request) for request in requests]
@@ -70,7 +74,7 @@ class Analyzer:
             options = ["--request-intervals", file.name, "--async", "--max-threads", "8"]
             requests = self._run(name, target, options, len(arrivals), timeout_s=90 + arrivals[-1])
         requests.sort(key=lambda request: request["timestamp"])
-        # The clock of the schedule is not in the export: whichever call was least late is taken as on time.
+        # The export does not say when the schedule began: take the least late call as on time.
         offset = min(r["timestamp"] / 1e9 - due for r, due in zip(requests, arrivals, strict=True))
         return [Exported(due + offset, r) for due, r in zip(arrivals, requests, strict=True)]
 
@@ -91,20 +95,20 @@ class Analyzer:
                 log.write(f"$ perf_analyzer {shown(command[1:])}\n{done.stdout}{done.stderr}\n")
             if done.returncode:
                 raise RuntimeError(f"perf_analyzer ended with {done.returncode}: {done.stderr[-300:]}")
-            # Texts stand there as the protocol has them, behind their lengths in bytes, which need not be UTF-8.
+            # Texts are exported with their 4-byte lengths in front, which need not be valid UTF-8.
             (experiment,) = json.loads(export.read_text(errors="replace"))["experiments"]
             if self._exports and name:
                 self._exports.mkdir(parents=True, exist_ok=True)
                 file = self._exports / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
                 file.with_suffix(".csv").write_bytes(table.read_bytes())
-                # Without a time of day the same export gives the same bytes.
+                # Without a modification time the same export gives the same bytes.
                 bare = json.dumps({"name": name, "experiments": [without_tensors(experiment)]})
                 file.with_suffix(".json.gz").write_bytes(gzip.compress(bare.encode(), mtime=0))
         return list(experiment["requests"])
 
 
 def without_tensors(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment of the export with its requests' times alone: what was sent would be most of the file."""
+    """An experiment of the export with the times of its requests only: tensors would be most of the file."""
     kept = ("timestamp", "response_timestamps")
     return {
         **experiment,

@@ -1,7 +1,7 @@
-"""Write perf_analyzer's request data: ``data/score.json`` (texts) and ``data/scorer.json`` (token ids).
+"""Write example requests for perf_analyzer: ``data/score.json`` (texts) and ``data/scorer.json`` (token ids).
 
-The files in the repository are those of the defaults. perf_analyzer sends the entries in turn, so there are many
-and no two share a query: a query cache would otherwise flatter the numbers.
+The files in the repository are written with the defaults. perf_analyzer sends the entries in turn; no two share a
+query, since cached queries would make the server look faster.
 
 usage: python -m perf.loadgen.request_data [--requests 20] [--query-tokens 60] [--items 8] [--item-tokens 4]
            [--seed 0]
@@ -13,7 +13,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-# Ids that every vocabulary has; which ones they are costs a model nothing.
+# Ids that every vocabulary has. Which ones they are does not change a model's speed.
 LOWEST_ID, HIGHEST_ID = 20, 399
 LABEL_IDS = [7, 9]
 WORDS = [
@@ -32,7 +32,7 @@ WORDS = [
 
 
 def text_request(rng: random.Random, query_tokens: int, items: int, item_tokens: int) -> dict[str, Any]:
-    """A request of `score`; a word is about a token."""
+    """A request to `score`; a word is about a token."""
     notes = " ".join(rng.choices(WORDS, k=max(0, query_tokens - 20)))
     return {
         "query": [f"Notes: {notes}.\n\nDoes the following line name a fruit? Answer Yes or No.\nLine:"],
@@ -42,7 +42,7 @@ def text_request(rng: random.Random, query_tokens: int, items: int, item_tokens:
 
 
 def id_request(rng: random.Random, query_tokens: int, items: int, item_tokens: int) -> dict[str, Any]:
-    """A request of `scorer`: the query, then for each item a delimiter and the item, then one last delimiter."""
+    """A request to `scorer`: the query, then a delimiter and the tokens of each item, then a last delimiter."""
     filler = 0
     ids = [rng.randint(LOWEST_ID, HIGHEST_ID) for _ in range(query_tokens)]
     delimiters = [len(ids)]
@@ -53,7 +53,7 @@ def id_request(rng: random.Random, query_tokens: int, items: int, item_tokens: i
 
 
 def with_shapes(request: dict[str, Any]) -> dict[str, Any]:
-    """The tensors with their shapes, the batch dimension left out: sizes differ from request to request."""
+    """Add the shape of each tensor without the batch dimension; sizes differ between requests."""
     return {name: {"content": values, "shape": [len(values)]} for name, values in request.items()}
 
 

@@ -1,4 +1,4 @@
-"""Are the scores right? All items at once against each item alone, through the same server."""
+"""Checks that scores are right: all items in one call against each item in a call of its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,31 +14,35 @@ from perf.loadgen.window import WrongScores
 
 @dataclass(frozen=True)
 class Check:
-    """difference: largest of a score from the item's own call; control: the same against the next item's."""
+    """The outcome of `check_scores`."""
 
     scores: int
+    """Number of scores compared."""
     difference: float
+    """Largest difference of a score from that of the item's own call."""
     control: float
+    """Largest difference from the neighbouring item's score."""
     tolerance: float
 
 
-def together(client: ScoreClient, call: Ids) -> Float32:
-    """Scores of one call, float32 [items, labels]."""
+def scores_of(client: ScoreClient, call: Ids) -> Float32:
+    """Send one call: scores, float32 [items, labels]."""
     return client.score_ids(call.query, call.items, call.labels, apply_softmax=True).scores
 
 
 def check_scores(url: str, calls: Sequence[Ids], tolerance: float) -> Check:
-    """Compare; the control must be beyond the tolerance, or the comparison could not have failed.
+    """Score each call at once and item by item, and compare.
 
     Raises:
-        WrongScores: a score is off, or the control is not.
+        WrongScores: A score differs by more than the tolerance, or the items score so alike that the comparison
+            could not have failed.
     """
     with ScoreClient(url) as client:
-        once = np.stack([together(client, call) for call in calls])
+        once = np.stack([scores_of(client, call) for call in calls])
         alone = np.stack(
             [
                 np.concatenate(
-                    [together(client, Ids(call.query, [item], call.labels)) for item in call.items]
+                    [scores_of(client, Ids(call.query, [item], call.labels)) for item in call.items]
                 )
                 for call in calls
             ]
@@ -51,16 +55,29 @@ def check_scores(url: str, calls: Sequence[Ids], tolerance: float) -> Check:
     )
     if check.difference > tolerance:
         raise WrongScores(f"a score differs by {check.difference:.2g} from the item's own call")
-    if check.control < 4 * tolerance:
-        raise WrongScores(f"items differ by {check.control:.2g} only: the check could not see a mistake")
+    check_contrast(check.control, tolerance)
     return check
 
 
-def check_control(samples: Sequence[Sample], tolerance: float) -> None:
-    """Different calls must differ by far more than the tolerance, or a mix-up would not show.
+def check_contrast(control: float, tolerance: float) -> None:
+    """Refuse a comparison that could not have failed.
+
+    Args:
+        control: Largest difference between scores that ought to differ.
+        tolerance: Difference allowed between scores that ought to be equal.
 
     Raises:
-        WrongScores: they do not.
+        WrongScores: The control is below four tolerances.
+    """
+    if control < 4 * tolerance:
+        raise WrongScores(f"items differ by {control:.2g} only: the check could not see a mistake")
+
+
+def check_control(samples: Sequence[Sample], tolerance: float) -> None:
+    """Check that different calls score differently; otherwise mixed-up answers would not show.
+
+    Raises:
+        WrongScores: They differ by less than four tolerances.
     """
     scores = {sample.message: sample.scores for sample in samples if sample.scores is not None}
     found = np.stack(list(scores.values()))

@@ -1,4 +1,4 @@
-"""Calls of `scorer` as a load generator sends them: serialised ahead, every id drawn fresh."""
+"""Calls to `scorer` by token ids, drawn at random and serialised ahead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ INPUTS = ("input_ids", "delimiter_indices", "label_token_ids")
 
 @dataclass(frozen=True)
 class Shape:
-    """Tokens of the query, number of items, tokens of each item."""
+    """The size of a call: tokens of the query, number of items, tokens of each item."""
 
     query: int
     items: int
@@ -40,16 +40,16 @@ class Ids:
     labels: tuple[int, ...]
 
     def tensors(self) -> dict[str, npt.NDArray[np.int32]]:
-        """The inputs of `scorer`, each int32 [n]."""
+        """The inputs of `scorer` by name, each int32 [n]."""
         ids, delimiters = lay_out(MultiItemPrompt.of(self.query, self.items))
         return dict(zip(INPUTS, (ids, delimiters, np.array(self.labels, np.int32)), strict=True))
 
     def message(self) -> bytes:
-        """The call as `infer_message`."""
+        """The call as a serialised gRPC message."""
         return infer_message(self.tensors())
 
     def entry(self) -> dict[str, Any]:
-        """An entry of perf_analyzer's data file."""
+        """The call as an entry of perf_analyzer's data file."""
         return {
             name: {"content": values.tolist(), "shape": [len(values)]}
             for name, values in self.tensors().items()
@@ -57,7 +57,7 @@ class Ids:
 
 
 def infer_message(tensors: dict[str, npt.NDArray[np.int32]]) -> bytes:
-    """The gRPC message of `scorer`'s ModelInfer, asking for the softmax over the labels."""
+    """Serialise a ModelInfer request to `scorer` for softmax over the labels."""
     request = service_pb2.ModelInferRequest(model_name="scorer")
     request.parameters["apply_softmax"].bool_param = True
     for name, values in tensors.items():
@@ -74,7 +74,16 @@ def draw(
     labels: Sequence[int],
     one_query: bool = False,
 ) -> list[Ids]:
-    """Draw calls that share nothing, or with `one_query` nothing but the query."""
+    """Draw random calls.
+
+    Args:
+        rng: Source of the ids.
+        shape: Size of each call.
+        count: Number of calls.
+        vocabulary: Ids are below this.
+        labels: Token ids of the labels, the same for all calls.
+        one_query: Give all calls the same query; their items still differ.
+    """
 
     def ids(length: int) -> list[int]:
         drawn: list[int] = rng.integers(0, vocabulary, length).tolist()
@@ -92,7 +101,7 @@ def draw(
 
 
 def read_answer(message: bytes) -> tuple[Float32, int]:
-    """Scores float32 [items, labels] and cached tokens of a ModelInfer response."""
+    """Parse a ModelInfer response: scores, float32 [items, labels], and the number of cached tokens."""
     response = service_pb2.ModelInferResponse.FromString(message)
     raw = {
         output.name: (list(output.shape), content)

@@ -1,4 +1,4 @@
-"""Calls by text, and the same calls by the ids that the `tokenizer` model makes of them."""
+"""Calls by text, and the same calls by the ids that the `tokenizer` model gives them."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ WORDS = [
 
 
 def draw_texts(rng: np.random.Generator, shape: Shape, count: int) -> list[tuple[str, list[str]]]:
-    """Queries and items of random words, a word taken for a token; each query begins with its own number."""
+    """Draw queries and items of random words, about a token each; every query begins with a number of its own."""
 
     def words(length: int) -> str:
         return "".join(f" {word}" for word in rng.choice(WORDS, length))
@@ -38,7 +38,7 @@ def draw_texts(rng: np.random.Generator, shape: Shape, count: int) -> list[tuple
 
 
 def text_message(query: str, items: Sequence[str], labels: Sequence[int]) -> bytes:
-    """The gRPC message for `score`, asking for the softmax over the labels."""
+    """Serialise a ModelInfer request to `score` for softmax over the labels."""
     texts = {"query": [query], "items": items}
     request = service_pb2.ModelInferRequest(model_name="score")
     request.parameters["apply_softmax"].bool_param = True
@@ -53,7 +53,7 @@ def text_message(query: str, items: Sequence[str], labels: Sequence[int]) -> byt
 def as_ids_message(
     client: InferenceServerClient, query: str, items: Sequence[str], labels: Sequence[int]
 ) -> bytes:
-    """The message for `scorer` that the ensemble makes of a text call inside the server."""
+    """The request to `scorer` into which the ensemble turns a call by text."""
     inputs = [_strings("query", [query]), _strings("items", items)]
     inputs.append(InferInput("label_token_ids", [1, len(labels)], "INT32"))
     inputs[-1].set_data_from_numpy(np.array([labels], np.int32))

@@ -1,4 +1,4 @@
-"""Are the streams' tokens right? Each prompt's against those that it got first, whatever ran beside it."""
+"""Checks that generated tokens are right: a prompt must get its first tokens again, whatever runs beside it."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,23 +7,31 @@ from perf.loadgen.analyzer_decode import Generation
 from perf.loadgen.window import WrongScores
 
 LEAD = 8
-# Greedy tokens are equal as long as no two logits are nearly so. In bfloat16, with random weights, a step here and
-# there flips one, and all that follow differ; a stream that got another one's tokens agrees in none but by chance.
+# Greedy tokens repeat unless two logits are nearly equal. In bfloat16 and with random weights a step now and then
+# picks another token, and all that follow differ; tokens of another prompt agree by chance only.
 LEAST_AGREEMENT, MOST_BY_CHANCE = 0.5, 0.25
 
 
-class FirstStreams:
-    """The first tokens that each prompt of a pool has got, for later ones to be held against."""
+class FirstTokens:
+    """The first tokens that each prompt of a pool got, to compare later ones with."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, int], list[int]] = {}
 
     def agreement(self, pool: str, found: Sequence[Generation], tokens: int) -> float | None:
-        """The share of the first `LEAD` tokens before one differs, over prompts seen before; None if none was.
+        """Compare sequences with what their prompts got first; remember those of new prompts.
+
+        Args:
+            pool: Names the set of prompts.
+            found: The generated sequences.
+            tokens: Tokens that each should have.
+
+        Returns:
+            The mean share of the first `LEAD` tokens up to the first that differs; None if no prompt was known.
 
         Raises:
-            WrongScores: a stream that ended well has not `tokens` of them, they are others than the prompt's, or
-                prompts get the same tokens anyway, so that a mistake would not show.
+            WrongScores: A complete sequence has another length, sequences differ from what their prompts got
+                first, or all prompts get the same tokens, so that a mistake would not show.
         """
         good = [stream for stream in found if stream.finish_reason == "length"]
         for stream in good:

@@ -1,4 +1,4 @@
-"""One window of load to one row of numbers, its answers checked against the ones seen before."""
+"""Measures one window of load: a row of numbers, and answers checked against earlier ones."""
 
 import re
 import time
@@ -26,7 +26,7 @@ COUNTERS = {
     "nv_inference_exec_count": "executions",
     "nv_inference_queue_duration_us": "queue_us",
 }
-# A closed loop's first calls find an idle server, so the rate is taken after them.
+# The first calls of a closed loop meet an idle server; its rate is taken after this share of the window.
 RAMP = 0.2
 
 
@@ -36,25 +36,26 @@ class WrongScores(Exception):
 
 @dataclass(frozen=True)
 class Window:
-    """What is to be measured. pool: names the set of calls, whose answers are compared over all its windows."""
+    """What is to be measured."""
 
     group: str
     name: str
     shape: Shape
     pool: str
+    """Names the set of calls; answers to the same call are compared over all windows of the pool."""
     offered: float | None = None
     """Arrivals a second in open loop."""
     seconds: float | None = None
-    """Length of a closed loop, whose rate is taken between ramp and end."""
+    """Length of a closed loop; its rate is taken after the ramp."""
     fresh: bool = True
-    """Whether no call may find its query in the cache."""
-    least: int = MIN_CALLS
-    """Calls that must be answered for its numbers to mean something."""
+    """Whether a call that is served from the cache fails the window."""
+    min_calls: int = MIN_CALLS
+    """Calls that must be answered for the numbers to mean something."""
 
 
 @dataclass
 class Point:
-    """What a window showed. Times in milliseconds, latencies from the intended send time, rates per second."""
+    """Numbers of a window: times in milliseconds, latencies from the intended send time, rates per second."""
 
     group: str
     name: str
@@ -71,45 +72,45 @@ class Point:
     p99: float
     worst: float
     from_sending_p99: float
-    """p99 if one counts from the actual sending, which hides a late generator."""
+    """p99 counted from the actual send time, which hides a late generator."""
     late_p99: float
     late_worst: float
     within_50_ms: float
     within_500_ms: float
-    """Share of all calls answered in so long."""
+    """Share of all calls, failed ones included, that were answered within this time."""
     cached_calls: int
-    """Calls of which some tokens came from the cache, by their own usage."""
+    """Calls with tokens from the cache, by their own usage."""
     tokens_per_forward: float
     batch_fill: float
     calls_per_execution: float
     queue_ms: float
     """Mean wait in Triton's queue."""
     gpu_busy: float | None = None
-    """NVML's share of time with a kernel running; None without a GPU."""
+    """NVML's share of time with a kernel running, 0 to 1; None without a GPU."""
     gpu_memory_gib: float | None = None
-    """The most in use on the device, by all processes; None without a GPU."""
+    """Peak memory in use on the device, by all processes; None without a GPU."""
     max_difference: float = 0.0
-    """Largest difference of a score from the same call's first answer."""
+    """Largest difference of a score from the first answer to the same call."""
 
 
 class Answers:
-    """The first answer to every call, for all later ones to be held against."""
+    """The first answer to every call, to compare later ones with."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, int], Float32] = {}
 
     def difference(self, pool: str, samples: Sequence[Sample], shape: Shape) -> float:
-        """Largest difference from what the same call of the pool gave before; new calls are remembered.
+        """Largest difference of a score from the first answer to the same call; answers to new calls are kept.
 
         Raises:
-            WrongScores: an answer of another size, or one that is not a softmax over the labels.
+            WrongScores: An answer has the wrong size or is not a softmax over the labels.
         """
         largest = 0.0
         for sample in samples:
             scores = sample.scores
             if scores is None:
                 continue
-            # Float32 sums of a few probabilities: 1e-5 is some hundred units in the last place.
+            # 1e-5 is some hundred units in the last place of a float32 near 1.
             if len(scores) != shape.items or not np.allclose(scores.sum(axis=1), 1, rtol=0, atol=1e-5):
                 raise WrongScores(f"call {sample.message} of '{pool}' was answered with {scores.tolist()}")
             first = self._first.setdefault((pool, sample.message), scores)
@@ -118,7 +119,7 @@ class Answers:
 
 
 class Meter:
-    """Runs windows against a server and measures them; meters of several servers may share their answers."""
+    """Runs windows against a server and measures them. Meters of several servers may share `Answers`."""
 
     def __init__(
         self,
@@ -135,10 +136,14 @@ class Meter:
     def window(self, window: Window, run: Callable[[], list[Sample]]) -> Point:
         """Run one window.
 
+        Args:
+            window: What it is.
+            run: Sends the load.
+
         Raises:
-            WrongScores: an answer differs from an earlier one beyond the tolerance, or, where calls should be
-                fresh, one was served from the cache: then the window measured something else.
-            UnsoundLoad: too few calls were answered, or an open loop was none.
+            WrongScores: An answer differs from an earlier one by more than the tolerance, or a call that should
+                be fresh was served from the cache.
+            UnsoundLoad: Too few calls were answered, or an open loop did not offer its load.
         """
         before, begin = counters(self._server), time.perf_counter()
         samples = run()
@@ -157,14 +162,14 @@ class Meter:
             raise WrongScores(
                 f"'{point.name}': {point.cached_calls} calls were served from the cache, meant to be fresh"
             )
-        check_count(window.name, samples, window.least)
+        check_count(window.name, samples, window.min_calls)
         if window.offered:
             check_open_loop(window.name, samples, window.offered)
         return point
 
 
 def counters(server: Server) -> dict[str, float]:
-    """The scorer's counters by our short names, summed over its instances."""
+    """The scorer's `COUNTERS`, summed over its instances."""
     found: dict[str, float] = defaultdict(float)
     for name, _, value in METRIC.findall(_metrics(server)):
         if name in COUNTERS:
@@ -173,7 +178,7 @@ def counters(server: Server) -> dict[str, float]:
 
 
 def items_by_device(server: Server) -> dict[str, int]:
-    """How many items each device has scored."""
+    """Items scored so far, by device."""
     found: Counter[str] = Counter()
     for name, labels, value in METRIC.findall(_metrics(server)):
         if name == "hiscore_items_total" and (device := DEVICE.search(labels)):
@@ -188,7 +193,17 @@ def _metrics(server: Server) -> str:
 
 
 def summarise(window: Window, samples: Sequence[Sample], risen: dict[str, float], max_tokens: int) -> Point:
-    """One row from a window's samples and what the counters rose by meanwhile; max_tokens: of one forward."""
+    """The numbers of a window.
+
+    Args:
+        window: What was measured.
+        samples: Its calls.
+        risen: By how much the `COUNTERS` rose.
+        max_tokens: Token budget of a forward.
+
+    Raises:
+        RuntimeError: No call was answered.
+    """
     answered = [sample for sample in samples if not sample.error]
     if not answered:
         reason = samples[0].error if samples else "none was sent"

@@ -1,4 +1,4 @@
-"""What makes a window's numbers worth nothing, though every answer is right."""
+"""Checks that a window offered the load that it was meant to; without, its numbers mean nothing."""
 
 import math
 from collections.abc import Sequence
@@ -7,23 +7,25 @@ import numpy as np
 
 from perf.loadgen.generator import Sample
 
-# The p99 of fewer calls is their worst one.
+# With fewer calls the p99 is the slowest one.
 MIN_CALLS_FOR_P99 = 100
 MIN_CALLS = 20
-# A Poisson process counts so many standard deviations too few or too many once in two million times.
+# The count of a Poisson process is this many standard deviations off once in two million times.
 SIGMAS = 5.0
-# A generator that sends this late, at the 99th percentile, has not offered the load that it was asked for.
-# Latencies hold its lateness, so a share of what a call takes is allowed, or a few time slices of a busy machine.
+# A generator whose p99 lateness exceeds both has not offered the load. Latencies include the lateness, so a share
+# of a call's own time is allowed, or a few time slices of a busy machine.
 LATE_SHARE, LATE_MS = 0.5, 10.0
 
 
 class UnsoundLoad(Exception):
-    """The load was not what the window says, or too little came of it; the message says how."""
+    """The load was not the one asked for, or too few calls were answered."""
 
 
 def check_count(name: str, samples: Sequence[Sample], least: int) -> None:
-    """Raises:
-    UnsoundLoad: fewer than `least` calls were answered.
+    """Check the number of answered calls.
+
+    Raises:
+        UnsoundLoad: Fewer than `least` were answered.
     """
     answered = sum(not sample.error for sample in samples)
     if answered < least:
@@ -31,12 +33,12 @@ def check_count(name: str, samples: Sequence[Sample], least: int) -> None:
 
 
 def check_open_loop(name: str, samples: Sequence[Sample], offered: float) -> None:
-    """That calls were sent when they were due, answered or not, and due at the rate that was asked for.
+    """Check that calls were due at the offered rate and were sent when due, answered or not.
 
-    A generator that waits for answers sends fewer, just when the server is slow: coordinated omission.
+    This catches coordinated omission: a generator that waits for answers sends less when the server is slow.
 
     Raises:
-        UnsoundLoad: they were not.
+        UnsoundLoad: They were not.
     """
     due = np.array([sample.intended for sample in samples])
     expected = offered * float(np.ptp(due))
@@ -44,7 +46,7 @@ def check_open_loop(name: str, samples: Sequence[Sample], offered: float) -> Non
         raise UnsoundLoad(f"'{name}': {len(due)} calls were due where {offered:g}/s make {expected:.0f}")
     answered = [sample for sample in samples if not sample.error]
     late = 1e3 * np.array([sample.sent - sample.intended for sample in answered])
-    # A clock's last digit, not a call that was sent ahead of its time.
+    # Allow for the clock's resolution.
     if late.min() < -1e-3:
         raise UnsoundLoad(f"'{name}': a call was sent {-late.min():.3g} ms before it was due")
     taken = 1e3 * float(np.median([sample.done - sample.sent for sample in answered]))

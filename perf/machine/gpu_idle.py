@@ -1,24 +1,32 @@
-"""The share of time in which the GPU does nothing, from the profiler's record of every kernel and copy."""
+"""The share of time in which the GPU is idle, from the profiler's record of every kernel and copy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Kernels that follow each other within a graph are about a microsecond apart, and no host could fill that gap.
+# Kernels of one CUDA graph follow each other within about a microsecond; no host could fill such a gap.
 LONG_GAP_US = 10.0
 
 
 @dataclass(frozen=True)
 class Idle:
-    """Shares, 0 to 1, of the time between the first kernel's begin and the last one's end."""
+    """Shares, 0 to 1, of the time from the start of the first kernel to the end of the last one."""
 
     any_gap: float
     long_gaps: float
-    """In gaps of more than `LONG_GAP_US` alone: those that the host left."""
+    """Gaps longer than `LONG_GAP_US` only: those that a faster host could have filled."""
     span_ms: float
 
 
 def idle_share(intervals: Sequence[tuple[float, float]], long_gap: float = LONG_GAP_US) -> Idle:
-    """From (begin, end) in microseconds, in any order and overlapping as they like."""
+    """The time that no interval covers.
+
+    Args:
+        intervals: Begin and end in microseconds, in any order; they may overlap.
+        long_gap: Microseconds above which a gap is long.
+
+    Raises:
+        ValueError: There is no interval.
+    """
     if not intervals:
         raise ValueError("nothing ran on the GPU")
     ordered = sorted(intervals)
@@ -32,7 +40,7 @@ def idle_share(intervals: Sequence[tuple[float, float]], long_gap: float = LONG_
 
 
 def profiled(work: Callable[[], object]) -> Idle:
-    """Idle share while `work` runs, waiting at its end; the profiler slows launches down a little."""
+    """The idle share while `work` runs to its end on the GPU. Profiling slows launches down a little."""
     import torch
     from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity
@@ -40,5 +48,5 @@ def profiled(work: Callable[[], object]) -> Idle:
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as recorded:
         work()
         torch.cuda.synchronize()
-    found = [event for event in recorded.events() or () if event.device_type == DeviceType.CUDA]
-    return idle_share([(event.time_range.start, event.time_range.end) for event in found])
+    events = [event for event in recorded.events() or () if event.device_type == DeviceType.CUDA]
+    return idle_share([(event.time_range.start, event.time_range.end) for event in events])

@@ -1,6 +1,6 @@
-"""How busy and how full the GPU is, ten times a second, from NVML.
+"""Utilization and memory of the first GPU, sampled from NVML ten times a second.
 
-NVML's number is the share of the driver's last sample period (0.17 to 1 s) in which some kernel ran.
+Utilization is the share of the driver's last sample period (0.17 to 1 s) in which some kernel ran.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ class _Memory(ctypes.Structure):
 
 
 class GpuSampler:
-    """Samples the first GPU while it is open; without NVML it has no samples, and `driver` is None."""
+    """Samples the first GPU while it is open. Without NVML there are no samples, and `driver` is None."""
 
     driver: str | None = None
     device: str | None = None
@@ -59,28 +59,28 @@ class GpuSampler:
             self._thread.join()
 
     def busy(self, begin: float, end: float) -> float | None:
-        """Mean share (0 to 1) between two `time.perf_counter` times; None without samples."""
-        found = [gpu for when, gpu, _ in self._samples if begin <= when <= end]
-        return statistics.mean(found) / 100 if found else None
+        """Mean utilization (0 to 1) between two times of `time.perf_counter`; None without samples."""
+        samples = [gpu for when, gpu, _ in self._samples if begin <= when <= end]
+        return statistics.mean(samples) / 100 if samples else None
 
     def memory_gib(self, begin: float, end: float) -> float | None:
-        """The most memory in use on the device, by all processes, between two such times."""
-        found = [used for when, _, used in self._samples if begin <= when <= end]
-        return max(found) / 2**30 if found else None
+        """Peak memory in use on the device, by all processes, between two such times; None without samples."""
+        samples = [used for when, _, used in self._samples if begin <= when <= end]
+        return max(samples) / 2**30 if samples else None
 
     def _run(self) -> None:
         rates, memory = _Utilization(), _Memory()
-        asked = (
+        queries = (
             (self._nvml.nvmlDeviceGetUtilizationRates, rates),
             (self._nvml.nvmlDeviceGetMemoryInfo, memory),
         )
         while not self._stop.wait(1 / HERTZ):
-            if not any(function(self._handle, ctypes.byref(into)) for function, into in asked):
+            if not any(function(self._handle, ctypes.byref(into)) for function, into in queries):
                 self._samples.append((time.perf_counter(), rates.gpu, memory.used))
 
 
 def visible_gpus() -> list[str]:
-    """The visible GPUs, as CUDA_VISIBLE_DEVICES would name them."""
+    """The visible GPUs, named as in CUDA_VISIBLE_DEVICES."""
     if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return named.split(",")
     import torch

@@ -1,4 +1,4 @@
-"""GPU time of what a model's layers repeat, without the gaps between launches."""
+"""GPU time of work that a model repeats in each layer, without the gaps between launches."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,9 +7,12 @@ import triton
 
 
 def microseconds(runs: Sequence[Callable[[], object]], warmup_ms: int, measured_ms: int) -> float:
-    """GPU time of one of the runs, the median over replays of a graph that holds all of them.
+    """GPU time of one run: the median over replays of a CUDA graph of all runs, divided by their number.
 
-    As many as a model has layers are long enough to fill the gap between two launches on the host.
+    Args:
+        runs: As many as a model has layers, so that the host's launch is hidden behind the GPU's work.
+        warmup_ms: Replays before the clock starts.
+        measured_ms: Replays measured.
     """
     runs[0]()
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""The model that a load test serves."""
+"""The checkpoint that a load test serves."""
 
 import shutil
 from concurrent.futures import ProcessPoolExecutor
@@ -11,12 +11,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def write(directory: Path, device: Device, tokenizer: Path | None) -> None:
-    """Write random weights: Qwen3-0.6B's geometry for a GPU, without one a tiny Qwen3 with a tiny tokenizer.
+    """Write random weights: Qwen3-0.6B's geometry for a GPU, a tiny Qwen3 with its own tokenizer for a CPU.
 
-    tokenizer: a directory whose tokenizer files a GPU's checkpoint gets, so that text can be scored as well; the
-    tiny one has its own, and no rows for another's ids.
+    Args:
+        directory: Where the checkpoint goes.
+        device: Where it will be served.
+        tokenizer: Directory whose tokenizer files the GPU's checkpoint gets, so that it can score text. The tiny
+            model ignores it: its embedding is too small for another tokenizer's ids.
     """
-    # In a process of its own, whose GPU memory is gone when it ends.
+    # In a process of its own, so that its GPU memory is freed.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         pool.submit(_geometry if device == "cuda" else _tiny, directory).result()
     if tokenizer and device == "cuda":

@@ -1,9 +1,9 @@
-"""Configs of the models whose geometry is measured, and of tiny ones to rehearse with."""
+"""config.json of the models whose geometry is measured, and of tiny ones to rehearse with."""
 
 from typing import Any
 
 LATENT = ("deepseek_v32",)
-"""Families with an indexer of their own."""
+"""Families that cache latents and select by an indexer of their own."""
 
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -19,7 +19,7 @@ _QWEN3: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
-# The attention is the real one's, which has 61 layers (3 without experts), 256 experts and a larger vocabulary.
+# Attention as in the real model, which has 61 layers (3 without experts), 256 experts and a larger vocabulary.
 _DEEPSEEK: dict[str, Any] = {
     "architectures": ["DeepseekV32ForCausalLM"],
     "model_type": "deepseek_v32",

@@ -1,4 +1,4 @@
-"""Random checkpoints of a real model's geometry: the speed of the real one, without its weights."""
+"""Random checkpoints with a real model's geometry: as fast as the real one, without its weights."""
 
 import json
 import zlib
@@ -16,7 +16,7 @@ from perf.models.geometries import GEOMETRIES, LATENT
 
 
 def config_of(name: str, context: int | None = None) -> dict[str, Any]:
-    """The config.json of a geometry; context: its context length, if not the model's own."""
+    """The config.json of a geometry; `context` replaces the model's own context length."""
     config = dict(GEOMETRIES[name])
     if context:
         config["max_position_embeddings"] = context
@@ -24,7 +24,7 @@ def config_of(name: str, context: int | None = None) -> dict[str, Any]:
 
 
 def write(name: str, directory: Path, seed: int = 0, device: str = "cpu", context: int | None = None) -> Path:
-    """Write a seeded random checkpoint in bfloat16, as wide as the family initialises its weights (0.02)."""
+    """Write a seeded random checkpoint in bfloat16, with the families' own standard deviation (0.02)."""
     write_config(name, directory, context)
     shapes = tensors(config_of(name))
     save_file(
@@ -35,7 +35,7 @@ def write(name: str, directory: Path, seed: int = 0, device: str = "cpu", contex
 
 
 def write_config(name: str, directory: Path, context: int | None = None) -> Path:
-    """Write config.json alone, for weights `in_memory`."""
+    """Write config.json only; the weights come from `in_memory`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config_of(name, context), indent=2))
     return directory
@@ -43,9 +43,9 @@ def write_config(name: str, directory: Path, context: int | None = None) -> Path
 
 @contextmanager
 def in_memory(device: str, seed: int = 0) -> Iterator[None]:
-    """Checkpoints loaded meanwhile get the weights that `write` would have written, drawn on the device.
+    """While open, loaded checkpoints get the weights that `write` would have written, drawn on the device.
 
-    Weights drawn on another sort of device are others.
+    A CPU and a GPU draw different weights from one seed.
     """
 
     def shards(checkpoint: Path) -> Iterator[Shard]:
@@ -56,7 +56,7 @@ def in_memory(device: str, seed: int = 0) -> Iterator[None]:
 
 
 class Shard:
-    """What the loader needs of an open safetensors file."""
+    """An open safetensors file, as far as the loader uses it."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], seed: int, device: str) -> None:
         self._shapes, self._seed, self._device = shapes, seed, device
@@ -69,15 +69,15 @@ class Shard:
 
 
 def draw(name: str, shape: tuple[int, ...], seed: int, device: str) -> torch.Tensor:
-    """One tensor of a checkpoint, bfloat16, by its name and the seed."""
-    # On the CPU 32 bits of a seed count.
+    """Draw one tensor of a checkpoint in bfloat16; name and seed determine it."""
+    # The CPU's generator uses 32 bits of a seed.
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     values = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
     return values.mul_(0.1).add_(1) if name.endswith("norm.weight") else values.mul_(0.02)
 
 
 def read_bytes(config: dict[str, Any]) -> int:
-    """Bytes of weights (bfloat16) that a step over one token reads, if it reads each once."""
+    """Bytes of bfloat16 weights that a decode step over one token reads, each weight once."""
     shapes = tensors(config)
     if not config["tie_word_embeddings"]:
         shapes.pop("model.embed_tokens.weight")
@@ -85,7 +85,7 @@ def read_bytes(config: dict[str, Any]) -> int:
 
 
 def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of a checkpoint."""
+    """Names and shapes of all tensors of a checkpoint."""
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     found: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocabulary, hidden),

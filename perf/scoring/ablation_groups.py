@@ -1,4 +1,4 @@
-"""Which arms are compared: the first of a group is what the scorer does, the others lack one thing of it."""
+"""The groups of perf.scoring.ablations: the first arm is the scorer as it is, the others lack one optimisation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,26 +15,28 @@ from perf.scoring import ablation_variants
 from perf.scoring.ablation_sizes import Sizes
 
 Calls = list[ScoreRequest]
-# Of calls, or of calls as `ablation_variants.Marked`.
+# Elements are calls, or calls as `ablation_variants.Marked`.
 Batch = Sequence[Any]
 
-# Of calls in flight at saturation: the depth at which the scorer's own queue keeps them.
+# Batches in flight at saturation, as many as the server keeps.
 DEPTH = 2
 
 
 @dataclass(frozen=True)
 class Arm:
-    """submit: launches a batch, returns what `result()` waits for; depth: batches in flight."""
+    """One way to score batches."""
 
     submit: Callable[[Any], Any]
+    """Launches a batch; `result()` of what it returns waits for the scores."""
     depth: int = 1
+    """Batches in flight."""
     cached: bool = False
-    """Whether a query that came before is to be found in the cache."""
+    """Whether repeated queries must be served from the cache."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Arms to compare over the same batches. idle: whether the GPU's idle share is of interest."""
+    """Arms to compare over the same batches; `idle` asks for the GPU's idle share as well."""
 
     name: str
     what: str
@@ -45,7 +47,7 @@ class Group:
 
 @dataclass
 class _Draw:
-    """Random calls; none holds the delimiter's id."""
+    """Draws random calls without the delimiter's id."""
 
     sizes: Sizes
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
@@ -60,11 +62,11 @@ class _Draw:
         return ScoreRequest(prompt, labels, ScoreOptions(apply_softmax=True))
 
     def small(self, shape: Shape) -> list[Calls]:
-        """Batches of one call."""
+        """Draw batches of one call."""
         return [[self.call(shape)] for _ in range(self.sizes.small_batches)]
 
     def full(self, calls: int | None = None) -> list[Calls]:
-        """Batches as large as one forward takes."""
+        """Draw batches as large as one forward takes."""
         sizes = self.sizes
         return [
             [self.call(sizes.request) for _ in range(calls or sizes.full_batch)]
@@ -72,35 +74,41 @@ class _Draw:
         ]
 
     def repeated(self, shape: Shape, calls: int, batches: int) -> list[Calls]:
-        """One query for all calls."""
+        """Draw batches whose calls all have one query."""
         query = self.call(Shape(shape.query, 1, 0)).prompt.tokens
         return [[self.call(shape, query) for _ in range(calls)] for _ in range(batches)]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """An answer that has been waited for already, behind the interface of one that is on its way."""
+    """Answers that are already there, with the interface of pending ones."""
 
     answers: list[Any]
 
     def result(self) -> tuple[list[Any], None]:
-        """What the scorer's own would return, but for what the batch cost."""
+        """As `Pending.result`, without the statistics of the batch."""
         return self.answers, None
 
 
 def one_item_at_a_time(scorer: Scorer, calls: Calls) -> Finished:
-    """Every item with its query by itself, the next when the last is answered."""
+    """Score every item with its query alone, one after the other."""
     singles = [single for call in calls for single in ablation_variants.as_single_items(call)]
     return Finished([scorer.submit([single]).result()[0][0] for single in singles])
 
 
 def as_prompts(scorer: Scorer, calls: Calls) -> Any:
-    """Every item with its query as a prompt of its own, all in one batch."""
+    """Score every item with its query as a prompt of its own, all in one batch."""
     return scorer.submit([single for call in calls for single in ablation_variants.as_single_items(call)])
 
 
 def groups(scorer: Scorer, caching: Scorer, sizes: Sizes) -> list[Group]:
-    """All comparisons. scorer: without a query cache; caching: the same checkpoint with one."""
+    """All groups.
+
+    Args:
+        scorer: Without a prefix cache.
+        caching: The same checkpoint with a prefix cache.
+        sizes: How much to measure.
+    """
     draw = _Draw(sizes)
     alone, full = draw.small(sizes.request), draw.full()
     prompt = draw.small(Shape(sizes.request.query + sizes.request.item, 1, 0))
@@ -202,7 +210,7 @@ def groups(scorer: Scorer, caching: Scorer, sizes: Sizes) -> list[Group]:
 
 
 def _cache_groups(scorer: Scorer, caching: Scorer, sizes: Sizes, draw: _Draw) -> list[Group]:
-    """All calls of a window have the same query, so but for the first it is cached."""
+    """Groups whose calls share a query, so that all but the first find it in the cache."""
 
     def arms(depth: int) -> dict[str, Arm]:
         return {"cached": Arm(caching.submit, depth, cached=True), "no cache": Arm(scorer.submit, depth)}
@@ -219,5 +227,5 @@ def _cache_groups(scorer: Scorer, caching: Scorer, sizes: Sizes, draw: _Draw) ->
 
 
 def skipped(device: str) -> list[str]:
-    """What this device cannot compare."""
+    """A line for each comparison that this device cannot make."""
     return [] if device == "cuda" else ["CUDA graphs and idle shares: there is no CUDA device"]

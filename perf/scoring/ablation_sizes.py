@@ -1,4 +1,4 @@
-"""How much the ablations measure, on a GPU and, as a rehearsal, on a CPU."""
+"""How much the ablations measure on a GPU, and in rehearsals on a CPU."""
 
 from dataclasses import dataclass, replace
 
@@ -7,18 +7,18 @@ from perf.loadgen.scorer_calls import Shape
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured. batches: of one window."""
+    """How much is measured; batches are those of one window."""
 
     request: Shape
     long_query: Shape
     labels: tuple[int, int]
     vocabulary: int
     delimiter: int
-    """An id that marks where items begin and end, where they are searched for."""
+    """The id that marks items' bounds where these are searched for."""
     full_batch: int
-    """Calls of a batch at saturation."""
+    """Calls in a batch at saturation."""
     full_batch_of_prompts: int
-    """The same, where each call becomes as many prompts as it has items."""
+    """Calls in a batch where every item becomes a prompt of its own."""
     full_batches: int
     small_batches: int
     budget: int
@@ -43,7 +43,7 @@ GPU = Sizes(
     cache_bytes=2**30,
     rounds=7,
 )
-# A model of a few thousand weights, to see that everything works: no number of it means anything.
+# A rehearsal with a tiny model, to see that everything works: its numbers mean nothing.
 CPU = Sizes(
     request=Shape(40, 5, 12),
     long_query=Shape(200, 5, 4),

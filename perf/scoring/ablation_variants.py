@@ -1,4 +1,4 @@
-"""The scorer with one thing changed: what each optimisation replaced. All give the scorer's own scores."""
+"""The scorer without one of its optimisations. All variants give the scorer's own scores."""
 
 import copy
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from perf.scoring.step_after_prefill import StepAfter
 
 
 class WholeVocabulary(LMHead):
-    """Logits of the whole vocabulary at every item, their log-softmax, and the labels' columns of that."""
+    """Head that computes log-softmax over the whole vocabulary at every item and then picks the labels."""
 
     def label_logits(self, hidden: Tensor, labels: Int32 | None) -> Tensor:
-        """hidden [R, H] -> float32 [R, labels]: softmax over labels is the same as of their logits."""
+        """hidden [R, H] -> float32 [R, labels]; their softmax over labels equals that of the logits."""
         assert labels is not None, "a classifier has no vocabulary"
         columns = torch.from_numpy(labels.astype(np.int64))
         if hidden.is_cuda:
@@ -37,7 +37,7 @@ def with_whole_vocabulary(scorer: Scorer) -> Scorer:
 
 
 def without_graphs(scorer: Scorer) -> Scorer:
-    """The scorer of a CUDA device, every kernel launched by the host; its pool is another one of the same size."""
+    """A GPU's scorer with every kernel launched by the host and a pool of its own of the same size."""
     from hiscore.prefill.cuda_runner import CudaRunner
 
     class EagerRunner(CudaRunner):
@@ -52,7 +52,11 @@ def without_graphs(scorer: Scorer) -> Scorer:
 
 
 def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
-    """The scorer with a decode step after each forward, see `StepAfter`; it must have no query cache."""
+    """The scorer with a decode step after each forward (`StepAfter`).
+
+    Raises:
+        ValueError: It has a prefix cache.
+    """
     if scorer._prefix_cache.caching:
         raise ValueError("the decode step needs the pool for itself: give the scorer no query cache")
     changed = copy.copy(scorer)
@@ -62,22 +66,22 @@ def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
 
 @dataclass(frozen=True)
 class Marked:
-    """A call as it is sent: int32 ids with a delimiter's id before, between and after the items."""
+    """A call as it is sent: ids with a delimiter before, between and after the items."""
 
     input_ids: Int32
     delimiter_indices: Int32
     like: ScoreRequest
 
     def unpacked(self, delimiters: Int32) -> ScoreRequest:
-        """The call whose items stand between these."""
+        """The call whose items lie between these delimiters."""
         return replace(self.like, prompt=unpack(self.input_ids, delimiters))
 
 
 def mark(call: ScoreRequest, delimiter: int) -> Marked:
-    """Lay a call out.
+    """Lay a call out with delimiters.
 
     Raises:
-        ValueError: a token has the delimiter's id, so that nobody could find its items.
+        ValueError: A token has the delimiter's id, so that a search would cut the call in the wrong place.
     """
     if (call.prompt.tokens == delimiter).any():
         raise ValueError(f"a token has the delimiter's id {delimiter}")
@@ -87,14 +91,14 @@ def mark(call: ScoreRequest, delimiter: int) -> Marked:
 
 
 def submit_indexed(scorer: Scorer, calls: Sequence[Marked]) -> PendingScores:
-    """Launch a batch whose delimiters were written down when it was laid out."""
+    """Launch a batch whose delimiters' positions are known."""
     return scorer.submit([call.unpacked(call.delimiter_indices) for call in calls])
 
 
 def submit_searching(scorer: Scorer, calls: Sequence[Marked], delimiter: int) -> PendingScores:
-    """Launch a batch whose delimiters are searched for on the device, once, by comparing and `nonzero`.
+    """Launch a batch whose delimiters are searched for on the device by `nonzero`.
 
-    How many there are is known to the device alone, so the host waits for all that was launched before.
+    Only the device knows how many it finds, so the host has to wait for everything launched before.
     """
     ids = torch.from_numpy(np.concatenate([call.input_ids for call in calls]))
     if scorer.device.type == "cuda":
@@ -111,7 +115,7 @@ def submit_searching(scorer: Scorer, calls: Sequence[Marked], delimiter: int) ->
 
 
 def as_single_items(call: ScoreRequest) -> list[ScoreRequest]:
-    """A call for each item: the same query with that item alone."""
+    """A call for each item: the query with that item alone."""
     query, *items = parts(call.prompt)
     return [
         replace(
@@ -122,6 +126,6 @@ def as_single_items(call: ScoreRequest) -> list[ScoreRequest]:
 
 
 def parts(prompt: MultiItemPrompt) -> list[Int32]:
-    """The tokens of the query, then of each item."""
+    """The tokens of the query, followed by those of each item."""
     ends = prompt.query_length + np.cumsum(prompt.item_lengths)
     return np.split(prompt.tokens, [prompt.query_length, *ends[:-1]][: len(ends)])

@@ -1,10 +1,10 @@
-"""What each optimisation of the scorer is worth: with it and without it, in turn, in one process on one device.
+"""What each optimisation of the scorer is worth: with and without it, in turns, in one process on one device.
 
 usage: python -m perf.scoring.ablations --out DIR [--only WORD,WORD] [--rounds N]
 
-A ratio is of the time per call, to the first arm of its group: 1.2 means that a call takes 20% longer. On a CUDA
-device the model has Qwen3-0.6B's geometry and random weights. Without one a tiny model takes its place, as a
-rehearsal whose numbers mean nothing. Exits with 1 if two arms of a group disagree in their scores.
+A ratio compares the time per call with that of the group's first arm: 1.2 means that a call takes 20% longer. On a
+GPU the model has Qwen3-0.6B's geometry and random weights; on a CPU a tiny model takes its place, as a rehearsal
+whose numbers mean nothing. Exits with 1 if the scores of two arms of a group differ.
 """
 
 import argparse
@@ -33,13 +33,13 @@ from perf.scoring.ablation_groups import Arm, Batch, Group
 from perf.scoring.ablation_sizes import CPU, GPU, Sizes
 from perf.script import arguments, by_comma, write_json
 
-# Float32 as the contract has it. Bfloat16 rounds differently in products of other sizes; this is the project's
-# bound for it against float32, and far below what another item's score differs by.
+# Float32: the contract's tolerance. Bfloat16 rounds differently in products of other sizes: the project's bound
+# for it against float32, far below the difference between two items' scores.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
 def window(arm: Arm, batches: Sequence[Batch]) -> float:
-    """Seconds per call over some batches, `arm.depth` of them in flight."""
+    """Seconds per call over some batches, with `arm.depth` of them in flight."""
     waiting: deque[Any] = deque()
     start = time.perf_counter()
     for batch in batches:
@@ -52,7 +52,7 @@ def window(arm: Arm, batches: Sequence[Batch]) -> float:
 
 
 def scores_of(arm: Arm, batch: Batch) -> Float32:
-    """All items' scores, float32 [items, labels]."""
+    """The scores of all items of a batch, float32 [items, labels]."""
     answers: list[Scores | RequestError] = arm.submit(batch).result()[0]
     for answer in answers:
         if isinstance(answer, RequestError):
@@ -64,10 +64,10 @@ def scores_of(arm: Arm, batch: Batch) -> Float32:
 
 
 def check(group: Group, tolerance: float) -> float:
-    """The largest difference of a score from the first arm's, over the last batch.
+    """Compare the arms' scores of the last batch; returns the largest difference from the first arm's.
 
     Raises:
-        SystemExit: beyond the tolerance, or items differ so little that a mistake would not show.
+        SystemExit: A difference exceeds the tolerance, or items score so alike that a mistake would not show.
     """
     found = {name: scores_of(arm, group.batches[-1]) for name, arm in group.arms.items()}
     base = next(iter(found.values()))
@@ -83,7 +83,7 @@ def check(group: Group, tolerance: float) -> float:
 
 
 def measure(group: Group, sizes: Sizes, tolerance: float, on_cuda: bool) -> dict[str, Any]:
-    """Warm up, check, time; where the group asks for it, also the GPU's idle share."""
+    """Warm up, check and time a group; where it asks for it, also measure the GPU's idle share."""
     for arm in group.arms.values():
         window(arm, group.batches)
     difference = check(group, tolerance)
@@ -105,7 +105,7 @@ def measure(group: Group, sizes: Sizes, tolerance: float, on_cuda: bool) -> dict
 
 
 def show(group: Group, found: dict[str, ArmResult], shares: dict[str, Idle]) -> None:
-    """A few lines for the terminal."""
+    """Print a line for each arm."""
     print(f"\n{group.name}: {group.what}")
     for name, result in found.items():
         line = f"  {name:32s} {result.value!s:28s} ms per call  x {result.ratio!s}"
@@ -115,7 +115,7 @@ def show(group: Group, found: dict[str, ArmResult], shares: dict[str, Idle]) -> 
 
 
 def main() -> int:
-    """Load, measure group by group, write ablations.json."""
+    """Load the model and measure; writes ablations.json after every group."""
     logging.basicConfig(level=logging.WARNING)
     options = parse()
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
@@ -146,7 +146,7 @@ def main() -> int:
     for group in chosen:
         written["groups"][group.name] = measure(group, sizes, TOLERANCES[scorer.dtype], device == "cuda")
         written["seconds"] = time.perf_counter() - begin
-        # After each group: one that fails leaves the results of those before it.
+        # Written after each group, so that one that fails does not cost the others their results.
         write_json(options.out / "ablations.json", written)
     for line in skipped:
         print(f"left out: {line}")
@@ -160,7 +160,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=by_comma,
-        help="comma-separated words, one of which a group's name holds",
+        help="groups with one of these words in their names, comma-separated",
     )
     parser.add_argument("--rounds", type=int, help="how often each arm is run")
     return parser.parse_args()

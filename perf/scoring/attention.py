@@ -1,4 +1,4 @@
-"""Attention of one layer: our kernel at several block sizes, and FlashInfer's ways of doing the same.
+"""Attention of one layer: our kernel with several tile sizes against FlashInfer's backends.
 
 usage: python -m perf.scoring.attention [--out DIR]        (one CUDA GPU)
 """
@@ -21,7 +21,7 @@ from hiscore.scoring.request import MultiItemPrompt
 from perf.machine.graph_timer import microseconds
 from perf.script import arguments, write_json
 
-# Of two layers: in the last one of a model only scored rows are attended for.
+# Two layers, because in a model's last layer only scored rows attend.
 SHAPE = AttentionShape(16, 8, 128, 128**-0.5, None, (None, None))
 SHAPES = {
     "300": [(300, [0])],
@@ -34,6 +34,7 @@ GRAPH_LAYERS = 28
 
 
 def forward_of(calls: list[tuple[int, list[int]]]) -> Forward:
+    """Pack random calls, each given by the lengths of its query and items."""
     rng = np.random.default_rng(0)
     packed = [
         MultiItemPrompt(rng.integers(0, 1000, query + sum(items)).astype(np.int32), query, np.array(items))
@@ -44,11 +45,12 @@ def forward_of(calls: list[tuple[int, list[int]]]) -> Forward:
 
 
 def layers_us(run: Callable[[], object]) -> float:
-    """GPU time of one call, out of as many as a model has layers."""
+    """GPU time of one call in microseconds, from as many calls as a model has layers."""
     return microseconds([run] * GRAPH_LAYERS, warmup_ms=20, measured_ms=60)
 
 
 def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """Our kernel with one launch configuration: microseconds and output."""
     packed_triton.choose_launch = lambda *_: launch
     attention = TritonAttention(
         SHAPE, torch.bfloat16, torch.cuda.get_device_properties(0).multi_processor_count
@@ -64,7 +66,11 @@ def ours(forward: Forward, launch: Launch, qkv: torch.Tensor) -> tuple[float, to
 
 
 def flashinfer_paged(forward: Forward, backend: str, qkv: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """Every segment its own sequence, its page table the query's slots and its own."""
+    """Every segment as a sequence whose page table holds the query's slots and its own.
+
+    Returns:
+        Microseconds and output.
+    """
     import flashinfer
 
     edges = forward.cu_seqlens.astype(np.int64)
@@ -92,6 +98,7 @@ def flashinfer_paged(forward: Forward, backend: str, qkv: torch.Tensor) -> tuple
 
 
 def main() -> None:
+    """Measure; writes attention.json."""
     parser = arguments(__doc__, "attention.json", required=False)
     out = parser.parse_args().out
     results: dict[str, dict[str, float]] = {}
@@ -108,7 +115,7 @@ def main() -> None:
                 print(name, key, type(error).__name__, flush=True)
                 continue
             reference = output if reference is None else reference
-            # bf16 probabilities times bf16 values: the sums differ in their last bits from one tiling to another.
+            # Sums of products in bfloat16 differ in their last bits between tile sizes.
             assert (output - reference).abs().max() < 0.05, key
         for backend in ("fa2", "fa3"):
             try:

@@ -1,11 +1,10 @@
-"""What the host pays: tokenizer and packing by core, start-up, and memory after many calls.
+"""Costs on the host: tokenizer and packing per core, start-up time, and memory after many calls.
 
 usage: python -m perf.scoring.cpu_cost --out DIR [--checkpoint DIR] [--calls N] [--seconds S]
 
-Text is that of the project's own documents, tokenized by the checkpoint's tokenizer (default: the demo's model),
-again and again: the library's cache of words is warm. The server whose memory is watched serves Qwen3-0.6B's
-geometry on a CUDA device and a tiny model on a CPU, with small calls: what is looked for is growth. Exits with 1
-if memory grows.
+Texts are the project's own documents, tokenized repeatedly by the checkpoint's tokenizer (default: the demo's
+model), so the library's word cache is warm. Memory is that of a server with Qwen3-0.6B's geometry on a GPU and a
+tiny model on a CPU, under small calls. Exits with 1 if memory grows.
 """
 
 import argparse
@@ -40,25 +39,25 @@ from perf.loadgen.served import limit_threads, server_settings
 from perf.machine.facts import ROOT, machine_facts, triton_version
 from perf.models import checkpoints
 from perf.scoring.roofline import BUDGET
-from perf.script import arguments, write_json
+from perf.script import arguments, failed, write_json
 
 TARGET = 2_000_000
 TARGET_CORES = 16
 ITEMS, ITEM_WORDS, QUERY_WORDS = 10, 130, 90
-# Calls that are tokenized together, about as many as wait when a server is busy.
+# Calls tokenized together: about as many as wait at a busy server.
 BATCH = 8
 REPEATS = 5
 SMALL = Shape(20, 3, 8)
 IN_FLIGHT = 16
 WINDOW_S = 2.0
 MIB = 2**20
-# Allocators keep what a burst needed, so the first half of the calls may still add some; after it, this share and
-# this much is taken for growth: a leak of 1 KiB a call is 50 MiB over the half of 100,000.
+# Allocators keep what a burst needed, so memory may still rise over the first half of the calls. Over the second
+# half, more than both counts as growth: a leak of 1 KiB per call makes 50 MiB in half of 100,000 calls.
 GROWTH, GROWTH_MIB = 0.03, 8.0
 
 
 def texts() -> list[tuple[str, list[str]]]:
-    """Queries and items cut from the project's documents."""
+    """Cut queries and items from the project's documents."""
     files = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
     words = " ".join(file.read_text(encoding="utf-8") for file in files).split(" ")
     size = QUERY_WORDS + ITEMS * ITEM_WORDS
@@ -72,7 +71,7 @@ def texts() -> list[tuple[str, list[str]]]:
 
 
 def median_s(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
-    """Median of some repetitions, by default on the clock of the CPU's work."""
+    """Median time of some repetitions, by default in CPU time."""
     work()
     taken = []
     for _ in range(REPEATS):
@@ -83,9 +82,9 @@ def median_s(work: Callable[[], object], clock: Callable[[], float] = time.proce
 
 
 def tokenizing(checkpoint: Path, threads: int) -> float:
-    """Tokens a second, in a process of its own: the library reads its number of threads once.
+    """Tokens a second; of CPU time with one thread, of the clock with several.
 
-    With one thread of CPU time, with several on the clock.
+    Runs in a process of its own, since the library reads its number of threads once.
     """
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=_use_threads, initargs=(threads,)) as pool:
         return pool.submit(_tokenize, checkpoint, threads > 1).result()
@@ -115,7 +114,7 @@ def _tokenize(checkpoint: Path, by_clock: bool) -> float:
 
 
 def packing(shape: Shape, calls: int) -> float:
-    """Tokens a second of CPU time, for full batches of fresh calls."""
+    """Tokens packed per second of CPU time, for full batches of new calls."""
     rng = np.random.default_rng(0)
     asked = [
         MultiItemPrompt(
@@ -134,7 +133,7 @@ def packing(shape: Shape, calls: int) -> float:
 
 
 def resident_mib(server: Server) -> float:
-    """Of the server and its models' processes, what they share counted once."""
+    """Memory of the server and its models' processes, shared pages counted once."""
     root = psutil.Process(server.pid)
     return (
         float(sum(process.memory_full_info().pss for process in (root, *root.children(recursive=True)))) / MIB
@@ -142,7 +141,7 @@ def resident_mib(server: Server) -> float:
 
 
 def shm_mib(server: Server) -> float:
-    """What the server holds in /dev/shm."""
+    """Size of the server's files in /dev/shm."""
     files = Path("/dev/shm").glob(f"{server.name}*")
     return sum(file.stat().st_blocks * 512 for file in files) / MIB
 
@@ -150,10 +149,10 @@ def shm_mib(server: Server) -> float:
 def watch(
     server: Server, vocabulary: int, labels: Sequence[int], calls: int, seconds: float
 ) -> list[dict[str, float]]:
-    """Memory after so and so many calls, fresh ids each; ends with the calls or the seconds, what comes first.
+    """Send calls and record memory, until so many `calls` are answered or so many `seconds` are over.
 
     Raises:
-        RuntimeError: a call failed.
+        RuntimeError: A call failed.
     """
     messages = [call.message() for call in draw(np.random.default_rng(0), SMALL, 2_000, vocabulary, labels)]
     answered = 0
@@ -174,11 +173,11 @@ def watch(
 
 
 def growth(memory: Sequence[dict[str, float]]) -> list[str]:
-    """What has grown over the second half of the calls: a line for each kind of memory that has."""
+    """A line for each kind of memory that grew over the second half of the calls."""
     half = [sample for sample in memory if sample["calls"] >= memory[-1]["calls"] / 2]
     lines = []
     for name, what in (("rss_mib", "resident memory"), ("shm_mib", "/dev/shm")):
-        # Thirds, not single samples: a garbage collection between two of them is no trend.
+        # Compare means of thirds: single samples depend on when garbage was collected.
         third = max(1, len(half) // 3)
         first, last = (
             statistics.mean(sample[name] for sample in part) for part in (half[:third], half[-third:])
@@ -194,7 +193,7 @@ def rows(
     ready_s: float,
     memory: Sequence[dict[str, float]],
 ) -> Any:
-    """The report's table."""
+    """The rows of the report's table."""
     found = [
         *((f"tokenizer, {name}", value, "tokens/s") for name, value in tokenized.items()),
         *((f"packing {name}, by core", value, "tokens/s") for name, value in packed.items()),
@@ -207,7 +206,7 @@ def rows(
 
 
 def main() -> int:
-    """Measure and write cpu_cost.json."""
+    """Measure; writes cpu_cost.json."""
     options = parse()
     cores = len(os.sched_getaffinity(0))
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -238,7 +237,7 @@ def main() -> int:
         f"{TARGET // TARGET_CORES:,} a core if all scale. Here it makes {per_core:,.0f} on one core, by CPU time, "
         f"and {together:,.0f} on all "
         f"{cores}, by the clock.",
-        *(f"FAILED: {line}" for line in grown),
+        *map(failed, grown),
     ]
     tokenized = {"by core": per_core, f"on {cores} cores": together}
     found = {
@@ -256,11 +255,9 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__, "cpu_cost.json")
     parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--calls", type=int, default=5_000, help="calls over which memory is watched")
     parser.add_argument(
-        "--calls", type=int, default=5_000, help="after which memory is held to that after half of them"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=float("inf"), help="end after these, however many calls it were"
+        "--seconds", type=float, default=float("inf"), help="stop watching memory after so many seconds"
     )
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""How long one forward takes on the GPU, where the time goes, and what else could compute its attention.
+"""How long one forward takes on the GPU, and which kernels take the time.
 
 usage: python -m perf.scoring.forward [--dtype bfloat16|fp8] [--out DIR]        (one CUDA GPU)
 """
@@ -31,12 +31,12 @@ def call(
 
 
 def gpu_ms(scorer: Scorer, batches: list[list[ScoreRequest]]) -> float:
-    """Median GPU time of a batch, from launch to results copied, each batch with tokens of its own."""
+    """Median GPU time of a batch, from its first kernel until its results are copied; tokens differ by batch."""
     times = []
     for calls in batches:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        # A long kernel ahead: the launch is over before its work begins, so only the GPU is timed.
+        # Queue a long kernel first, so that all launches are done before the timed work starts.
         torch.cuda._sleep(20_000_000)
         begin.record()
         pending = scorer.submit(calls)
@@ -48,7 +48,7 @@ def gpu_ms(scorer: Scorer, batches: list[list[ScoreRequest]]) -> float:
 
 
 def host_ms(scorer: Scorer, batches: list[list[ScoreRequest]]) -> tuple[float, float]:
-    """Median time of a launch, and of a whole batch alone, on the host's clock."""
+    """Median milliseconds of a launch and of a whole batch alone, on the host's clock."""
     launches, totals = [], []
     for calls in batches:
         torch.cuda.synchronize()
@@ -61,6 +61,7 @@ def host_ms(scorer: Scorer, batches: list[list[ScoreRequest]]) -> tuple[float, f
 
 
 def main() -> None:
+    """Measure; writes forward.json, or forward-fp8.json."""
     parser = arguments(__doc__, "forward.json", required=False)
     parser.add_argument("--dtype", choices=("bfloat16", "fp8"), default="bfloat16")
     options = parser.parse_args()

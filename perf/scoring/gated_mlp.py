@@ -1,9 +1,9 @@
-"""The MLP's gated product: one kernel, by tile, against a library's product and the activation after it.
+"""The MLP's gate, up and activation: our fused kernel by tile size, against a library product and an activation.
 
 usage: python -m perf.scoring.gated_mlp [--models qwen3-0.6b,...] [--out DIR]        (one CUDA GPU)
 
-Microseconds a layer, out of a graph over layers with weights of their own, as a model's are. Every tile's outputs
-are compared with the two steps'.
+Microseconds per layer, from a CUDA graph over layers with weights of their own. The outputs of every tile size are
+compared with those of the two separate steps.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from perf.machine.facts import process_facts
 from perf.machine.graph_timer import microseconds
 from perf.script import arguments, by_comma, write_json
 
-# Hidden size and MLP's width.
+# Hidden size and intermediate size.
 MODELS = {
     "smollm2-135m": (576, 1536),
     "qwen3-0.6b": (1024, 3072),
@@ -29,15 +29,16 @@ MODELS = {
 }
 TILES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
 WEIGHTS_BYTES = 400 << 20
-"""Of all layers together: more than a cache holds."""
+"""Weights of all layers together, more than an L2 cache holds."""
 
 
 def layers_us(run: Callable[[Tensor], Tensor], weights: list[Tensor]) -> float:
-    """GPU time of a layer, each with a weight of its own."""
+    """GPU time per layer in microseconds; each layer has a weight of its own."""
     return microseconds([partial(run, weight) for weight in weights], warmup_ms=2, measured_ms=8)
 
 
 def measure(inputs: int, outputs: int, rows: int, multiprocessors: int) -> dict[str, object]:
+    """Microseconds by implementation, and which one the product chooses."""
     layers = max(2, min(28, WEIGHTS_BYTES // (4 * inputs * outputs)))
     x = torch.randn(rows, inputs, device="cuda").bfloat16()
     weights = [
@@ -60,7 +61,7 @@ def measure(inputs: int, outputs: int, rows: int, multiprocessors: int) -> dict[
             return multiply(x, weight, False, tile, multiprocessors)
 
         output = ours(weights[0])
-        # Sums in another order would round otherwise, now and then.
+        # Sums in another order round differently now and then.
         torch.testing.assert_close(output, expected, atol=2**-6, rtol=2**-6)
         found[name] = layers_us(ours, weights)
         found[f"{name}: same bits"] = torch.equal(output, expected)
@@ -70,6 +71,7 @@ def measure(inputs: int, outputs: int, rows: int, multiprocessors: int) -> dict[
 
 
 def main() -> None:
+    """Measure; writes gated_product.json after every model."""
     parser = arguments(__doc__, "gated_product.json", required=False)
     parser.add_argument("--models", type=by_comma, default=list(MODELS), help="by comma")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Other ways to get the scores of a call: each takes calls in token ids and gives what ours gives."""
+"""Programs that can score the same calls: hiscore itself, transformers, vLLM and SGLang."""
 
 import asyncio
 import importlib.util
@@ -17,7 +17,7 @@ from hiscore.scoring.scorer import Scorer, Scores
 from perf.loadgen.scorer_calls import Ids
 
 BUDGET = 16_384
-# The share of the device's memory that an engine may take; several of them stand side by side.
+# Share of the device's memory that an engine may take; several run side by side.
 MEMORY = 0.2
 
 
@@ -26,7 +26,7 @@ class Unavailable(Exception):
 
 
 class Peer(Protocol):
-    """scores: float32 [all items of all calls, labels], softmax over the labels."""
+    """A program that scores calls: float32 [items of all calls, labels], softmax over the labels."""
 
     def scores(self, calls: Sequence[Ids]) -> Float32: ...
 
@@ -34,7 +34,7 @@ class Peer(Protocol):
 
 
 class Ours:
-    """The scorer in this process, no query kept."""
+    """The scorer in this process, without a prefix cache."""
 
     def __init__(self, checkpoint: Path, device: str) -> None:
         self._scorer = Scorer(checkpoint, device, max_batch_tokens=BUDGET, query_cache_bytes=0)
@@ -64,9 +64,9 @@ class Ours:
 
 
 class Transformers:
-    """SDPA over one batch of prompts, each item with its query, the head at the last token alone.
+    """Transformers with SDPA over one batch of prompts, the head computed at the last token only.
 
-    All prompts of a call are equally long here, so nothing is padded and no mask is needed: its best case.
+    All prompts are equally long, so nothing is padded and no mask is needed: its best case.
     """
 
     def __init__(self, checkpoint: Path, device: str, compiled: bool = False) -> None:
@@ -79,7 +79,7 @@ class Transformers:
         self._compiled = compiled
         self._forward: Callable[..., Any] = self._last_logits
         if compiled:
-            # On a CUDA device this mode also captures CUDA graphs.
+            # On a GPU this mode also captures CUDA graphs.
             mode = "reduce-overhead" if device == "cuda" else None
             self._forward = torch.compile(self._last_logits, mode=mode, dynamic=False)
 
@@ -102,9 +102,9 @@ class Transformers:
 
 
 class Vllm:
-    """vLLM offline: one prompt for each item and one token, of whose logits the labels' are asked for.
+    """vLLM offline: a prompt per item and one generated token, with the labels' log-probabilities.
 
-    As its own scoring endpoint does it. Its prefix cache is on, and a batch may hold as many tokens as ours.
+    As its own scoring endpoint does it. The prefix cache is on, and batches may hold as many tokens as ours.
     """
 
     def __init__(self, checkpoint: Path, device: str) -> None:
@@ -143,9 +143,9 @@ class Vllm:
 
 
 class Sglang:
-    """SGLang's own scoring of a query with items, offline, all calls of a batch at once.
+    """SGLang's own scoring API, offline, with all calls of a batch at once.
 
-    multi_item: all items of a call as one sequence, which turns its CUDA graphs and its prefix cache off.
+    With `multi_item`, all items of a call form one sequence, which turns off its CUDA graphs and prefix cache.
     """
 
     def __init__(self, checkpoint: Path, device: str, multi_item: bool = False) -> None:
@@ -170,7 +170,7 @@ class Sglang:
             )
             return list(await asyncio.gather(*asked))
 
-        # Its processes answer on the engine's own loop.
+        # The engine's processes answer on its own event loop.
         answers = self._engine.loop.run_until_complete(together())
         # Newer versions answer with an object, older ones with the list itself.
         return np.concatenate([np.array(getattr(a, "scores", a), np.float32) for a in answers])

@@ -1,11 +1,11 @@
-"""The same calls by other programs, in turn, in one run on one machine: the same ids, the same weights.
+"""The same calls by other programs, in turns on one machine: same ids, same weights.
 
 usage: python -m perf.scoring.peers --out DIR [--checkpoint DIR] [--rounds N] [--only 'hiscore;vLLM']
 
-On a CUDA device the model has Qwen3-0.6B's geometry and random weights, in bfloat16; without one it is the
-checkpoint (default: the demo's model) in float32. Ids are fresh in every round, so that a prefix cache
-finds nothing but the query inside a call. Scores are compared before any time is taken; a peer whose scores differ
-from ours, or that fails, is left out, and the exit code is 1.
+On a GPU the model has Qwen3-0.6B's geometry and random weights, in bfloat16; on a CPU it is the checkpoint
+(default: the demo's model), in float32. Ids are new in every round, so a prefix cache can only find the query
+within a call. Scores are compared before the clock runs; a peer that fails or gives other scores is left out, and
+the exit code is 1.
 """
 
 import argparse
@@ -29,16 +29,16 @@ from perf.machine.facts import process_facts
 from perf.machine.interleave import interleave
 from perf.scoring.peer_engines import PEERS, Peer, Unavailable
 from perf.scoring.roofline import subject
-from perf.script import arguments, write_json
+from perf.script import arguments, failed, write_json
 
-# Float32 as the contract has it. In bfloat16 two forwards that round in different places: each is within 2e-2 of
-# float32, so they are within twice that of each other.
+# Float32: the contract's tolerance. In bfloat16 each program is within 2e-2 of float32, so two of them are within
+# twice that of each other.
 TOLERANCES = {"cpu": 2e-5, "cuda": 4e-2}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """loads: calls of a batch by the load's name; windows: batches of a window."""
+    """How much is measured: `loads` are calls per batch by name, `windows` batches per window."""
 
     shape: Shape
     loads: Mapping[str, int]
@@ -52,10 +52,10 @@ CPU = Sizes(Shape(24, 3, 8), {"one call": 1, "four calls": 4}, (9, 7), rounds=3,
 
 
 def compare(found: Mapping[str, Float32], tolerance: float) -> dict[str, float]:
-    """Each arm's largest difference from the first one's scores, float32 [items, labels].
+    """Compare scores, float32 [items, labels], with the first arm's: the largest difference by arm.
 
     Raises:
-        WrongScores: one is beyond the tolerance, or items differ so little that a mistake would not show.
+        WrongScores: A difference exceeds the tolerance, or items score so alike that a mistake would not show.
     """
     base = next(iter(found.values()))
     control = float(np.abs(base - np.roll(base, 1, axis=0)).max())
@@ -72,27 +72,27 @@ def compare(found: Mapping[str, Float32], tolerance: float) -> dict[str, float]:
 
 
 class Draws:
-    """The batches of each round, the same for all arms, never the same in two rounds."""
+    """Draws the batches of each round: the same for all arms, different in every round."""
 
     def __init__(self, sizes: Sizes, vocabulary: int, calls: int) -> None:
         self._sizes, self._vocabulary, self._calls = sizes, vocabulary, calls
         self._next: dict[str, int] = {}
 
     def batches(self, round_: int) -> list[list[Ids]]:
-        """Those of a round."""
+        """The batches of a round."""
         rng, sizes = np.random.default_rng((self._calls, round_)), self._sizes
         return [
             draw(rng, sizes.shape, self._calls, self._vocabulary, sizes.labels) for _ in range(sizes.windows)
         ]
 
     def following(self, arm: str) -> list[list[Ids]]:
-        """Those of the arm's next round, from 1: round 0 is for checking."""
+        """The batches of the arm's next round, starting with 1; round 0 is for checking."""
         self._next[arm] = self._next.get(arm, 0) + 1
         return self.batches(self._next[arm])
 
 
 def window(name: str, peer: Peer, draws: Draws) -> float:
-    """Milliseconds for each call over a window of batches, one after another."""
+    """Milliseconds per call over a window of batches, one after another."""
     batches = draws.following(name)
     begin = time.perf_counter()
     for batch in batches:
@@ -101,7 +101,7 @@ def window(name: str, peer: Peer, draws: Draws) -> float:
 
 
 def start(names: list[str], checkpoint: Path, device: str) -> tuple[dict[str, Peer], list[str], list[str]]:
-    """The peers that run here, a line for each that does not, and one for each that should and fails to."""
+    """Start peers: those that run, a line for each that cannot run here, and one for each that failed to start."""
     found: dict[str, Peer] = {}
     skipped, failures = [], []
     for name in names:
@@ -110,35 +110,35 @@ def start(names: list[str], checkpoint: Path, device: str) -> tuple[dict[str, Pe
         except Unavailable as reason:
             skipped.append(f"{name}: {reason}")
             print(f"left out: {skipped[-1]}", flush=True)
-        except Exception as error:  # another program's failure must not cost the others' results
+        except Exception as error:  # one program's failure must not cost the others' results
             failures.append(f"{name} does not start: {type(error).__name__}: {error}"[:300])
-            print(f"FAILED: {failures[-1]}", flush=True)
+            print(failed(failures[-1]), flush=True)
     return found, skipped, failures
 
 
 def equal(
     peers: Mapping[str, Peer], calls: list[Ids], tolerance: float, failures: list[str]
 ) -> tuple[dict[str, Peer], dict[str, float]]:
-    """Peers that give the first one's scores, and their largest differences; what others do is noted."""
+    """The peers that give the first one's scores, and by how much they differ; others go to `failures`."""
     (base, ours), *others = peers.items()
     expected = ours.scores(calls)
     right, differences = {base: ours}, {base: 0.0}
     for name, peer in others:
         try:
-            # The first scoring compiles, where something compiles; the second is what is compared.
+            # The first call may compile; compare the second.
             peer.scores(calls)
             differences[name] = compare({base: expected, name: peer.scores(calls)}, tolerance)[name]
             right[name] = peer
         except Exception as error:
             failures.append(f"{name}: {type(error).__name__}: {error}"[:300])
-            print(f"FAILED: {failures[-1]}", flush=True)
+            print(failed(failures[-1]), flush=True)
     return right, differences
 
 
 def measure(
     peers: Mapping[str, Peer], sizes: Sizes, vocabulary: int, device: str, failures: list[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Each load: check, warm up, time."""
+    """Check, warm up and time each load."""
     for load, calls in sizes.loads.items():
         draws = Draws(sizes, vocabulary, calls)
         (first, *_) = draws.batches(0)
@@ -162,7 +162,7 @@ def measure(
 
 
 def main() -> int:
-    """Measure and write peers.json."""
+    """Measure; writes peers.json after every load."""
     options = parse()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = GPU if device == "cuda" else CPU

@@ -1,10 +1,10 @@
-"""What the machine can do at best, and how near the scorer's forwards come: matrix products, copies, forwards.
+"""The machine's ceilings (matrix products, copies) and how near the scorer's forwards come to them.
 
 usage: python -m perf.scoring.roofline --out DIR [--checkpoint DIR]
 
-On a CUDA device the forwards are those of Qwen3-0.6B's geometry with random weights, in bfloat16; without one,
-those of the checkpoint (default: the demo's model) in float32. All times are medians, after a second of the same
-work, so that a chip whose clock falls under load is measured at the clock it keeps.
+On a GPU the forwards are those of Qwen3-0.6B's geometry with random weights, in bfloat16; on a CPU those of the
+checkpoint (default: the demo's model), in float32. Times are medians after a second of the same work, so that a
+chip that lowers its clock under load is measured at the clock it sustains.
 """
 
 import statistics
@@ -33,7 +33,7 @@ from perf.script import arguments, write_json
 WARM_S = 1.0
 MEASURED_S = 2.0
 LEAST = 5
-# n of an n x n x n product, MiB of a copy. A product of random numbers: zeros draw less power and run faster.
+# n of an n x n x n product of random numbers (zeros draw less power and run faster), and MiB of a copy.
 PRODUCTS = {"cuda": (2_048, 4_096, 8_192, 16_384), "cpu": (512, 1_024, 2_048)}
 COPIES = {"cuda": (256, 2_048), "cpu": (64, 512)}
 CALL = {"cuda": Shape(120, 10, 180), "cpu": Shape(24, 3, 8)}
@@ -43,7 +43,7 @@ BUDGET = 16_384
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """The median time of `work`, waited for on a CUDA device, after `WARM_S` of it."""
+    """Median time of `work` until the GPU is done with it, after warming up for `WARM_S`."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
 
     def once() -> float:
@@ -62,7 +62,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def products(device: str, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """FLOP/s of square products."""
+    """Measure square products in FLOP/s."""
     for n in PRODUCTS[device]:
         a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
@@ -71,7 +71,7 @@ def products(device: str, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
 
 
 def copies(device: str) -> Iterator[dict[str, Any]]:
-    """Bytes/s, of what is read and what is written together; between host and device, of what is moved."""
+    """Measure copies in bytes/s: read plus written on one device, moved between host and device."""
     for mib in COPIES[device]:
         here = torch.zeros(mib * 2**20, dtype=torch.uint8, device=device)
         other = torch.zeros_like(here)
@@ -85,10 +85,16 @@ def copies(device: str) -> Iterator[dict[str, Any]]:
 
 
 def flop(of: Architecture, shape: Shape, calls: int, labels: int) -> float:
-    """Of the products with weights, and of attention (two products for each pair of tokens that see each other).
+    """FLOP of a forward: products with weights, and attention's two products for each visible pair of tokens.
 
-    In the last layer only each item's last token goes on after its keys and values; norms and rotations are not
-    counted.
+    In the last layer only each item's last token is computed beyond its keys and values. Norms and rotary
+    embeddings are not counted.
+
+    Args:
+        of: The model.
+        shape: Of each call.
+        calls: In the batch.
+        labels: Rows of the head that are computed.
     """
     q, kv = of.heads * of.head_dim, of.kv_heads * of.head_dim
     rows, scored = calls * shape.tokens, calls * shape.items
@@ -106,13 +112,13 @@ def flop(of: Architecture, shape: Shape, calls: int, labels: int) -> float:
 
 
 def weight_bytes(of: Architecture, itemsize: int) -> int:
-    """Of the layers' products: what a forward must read once."""
+    """Bytes of the layers' weights, which a forward must read once."""
     q, kv = of.heads * of.head_dim, of.kv_heads * of.head_dim
     return itemsize * of.layers * of.hidden_size * (2 * q + 2 * kv + 3 * of.intermediate_size)
 
 
 def forwards(checkpoint: Path, device: str) -> Iterator[dict[str, Any]]:
-    """The scorer's forwards, from the call of `score` to scores on the host."""
+    """Time the scorer, from calls to scores on the host."""
     scorer = Scorer(checkpoint, device, max_batch_tokens=BUDGET, query_cache_bytes=0)
     of, _ = read_architecture(checkpoint)
     rng, labels = np.random.default_rng(0), np.array([9, 7], np.int32)
@@ -136,7 +142,7 @@ def forwards(checkpoint: Path, device: str) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def subject(device: str, checkpoint: Path | None) -> Iterator[Path]:
-    """What is measured: a checkpoint, or on a CUDA device random weights of a real geometry."""
+    """The checkpoint to measure; on a GPU random weights with a real geometry, unless one is given."""
     if checkpoint or device == "cpu":
         yield checkpoint or resolve()
         return
@@ -146,7 +152,7 @@ def subject(device: str, checkpoint: Path | None) -> Iterator[Path]:
 
 
 def main() -> int:
-    """Measure and write roofline.json."""
+    """Measure; writes roofline.json."""
     parser = arguments(__doc__, "roofline.json")
     parser.add_argument("--checkpoint", type=Path)
     options = parser.parse_args()

@@ -3,11 +3,11 @@
 usage: python -m perf.scoring.score_load --out DIR [--tokenizer DIR] [--seconds 120] [--rate 70]
            [--kinds fresh,repeated,text]
 
-Poisson arrivals of calls of 120 query tokens and 10 items of 180: fresh ids through `scorer`, with one query for
-all, and fresh texts through `score`; then a closed loop of each. On a GPU the weights are random, of Qwen3-0.6B's
-geometry, and --tokenizer names a directory with tokenizer.json; elsewhere a tiny model takes the place: a
-rehearsal, whose numbers mean nothing. Exits with 1 if a window failed: wrong scores, a late generator, too few
-calls, calls from the cache that were to be fresh.
+Poisson arrivals of calls with 120 query tokens and 10 items of 180: fresh ids to `scorer`, ids with one query for
+all calls, and fresh texts to `score`; then a closed loop of each. On a GPU the weights are random, with
+Qwen3-0.6B's geometry, and --tokenizer names a directory with tokenizer.json; on a CPU a tiny model takes its
+place, as a rehearsal whose numbers mean nothing. Exits with 1 if a window failed: wrong scores, a late generator,
+too few calls, fresh calls that were served from the cache.
 """
 
 import argparse
@@ -45,22 +45,26 @@ TITLES = {"fresh": "fresh ids", "repeated": "one query for all", "text": "fresh 
 
 @dataclass(frozen=True)
 class Load:
-    """seconds: of a Poisson window, by kind of calls; calls: of a closed loop; pool: distinct calls of a kind."""
+    """How much is sent."""
 
     rate: float
+    """Calls a second of a Poisson window."""
     seconds: dict[str, float]
+    """Length of a Poisson window, by kind of calls."""
     in_flight: int
     calls: int
+    """Calls of a closed loop."""
     pool: int
+    """Distinct calls of a kind."""
 
 
-# More distinct calls than the cache of queries has room for: a call that comes again finds nothing.
+# More distinct calls than the prefix cache has room for, so that a repeated call finds nothing in it.
 GPU = Load(70, {"fresh": 120, "repeated": 20, "text": 40}, in_flight=32, calls=1_000, pool=1_200)
 CPU = Load(15, {"fresh": 10, "repeated": 10, "text": 10}, in_flight=4, calls=120, pool=400)
 
 
 class Windows(Attempts):
-    """Windows against one server; one that fails is noted, and the next goes on."""
+    """Windows against one server; one that fails is recorded, and the next still runs."""
 
     def __init__(self, chosen: load_plan.Plan, load: Load, analyzer: Analyzer, meter: Meter) -> None:
         super().__init__()
@@ -68,7 +72,7 @@ class Windows(Attempts):
         self._rng = np.random.default_rng(0)
 
     def calls(self, kind: str) -> Scoring:
-        """Calls never drawn before, or, of one query, always the same ones."""
+        """Draw new calls; those with one query are the same every time."""
         plan, pool = self._plan, self._load.pool
         if kind == "text":
             return by_text(draw_texts(self._rng, plan.request, pool), plan.labels)
@@ -76,12 +80,12 @@ class Windows(Attempts):
         return by_ids(draw(rng, plan.request, pool, plan.vocabulary, plan.labels, kind == "repeated"))
 
     def warm_up(self, kind: str) -> None:
-        """The first calls compile, and fill the cache where one query is all that there is."""
+        """Let the first calls compile kernels and, where all have one query, fill the cache."""
         scoring = self.calls(kind)
         self._analyzer.closed_loop("", scoring.target, self._load.in_flight, 2 * self._load.in_flight)
 
     def open_loop(self, kind: str) -> Point:
-        """Poisson arrivals."""
+        """Send calls as Poisson arrivals."""
         load, scoring = self._load, self.calls(kind)
         arrivals = poisson(self._rng, load.rate, load.seconds[kind])
         name = f"{TITLES[kind]}, Poisson {load.rate:g}/s"
@@ -91,12 +95,12 @@ class Windows(Attempts):
 
         asked = Window(
             "open", name, self._plan.request, self._pool(kind, name), offered=load.rate, fresh=kind != "repeated",
-            least=MIN_CALLS_FOR_P99,
+            min_calls=MIN_CALLS_FOR_P99,
         )  # fmt: skip
         return self._cached(kind, self._meter.window(asked, run))
 
     def closed_loop(self, kind: str) -> Point:
-        """A fixed number of calls in flight."""
+        """Keep a fixed number of calls in flight."""
         load, scoring = self._load, self.calls(kind)
         name = f"{TITLES[kind]}, {load.in_flight} in flight"
 
@@ -111,7 +115,7 @@ class Windows(Attempts):
             self._plan.request,
             self._pool(kind, name),
             fresh=kind != "repeated",
-            least=MIN_CALLS_FOR_P99,
+            min_calls=MIN_CALLS_FOR_P99,
         )
         return self._cached(kind, self._meter.window(asked, run))
 
@@ -125,14 +129,14 @@ class Windows(Attempts):
 
 
 def measure(windows: Windows, kinds: Sequence[str]) -> None:
-    """Each kind's windows: warm-up, arrivals, closed loop."""
+    """For each kind of calls: warm up, then an open and a closed loop."""
     for kind in kinds:
         for work in (windows.warm_up, windows.open_loop, windows.closed_loop):
             windows.attempt(f"{TITLES[kind]}, {work.__name__}", partial(work, kind))
 
 
 def main() -> int:
-    """Serve, measure; writes score_load.json after every window."""
+    """Serve and measure; writes score_load.json after every window."""
     options = parse()
     device, _ = choose_device("auto")
     chosen, load = (load_plan.CPU, CPU) if device == "cpu" else (load_plan.GPU, GPU)
@@ -188,7 +192,9 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__, "score_load.json")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json")
-    parser.add_argument("--kinds", type=by_comma, default=list(TITLES), help="of calls, by comma")
+    parser.add_argument(
+        "--kinds", type=by_comma, default=list(TITLES), help="kinds of calls, comma-separated"
+    )
     parser.add_argument("--rate", type=float, help="calls a second")
     parser.add_argument("--seconds", type=float, help="length of each Poisson window")
     options = parser.parse_args()

@@ -2,8 +2,8 @@
 
 usage: python -m perf.scoring.serving --out DIR [--quick] [--tokenizer DIR]
 
-On a machine with a GPU the checkpoint has Qwen3-0.6B's geometry and random weights; elsewhere a tiny model takes
-its place, so that the whole run can be rehearsed. Exits with 1 if a step failed; wrong scores make one fail.
+On a GPU the checkpoint has Qwen3-0.6B's geometry and random weights; on a CPU a tiny model takes its place, as a
+rehearsal of the whole run. Exits with 1 if a step failed, for instance because of wrong scores.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler
 from perf.models import checkpoints
 from perf.scoring import serving_table
-from perf.scoring.serving_steps import Steps, cost_of_text
+from perf.scoring.serving_steps import ServingSteps, cost_of_text
 from perf.scoring.serving_targets import saturation, verdicts
 from perf.script import arguments, write_json
 
@@ -65,7 +65,7 @@ class Run(Attempts):
         self._alive = self._answers()
 
     def keep(self, point: Point) -> None:
-        """Keep a window's numbers and show a line of progress."""
+        """Keep the numbers of a window and print a line of progress."""
         self.points.append(point)
         seconds = time.perf_counter() - self._begin
         line = (
@@ -83,7 +83,7 @@ class Run(Attempts):
 
 
 def measure(run: Run, chosen: load_plan.Plan, gpu: GpuSampler, out: Path) -> dict[str, Any]:
-    """All steps against the running server, and what follows from their numbers."""
+    """Run all steps against the server and evaluate their numbers."""
     url, step = run.server.grpc_url, run.attempt
     rng = np.random.default_rng(0)
     messages = [
@@ -92,7 +92,7 @@ def measure(run: Run, chosen: load_plan.Plan, gpu: GpuSampler, out: Path) -> dic
     meter = Meter(run.server, gpu, chosen.tolerance, run.keep)
     cost = None
     with Generator(url, messages) as generator:
-        steps = Steps(
+        steps = ServingSteps(
             chosen, url, meter, Analyzer(url, out / "perf-analyzer.txt", out / "exports"), generator
         )
         check = step("check of the scores", steps.check)
@@ -121,7 +121,7 @@ def measure(run: Run, chosen: load_plan.Plan, gpu: GpuSampler, out: Path) -> dic
 
 
 def main() -> int:
-    """Prepare, serve, measure, report."""
+    """Write a checkpoint, serve it, measure; writes serving.json."""
     options = parse()
     options.out.mkdir(parents=True, exist_ok=True)
     device, reason = choose_device("auto")
@@ -166,7 +166,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__, "serving.json and the logs")
     parser.add_argument("--quick", action="store_true", help="shorter windows, fewer of them")
-    parser.add_argument("--rates", type=rates, help="requests a second, comma-separated")
+    parser.add_argument("--rates", type=rates, help="calls a second of the open loops, comma-separated")
     parser.add_argument("--seconds", type=float, help="length of an open-loop window")
     parser.add_argument("--query-cache-bytes", type=int, help="the server's setting; 0: no cache")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json, to score text as well")

@@ -1,4 +1,7 @@
-"""The measurements, one method each. All but one draw every id fresh, so the query cache cannot help them."""
+"""The measurements of perf.scoring.serving, one method each.
+
+All but one draw new ids for every call, so that the prefix cache cannot help.
+"""
 
 import statistics
 import time
@@ -24,28 +27,28 @@ TEXT_CONCURRENCY = 32
 
 
 @dataclass
-class Steps:
-    """What all measurements share."""
+class ServingSteps:
+    """The measurements against one server."""
 
     plan: Plan
     url: str
     meter: Meter
     analyzer: Analyzer
     generator: Generator
-    """Of the request's shape."""
+    """Sends calls of the plan's shape."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
 
     def calls(self, shape: Shape, count: int | None = None, one_query: bool = False) -> list[Ids]:
-        """New calls, never drawn before."""
+        """Draw new calls."""
         plan = self.plan
         return draw(self.rng, shape, count or plan.pool, plan.vocabulary, plan.labels, one_query)
 
     def check(self) -> Check:
-        """Scores of some calls against their items' own calls."""
+        """Compare the scores of some calls with those of their items alone."""
         return check_scores(self.url, self.calls(self.plan.request, 6), self.plan.tolerance)
 
     def warm_up(self) -> Point:
-        """The first calls compile and fill what the later ones use."""
+        """Let the first calls compile kernels and fill pools."""
         return self._closed(self.generator, "warm-up", "warm-up", 16, pool="request")
 
     def alone(self, shape: Shape) -> list[Point]:
@@ -59,7 +62,7 @@ class Steps:
         }
         for tool, run in runs.items():
             window = Window(
-                "alone", f"{title}, {tool}", shape, pool=f"{title}, {tool}", least=MIN_CALLS_FOR_P99
+                "alone", f"{title}, {tool}", shape, pool=f"{title}, {tool}", min_calls=MIN_CALLS_FOR_P99
             )
             points.append(self.meter.window(window, partial(run, self.calls(shape, count))))
         return points
@@ -69,7 +72,7 @@ class Steps:
         arrivals = poisson(self.rng, rate, self.plan.open_s)
         name = f"Poisson {rate:g}/s"
         window = Window(
-            "open", name, self.plan.request, pool="request", offered=rate, least=MIN_CALLS_FOR_P99
+            "open", name, self.plan.request, pool="request", offered=rate, min_calls=MIN_CALLS_FOR_P99
         )
         return self.meter.window(window, lambda: self.generator.open_loop(arrivals))
 
@@ -77,7 +80,7 @@ class Steps:
         """Poisson arrivals, by perf_analyzer."""
         arrivals, calls = poisson(self.rng, rate, self.plan.open_s), self.calls(self.plan.request)
         name = f"Poisson {rate:g}/s, perf_analyzer"
-        window = Window("open", name, self.plan.request, pool=name, offered=rate, least=MIN_CALLS_FOR_P99)
+        window = Window("open", name, self.plan.request, pool=name, offered=rate, min_calls=MIN_CALLS_FOR_P99)
         scoring = by_ids(calls)
         return self.meter.window(
             window, lambda: scoring.samples(self.analyzer.open_loop(name, scoring.target, arrivals))
@@ -88,7 +91,7 @@ class Steps:
         return self._closed(self.generator, "closed", f"{concurrency} in flight", concurrency, pool="request")
 
     def repeated_query(self) -> list[Point]:
-        """One query for all calls, fresh items: what the query cache is worth."""
+        """One query for all calls, new items: what the prefix cache is worth."""
         messages = [call.message() for call in self.calls(self.plan.request, one_query=True)]
         with Generator(self.url, messages) as generator:
             points = [
@@ -128,16 +131,16 @@ class Steps:
 
 
 def by_analyzer(analyzer: Analyzer, name: str, calls: Sequence[Ids]) -> list[Sample]:
-    """Each call by perf_analyzer, one after another."""
+    """Send the calls one after another by perf_analyzer."""
     scoring = by_ids(calls)
     return scoring.samples(analyzer.closed_loop(name, scoring.target, 1, len(calls)))
 
 
 def by_client(url: str, calls: Sequence[Ids]) -> list[Sample]:
-    """Each call by the Python client, one after another; its work of building the call is in the time."""
+    """Send the calls one after another by the Python client; building a call counts."""
     samples = []
     with ScoreClient(url) as client:
-        client.score_ids(calls[0].query, [], calls[0].labels, apply_softmax=True)  # connects
+        client.score_ids(calls[0].query, [], calls[0].labels, apply_softmax=True)  # opens the connection
         for index, call in enumerate(calls):
             begin = time.perf_counter()
             result = client.score_ids(call.query, call.items, call.labels, apply_softmax=True)
@@ -148,7 +151,7 @@ def by_client(url: str, calls: Sequence[Ids]) -> list[Sample]:
 
 
 def cost_of_text(points: Sequence[Point]) -> float:
-    """Share of the throughput that text in costs, from the windows of `Steps.text`."""
+    """Share of the throughput lost by sending text, from the windows of `ServingSteps.text`."""
     ids, text = (
         statistics.mean(point.rate for point in points if point.name.startswith(name))
         for name in ("ids of text", "text")

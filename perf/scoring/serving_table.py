@@ -1,4 +1,4 @@
-"""The results on the terminal; few columns, since all numbers are in the JSON file."""
+"""The results of perf.scoring.serving on the terminal; serving.json has all numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.loadgen.window import Point
+from perf.script import failed
 
 COLUMNS = (
     "",
@@ -26,7 +27,7 @@ COLUMNS = (
 
 
 def show(console: Console, points: Sequence[Point], results: dict[str, Any]) -> None:
-    """All windows in a table, then what they say about the targets, then what failed."""
+    """Print a table of all windows, the targets and the failures."""
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for index, column in enumerate(COLUMNS):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
@@ -40,13 +41,13 @@ def show(console: Console, points: Sequence[Point], results: dict[str, Any]) -> 
     console.print(table)
     machine = results["machine"]
     lines = [
-        "ms from the intended send time; late99: the generator's own lateness; fill: of a forward's token budget",
+        "ms from the intended send time; late99: how late the generator sent; fill: of a forward's token budget",
         f"{machine['gpu'] or machine['cpu']}, tritonserver {machine['tritonserver']}, commit {machine['commit']}",
         f"check: {results['check']}",
         f"saturation: {results['saturation']}",
         *results["targets"],
         *(f"left out: {line}" for line in results["skipped"]),
-        *(f"FAILED {line}" for line in results["failures"]),
+        *map(failed, results["failures"]),
         f"{results['seconds']:.0f} s in all, {len(results['failures'])} steps failed",
     ]
     console.print("\n".join(lines), highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""What the numbers of a GPU run are held against: the project's targets on one H200, for Qwen3-0.6B's geometry."""
+"""The project's targets for Qwen3-0.6B's geometry on one H200, and whether a run met them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ SATURATION_P99_MS = 500
 
 
 def saturation(points: Sequence[Point]) -> dict[str, Any] | None:
-    """The window with the most items a second within the p99 bound, no call failed."""
+    """The window with the most items a second whose p99 is within the bound and in which no call failed."""
     fit = [
         p
         for p in points

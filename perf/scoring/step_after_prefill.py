@@ -1,4 +1,4 @@
-"""One decode step after each prefill: what an engine built to generate does before it notices that it need not."""
+"""One decode step after each prefill, as an engine built for generation would do."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,11 +16,11 @@ NO_ROWS = slice(0, 0)
 
 
 class StepAfter:
-    """`Runner` that runs each forward with all keys and values kept, and then one over one token for each item.
+    """`Runner` that keeps all keys and values of a forward, then runs a step over one more token per item.
 
-    With a head, the host waits for each item's most probable token of the vocabulary and feeds it to the step.
-    Without, the step is launched right behind and reads the item's last token anew: the least that a step can
-    cost, as if sampling cost nothing and its token never came to the host. What the step gives is thrown away.
+    With a head, the host waits for each item's most probable token and feeds it to the step. Without, the step
+    follows immediately and reads the item's last token again: the least that a step can cost, as if sampling were
+    free and never involved the host. The step's result is discarded.
     """
 
     def __init__(self, runner: Runner, head: LMHead | None) -> None:
@@ -30,7 +30,7 @@ class StepAfter:
         """Final hidden states of the last step, [R, hidden_size]."""
 
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
-        """As `Runner.run`. Slots of the pool are used from 0 on, so forwards may use none themselves."""
+        """As `Runner.run`. The steps use the pool's slots from 0 on, so the forwards must not use any."""
         return torch.cat([self._forward(keeping_all(forward, self.pool.shape[1])) for forward in forwards])
 
     def _forward(self, forward: Forward) -> Tensor:
@@ -46,10 +46,10 @@ class StepAfter:
 
 
 def keeping_all(forward: Forward, slots: int) -> Forward:
-    """The forward with row r's keys and values kept in slot r.
+    """The forward with the keys and values of row r kept in slot r.
 
     Raises:
-        ValueError: it uses the pool for itself, or the pool has too few slots.
+        ValueError: It uses the pool itself, or the pool has too few slots.
     """
     rows = len(forward.input_ids)
     if (forward.slot_mapping != NO_SLOT).any() or any(len(group.context_slots) for group in forward.groups):
@@ -60,7 +60,12 @@ def keeping_all(forward: Forward, slots: int) -> Forward:
 
 
 def decode_step(forward: Forward, tokens: Int32) -> Forward:
-    """A forward over one more token (int32 [R]) for each item that `forward`, kept by `keeping_all`, has read."""
+    """A forward over one more token for each item of a forward whose keys and values were kept.
+
+    Args:
+        forward: The prefill, from `keeping_all`.
+        tokens: int32 [R], the next token of each item.
+    """
     groups = []
     firsts = np.array([group.first_row for group in forward.groups])
     for index, row in enumerate(forward.scored_rows):

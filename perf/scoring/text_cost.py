@@ -1,10 +1,10 @@
-"""What text in costs: `score` by text against `scorer` by the ids of the same texts, on one server, in turn.
+"""What sending text costs: `score` by text against `scorer` by the ids of the same texts, in turns on one server.
 
 usage: python -m perf.scoring.text_cost --out DIR [--tokenizer DIR | --model DIR] [--rounds N]
 
-On a machine with a GPU it serves Qwen3-0.6B's geometry with random weights and the tokenizer of --tokenizer, a
-directory with tokenizer.json. Elsewhere it serves the default model, few and short texts: a rehearsal. The query
-cache is off. Exits with 1 if text and ids get different scores, or if on a GPU text costs 10% or more.
+On a GPU it serves Qwen3-0.6B's geometry with random weights and the tokenizer of --tokenizer, a directory with
+tokenizer.json. On a CPU it rehearses with the default model and few, short texts. The prefix cache is off. Exits
+with 1 if text and ids get different scores, or if text costs 10% or more on a GPU.
 """
 
 import argparse
@@ -49,7 +49,7 @@ Text = tuple[str, list[str]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured; a shape counts words, about as many as tokens. seconds: of one window."""
+    """How much is measured; a shape counts words, of about a token each, and seconds are those of one window."""
 
     shape: Shape
     texts: int
@@ -57,7 +57,7 @@ class Sizes:
     seconds: float
     rounds: int
     tolerance: float
-    """The contract's for a score, whatever shares the batch."""
+    """The largest difference of a score that the contract allows, whatever shares the batch."""
 
 
 GPU = Sizes(Shape(120, 10, 180), texts=600, in_flight=32, seconds=3, rounds=7, tolerance=5e-3)
@@ -65,7 +65,7 @@ CPU = Sizes(Shape(24, 3, 8), texts=12, in_flight=4, seconds=8, rounds=3, toleran
 
 
 def measure(server: Server, gpu: GpuSampler, sizes: Sizes, texts: Sequence[Text]) -> dict[str, Any]:
-    """Both ways under load and alone, in turn."""
+    """Both ways in turns, under load and one call at a time."""
     client = InferenceServerClient(server.grpc_url)
     by_ids, waits = [], []
     for text in texts:
@@ -74,7 +74,7 @@ def measure(server: Server, gpu: GpuSampler, sizes: Sizes, texts: Sequence[Text]
         waits.append(1e3 * (time.perf_counter() - start))
     client.close()
     messages = {"ids": by_ids, "text": [text_message(*text, LABELS) for text in texts]}
-    # One pool for both: an answer by text is held against the same call's answer by ids.
+    # One pool for both: an answer by text is compared with the answer to the same call by ids.
     meter = Meter(server, gpu, sizes.tolerance, lambda point: None)
     with ExitStack() as stack:
         generators = {
@@ -108,14 +108,14 @@ def measure(server: Server, gpu: GpuSampler, sizes: Sizes, texts: Sequence[Text]
 
 
 def show(loaded: dict[str, ArmResult], alone: dict[str, Any], sizes: Sizes) -> None:
-    """A line for each way."""
+    """Print a line for each way."""
     for name, result in loaded.items():
         value = f"{result.value!s} calls/s, {sizes.in_flight} in flight, x {result.ratio!s}"
         print(f"{name:5s} {value}; alone p50 {alone[name].p50:.2f} ms", flush=True)
 
 
 def tokenizer_cost(checkpoint: Path, texts: Sequence[Text]) -> dict[str, float]:
-    """The tokenizer in this process: milliseconds of a call, on the clock and of CPU time over all threads."""
+    """Tokenize in this process: milliseconds per call, on the clock and of CPU time over all threads."""
     tokenizer, facts = load_tokenizer(checkpoint), read_facts(checkpoint)
     labels = np.array(LABELS, np.int32)
     calls = [TextRequest(query, items, label_token_ids=labels) for query, items in texts]
@@ -138,7 +138,7 @@ def tokenizer_cost(checkpoint: Path, texts: Sequence[Text]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Prepare, serve, measure; writes text_cost.json."""
+    """Serve and measure; writes text_cost.json."""
     logging.basicConfig(level=logging.WARNING)
     options = parse()
     device, _ = choose_device("auto")

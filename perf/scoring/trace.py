@@ -1,10 +1,10 @@
-"""Where the time of a call goes, from Triton's own trace of each request, by text and by ids, one call at a time.
+"""Where the time of a call goes, by text and by ids, from Triton's trace of calls sent one at a time.
 
 usage: python -m perf.scoring.trace --out DIR [--checkpoint DIR] [--calls N]
 
-Triton stamps its trace with the clock that the client reads, so stages follow each other without a gap. What
-happens inside the scorer is timed in this process, on the same calls, without a server. On a CUDA device the
-weights are random, of Qwen3-0.6B's geometry, and the tokenizer is the checkpoint's (default: the demo's model).
+Triton's trace and the client read the same clock, so the stages leave no gap. The stages inside the scorer are
+timed in this process, on the same calls, without a server. On a GPU the weights are random, with Qwen3-0.6B's
+geometry, and the tokenizer is the checkpoint's (default: the demo's model).
 """
 
 import argparse
@@ -57,7 +57,7 @@ Text = tuple[str, list[str]]
 
 @dataclass
 class Request:
-    """One request of a model: its stamps in nanoseconds by name, and the requests that an ensemble made of it."""
+    """A request to a model: timestamps in nanoseconds by name, and the requests that an ensemble made of it."""
 
     model: str
     stamps: dict[str, int] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Request:
 
 
 def read_trace(entries: Sequence[Mapping[str, Any]]) -> list[Request]:
-    """The requests that came from outside, in the order in which they came; entries: of Triton's trace file."""
+    """The requests of clients in order of arrival, from the entries of Triton's trace file."""
     named = {entry["id"]: entry for entry in entries if "model_name" in entry}
     found = {number: Request(entry["model_name"]) for number, entry in named.items()}
     for entry in entries:
@@ -81,10 +81,15 @@ def read_trace(entries: Sequence[Mapping[str, Any]]) -> list[Request]:
 
 
 def stages(request: Request, sent: int, done: int) -> dict[str, float]:
-    """Milliseconds by stage, in order, from the client's call to its return; both in the trace's nanoseconds.
+    """Milliseconds by stage, in order.
+
+    Args:
+        request: As traced.
+        sent: When the client made the call, in the trace's nanoseconds.
+        done: When it had the answer.
 
     Raises:
-        ValueError: the stamps are not in the order of the stages, so they are not this call's.
+        ValueError: The timestamps are out of order, so the request is not that of this call.
     """
     scorer = request.children.get("scorer", request)
     marks = [("", sent), ("client and network, there", request.stamps["GRPC_WAITREAD_END"])]
@@ -94,7 +99,7 @@ def stages(request: Request, sent: int, done: int) -> dict[str, float]:
     marks += [
         ("Triton, before the scorer", scorer.stamps["COMPUTE_START"]),
         ("scorer", request.stamps["INFER_RESPONSE_COMPLETE"]),
-        # Not the end of sending: the client may have its answer before the server has noted that.
+        # The client may have its answer before the server has recorded the end of sending.
         ("gRPC, network and client, back", done),
     ]
     found = {name: (after - before) / 1e6 for (_, before), (name, after) in pairwise(marks)}
@@ -104,7 +109,7 @@ def stages(request: Request, sent: int, done: int) -> dict[str, float]:
 
 
 def inside(checkpoint: Path, device: Device, calls: Sequence[ScoreRequest]) -> dict[str, float]:
-    """Mean milliseconds of what the scorer does with a call alone, in this process."""
+    """Mean milliseconds by stage of what the scorer does with a call alone, timed in this process."""
     scorer = Scorer(checkpoint, device, max_batch_tokens=BUDGET, query_cache_bytes=0)
     packed: list[float] = []
 
@@ -138,14 +143,14 @@ def inside(checkpoint: Path, device: Device, calls: Sequence[ScoreRequest]) -> d
 
 
 def split(measured: Mapping[str, float], parts: Mapping[str, float]) -> dict[str, float]:
-    """Stages with the scorer's own taken apart; what is left of it is reading, queueing and responding."""
+    """Split the scorer's stage into its parts; what remains is reading, queueing and responding."""
     found = {}
     for name, value in measured.items():
         if name != "scorer":
             found[name] = value
             continue
         rest = value - sum(parts.values())
-        # In another process at another time the same work may take longer than it did here.
+        # The parts were timed in another process and may add up to more than the stage.
         found |= parts if rest > 0 else {"scorer: all": value}
         if rest > 0:
             found["scorer: the call in, the answer out"] = rest
@@ -153,13 +158,13 @@ def split(measured: Mapping[str, float], parts: Mapping[str, float]) -> dict[str
 
 
 def mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """By stage."""
+    """Means by stage."""
     return {name: statistics.mean(row[name] for row in rows) for name in rows[0]}
 
 
 @contextmanager
 def tracing(file: Path) -> Iterator[None]:
-    """Servers that start meanwhile trace every request into a file, whole once they have stopped."""
+    """While open, servers that start trace every request into a file, complete once they have stopped."""
     asked = ["mode=triton", f"triton,file={file}", "level=TIMESTAMPS", "rate=1", "count=-1"]
 
     def with_trace(*arguments: Any, **more: Any) -> list[str]:
@@ -172,7 +177,7 @@ def tracing(file: Path) -> Iterator[None]:
 def ask(
     server: Server, texts: Sequence[Text], calls: Sequence[TokenizedRequest]
 ) -> dict[str, list[tuple[int, int]]]:
-    """When the client asked and had its answer, by way in: nanoseconds of the monotonic clock."""
+    """Send every call by text and by ids: when each was sent and answered, in monotonic nanoseconds."""
     found: dict[str, list[tuple[int, int]]] = {"by text": [], "by ids": []}
     with ScoreClient(server.grpc_url) as client:
         for (query, items), call in zip(texts, calls, strict=True):
@@ -185,14 +190,14 @@ def ask(
             begin = time.monotonic_ns()
             by_ids = client.score_ids(lists[0], lists[1:], LABELS, apply_softmax=True)
             found["by ids"].append((begin, time.monotonic_ns()))
-            # The contract's tolerances; both ways meet the same forward.
+            # The contract's tolerance for bfloat16.
             if not np.abs(by_text.scores - by_ids.scores).max() <= 5e-3:
                 raise SystemExit("a call by text and by its ids got different scores")
     return found
 
 
 def encode(checkpoint: Path, texts: Sequence[Text]) -> list[TokenizedRequest]:
-    """The ids of each text's call, as the server makes them."""
+    """Tokenize the texts as the server does."""
     labels = np.array(LABELS, np.int32)
     asked = [TextRequest(query, items, label_token_ids=labels) for query, items in texts]
     found = []
@@ -204,7 +209,7 @@ def encode(checkpoint: Path, texts: Sequence[Text]) -> list[TokenizedRequest]:
 
 
 def main() -> int:
-    """Serve, trace, take apart; writes trace.json."""
+    """Serve with tracing and evaluate the trace; writes trace.json."""
     options = parse()
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
     limit_threads(device)
@@ -257,8 +262,8 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__, "trace.json")
-    parser.add_argument("--checkpoint", type=Path, help="a model, or on a GPU whose tokenizer is used")
-    parser.add_argument("--calls", type=int, help="of each way in")
+    parser.add_argument("--checkpoint", type=Path, help="model to serve; on a GPU only its tokenizer is used")
+    parser.add_argument("--calls", type=int, help="calls by text and by ids")
     return parser.parse_args()
 
 

@@ -1,11 +1,11 @@
-"""One server over all visible GPUs against one over the first of them: throughput in turn, and equal scores.
+"""One server over all visible GPUs against one over the first GPU: throughput in turns, and equal scores.
 
 usage: python -m perf.scoring.two_gpus --out DIR [--rounds N]
 
-Both servers run at once; only one of them has work at a time. Every answer is held against the first one to the
-same call, whichever server and device gave it; the scorer's counters tell which devices took part. Without a GPU,
-two instances on the CPU take the place of two GPUs, as a rehearsal whose numbers mean nothing. Exits with 1 if
-scores differ, or if a device had less than half of its share.
+Both servers run at once, but only one has work at a time. Every answer is compared with the first one to the same
+call, whichever server and device gave it; the scorer's counters tell which devices took part. Without a GPU, two
+instances on the CPU stand in for two GPUs, as a rehearsal whose numbers mean nothing. Exits with 1 if scores
+differ, or if a device did less than half of its share.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from hiscore.launcher.device_choice import choose_device
 from hiscore_client import ScoreClient
 from perf.loadgen import load_plan
 from perf.loadgen.generator import Generator
-from perf.loadgen.score_check import check_control, together
+from perf.loadgen.score_check import check_contrast, check_control, scores_of
 from perf.loadgen.scorer_calls import Ids, draw
 from perf.loadgen.served import limit_threads, server_settings
 from perf.loadgen.window import Answers, Meter, Point, Window, WrongScores, items_by_device
@@ -38,16 +38,16 @@ from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler, visible_gpus
 from perf.machine.interleave import interleave
 from perf.models import checkpoints
-from perf.script import arguments, write_json
+from perf.script import arguments, failed, write_json
 
-# A call alone goes to whichever instance waits: asked so often, each device gives an answer of its own.
+# A call alone goes to any idle instance; asked this often, every device answers it at least once.
 MOST_ASKED = 40
 COUNTED_S = 5.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """in_flight: calls for each device; seconds: of one window."""
+    """How much is measured: `in_flight` calls for each device, windows of so many `seconds`."""
 
     in_flight: int
     seconds: float
@@ -62,7 +62,7 @@ CPU = Sizes(in_flight=4, seconds=2, rounds=3, alone=2)
 
 @contextmanager
 def visible(devices: str) -> Iterator[None]:
-    """CUDA_VISIBLE_DEVICES for a server that starts meanwhile."""
+    """Set CUDA_VISIBLE_DEVICES for servers that start while open."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = devices
     try:
@@ -75,7 +75,7 @@ def visible(devices: str) -> Iterator[None]:
 
 
 def two_instances(source: Path, target: Path) -> Path:
-    """A copy of the model repository whose scorer has two instances on one device, counted by their own names."""
+    """Copy the model repository and give the scorer two instances on one device, counted by their names."""
     shutil.copytree(source, target)
     for file, old, new in (
         ("config.pbtxt", "count: 1", "count: 2"),
@@ -90,12 +90,12 @@ def two_instances(source: Path, target: Path) -> Path:
 
 
 def answers_by_device(server: Server, call: Ids, devices: int) -> dict[str, Float32]:
-    """A call's scores from each device, float32 [items, labels]: asked alone until all have answered it."""
+    """Send a call alone until every device has answered it: scores by device, float32 [items, labels]."""
     found: dict[str, Float32] = {}
     with ScoreClient(server.grpc_url) as client:
         for _ in range(MOST_ASKED):
             before = items_by_device(server)
-            scores = together(client, call)
+            scores = scores_of(client, call)
             found.setdefault(_which_rose(server, before, len(call.items)), scores)
             if len(found) == devices:
                 break
@@ -103,7 +103,7 @@ def answers_by_device(server: Server, call: Ids, devices: int) -> dict[str, Floa
 
 
 def _which_rose(server: Server, before: dict[str, int], items: int) -> str:
-    """The device that counted so many items; a batch is counted just after its answer has left."""
+    """The device whose counter rose by these items; a batch is counted just after its answer is sent."""
     until = time.monotonic() + COUNTED_S
     while time.monotonic() < until:
         risen = {name: count - before.get(name, 0) for name, count in items_by_device(server).items()}
@@ -117,7 +117,7 @@ def _which_rose(server: Server, before: dict[str, int], items: int) -> str:
 def measure(
     servers: dict[str, Server], gpu: GpuSampler, chosen: load_plan.Plan, sizes: Sizes, devices: int
 ) -> dict[str, Any]:
-    """Throughput of both servers in turn, every answer checked; then answers device by device."""
+    """Measure both servers in turns, checking every answer; then compare answers device by device."""
     calls = draw(np.random.default_rng(0), chosen.request, chosen.pool, chosen.vocabulary, chosen.labels)
     messages = [call.message() for call in calls]
     in_flight = {"one device": sizes.in_flight, "all devices": sizes.in_flight * devices}
@@ -173,15 +173,14 @@ def compare_devices(server: Server, calls: list[Ids], devices: int, tolerance: f
         control = max(control, float(np.abs(first - np.roll(first, 1, axis=0)).max()))
         largest = max(largest, *(float(np.abs(other - first).max()) for other in scores.values()))
         answered |= scores.keys()
-    if control < 4 * tolerance:
-        raise WrongScores(f"items differ by {control:.2g} only: the check could not see a mistake")
+    check_contrast(control, tolerance)
     if largest > tolerance:
         raise WrongScores(f"devices differ by {largest:.2g} in the score of a call")
     return {"largest_difference": largest, "control": control, "devices": sorted(answered)}
 
 
 def main() -> int:
-    """Prepare, serve twice, measure; writes two_gpus.json."""
+    """Start both servers and measure; writes two_gpus.json."""
     logging.basicConfig(level=logging.WARNING)
     options = parse()
     device, _ = choose_device("auto")
@@ -218,14 +217,14 @@ def main() -> int:
 
 
 def verdict(results: dict[str, Any], devices: int) -> int:
-    """1 if a device had less than half of its share under load, or never answered a call alone."""
+    """The exit code: 1 if a device did less than half of its share or never answered a call alone."""
     served = results["items_by_device"]
     fair = sum(served.values()) / devices
     if len(served) != devices or min(served.values()) < fair / 2:
-        print(f"FAILED: of {devices} devices not all had their share")
+        print(failed(f"of {devices} devices not all had their share"))
         return 1
     if len(results["alone"]["devices"]) != devices:
-        print("FAILED: not every device answered a call alone, so their scores were not compared one by one")
+        print(failed("not every device answered a call alone, so their scores were not compared one by one"))
         return 1
     return 0
 

@@ -15,7 +15,7 @@ from hiscore_client import ScoreClient
 from perf.loadgen.analyzer_decode import Prompts, summarise
 from perf.loadgen.analyzer_scoring import by_text
 from perf.loadgen.perf_analyzer import Analyzer
-from perf.loadgen.token_check import FirstStreams
+from perf.loadgen.token_check import FirstTokens
 from perf.loadgen.window import WrongScores
 from tests.server.counters import counted
 
@@ -129,7 +129,7 @@ def test_its_streams_hold_the_tokens_that_decode_gives(
     assert served.itl.worst <= served.end_to_end.worst
     assert (tmp_path / "exports/streams.csv").read_text().startswith("Concurrency")
     # Control: the same streams under each other's names.
-    first = FirstStreams()
+    first = FirstTokens()
     first.agreement("pool", found, 9)
     shifted = Prompts([*prompts.ids[1:], prompts.ids[0]], 9)
     with pytest.raises(WrongScores, match="agree with what they got first"):

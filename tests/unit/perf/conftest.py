@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from perf.report import charts
-
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
@@ -20,5 +18,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let figures be their numbers instead of pixels, which take most of a report's time (see test_charts)."""
+    from perf.report import charts
+
     for kind in ("bars", "curves", "roofline", "stacked"):
         monkeypatch.setattr(charts, kind, lambda *args, **more: b"\x89PNG" + repr((args, more)).encode())

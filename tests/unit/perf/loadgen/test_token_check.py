@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perf.loadgen.analyzer_decode import Generation
-from perf.loadgen.token_check import LEAD, FirstStreams
+from perf.loadgen.token_check import LEAD, FirstTokens
 from perf.loadgen.window import WrongScores
 
 
@@ -20,7 +20,7 @@ def streams(count: int, tokens: int = 12, seed: int = 0) -> list[Generation]:
 
 
 def test_tokens_are_held_against_the_prompts_first_ones() -> None:
-    first, found = FirstStreams(), streams(10)
+    first, found = FirstTokens(), streams(10)
     assert first.agreement("pool", found, 12) is None
     assert first.agreement("pool", found, 12) == 1
     # One that flips a token late agrees up to there.
@@ -33,10 +33,10 @@ def test_tokens_are_held_against_the_prompts_first_ones() -> None:
 
 def test_a_stream_of_another_length_fails() -> None:
     with pytest.raises(WrongScores, match="has 12 tokens, asked for 13"):
-        FirstStreams().agreement("pool", streams(3), 13)
+        FirstTokens().agreement("pool", streams(3), 13)
 
 
 def test_prompts_that_get_the_same_tokens_prove_nothing() -> None:
     same = [replace(stream, tokens=streams(1)[0].tokens) for stream in streams(4)]
     with pytest.raises(WrongScores, match="would not show"):
-        FirstStreams().agreement("pool", same, 12)
+        FirstTokens().agreement("pool", same, 12)

@@ -35,7 +35,7 @@ def run(meter: Meter, sent: list[Sample], **more: Any) -> Point:
 
 
 def test_an_honest_window_passes(meter: Meter) -> None:
-    point = run(meter, samples(), offered=100.0, least=100)
+    point = run(meter, samples(), offered=100.0, min_calls=100)
     assert point.calls == 200
     assert point.p50 == pytest.approx(5)
 
@@ -73,7 +73,7 @@ def test_too_few_answers_fail(meter: Meter) -> None:
     check_count("a window", sent, 100)
     sent[100].error = "UNAVAILABLE"
     with pytest.raises(UnsoundLoad, match="99 calls were answered, its numbers need 100"):
-        run(meter, sent, least=100)
+        run(meter, sent, min_calls=100)
 
 
 def closed_loop(rate: float, took: float, count: int = 200) -> list[Sample]:
