@@ -1,4 +1,7 @@
-"""Calls in token space that take a tiny model a moment."""
+"""Calls in token space that keep a tiny model busy for a moment."""
+
+from collections.abc import Callable
+from threading import Event
 
 import numpy as np
 import tritonclient.grpc as triton
@@ -8,7 +11,7 @@ from hiscore.scoring.request import MultiItemPrompt
 
 
 def inputs(items: int) -> list[triton.InferInput]:
-    """A call of 390 query tokens and so many items of 50."""
+    """A call of 390 query tokens and `items` items of 50."""
     ids, indices = lay_out(MultiItemPrompt.of(range(10, 400), [range(10, 60)] * items))
     tensors = {"input_ids": ids, "delimiter_indices": indices, "label_token_ids": np.array([7, 9], np.int32)}
     made = []
@@ -26,3 +29,16 @@ def score(client: triton.InferenceServerClient, items: int, timeout_us: int | No
     answer = client.infer("scorer", inputs(items), timeout=timeout_us).as_numpy("scores")
     assert answer is not None
     return answer[0]
+
+
+def until_error(call: Callable[[], object], stop: Event) -> Exception | None:
+    """Repeat a call until it fails or `stop` is set, and return the error.
+
+    However fast the machine is, there is always a call under way, and a call that hangs never returns.
+    """
+    while not stop.is_set():
+        try:
+            call()
+        except Exception as error:
+            return error
+    return None
