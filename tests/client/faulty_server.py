@@ -60,15 +60,29 @@ def refuse(code: str, message: str) -> Fault:
     return fault
 
 
+def until_cancelled(context: grpc.ServicerContext) -> None:
+    """Answer nothing until the caller gives up."""
+    _wait_for(context, lambda: False)
+
+
+def when(condition: Callable[[], bool]) -> Fault:
+    """Answer once a condition holds, or give up as soon as the caller has."""
+    return lambda context: _wait_for(context, condition)
+
+
 def delay(seconds: float) -> Fault:
     """Be slow, or give up as soon as the caller has."""
 
     def wait(context: grpc.ServicerContext) -> None:
         end = time.monotonic() + seconds
-        while context.is_active() and time.monotonic() < end:
-            time.sleep(0.005)
+        _wait_for(context, lambda: time.monotonic() > end)
 
     return wait
+
+
+def _wait_for(context: grpc.ServicerContext, condition: Callable[[], bool]) -> None:
+    while context.is_active() and not condition():
+        time.sleep(0.005)
 
 
 class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
@@ -84,6 +98,7 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.work_seconds = 0.0
         self.ready = {"score", "scorer"}
         self.ready_after = 0
+        self.readiness_checks = 0
         self.tensors = dict(TENSORS)
         self.change: Callable[[dict[str, np.ndarray]], None] = lambda outputs: None
         # What a stream does between its chunks, which one by one are (token ids, text, finish reason).
@@ -137,6 +152,7 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ServerLiveResponse(live=True)
 
     def ModelReady(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.readiness_checks += 1
         self.ready_after -= 1
         return service_pb2.ModelReadyResponse(ready=request.name in self.ready and self.ready_after < 0)
 
@@ -213,6 +229,6 @@ def serving(servicer: FaultyServer, address: str = "127.0.0.1:0") -> Iterator[st
     port = server.add_insecure_port(address)
     server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield address if address.startswith("unix:") else f"127.0.0.1:{port}"
     finally:
         server.stop(grace=0).wait()

@@ -1,5 +1,6 @@
-"""The command in a process of its own, against a real gRPC endpoint."""
+"""The command line against a real gRPC endpoint; where the process matters, in a process of its own."""
 
+import io
 import json
 import os
 import pty
@@ -7,45 +8,35 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from tests.client.faulty_server import FaultyServer, abort, checksum, delay
+from hiscore_client import RetryPolicy, config
+from hiscore_client.cli import show
+from tests.client.command import COMMAND, lines, run, run_process
+from tests.client.faulty_server import FaultyServer, abort, checksum, until_cancelled, when
 
-COMMAND = [sys.executable, "-c", "from hiscore_client.cli import main; main()"]
 LABELS = ["--label", " Yes", "--label", " No"]
 QUESTION = ["--query", "fruit?", *LABELS]
 
 
-def run(*args: str, url: str, stdin: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "HISCORE_URL": url}
-    return subprocess.run(
-        [*COMMAND, *args], input=stdin, capture_output=True, env=environment, timeout=60, **options
-    )
-
-
-def lines(text: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def expected(query: str, items: list[str]) -> list[list[float]]:
-    # As float32, the wire's type, would give it.
-    def single(value: float) -> float:
-
-        return float(np.float32(value))
-
+    # Rounded to float32, as on the wire.
     return [
-        [single(checksum(query.encode(), item.encode(), label)) for label in (b" Yes", b" No")]
+        [float(np.float32(checksum(query.encode(), item.encode(), label))) for label in (b" Yes", b" No")]
         for item in items
     ]
 
 
 def test_items_as_arguments_give_one_line_of_json(url: str) -> None:
-    done = run("score", *QUESTION, "apple", "Hämmer", url=url)
+    done = run_process("score", *QUESTION, "apple", "Hämmer", url=url)
     assert done.returncode == 0, done.stderr
     (line,) = lines(done.stdout)
     assert line["scores"] == expected("fruit?", ["apple", "Hämmer"])
@@ -63,9 +54,8 @@ def test_items_come_one_per_line_from_a_file_or_stdin(url: str, tmp_path: Path) 
         assert lines(done.stdout)[0]["scores"] == expected("fruit?", ["apple", "", "last"])
 
 
-def test_input_is_utf8_whatever_the_locale(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
-    done = run("score", *QUESTION, url=url, stdin="Hämmer 🍎".encode())
+def test_input_is_utf8_whatever_the_locale(url: str) -> None:
+    done = run_process("score", *QUESTION, url=url, stdin="Hämmer 🍎".encode(), PYTHONIOENCODING="latin-1")
     assert lines(done.stdout)[0]["scores"] == expected("fruit?", ["Hämmer 🍎"])
 
 
@@ -93,8 +83,8 @@ def test_options_reach_the_server(url: str, server: FaultyServer) -> None:
 
 
 def test_json_lines_keep_their_order_and_ids_while_many_are_in_flight(url: str, server: FaultyServer) -> None:
-    # The first is by far the slowest, and still comes out first.
-    server.faults.append(delay(1))
+    # The first is answered after others, and still comes out first.
+    server.faults.append(when(lambda: len(server.requests) >= 4))
     records = [{"id": {"n": n}, "query": f"q{n}", "items": ["a", f"{n}"]} for n in range(40)]
     stdin = "\n".join(map(json.dumps, records)).encode()
     done = run("score", *LABELS, "--in-flight", "4", url=url, stdin=stdin)
@@ -163,16 +153,23 @@ def test_exit_codes_of_failures(url: str, server: FaultyServer, code: str, messa
     assert done.stderr.decode() == f"hiscore: {message}\n"
 
 
+@pytest.fixture
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "RetryPolicy", partial(RetryPolicy, first_pause=0.001))
+
+
+@pytest.mark.usefixtures("_short_pauses")
 def test_a_server_that_stays_full_is_code_4(url: str, server: FaultyServer) -> None:
     server.faults.extend([abort("UNAVAILABLE", "Exceeds maximum queue size")] * 5)
     assert run("score", *QUESTION, "apple", url=url).returncode == 4
 
 
 def test_the_deadline_is_code_5(url: str, server: FaultyServer) -> None:
-    server.faults.append(delay(20))
-    assert run("score", *QUESTION, "apple", "--timeout", "0.2", url=url).returncode == 5
+    server.faults.append(until_cancelled)
+    assert run("score", *QUESTION, "apple", "--timeout", "0.1", url=url).returncode == 5
 
 
+@pytest.mark.slow
 def test_no_server_is_code_3_even_while_input_is_still_open(dead_url: str) -> None:
     environment = {**os.environ, "HISCORE_URL": dead_url}
     with subprocess.Popen(
@@ -213,17 +210,21 @@ def test_wrong_usage_is_code_2(url: str, server: FaultyServer, args: list[str]) 
 
 
 def test_wait_ready(url: str, dead_url: str, server: FaultyServer) -> None:
-    assert (
-        run("wait-ready", "--timeout", "20", "--model", "score", "--model", "scorer", url=url).returncode == 0
-    )
-    assert run("wait-ready", "--timeout", "0.2", "--model", "decode", url=url).returncode == 5
-    assert run("wait-ready", "--timeout", "0.2", url=dead_url).returncode == 3
+    both = run("wait-ready", "--timeout", "20", "--model", "score", "--model", "scorer", url=url)
+    assert both.returncode == 0
+    assert run("wait-ready", "--timeout", "1", "--model", "decode", url=url).returncode == 5
+    assert run("wait-ready", "--timeout", "0.1", url=dead_url).returncode == 3
     server.tensors["score"] = []
     assert run("wait-ready", "--timeout", "20", url=url).returncode == 1
 
 
-def on_terminal(*args: str, url: str, pipe_stdout: bool = False) -> tuple[str, str]:
-    """Run with a terminal as stderr, and as stdout unless that is a pipe; what the two showed."""
+def on_terminal(
+    *args: str, url: str, pipe_stdout: bool = False, watch: Callable[[bytes], None] = lambda shown: None
+) -> tuple[str, str]:
+    """Run with a terminal as stderr, and as stdout unless that is a pipe; return what the two showed.
+
+    watch: called with what the terminal has shown so far.
+    """
     master, slave = pty.openpty()
     environment = {**os.environ, "HISCORE_URL": url, "COLUMNS": "100", "TERM": "xterm"}
     stdout = subprocess.PIPE if pipe_stdout else slave
@@ -235,6 +236,7 @@ def on_terminal(*args: str, url: str, pipe_stdout: bool = False) -> tuple[str, s
         try:
             while part := os.read(master, 65536):
                 shown += part
+                watch(shown)
         except OSError:
             pass  # Linux's way to say that the other end of a terminal has closed.
         piped = process.stdout.read() if process.stdout else b""
@@ -256,17 +258,41 @@ def test_people_get_a_table_with_texts_as_they_are(url: str) -> None:
         "prompt tokens",
     ):
         assert text in shown
+
+
+def test_json_on_a_terminal_when_asked_for(url: str) -> None:
     as_json, _ = on_terminal("score", "--json", *QUESTION, "apple", url=url)
     assert json.loads(as_json)["scores"] == expected("fruit?", ["apple"])
 
 
+@pytest.mark.slow
 def test_long_work_shows_a_bar_on_stderr_and_leaves_stdout_alone(url: str, server: FaultyServer) -> None:
-    server.faults.append(delay(2.5))
-    shown, piped = on_terminal("score", *QUESTION, "apple", "pear", url=url, pipe_stdout=True)
-    assert "0/2 items" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    bar_shown = threading.Event()
+    server.faults.append(when(bar_shown.is_set))
+
+    def watch(shown: bytes) -> None:
+        if b"0/2 items" in re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown):
+            bar_shown.set()
+
+    _, piped = on_terminal("score", *QUESTION, "apple", "pear", url=url, pipe_stdout=True, watch=watch)
+    assert bar_shown.is_set()
     assert json.loads(piped)["scores"] == expected("fruit?", ["apple", "pear"])
-    quick, _ = on_terminal("score", *QUESTION, "apple", url=url, pipe_stdout=True)
-    assert "items" not in quick
+
+
+@pytest.mark.parametrize(
+    ("terminal", "delay", "shown"), [(True, 0.0, True), (True, 3600.0, False), (False, 0.0, False)]
+)
+def test_a_bar_appears_on_a_terminal_once_the_work_is_long(
+    terminal: bool, delay: float, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show, "PROGRESS_DELAY", delay)
+    err = Console(file=io.StringIO(), force_terminal=terminal)
+    with show.progress_bar(err, Console(file=io.StringIO()), "scoring", "items", 2) as progress:
+        # As the timer would; it may be later than the end of this block.
+        if delay == 0.0:
+            progress.start()
+    assert isinstance(err.file, io.StringIO)
+    assert ("items" in err.file.getvalue()) == shown
 
 
 def test_without_the_extra_the_command_says_how_to_get_it(url: str) -> None:
@@ -286,7 +312,7 @@ def test_the_sdk_imports_nothing_of_the_command_lines() -> None:
 
 
 def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
-    server.faults.append(delay(20))
+    server.faults.append(until_cancelled)
     environment = {**os.environ, "HISCORE_URL": url}
     with subprocess.Popen(
         [*COMMAND, "score", *QUESTION, "apple"],

@@ -1,4 +1,4 @@
-"""``hiscore generate`` in a process of its own, against a real gRPC endpoint."""
+"""``hiscore generate`` against a real gRPC endpoint."""
 
 import json
 import os
@@ -6,12 +6,15 @@ import pty
 import select
 import subprocess
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.client.faulty_server import FaultyServer, delay, refuse
-from tests.client.test_cli import COMMAND, lines, on_terminal, run
+from hiscore_client import RetryPolicy, config
+from tests.client.command import COMMAND, lines, run
+from tests.client.faulty_server import FaultyServer, refuse, until_cancelled, when
+from tests.client.test_cli import on_terminal
 
 TEXT = "The größte 🍎"
 RESULT = {"text": TEXT, "token_ids": [11, 12, 13, 14], "finish_reason": "stop"}
@@ -54,8 +57,8 @@ def test_options_reach_the_server(url: str, server: FaultyServer) -> None:
 
 
 def test_json_lines_keep_their_order_and_a_failure_its_place(url: str, server: FaultyServer) -> None:
-    # The first is by far the slowest, and still comes out first.
-    server.faults.append(delay(1))
+    # The first is answered after others, and still comes out first.
+    server.faults.append(when(lambda: len(server.requests) >= 4))
     records: list[Any] = [{"id": n, "prompt": f"q{n}" if n % 2 else [n, 5]} for n in range(20)]
     records[7] = {"id": 7, "prompt": 5}
     records[8] = {"id": 8, "prompt": [2**40]}
@@ -93,13 +96,16 @@ def test_the_exit_code_says_what_failed(
     assert b"Traceback" not in done.stderr
 
 
-def test_nobody_there_is_3_and_two_sources_of_prompts_are_2(dead_url: str, url: str) -> None:
+def test_nobody_there_is_3_and_two_sources_of_prompts_are_2(
+    dead_url: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "RetryPolicy", partial(RetryPolicy, first_pause=0.001))
     assert run("generate", "a", url=dead_url).returncode == 3
     assert run("generate", "a", "--file", "-", url=url).returncode == 2
 
 
 def test_a_terminal_sees_text_as_it_comes(url: str, server: FaultyServer) -> None:
-    server.stream.insert(1, delay(30))
+    server.stream.insert(1, until_cancelled)
     master, slave = pty.openpty()
     environment = {**os.environ, "HISCORE_URL": url, "TERM": "xterm"}
     with subprocess.Popen(

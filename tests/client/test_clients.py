@@ -1,11 +1,12 @@
 """Both clients against a real gRPC endpoint; each test runs once per twin."""
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,12 @@ from hiscore_client import (
     ScoreClient,
     ServerFault,
     ServerUnreachable,
+    async_client,
+    client,
+    readiness,
 )
-from tests.client.faulty_server import FaultyServer, abort, checksum, delay, serving
+from hiscore_client.deadline import Deadline
+from tests.client.faulty_server import FaultyServer, abort, checksum, serving, until_cancelled, when
 
 QUICK = RetryPolicy(attempts=3, first_pause=0.01)
 FULL = abort("UNAVAILABLE", "in ensemble 'score', Exceeds maximum queue size")
@@ -144,7 +149,8 @@ def test_options_priority_deadline_and_headers_are_on_the_wire(twin: Twin, serve
 def test_a_large_call_is_split_in_flight_together_and_put_back_in_order(
     twin: Twin, server: FaultyServer
 ) -> None:
-    server.work_seconds = 0.02
+    # None of the first two is answered before both are there.
+    server.faults.extend([when(lambda: server.most_running >= 2)] * 2)
     progress: list[int] = []
     settings = {"limits": ChunkLimits(max_items=7), "max_in_flight": 3}
     result = twin(
@@ -228,30 +234,26 @@ def test_failures_become_exceptions_with_an_id_and_are_not_tried_again(
 
 
 def test_a_slow_server_meets_the_deadline(twin: Twin, server: FaultyServer) -> None:
-    server.faults.append(delay(20))
-    begun = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"the timeout of 2 s has passed"):
-        twin("score", "q", ["a"], labels=LABELS, timeout=2)
-    # Far from the 20 s of the server, with room for a busy machine.
-    assert time.monotonic() - begun < 10
+    server.faults.append(until_cancelled)
+    with pytest.raises(DeadlineExceeded, match=r"the timeout of 0.2 s has passed"):
+        twin("score", "q", ["a"], labels=LABELS, timeout=0.2)
 
 
 def test_the_deadline_is_of_all_chunks_together(twin: Twin, server: FaultyServer) -> None:
-    server.work_seconds = 0.1
+    server.work_seconds = 0.02
     settings = {"limits": ChunkLimits(max_items=1), "max_in_flight": 2}
     with pytest.raises(DeadlineExceeded):
-        twin("score", "q", ITEMS, labels=LABELS, timeout=0.5, client=settings)
-    # All 50 would take 2.5 s.
+        twin("score", "q", ITEMS, labels=LABELS, timeout=0.2, client=settings)
+    # All 50 would take at least half a second.
     assert len(server.requests) < 50
 
 
 def test_one_failed_chunk_cancels_the_others(twin: Twin, server: FaultyServer) -> None:
-    server.faults.extend([delay(20), delay(20), abort("INVALID_ARGUMENT", "bad item")])
+    # Without the cancellation the call would never end.
+    server.faults.extend([until_cancelled, until_cancelled, abort("INVALID_ARGUMENT", "bad item")])
     settings = {"limits": ChunkLimits(max_items=10), "max_in_flight": 3}
-    begun = time.monotonic()
     with pytest.raises(InvalidRequest, match="bad item"):
         twin("score", "q", ITEMS, labels=LABELS, client=settings)
-    assert time.monotonic() - begun < 10
     eventually(lambda: server.cancelled == 2)
     assert len(server.requests) == 3
 
@@ -303,12 +305,19 @@ def test_wait_ready_returns_once_the_models_are(twin: Twin, server: FaultyServer
 
 
 def test_wait_ready_tells_a_missing_model_from_a_missing_server(
-    twin: Twin, server: FaultyServer, dead_url: str
+    twin: Twin, server: FaultyServer, dead_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DeadlineExceeded, match="model 'decode' is not ready"):
-        twin("wait_ready", timeout=2, models=("decode",))
     with pytest.raises(ServerUnreachable, match="not ready after"):
-        twin("wait_ready", timeout=2, client={"url": dead_url})
+        twin("wait_ready", timeout=0.1, client={"url": dead_url})
+
+    # A clock that leaps ahead once the server has answered.
+    def clock() -> float:
+        return time.monotonic() + (1000 if server.readiness_checks else 0)
+
+    for module in (client, async_client):
+        monkeypatch.setattr(module, "Deadline", partial(Deadline, clock=clock))
+    with pytest.raises(DeadlineExceeded, match="model 'decode' is not ready"):
+        twin("wait_ready", timeout=60, models=("decode",))
 
 
 def test_wait_ready_refuses_a_model_that_is_not_ours(twin: Twin, server: FaultyServer) -> None:
@@ -318,23 +327,30 @@ def test_wait_ready_refuses_a_model_that_is_not_ours(twin: Twin, server: FaultyS
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_wait_ready_notices_a_server_that_starts_late(asynchronous: bool, server: FaultyServer) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    started, stop = threading.Event(), threading.Event()
+def test_wait_ready_notices_a_server_that_starts_late(
+    asynchronous: bool, server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A socket file, so that no other process can take the address.
+    address = f"unix:{tmp_path}/socket"
+    polled, stop = threading.Event(), threading.Event()
+    poll = readiness._poll
+
+    def noticed(*args: Any) -> Any:
+        polled.set()
+        return poll(*args)
+
+    monkeypatch.setattr(readiness, "_poll", noticed)
 
     def start_late() -> None:
-        time.sleep(1.5)
+        assert polled.wait(60)
         with serving(server, address):
-            started.set()
             stop.wait(60)
 
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(start_late)
         try:
-            Twin(asynchronous, address)("wait_ready", timeout=30)
-            assert started.is_set()
+            Twin(asynchronous, address)("wait_ready", timeout=60)
+            assert server.readiness_checks
         finally:
             stop.set()
         late.result()
@@ -349,7 +365,7 @@ def test_a_closed_client_says_so(url: str) -> None:
 
 
 def test_closing_ends_calls_of_other_threads(url: str, server: FaultyServer) -> None:
-    server.faults.append(delay(20))
+    server.faults.append(until_cancelled)
     client = ScoreClient(url)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(client.score, "q", ["a"], labels=LABELS)
@@ -371,7 +387,7 @@ def test_closing_wakes_a_call_that_waits_to_try_again(url: str, server: FaultySe
 
 
 async def test_closing_ends_calls_of_other_tasks(url: str, server: FaultyServer) -> None:
-    server.faults.append(delay(20))
+    server.faults.append(until_cancelled)
     client = AsyncScoreClient(url)
     call = asyncio.ensure_future(client.score("q", ["a"], labels=LABELS))
     await asyncio.to_thread(eventually, lambda: server.running == 1)
@@ -381,7 +397,7 @@ async def test_closing_ends_calls_of_other_tasks(url: str, server: FaultyServer)
 
 
 async def test_cancelling_a_task_cancels_its_requests(url: str, server: FaultyServer) -> None:
-    server.faults.extend([delay(20)] * 3)
+    server.faults.extend([until_cancelled] * 3)
     async with AsyncScoreClient(url, limits=ChunkLimits(max_items=10), max_in_flight=3) as client:
         call = asyncio.ensure_future(client.score("q", ITEMS, labels=LABELS))
         await asyncio.to_thread(eventually, lambda: server.running == 3)

@@ -26,7 +26,7 @@ from hiscore_client import (
     ServerUnreachable,
     generation,
 )
-from tests.client.faulty_server import FaultyServer, abort, delay, refuse
+from tests.client.faulty_server import FaultyServer, abort, delay, refuse, serving, until_cancelled
 
 QUICK = RetryPolicy(attempts=3, first_pause=0.01)
 CHUNKS = [
@@ -252,25 +252,21 @@ def test_an_error_of_tritons_own_has_no_code(
 
 
 def _with_new_service(twin: Twin, server: FaultyServer) -> list[Chunk]:
-    from tests.client.faulty_server import serving
-
     with serving(server) as url:
         return Twin(twin.asynchronous, url)("a")
 
 
 @pytest.mark.parametrize("stop_after", [1, 2])
 def test_leaving_the_loop_cancels_the_generation(twin: Twin, server: FaultyServer, stop_after: int) -> None:
-    server.stream[2:] = [delay(30)]
-    started = time.monotonic()
+    server.stream[2:] = [until_cancelled]
     chunks, error = twin.until_error("a", stop_after=stop_after)
     assert (chunks, error) == (CHUNKS[:stop_after], None)
     eventually(lambda: server.ended_streams == 1)
     assert server.cancelled == 1
-    assert time.monotonic() - started < 10
 
 
 def test_closing_the_iterator_cancels_the_generation(url: str, server: FaultyServer) -> None:
-    server.stream[1:] = [delay(30)]
+    server.stream[1:] = [until_cancelled]
     with ScoreClient(url) as client:
         stream = client.generate("a")
         assert next(stream) == CHUNKS[0]
@@ -290,7 +286,7 @@ def test_closing_the_iterator_cancels_the_generation(url: str, server: FaultySer
             while server.cancelled < 2:
                 await asyncio.sleep(0.005)
 
-    server.stream[1:] = [delay(30)]
+    server.stream[1:] = [until_cancelled]
     asyncio.run(asyncio.wait_for(close(), 10))
 
 
@@ -301,16 +297,14 @@ def test_control_a_stream_that_is_read_to_its_end_is_not_cancelled(twin: Twin, s
 
 
 def test_closing_the_client_ends_its_streams(url: str, server: FaultyServer) -> None:
-    server.stream[1:] = [delay(30)]
+    server.stream[1:] = [until_cancelled]
     client = ScoreClient(url)
     stream = client.generate("a", request_id="mine")
     next(stream)
-    threading.Timer(0.2, client.close).start()
-    started = time.monotonic()
+    threading.Timer(0.05, client.close).start()
     with pytest.raises(Cancelled, match="the client is closed") as ended:
         next(stream)
     assert ended.value.request_id == "mine"
-    assert time.monotonic() - started < 10
     with pytest.raises(Cancelled, match="the client is closed"):
         next(client.generate("a"))
 
@@ -318,7 +312,7 @@ def test_closing_the_client_ends_its_streams(url: str, server: FaultyServer) -> 
         client = AsyncScoreClient(url)
         stream = client.generate("a")
         await anext(stream)
-        asyncio.get_running_loop().call_later(0.2, lambda: tasks.append(asyncio.create_task(client.close())))
+        asyncio.get_running_loop().call_later(0.05, lambda: tasks.append(asyncio.create_task(client.close())))
         with pytest.raises(Cancelled, match="the client is closed"):
             await anext(stream)
         with pytest.raises(Cancelled, match="the client is closed"):
@@ -329,7 +323,7 @@ def test_closing_the_client_ends_its_streams(url: str, server: FaultyServer) -> 
 
 
 def test_cancelling_a_task_cancels_its_generation(url: str, server: FaultyServer) -> None:
-    server.stream[1:] = [delay(30)]
+    server.stream[1:] = [until_cancelled]
 
     async def run() -> None:
         async with AsyncScoreClient(url) as client:
@@ -356,10 +350,10 @@ def test_the_server_ends_a_stream_in_time_and_the_connection_only_later(
     """Both at once are too much for Triton: its stream would be cancelled while it ends."""
     monkeypatch.setattr(generation, "GRACE_S", 60.0)
     late = refuse("UNAVAILABLE", "Request timeout expired after 1 of at most 16 tokens")
-    server.stream[1:] = [delay(0.6), late]
-    chunks, error = twin.until_error("a", timeout=0.5)
+    server.stream[1:] = [delay(0.3), late]
+    chunks, error = twin.until_error("a", timeout=0.2)
     assert (chunks, type(error)) == (CHUNKS[:1], DeadlineExceeded)
-    assert "the timeout of 0.5 s has passed" in str(error)
+    assert "the timeout of 0.2 s has passed" in str(error)
     eventually(lambda: server.ended_streams == 1)
     assert server.cancelled == 0
 
@@ -369,24 +363,27 @@ def test_a_reader_that_is_late_still_hears_from_the_server(
 ) -> None:
     monkeypatch.setattr(generation, "GRACE_S", 60.0)
     late = refuse("UNAVAILABLE", "Request timeout expired after 1 of at most 16 tokens")
-    server.stream[1:] = [delay(0.8), late]
+    server.stream[1:] = [delay(0.3), late]
     with ScoreClient(url) as client:
-        chunks = client.generate("a", timeout=0.3)
+        chunks = client.generate("a", timeout=0.1)
         assert next(chunks) == CHUNKS[0]
-        time.sleep(0.4)
+        time.sleep(0.2)
         with pytest.raises(DeadlineExceeded):
             next(chunks)
     eventually(lambda: server.ended_streams == 1)
     assert server.cancelled == 0
 
 
-def test_the_timeout_holds_for_the_whole_stream(twin: Twin, server: FaultyServer) -> None:
-    server.stream[1:] = [delay(30)]
-    started = time.monotonic()
-    chunks, error = twin.until_error("a", timeout=0.5)
-    assert (chunks, type(error)) == (CHUNKS[:1], DeadlineExceeded)
-    assert "the timeout of 0.5 s has passed" in str(error)
-    assert time.monotonic() - started < 10
+def test_the_timeout_holds_for_the_whole_stream(
+    twin: Twin, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "GRACE_S", 0.1)
+    server.stream[1:] = [until_cancelled]
+    chunks, error = twin.until_error("a", timeout=0.3)
+    # On a busy machine the time may be up before the first chunk.
+    assert chunks in ([], CHUNKS[:1])
+    assert type(error) is DeadlineExceeded
+    assert "the timeout of 0.3 s has passed" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +408,7 @@ def test_nobody_there_is_unreachable(dead_url: str) -> None:
 
 
 def test_many_streams_of_one_client_do_not_mix(url: str, server: FaultyServer) -> None:
-    server.stream.insert(1, delay(0.2))
+    server.stream.insert(1, delay(0.05))
     results: list[list[Chunk]] = []
     with ScoreClient(url) as client:
         threads = [
@@ -437,7 +434,7 @@ def test_a_stream_left_at_its_last_chunk_has_ended_and_is_not_cancelled(
     twin: Twin, server: FaultyServer
 ) -> None:
     # The end of the stream comes a little after the last chunk.
-    server.stream.append(delay(0.3))
+    server.stream.append(delay(0.1))
     chunks, error = twin.until_error("a", stop_after=len(CHUNKS))
     assert (chunks, error) == (CHUNKS, None)
     eventually(lambda: server.ended_streams == 1)
