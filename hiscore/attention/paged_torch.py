@@ -1,7 +1,7 @@
-"""Attention of single rows over pages, for the CPU: the same bits wherever the pages lie.
+"""Paged attention of single rows, for the CPU: the same bits wherever the pages are.
 
-Each row is computed by itself, over a fresh copy of just the tokens that it sees, in the order of its list. So its
-bits depend on that list alone: not on other rows, on padding, or on where the pages came from.
+Each row is computed by itself over a fresh copy of the tokens that it sees, in the order of its list. So its bits
+depend on these tokens alone: not on other rows, on padding, or on where its pages came from.
 """
 
 import torch
@@ -14,28 +14,37 @@ from hiscore.numerics import widen
 def paged_attention(
     q: Tensor,
     tokens: Tensor,
-    page: int,
-    places: Tensor,
+    page_size: int,
+    pages: Tensor,
     counts: Tensor,
     positions: Tensor,
     scale: float,
     soft_cap: float | None = None,
     window: int | None = None,
-    value_width: int | None = None,
+    value_dim: int | None = None,
 ) -> Tensor:
-    """softmax(cap(q k^T * scale)) v over the tokens of listed pages, up to a row's own.
+    """softmax(cap(q k^T * scale)) v over the tokens of listed pages, up to a row's position.
 
-    q: [R, heads, D]; tokens: [slots, C, H, D], a token's key and value, or (C = 1) a latent whose first
-    value_width numbers are the value; places: int32 [R, H, K], pages of `tokens` in the order of what they hold,
-    of which counts int32 [R, H] count; a list ends with the page of the row's position (positions: int32 [R]), or
-    has pages of a single token. Only the last `window` tokens of a list are seen. Returns [R, heads, D or
-    value_width], zeros for a row without pages.
+    Args:
+        q: [R, heads, head_dim].
+        tokens: [slots, C, kv_heads, head_dim]: a key and a value (C = 2) or a latent (C = 1).
+        page_size: Tokens per page.
+        pages: int32 [R, kv_heads, K], pages of `tokens`; a list's last page contains the row's position.
+        counts: int32 [R, kv_heads], pages per list; 0 for padding.
+        positions: int32 [R].
+        scale: Factor of the logits.
+        soft_cap: See `numerics.soft_cap`.
+        window: Attend to the last so many tokens of a list only.
+        value_dim: Leading channels of a latent that are its value.
+
+    Returns:
+        [R, heads, value_dim or head_dim]; zeros for a row without pages.
 
     Raises:
-        ValueError: heads of one row have lists of different lengths.
+        ValueError: Heads of one row have lists of different lengths.
     """
-    kv_heads, width = tokens.shape[2], value_width or q.shape[2]
-    out = q.new_zeros((*q.shape[:2], width))
+    kv_heads, value_dim = tokens.shape[2], value_dim or q.shape[2]
+    out = q.new_zeros((*q.shape[:2], value_dim))
     grouped = widen(q).unflatten(1, (kv_heads, -1))
     head = torch.arange(kv_heads)[:, None]
     for row, (position, of_heads) in enumerate(zip(positions.tolist(), counts.tolist(), strict=True)):
@@ -43,10 +52,10 @@ def paged_attention(
             raise ValueError(f"heads of row {row} have lists of different lengths: {of_heads}")
         if not of_heads[0]:
             continue
-        seen = (of_heads[0] - 1) * page + position % page + 1
-        slots = places[row, :, : of_heads[0], None].long() * page + torch.arange(page)
+        seen = (of_heads[0] - 1) * page_size + position % page_size + 1
+        slots = pages[row, :, : of_heads[0], None].long() * page_size + torch.arange(page_size)
         slots = slots.flatten(1)[:, 0 if window is None else max(0, seen - window) : seen]
         kv = widen(tokens[slots, :, head])  # [H, n, C, D]
         logits = numerics.soft_cap(grouped[row] @ kv[:, :, 0].mT * scale, soft_cap)
-        out[row] = (logits.softmax(-1) @ kv[:, :, -1, :width]).flatten(0, 1).to(q.dtype)
+        out[row] = (logits.softmax(-1) @ kv[:, :, -1, :value_dim]).flatten(0, 1).to(q.dtype)
     return out

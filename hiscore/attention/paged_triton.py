@@ -1,4 +1,4 @@
-"""Attention of single rows over pages by our kernel; see `hiscore.kernels.paged_attention` for how it works."""
+"""Paged attention of single rows, for CUDA devices: launches the kernels of `hiscore.kernels.paged_attention`."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,21 @@ from torch import Tensor
 from hiscore.kernels import gemv
 from hiscore.kernels.paged_attention import attend_splits, combine_splits
 
-# Tokens of a split. Another number gives other bits.
+# Tokens per split, and splits combined at once. Other numbers give other bits.
 SPLIT = 256
-# Splits that are combined at once, likewise.
 COMBINED = 32
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch: M query heads and N tokens at a time."""
+    """Block sizes of a launch.
+
+    Attributes:
+        m: Query heads at a time.
+        n: Tokens at a time.
+        warps: Warps per program.
+        stages: Stages of the software pipeline.
+    """
 
     m: int
     n: int
@@ -25,60 +31,73 @@ class Launch:
     stages: int
 
 
-def choose_launch(group: int, value_width: int, dtype: torch.dtype) -> Launch:
-    """Block sizes by what fits a multiprocessor's registers and shared memory, as the compiler reports it."""
-    if value_width > 256:
+def choose_launch(group: int, value_dim: int, dtype: torch.dtype) -> Launch:
+    """Block sizes that fit a multiprocessor's registers and shared memory, as the compiler reports them."""
+    if value_dim > 256:
         return Launch(32, 32, 8, 2) if dtype != torch.float32 else Launch(16, 16, 8, 1)
     m = min(64, max(16, triton.next_power_of_2(group)))
     if dtype == torch.float32:
         return Launch(m, 16, 4, 2)
-    return Launch(m, 128, 8, 2) if value_width <= 128 else Launch(m, 32, 4, 2)
+    return Launch(m, 128, 8, 2) if value_dim <= 128 else Launch(m, 32, 4, 2)
 
 
 def paged_attention(
     q: Tensor,
     tokens: Tensor,
-    page: int,
-    places: Tensor,
+    page_size: int,
+    pages: Tensor,
     counts: Tensor,
-    slots: Tensor,
+    seq_indices: Tensor,
     positions: Tensor,
-    max_length: int,
+    max_tokens: int,
     scale: float,
     soft_cap: float | None = None,
     window: int | None = None,
-    value_width: int | None = None,
-    by_slot: bool = False,
+    value_dim: int | None = None,
+    by_sequence: bool = False,
     chained: bool = False,
 ) -> Tensor:
-    """softmax(cap(q k^T * scale)) v over the tokens of listed pages, up to a row's own.
+    """softmax(cap(q k^T * scale)) v over the tokens of listed pages, up to a row's position.
 
-    q: [R, heads, D]; tokens: [slots, C, H, D], a token's key and value, or (C = 1) a latent whose first
-    value_width numbers are the value; places: int32 [R, H, K], pages of `tokens`, or by_slot a table [streams, K];
-    counts: int32 [R, H], or [R, 1] for all heads alike; slots, positions: int32 [R], -1 for padding. A list ends
-    with the page of the row's position, or has pages of a single token, and is no longer than max_length tokens.
-    Only its last `window` tokens are seen. Returns [R, heads, D or value_width]; a row without pages, and padding,
-    is left as it comes from memory. chained: see `gemv.pdl_launch_kwargs`; then lists by_slot are of all pages.
+    Args:
+        q: [R, heads, head_dim].
+        tokens: [slots, C, kv_heads, head_dim]: a key and a value (C = 2) or a latent (C = 1).
+        page_size: Tokens per page.
+        pages: int32 [R, kv_heads, K], pages of `tokens`; a list's last page contains the row's position.
+            by_sequence: a block table [max_sequences, K].
+        counts: int32 [R, kv_heads], pages per list; [R, 1] where all heads have the same.
+        seq_indices: int32 [R], -1 for padding.
+        positions: int32 [R], 0 for padding.
+        max_tokens: Tokens of the longest list; sets the grid.
+        scale: Factor of the logits.
+        soft_cap: See `numerics.soft_cap`.
+        window: Attend to the last so many tokens of a list only.
+        value_dim: Leading channels of a latent that are its value.
+        by_sequence: Whether `pages` is a block table.
+        chained: See `gemv.pdl_launch_kwargs`; a block table then lists every page of a sequence.
+
+    Returns:
+        [R, heads, value_dim or head_dim]; uninitialised for rows without pages, padding included.
     """
-    (count, heads, width), (_, parts, kv_heads, _) = q.shape, tokens.shape
-    ahead = chained and by_slot and parts == 2
-    value = value_width or width
-    splits = triton.cdiv(max_length, SPLIT)
+    (rows, heads, head_dim), (_, parts, kv_heads, _) = q.shape, tokens.shape
+    ahead = chained and by_sequence and parts == 2
+    value = value_dim or head_dim
+    splits = triton.cdiv(max_tokens, SPLIT)
     if window is not None:
         splits = min(splits, triton.cdiv(window, SPLIT) + 1)
-    partial = torch.empty((count, heads, splits, value), dtype=torch.float32, device=q.device)
-    stats = torch.empty((count, heads, splits, 2), dtype=torch.float32, device=q.device)
-    out = torch.empty((count, heads, value), dtype=q.dtype, device=q.device)
-    by_slot_row_head = (places.stride(0), 0, 0) if by_slot else (0, *places.stride()[:2])
+    partial = torch.empty((rows, heads, splits, value), dtype=torch.float32, device=q.device)
+    stats = torch.empty((rows, heads, splits, 2), dtype=torch.float32, device=q.device)
+    out = torch.empty((rows, heads, value), dtype=q.dtype, device=q.device)
+    by_sequence_row_head = (pages.stride(0), 0, 0) if by_sequence else (0, *pages.stride()[:2])
     counts_by = (counts.stride(0), counts.stride(1) if counts.shape[1] > 1 else 0)
-    group, tail = heads // kv_heads, width - value
+    group, tail = heads // kv_heads, head_dim - value
     launch = choose_launch(group, value, q.dtype)
-    attend_splits[(count * kv_heads * triton.cdiv(group, launch.m), splits)](
-        q, tokens, places, counts, slots, positions, partial, stats,
-        scale, soft_cap or 0.0, q.stride(0), splits, *by_slot_row_head, *counts_by,
+    attend_splits[(rows * kv_heads * triton.cdiv(group, launch.m), splits)](
+        q, tokens, pages, counts, seq_indices, positions, partial, stats,
+        scale, soft_cap or 0.0, q.stride(0), splits, *by_sequence_row_head, *counts_by,
         HEADS=heads, KV_HEADS=kv_heads, PARTS=parts,
-        WIDTH=width, VALUE=value, PADDED_VALUE=max(16, triton.next_power_of_2(value)),
-        PADDED_TAIL=max(16, triton.next_power_of_2(tail)) if tail else 0, PAGE=page,
+        HEAD_DIM=head_dim, VALUE=value, PADDED_VALUE=max(16, triton.next_power_of_2(value)),
+        PADDED_TAIL=max(16, triton.next_power_of_2(tail)) if tail else 0, PAGE=page_size,
         WINDOW=window or 0, CAPPED=soft_cap is not None,
         M=launch.m, N=launch.n, SPLIT=SPLIT,
         # Triton's default for float32 would be TF32, with 10 bits of mantissa.
@@ -86,9 +105,9 @@ def paged_attention(
         AHEAD=ahead, num_warps=launch.warps, num_stages=launch.stages, **gemv.pdl_launch_kwargs(chained),
     )  # fmt: skip
     block = min(128, triton.next_power_of_2(value))
-    combine_splits[(count * heads, triton.cdiv(value, block))](
-        partial, stats, counts, slots, positions, out, splits, *counts_by,
-        HEADS=heads, KV_HEADS=kv_heads, VALUE=value, PAGE=page, WINDOW=window or 0,
+    combine_splits[(rows * heads, triton.cdiv(value, block))](
+        partial, stats, counts, seq_indices, positions, out, splits, *counts_by,
+        HEADS=heads, KV_HEADS=kv_heads, VALUE=value, PAGE=page_size, WINDOW=window or 0,
         SPLIT=SPLIT, SPLITS=COMBINED, BLOCK=block, AHEAD=ahead, **gemv.pdl_launch_kwargs(chained),
     )  # fmt: skip
     return out

@@ -1,7 +1,8 @@
-"""Copies between the host pool, the device's pools of tokens, and the staging pool.
+"""Copies between the host pool, the device's caches and the staging pool.
 
-The host pool is pinned memory that the multiprocessors read and write themselves: no copy engine, no list on the
-CPU. A page of a head is one run of memory there, [C, P, D]; on the device a token is, [C, kv_heads, D].
+The host pool is pinned memory that the multiprocessors read and write themselves: no copy engine, no list of
+copies on the CPU. A page of one head is contiguous there, [C, P, D]; on the device a token is, [C, kv_heads,
+D].
 """
 
 import triton
@@ -10,15 +11,22 @@ import triton.language as tl
 
 @triton.jit
 def swap_in(
-    host, buffer, swaps, swap_counts, pairs, width,
-    KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    host_kv, buffer, swaps, swap_counts, pairs, width,
+    KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     PAGES: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Copy the listed pages: host [host pages, kv_heads, C, P, D] -> buffer [slots, C, kv_heads, D].
+    """Copy listed pages of single heads from the host. Grid: any number of programs.
 
-    swaps int32 [R, kv_heads, width, 2], swap_counts int32 [R, kv_heads]: as `select_and_place` left them; pairs is
-    R * kv_heads, at most PAIRS. A grid of any number of programs, which share all lists, PAGES of one list at
-    once: few of them keep the bus busy, and more would only stand in the way of other kernels.
+    The programs share all lists, PAGES of one list at a time. A few saturate the bus; more would only keep
+    multiprocessors from other kernels.
+
+    Args:
+        host_kv: [host pages, kv_heads, C, P, D], one layer's.
+        buffer: Out: [device slots, C, kv_heads, D], one layer's.
+        swaps: int32 [R, kv_heads, width, 2], pairs (host page, device page) from `select_pages`.
+        swap_counts: int32 [R, kv_heads], pairs per list.
+        pairs: R * kv_heads, at most PAIRS.
+        width: Length of a list.
     """
     LINES: tl.constexpr = PARTS * PAGE
     pair = tl.arange(0, PAIRS)
@@ -38,55 +46,64 @@ def swap_in(
         listed = swaps + 2 * (mine.to(tl.int64) * width + swap)
         source = tl.load(listed, mask=there, other=0).to(tl.int64)
         target = tl.load(listed + 1, mask=there, other=0).to(tl.int64)
-        mask = there[:, None] & (d < WIDTH)
-        at = ((source * KV_HEADS + head) * LINES + line % LINES)[:, None] * WIDTH + d
-        to = (((target * PAGE + offset) * PARTS + part) * KV_HEADS + head)[:, None] * WIDTH + d
-        # The host's memory changes between steps, and a first-level cache would not notice.
-        tl.store(buffer + to, tl.load(host + at, mask=mask, other=0.0, cache_modifier=".cg"), mask=mask)
+        mask = there[:, None] & (d < HEAD_DIM)
+        at = ((source * KV_HEADS + head) * LINES + line % LINES)[:, None] * HEAD_DIM + d
+        to = (((target * PAGE + offset) * PARTS + part) * KV_HEADS + head)[:, None] * HEAD_DIM + d
+        # .cg: the host pool changes between steps, which an L1 cache would not see.
+        tl.store(buffer + to, tl.load(host_kv + at, mask=mask, other=0.0, cache_modifier=".cg"), mask=mask)
 
 
 @triton.jit
-def back_up_rows(
-    buffer, home, host, layer_places, buffer_slots, host_slots, buffer_stride, home_stride, host_stride,
-    KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+def offload_rows(
+    buffer, dense_kv, host_kv, layer_index, buffer_slots, host_slots, buffer_stride, dense_stride, host_stride,
+    KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     LINES: tl.constexpr,
 ):  # fmt: skip
-    """Copy one new token of each row, in all layers, to the host pool [L, host pages, kv_heads, C, P, D].
+    """Copy one new token per row, in all layers, to the host. Grid: (R, L).
 
-    layer_places: int32 [L], a sparse layer's place in buffer [Ls, slots, C, kv_heads, D], or -1 - a dense layer's
-    in home. host_slots int32 [R]: slots of the host's pages, -1 for none. A grid of (R, L).
+    Args:
+        buffer: [Ls, device slots, C, kv_heads, D].
+        dense_kv: [Ld, host slots, C, kv_heads, D].
+        host_kv: Out: [L, host pages, kv_heads, C, P, D].
+        layer_index: int32 [L], a sparse layer's position in buffer, or -1 - a dense layer's position in dense_kv.
+        buffer_slots: int32 [R].
+        host_slots: int32 [R], slots in host pages; -1: no token.
     """
     row = tl.program_id(0)
     layer = tl.program_id(1).to(tl.int64)
-    home_slot = tl.load(host_slots + row).to(tl.int64)
-    if home_slot < 0:
+    host_slot = tl.load(host_slots + row).to(tl.int64)
+    if host_slot < 0:
         return
     buffer_slot = tl.load(buffer_slots + row).to(tl.int64)
-    place = tl.load(layer_places + layer).to(tl.int64)
+    index = tl.load(layer_index + layer).to(tl.int64)
     line = tl.arange(0, LINES)
     d = tl.arange(0, PADDED)[None, :]
-    mask = (line < PARTS * KV_HEADS)[:, None] & (d < WIDTH)
-    if place >= 0:
-        at = buffer + place * buffer_stride + buffer_slot * (PARTS * KV_HEADS * WIDTH)
+    mask = (line < PARTS * KV_HEADS)[:, None] & (d < HEAD_DIM)
+    if index >= 0:
+        at = buffer + index * buffer_stride + buffer_slot * (PARTS * KV_HEADS * HEAD_DIM)
     else:
-        at = home + (-1 - place) * home_stride + home_slot * (PARTS * KV_HEADS * WIDTH)
-    value = tl.load(at + line[:, None] * WIDTH + d, mask=mask, other=0.0)
+        at = dense_kv + (-1 - index) * dense_stride + host_slot * (PARTS * KV_HEADS * HEAD_DIM)
+    value = tl.load(at + line[:, None] * HEAD_DIM + d, mask=mask, other=0.0)
     part, head = line // KV_HEADS, line % KV_HEADS
-    page = (home_slot // PAGE * KV_HEADS + head) * PARTS + part
-    to = host + layer * host_stride + (page * PAGE + home_slot % PAGE)[:, None] * WIDTH + d
+    page = (host_slot // PAGE * KV_HEADS + head) * PARTS + part
+    to = host_kv + layer * host_stride + (page * PAGE + host_slot % PAGE)[:, None] * HEAD_DIM + d
     tl.store(to, value, mask=mask)
 
 
 @triton.jit
 def copy_pages(
-    pool, slots, host, host_pages, tokens, units, pool_stride, host_stride,
-    KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    pool, slots, host_kv, host_pages, tokens, units, pool_stride, host_stride,
+    KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     PAGES: tl.constexpr, TO_HOST: tl.constexpr,
 ):  # fmt: skip
-    """Tokens between pool [L, slots, C, kv_heads, D] and host [L, host pages, kv_heads, C, P, D].
+    """Copy a sequence between a pool of tokens and the host. Grid: any number of programs, few; see `swap_in`.
 
-    Token t stands at slots[t] of the pool (int32 [tokens]) and in page host_pages[t // P] (int32). units: PAGES
-    pages of a head of a layer each. A grid of any number of programs, few for the reason of `swap_in`.
+    Args:
+        pool: [L, slots, C, kv_heads, D], the staging pool.
+        slots: int32 [tokens], each token's slot in the pool.
+        host_kv: [L, host pages, kv_heads, C, P, D].
+        host_pages: int32 [pages], the host page of token t at t // P.
+        units: Pieces of work: PAGES pages of one head and layer each.
     """
     LINES: tl.constexpr = PARTS * PAGE
     groups = tl.cdiv(tokens, PAGES * PAGE)
@@ -99,11 +116,11 @@ def copy_pages(
         layer = (unit // KV_HEADS // groups).to(tl.int64)
         token = page * PAGE + line % PAGE
         there = token < tokens
-        mask = there[:, None] & (d < WIDTH)
+        mask = there[:, None] & (d < HEAD_DIM)
         slot = tl.load(slots + token, mask=there, other=0).to(tl.int64)
-        here = pool + layer * pool_stride + ((slot * PARTS + part) * KV_HEADS + head)[:, None] * WIDTH + d
+        here = pool + layer * pool_stride + ((slot * PARTS + part) * KV_HEADS + head)[:, None] * HEAD_DIM + d
         run = (tl.load(host_pages + page, mask=there, other=0).to(tl.int64) * KV_HEADS + head) * LINES
-        there_at = host + layer * host_stride + (run + line % LINES)[:, None] * WIDTH + d
+        there_at = host_kv + layer * host_stride + (run + line % LINES)[:, None] * HEAD_DIM + d
         if TO_HOST:
             tl.store(there_at, tl.load(here, mask=mask, other=0.0), mask=mask)
         else:
@@ -115,9 +132,14 @@ def copy_rows(
     source, target, from_slots, to_slots, layers, source_stride, target_stride,
     FROM_ROW: tl.constexpr, TO_ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """target[i, to_slots] = source[layers[i], from_slots], the first TO_ROW of a token's FROM_ROW numbers.
+    """target[i, to_slots] = source[layers[i], from_slots], the first TO_ROW elements. Grid: (n, layers).
 
-    from_slots, to_slots: int32 [n]; layers: int32. A grid of (n, layers).
+    Args:
+        source: [L, slots, FROM_ROW elements].
+        target: Out: [len(layers), slots, TO_ROW elements].
+        from_slots: int32 [n].
+        to_slots: int32 [n].
+        layers: int32 [grid's layers], positions in source.
     """
     token = tl.program_id(0)
     layer = tl.program_id(1)

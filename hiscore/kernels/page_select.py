@@ -1,74 +1,92 @@
-"""Selection and residency in one program for each row and KV head: which pages, where they are, what must come.
+"""Selection and residency in one program per row and KV head: which pages, where they are, and what is missing.
 
-The scores of a row's pages become weights (softmax for each query head, mean over the group), the largest are
-chosen, each is looked up, and what is missing gets the places that were not used for longest. Blocks of places are
-walked in order, so every list comes out ascending; only a row's own pages are walked, so a short row is quick.
+The scores of a row's pages become weights (softmax for each query head, mean over the group). The largest are
+selected, each is looked up, and missing pages evict the least recently used ones. Blocks of pages are visited in
+order, so that every list is ascending; only a row's own pages are visited, so that short rows are quick.
 """
 
 import triton
 import triton.language as tl
 
-from hiscore.kernels.top_k import ALWAYS, choose, float_key, kth_largest
+from hiscore.kernels.top_k import ALWAYS, float_key, kth_largest, select
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# Below every score, and finite: its distance to itself is zero.
+# Below every score but finite, so that its difference to itself is 0 and not NaN.
 LEAST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
-def select_and_place(
-    scores, weights, keys, pages, places, counts, swaps, swap_counts, mass,
+def select_pages(
+    scores, weights, keys, pages, device_pages, counts, swaps, swap_counts, mass,
     total_hits, total_misses, total_mass,
-    slots, positions, host_block_table, device_block_table, direct, full, where, holds, used,
-    soft_cap, top_pages, lru_pages, ring_pages, newest_forced, width, max_pages, table_stride, keys_stride,
+    seq_indices, positions, host_block_table, device_block_table, fully_resident, full_attention,
+    device_page_of, host_page_of, last_use,
+    soft_cap, top_pages, lru_pages, ring_pages, newest_selected, width, max_pages, table_stride, keys_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, SINK: tl.constexpr,
     SOFTMAX: tl.constexpr, CAPPED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
     LRU_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From scores to the pages to attend to and the list of those to copy; tables as `KVCache` has them.
+    """Select pages, look them up, and make room for the missing ones, which `kv_transfer.swap_in` then copies.
 
-    In: scores float32 [R, heads, max_pages] (without SOFTMAX: weights [R, kv_heads, max_pages] instead, which are
-    chosen by as they are, and whose softmax is thought to be attention's shares).
-    Out: pages, places int32 [R, kv_heads, width], counts int32 [R, kv_heads], mass float32 [R, kv_heads];
-    swaps int32 [R, kv_heads, width, 2], pairs (page of the host, page of the buffer), of which swap_counts [R,
-    kv_heads] count. keys: room for uint32 [R, kv_heads, keys_stride]. A grid of (R, kv_heads), each walking its
-    pages BLOCK at a time, and the places under LRU LRU_BLOCK at a time.
+    Grid: (R, kv_heads). Pages are visited BLOCK at a time, LRU pages LRU_BLOCK at a time.
+
+    Args:
+        scores: float32 [R, heads, max_pages]; read only with SOFTMAX.
+        weights: float32 [R, kv_heads, max_pages], to select by. With SOFTMAX: workspace. Without: given, and
+            their softmax estimates the shares of attention.
+        keys: Workspace, uint32 [R, kv_heads, keys_stride].
+        pages: Out: int32 [R, kv_heads, width], page numbers within the sequence, ascending; then -1.
+        device_pages: Out: int32 [R, kv_heads, width]; 0 after the end.
+        counts: Out: int32 [R, kv_heads].
+        swaps: Out: int32 [R, kv_heads, width, 2], missing pages as pairs (host page, device page).
+        swap_counts: Out: int32 [R, kv_heads].
+        mass: Out: float32 [R, kv_heads], estimated share of attention.
+        total_hits, total_misses, total_mass: Updated: see `KVCache.hits`, `misses`, `mass`.
+        seq_indices: int32 [R], -1 for padding.
+        positions: int32 [R].
+        host_block_table, device_block_table: int32 [max_sequences, table_stride].
+        fully_resident, full_attention: bool [max_sequences].
+        device_page_of: Updated: int32 [host pages, kv_heads].
+        host_page_of: Updated: int32 [device pages, kv_heads].
+        last_use: Updated: int32 [device pages, kv_heads].
+        newest_selected: Newest pages that are always selected.
+        width: Length of the lists.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
     pair = row * KV_HEADS + head
     width_at = pair.to(tl.int64) * width
     pages += width_at
-    places += width_at
+    device_pages += width_at
     swaps += 2 * width_at
     keys += pair.to(tl.int64) * keys_stride
     weights += pair.to(tl.int64) * max_pages
-    slot = tl.load(slots + row).to(tl.int64)
-    if slot < 0:
-        _end_list(pages, places, 0, width, BLOCK)
+    seq_index = tl.load(seq_indices + row).to(tl.int64)
+    if seq_index < 0:
+        _end_list(pages, device_pages, 0, width, BLOCK)
         tl.store(counts + pair, 0)
         tl.store(swap_counts + pair, 0)
         tl.store(mass + pair, 0.0)
         return
     position = tl.load(positions + row)
-    host_block_table += slot * table_stride
-    device_block_table += slot * table_stride
-    # From here on a table of pages is addressed for this head alone.
-    where += head
-    holds += head
-    used += head
+    host_block_table += seq_index * table_stride
+    device_block_table += seq_index * table_stride
+    # The residency tables of this head: entries are KV_HEADS apart.
+    device_page_of += head
+    host_page_of += head
+    last_use += head
     newest = position // PAGE
     count = newest + 1
-    # A stream's places in the buffer are as its pages, or those of the ring are fixed and the others under LRU.
-    whole = tl.load(direct + slot).to(tl.int32)
-    last_lru = tl.where(whole != 0, -1, newest - ring_pages)
-    # A list has no room for more than its width.
-    budget = tl.minimum(tl.where(tl.load(full + slot), width, top_pages), count)
+    # Pages up to last_lru are under LRU; those after it, in the ring or of a resident sequence, have fixed
+    # entries.
+    resident = tl.load(fully_resident + seq_index).to(tl.int32)
+    last_lru = tl.where(resident != 0, -1, newest - ring_pages)
+    budget = tl.minimum(tl.where(tl.load(full_attention + seq_index), width, top_pages), count)
     low = tl.zeros([], tl.uint32)
     allowed = count + 0
     greatest = tl.zeros([], tl.float32)
     total = tl.full([], 1.0, tl.float32)
-    # Places that were scored: all or none.
+    # Either all pages are scored, or none: then all are selected.
     scored = tl.where(count > budget, count, 0)
     if scored > 0:
         if SOFTMAX:
@@ -77,22 +95,22 @@ def select_and_place(
                 scores, weights, count, soft_cap, max_pages, HEADS // KV_HEADS, PADDED_GROUP, CAPPED, BLOCK
             )
             tl.debug_barrier()
-        # An indexer's scores are chosen by as they are; their softmax is summed up beside that.
+        # Without SOFTMAX the scores are the keys; their softmax is only summed up for the mass.
         tops = tl.full([BLOCK], LEAST, tl.float32)
         totals = tl.zeros([BLOCK], tl.float32)
         for begin in range(0, count, BLOCK):
-            place = begin + tl.arange(0, BLOCK)
-            weight = tl.load(weights + place, mask=place < count, other=0.0)
+            page = begin + tl.arange(0, BLOCK)
+            weight = tl.load(weights + page, mask=page < count, other=0.0)
             if not SOFTMAX:
-                x = tl.where(place < count, weight * LOG2E, float("-inf"))
+                x = tl.where(page < count, weight * LOG2E, float("-inf"))
                 new_tops = tl.maximum(tops, x)
                 totals = totals * tl.exp2(tops - new_tops) + tl.exp2(x - new_tops)
                 tops = new_tops
             key = float_key(weight)
-            forced = place > newest - newest_forced
+            forced = page > newest - newest_selected
             if SINK:
-                forced = forced | (place == 0)
-            tl.store(keys + place, tl.where(forced, ALWAYS, key), mask=place < count)
+                forced = forced | (page == 0)
+            tl.store(keys + page, tl.where(forced, ALWAYS, key), mask=page < count)
         if not SOFTMAX:
             greatest = tl.max(tops, axis=0)
             total = tl.sum(totals * tl.exp2(tops - greatest), axis=0)
@@ -101,70 +119,61 @@ def select_and_place(
 
     ties = count * 0
     taken = count * 0
-    missing = count * 0
+    misses = count * 0
     captured = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, count, BLOCK):
-        place = begin + tl.arange(0, BLOCK)
-        there = place < count
-        key = tl.load(keys + place, mask=place < scored, other=0)
-        chosen, rank, ties, taken = choose(key, there, low, allowed, ties, taken)
-        counted = chosen & (place < scored)
-        weight = tl.load(weights + place, mask=counted, other=0.0)
+        page = begin + tl.arange(0, BLOCK)
+        there = page < count
+        key = tl.load(keys + page, mask=page < scored, other=0)
+        selected, rank, ties, taken = select(key, there, low, allowed, ties, taken)
+        weighed = selected & (page < scored)
+        weight = tl.load(weights + page, mask=weighed, other=0.0)
         if not SOFTMAX:
-            weight = tl.where(counted, tl.exp2(weight * LOG2E - greatest), 0.0)
+            weight = tl.where(weighed, tl.exp2(weight * LOG2E - greatest), 0.0)
         captured += weight
-        host = tl.load(host_block_table + place, mask=chosen, other=0).to(tl.int64)
-        fixed = place > last_lru
-        stands = tl.where(whole != 0, place, lru_pages + place % ring_pages)
-        at = tl.load(device_block_table + stands, mask=chosen & fixed, other=0)
-        found = tl.load(where + host * KV_HEADS, mask=chosen & (fixed == 0), other=-1)
-        at = tl.where(fixed, at, found)
-        tl.store(pages + rank, place, mask=chosen)
-        tl.store(places + rank, at, mask=chosen)
-        resident = chosen & (fixed == 0) & (found >= 0)
-        tl.store(used + found.to(tl.int64) * KV_HEADS, 2 * position + 1, mask=resident)
-        absent = chosen & (at < 0)
-        order = missing + tl.cumsum(absent.to(tl.int32), axis=0) - 1
-        tl.store(swaps + 2 * order, host.to(tl.int32), mask=absent)
-        tl.store(swaps + 2 * order + 1, rank, mask=absent)
-        missing += tl.sum(absent.to(tl.int32), axis=0)
-    _end_list(pages, places, taken, width, BLOCK)
+        host_page = tl.load(host_block_table + page, mask=selected, other=0).to(tl.int64)
+        fixed = page > last_lru
+        entry = tl.where(resident != 0, page, lru_pages + page % ring_pages)
+        device_page = tl.load(device_block_table + entry, mask=selected & fixed, other=0)
+        held_by = tl.load(device_page_of + host_page * KV_HEADS, mask=selected & (fixed == 0), other=-1)
+        device_page = tl.where(fixed, device_page, held_by)
+        tl.store(pages + rank, page, mask=selected)
+        tl.store(device_pages + rank, device_page, mask=selected)
+        hit = selected & (fixed == 0) & (held_by >= 0)
+        tl.store(last_use + held_by.to(tl.int64) * KV_HEADS, 2 * position + 1, mask=hit)
+        miss = selected & (device_page < 0)
+        order = misses + tl.cumsum(miss.to(tl.int32), axis=0) - 1
+        tl.store(swaps + 2 * order, host_page.to(tl.int32), mask=miss)
+        # For now the page's rank in the list; `_make_room` replaces it by a device page.
+        tl.store(swaps + 2 * order + 1, rank, mask=miss)
+        misses += tl.sum(miss.to(tl.int32), axis=0)
+    _end_list(pages, device_pages, taken, width, BLOCK)
     share = tl.sum(captured, axis=0)
     if not SOFTMAX:
         share = share / total
     share = tl.where(scored > 0, share, 1.0)
-    # Of scores that are no numbers nothing is known, and sums go on without them.
+    # NaN scores say nothing of their row, and must not spoil the sum over all rows.
     tl.atomic_add(total_mass, tl.where(share >= 0, share, 0.0).to(tl.float64))
     tl.atomic_add(total_mass + 1, 1.0)
     tl.store(mass + pair, share)
     tl.store(counts + pair, taken)
-    tl.store(swap_counts + pair, missing)
-    tl.atomic_add(total_hits, (taken - missing).to(tl.int64))
-    tl.atomic_add(total_misses, missing.to(tl.int64))
-    if missing > 0:
+    tl.store(swap_counts + pair, misses)
+    tl.atomic_add(total_hits, (taken - misses).to(tl.int64))
+    tl.atomic_add(total_misses, misses.to(tl.int64))
+    if misses > 0:
         tl.debug_barrier()
         _make_room(
-            keys,
-            places,
-            swaps,
-            device_block_table,
-            where,
-            holds,
-            used,
-            position,
-            missing,
-            lru_pages,
-            KV_HEADS,
-            LRU_BLOCK,
-        )
+            keys, device_pages, swaps, device_block_table, device_page_of, host_page_of, last_use,
+            position, misses, lru_pages, KV_HEADS, LRU_BLOCK,
+        )  # fmt: skip
 
 
 @triton.jit
-def _end_list(pages, places, taken, width, BLOCK: tl.constexpr):
+def _end_list(pages, device_pages, taken, width, BLOCK: tl.constexpr):
     for begin in range(taken, width, BLOCK):
         rest = begin + tl.arange(0, BLOCK)
         tl.store(pages + rest, -1, mask=rest < width)
-        tl.store(places + rest, 0, mask=rest < width)
+        tl.store(device_pages + rest, 0, mask=rest < width)
 
 
 @triton.jit
@@ -177,57 +186,58 @@ def _page_weights(
     top = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([PADDED_GROUP], tl.float32)
     for begin in range(0, count, BLOCK):
-        place = (begin + tl.arange(0, BLOCK))[None, :]
-        there = (place < count) & (group < GROUP)
-        x = tl.load(scores + group.to(tl.int64) * max_pages + place, mask=there, other=0.0)
+        page = (begin + tl.arange(0, BLOCK))[None, :]
+        there = (page < count) & (group < GROUP)
+        x = tl.load(scores + group.to(tl.int64) * max_pages + page, mask=there, other=0.0)
         if CAPPED:
             x = soft_cap * (2 * tl.sigmoid(x * (2 / soft_cap)) - 1)
-        x = tl.where(place < count, x * LOG2E, float("-inf"))
+        x = tl.where(page < count, x * LOG2E, float("-inf"))
         new_top = tl.maximum(top, tl.max(x, axis=1))
         total = total * tl.exp2(top - new_top) + tl.sum(tl.exp2(x - new_top[:, None]), axis=1)
         top = new_top
     for begin in range(0, count, BLOCK):
-        place = (begin + tl.arange(0, BLOCK))[None, :]
-        there = (place < count) & (group < GROUP)
-        x = tl.load(scores + group.to(tl.int64) * max_pages + place, mask=there, other=0.0)
+        page = (begin + tl.arange(0, BLOCK))[None, :]
+        there = (page < count) & (group < GROUP)
+        x = tl.load(scores + group.to(tl.int64) * max_pages + page, mask=there, other=0.0)
         if CAPPED:
             x = soft_cap * (2 * tl.sigmoid(x * (2 / soft_cap)) - 1)
         share = tl.exp2(x * LOG2E - top[:, None]) / total[:, None]
         mean = tl.sum(tl.where(group < GROUP, share, 0.0), axis=0) / GROUP
-        place = begin + tl.arange(0, BLOCK)
-        tl.store(weights + place, mean, mask=place < count)
+        page = begin + tl.arange(0, BLOCK)
+        tl.store(weights + page, mean, mask=page < count)
 
 
 @triton.jit
 def _make_room(
-    keys, places, swaps, device_block_table, where, holds, used, position, missing, lru_pages,
+    keys, device_pages, swaps, device_block_table, device_page_of, host_page_of, last_use,
+    position, misses, lru_pages,
     KV_HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Give the missing pages the places that were not used for longest, both in ascending order."""
+    """Give the missing pages the places of the least recently used ones, both in ascending order."""
     for begin in range(0, lru_pages, BLOCK):
-        place = begin + tl.arange(0, BLOCK)
-        there = place < lru_pages
-        at = tl.load(device_block_table + place, mask=there, other=0).to(tl.int64)
-        # Nothing is younger than what this step has found.
-        age = 2 * position + 1 - tl.load(used + at * KV_HEADS, mask=there, other=0)
-        tl.store(keys + place, age.to(tl.uint32), mask=there)
+        entry = begin + tl.arange(0, BLOCK)
+        there = entry < lru_pages
+        device_page = tl.load(device_block_table + entry, mask=there, other=0).to(tl.int64)
+        # At least 0: the greatest last_use is that of this step's hits.
+        age = 2 * position + 1 - tl.load(last_use + device_page * KV_HEADS, mask=there, other=0)
+        tl.store(keys + entry, age.to(tl.uint32), mask=there)
     tl.debug_barrier()
-    low, allowed = kth_largest(keys, lru_pages, missing, (2 * position + 2).to(tl.uint32), BLOCK)
-    ties = missing * 0
-    taken = missing * 0
+    low, allowed = kth_largest(keys, lru_pages, misses, (2 * position + 2).to(tl.uint32), BLOCK)
+    ties = misses * 0
+    taken = misses * 0
     for begin in range(0, lru_pages, BLOCK):
-        place = begin + tl.arange(0, BLOCK)
-        there = place < lru_pages
-        age = tl.load(keys + place, mask=there, other=0)
-        victim, order, ties, taken = choose(age, there, low, allowed, ties, taken)
-        at = tl.load(device_block_table + place, mask=victim, other=0)
-        host = tl.load(swaps + 2 * order, mask=victim, other=0)
+        entry = begin + tl.arange(0, BLOCK)
+        there = entry < lru_pages
+        age = tl.load(keys + entry, mask=there, other=0)
+        victim, order, ties, taken = select(age, there, low, allowed, ties, taken)
+        device_page = tl.load(device_block_table + entry, mask=victim, other=0)
+        host_page = tl.load(swaps + 2 * order, mask=victim, other=0)
         rank = tl.load(swaps + 2 * order + 1, mask=victim, other=0)
-        here = at.to(tl.int64) * KV_HEADS
-        gone = tl.load(holds + here, mask=victim, other=-1)
-        tl.store(where + gone.to(tl.int64) * KV_HEADS, -1, mask=victim & (gone >= 0))
-        tl.store(where + host.to(tl.int64) * KV_HEADS, at, mask=victim)
-        tl.store(holds + here, host, mask=victim)
-        tl.store(used + here, 2 * position, mask=victim)
-        tl.store(places + rank, at, mask=victim)
-        tl.store(swaps + 2 * order + 1, at, mask=victim)
+        of_head = device_page.to(tl.int64) * KV_HEADS
+        evicted = tl.load(host_page_of + of_head, mask=victim, other=-1)
+        tl.store(device_page_of + evicted.to(tl.int64) * KV_HEADS, -1, mask=victim & (evicted >= 0))
+        tl.store(device_page_of + host_page.to(tl.int64) * KV_HEADS, device_page, mask=victim)
+        tl.store(host_page_of + of_head, host_page, mask=victim)
+        tl.store(last_use + of_head, 2 * position, mask=victim)
+        tl.store(device_pages + rank, device_page, mask=victim)
+        tl.store(swaps + 2 * order + 1, device_page, mask=victim)

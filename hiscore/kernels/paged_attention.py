@@ -1,8 +1,8 @@
-"""Attention of single rows over pages, split along the tokens so that one row fills the device.
+"""Paged attention of single rows, split along the tokens so that one row fills the device (flash decoding).
 
-A split is a fixed number of tokens of the list of pages, and splits are combined in ascending order. So a row's
-bits depend on the tokens that it sees alone: not on other rows, on where pages lie, or on the size of the grid.
-Query heads that share a KV head are rows of one tile, for which keys and values are read once.
+A split is a fixed number of listed tokens, and splits are combined in ascending order. So a row's bits depend
+on the tokens that it sees alone: not on other rows, on where pages are, or on the size of the grid. Query heads
+that share a KV head are rows of one tile, for which keys and values are read once.
 """
 
 import triton
@@ -12,16 +12,23 @@ from hiscore.kernels.gemv import launch_dependents, wait_for_predecessors
 
 
 @triton.jit
-def _ask_for(
-    rows, pages, begin, end, ROW: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr
+def _prefetch_to_l2(
+    rows,
+    pages,
+    begin,
+    end,
+    ROW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
-    """Have the level-2 cache fetch rows [WIDTH] of tokens [begin, begin + SPLIT) below end; nothing waits."""
+    """Prefetch rows [HEAD_DIM] of tokens [begin, begin + SPLIT) below end into the L2 cache, without waiting."""
     LINE: tl.constexpr = 128 // (rows.dtype.element_ty.primitive_bitwidth // 8)
     token = begin + tl.arange(0, SPLIT)
     there = token < end
     page = tl.load(pages + token // PAGE, mask=there, other=0).to(tl.int64)
     at = rows + (page * PAGE + token % PAGE) * ROW
-    for line in tl.static_range(0, WIDTH, LINE):
+    for line in tl.static_range(0, HEAD_DIM, LINE):
         tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
             "=r,l,r", [(at + line).to(tl.int64), there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
@@ -29,46 +36,61 @@ def _ask_for(
 
 
 @triton.jit(
-    do_not_specialize=["pages_by_slot", "pages_by_row", "pages_by_head", "counts_by_row", "counts_by_head"]
+    do_not_specialize=[
+        "pages_by_sequence",
+        "pages_by_row",
+        "pages_by_head",
+        "counts_by_row",
+        "counts_by_head",
+    ]
 )
 def attend_splits(
-    q, pool, pages, counts, slots, positions, partial, stats,
+    q, pool, pages, counts, seq_indices, positions, partial, stats,
     scale, soft_cap, q_stride, max_splits,
-    pages_by_slot, pages_by_row, pages_by_head, counts_by_row, counts_by_head,
+    pages_by_sequence, pages_by_row, pages_by_head, counts_by_row, counts_by_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PARTS: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE: tl.constexpr, PADDED_VALUE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE: tl.constexpr, PADDED_VALUE: tl.constexpr,
     PADDED_TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
     CHAINED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """q [R, heads, D], pool [slots, C, kv_heads, D] -> partial, stats: float32 [R, heads, max_splits, VALUE or 2].
+    """Attend to one split of a row's list. Grid: (R * kv_heads * blocks of M heads, splits).
 
-    A list of pages stands at pages + slot * pages_by_slot + row * pages_by_row + kv_head * pages_by_head (counts
-    alike); its last page ends at the row's position. C = 1: the first VALUE numbers of a key are its value; the
-    rest of the key is its tail. stats: the greatest logit, in powers of two, and the sum. WINDOW 0: none. AHEAD:
-    lists are of everything up to the position, and no kernel of a chain writes them.
-    A grid of (R * kv_heads * blocks of M heads, splits); a row without pages (or padding) writes nothing.
+    With C = 1 the first VALUE channels of a key are its value and the rest its tail. A list's last page ends at
+    the row's position. A row without pages, or padding, writes nothing.
+
+    Args:
+        q: [R, heads, D].
+        pool: [slots, C, kv_heads, D].
+        pages: int32, a list at seq_index * pages_by_sequence + row * pages_by_row + kv_head * pages_by_head.
+        counts: int32, pages per list, at row * counts_by_row + kv_head * counts_by_head.
+        seq_indices: int32 [R], -1 for padding.
+        positions: int32 [R].
+        partial: Out: float32 [R, heads, max_splits, VALUE], weighted sums of values.
+        stats: Out: float32 [R, heads, max_splits, 2], the greatest logit, in powers of 2, and the sum of weights.
+        WINDOW: Attend to the last so many tokens; 0: to all.
+        AHEAD: Lists are of everything up to the position, and no kernel of the chain writes them.
     """
     launch_dependents(CHAINED)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCKS: tl.constexpr = (GROUP + M - 1) // M
     LOG2E: tl.constexpr = 1.4426950408889634
-    TAIL: tl.constexpr = WIDTH - VALUE
+    TAIL: tl.constexpr = HEAD_DIM - VALUE
     row = tl.program_id(0) // (KV_HEADS * BLOCKS)
     kv_head = tl.program_id(0) // BLOCKS % KV_HEADS
-    slot = tl.load(slots + row).to(tl.int64)
+    seq_index = tl.load(seq_indices + row).to(tl.int64)
     row64 = row.to(tl.int64)
     position = tl.load(positions + row)
-    if AHEAD and slot >= 0:
+    if AHEAD and seq_index >= 0:
         ahead = tl.program_id(1) * SPLIT
         if WINDOW:
             ahead += tl.maximum(position + 1 - WINDOW, 0) // SPLIT * SPLIT
         for part in tl.static_range(PARTS):
-            rows = pool + (part * KV_HEADS + kv_head) * WIDTH
-            listed = pages + slot * pages_by_slot
-            _ask_for(rows, listed, ahead, position, PARTS * KV_HEADS * WIDTH, WIDTH, SPLIT, PAGE)
+            rows = pool + (part * KV_HEADS + kv_head) * HEAD_DIM
+            listed = pages + seq_index * pages_by_sequence
+            _prefetch_to_l2(rows, listed, ahead, position, PARTS * KV_HEADS * HEAD_DIM, HEAD_DIM, SPLIT, PAGE)
     wait_for_predecessors(CHAINED)
-    if slot < 0:
+    if seq_index < 0:
         return
     tokens = position + 1
     if not AHEAD:
@@ -81,7 +103,7 @@ def attend_splits(
     if begin >= tokens:
         return
     end = tl.minimum(begin + SPLIT, tokens)
-    pages += slot * pages_by_slot + row64 * pages_by_row + kv_head * pages_by_head
+    pages += seq_index * pages_by_sequence + row64 * pages_by_row + kv_head * pages_by_head
 
     m = tl.program_id(0) % BLOCKS * M + tl.arange(0, M)
     n = tl.arange(0, N)
@@ -89,7 +111,7 @@ def attend_splits(
     mine = (m < GROUP)[:, None]
     in_value = (d < VALUE)[None, :]
     heads = kv_head * GROUP + m
-    q_at = q + row64 * q_stride + heads[:, None] * WIDTH
+    q_at = q + row64 * q_stride + heads[:, None] * HEAD_DIM
     query = tl.load(q_at + d[None, :], mask=mine & in_value, other=0.0)
     if TAIL:
         t = tl.arange(0, PADDED_TAIL)
@@ -98,7 +120,7 @@ def attend_splits(
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, PADDED_VALUE], tl.float32)
-    # A window may begin within a split; a split's blocks stand where they would without one.
+    # A window may begin within a split; its blocks begin where they would without one.
     start = begin
     if WINDOW:
         start = tl.maximum(begin, first // N * N)
@@ -109,7 +131,7 @@ def attend_splits(
         if WINDOW:
             seen = there & (column >= first)
         page = tl.load(pages + column // PAGE, mask=there, other=0).to(tl.int64)
-        at = pool + ((page * PAGE + column % PAGE) * (PARTS * KV_HEADS) + kv_head)[:, None] * WIDTH
+        at = pool + ((page * PAGE + column % PAGE) * (PARTS * KV_HEADS) + kv_head)[:, None] * HEAD_DIM
         mask = there[:, None]
         if PADDED_VALUE != VALUE:
             mask = mask & in_value
@@ -120,14 +142,14 @@ def attend_splits(
             logits += tl.dot(query_tail, tl.trans(k_tail), input_precision=PRECISION)
         v = k
         if PARTS == 2:
-            v = tl.load(at + KV_HEADS * WIDTH + d[None, :], mask=mask, other=0.0)
+            v = tl.load(at + KV_HEADS * HEAD_DIM + d[None, :], mask=mask, other=0.0)
         if CAPPED:
             logits = (soft_cap * LOG2E) * (2 * tl.sigmoid(logits * (2 * scale / soft_cap)) - 1)
         else:
             logits = logits * (scale * LOG2E)
         logits = tl.where(seen[None, :], logits, float("-inf"))
         new_top = tl.maximum(top, tl.max(logits, axis=1))
-        # Every block holds a token that is seen, so there is a maximum to subtract.
+        # Every block has a visible token, so the maximum is finite.
         shares = tl.exp2(logits - new_top[:, None])
         keep = tl.exp2(top - new_top)
         total = total * keep + tl.sum(shares, axis=1)
@@ -142,21 +164,27 @@ def attend_splits(
 
 @triton.jit(do_not_specialize=["counts_by_row", "counts_by_head"])
 def combine_splits(
-    partial, stats, counts, slots, positions, out, max_splits, counts_by_row, counts_by_head,
+    partial, stats, counts, seq_indices, positions, out, max_splits, counts_by_row, counts_by_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, VALUE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     SPLIT: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The splits of `attend_splits` -> out [R, heads, VALUE], SPLITS of them at a time.
+    """Combine the splits of `attend_splits`, SPLITS at a time. Grid: (R * heads, blocks of VALUE).
 
-    A grid of (R * heads, blocks of VALUE).
+    Args:
+        partial: float32 [R, heads, max_splits, VALUE].
+        stats: float32 [R, heads, max_splits, 2].
+        counts: int32, as in `attend_splits`.
+        seq_indices: int32 [R], -1 for padding.
+        positions: int32 [R].
+        out: Out: [R, heads, VALUE].
     """
     launch_dependents(CHAINED)
     row = tl.program_id(0) // HEADS
     kv_head = tl.program_id(0) % HEADS // (HEADS // KV_HEADS)
-    slot = tl.load(slots + row)
+    seq_index = tl.load(seq_indices + row)
     position = tl.load(positions + row)
     wait_for_predecessors(CHAINED)
-    if slot < 0:
+    if seq_index < 0:
         return
     tokens = position + 1
     if not AHEAD:

@@ -1,14 +1,14 @@
-"""The k largest of many numbers, without sorting: functions for other kernels.
+"""The k largest of many numbers without sorting: functions for other kernels (radix select).
 
-Numbers are compared as uint32 in the same order. The k-th largest is found two bits at a time, from the highest;
-each pass counts how many reach each of three thresholds. What is chosen comes out in the order of its places, and
-among equals the lower place is chosen.
+Numbers are compared as uint32 keys of the same order. The k-th largest is found two bits at a time, from the
+highest; each pass counts the keys that reach each of three thresholds. Selected entries come out in order, and
+among equal keys the lower entry is selected.
 """
 
 import triton
 import triton.language as tl
 
-# Above every key that a float can have.
+# Above every key of a float.
 ALWAYS = tl.constexpr(0xFFFFFFFF)
 _COUNT_BITS = tl.constexpr(21)
 _COUNT_MASK = tl.constexpr((1 << 21) - 1)
@@ -16,7 +16,7 @@ _COUNT_MASK = tl.constexpr((1 << 21) - 1)
 
 @triton.jit
 def float_key(value):
-    """float32 -> uint32 of the same order, below ALWAYS; both zeros are equal, NaN is beside infinity."""
+    """float32 -> uint32 of the same order, below ALWAYS. Both zeros are equal; NaN is next to infinity."""
     bits = value.to(tl.int32, bitcast=True)
     bits = tl.where(bits == -2147483648, 0, bits)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -25,25 +25,28 @@ def float_key(value):
 
 @triton.jit
 def kth_largest(keys, count, k, most, BLOCK: tl.constexpr):
-    """The k-th largest of keys uint32 [count], 1 <= k <= count < 2^21, and how many equal to it are chosen.
+    """Find the k-th largest of keys uint32 [count], 1 <= k <= count < 2^21.
 
-    most: uint32, no key is greater. A search that ends early returns less than the k-th, yet more than the one
-    after it.
+    Returns:
+        A uint32 threshold and how many keys equal to it are selected. A search that ends early returns less than
+        the k-th largest, but more than the next one.
+
+    most: uint32, no key is greater.
     """
     low = tl.zeros([], tl.uint32)
     step = low + (1 << 30)
-    # Bits that no key has need no pass.
+    # Skip bits that no key has.
     while step > most:
         step = step >> 2
-    # Keys that reach `low`, and those that reach the end of the range that is left: reaching >= k > beyond.
+    # Keys that reach `low`, and keys beyond the range that is left: reaching >= k > beyond.
     reaching = count + 0
     beyond = count * 0
     while (step > 0) & (reaching != k):
         packed = tl.zeros([BLOCK], tl.int64)
         for begin in range(0, count, BLOCK):
-            place = begin + tl.arange(0, BLOCK)
-            # Zero reaches no threshold.
-            key = tl.load(keys + place, mask=place < count, other=0)
+            entry = begin + tl.arange(0, BLOCK)
+            # 0 reaches no threshold.
+            key = tl.load(keys + entry, mask=entry < count, other=0)
             packed += (key >= low + step).to(tl.int64)
             packed += (key >= low + step + step).to(tl.int64) << _COUNT_BITS
             packed += (key >= low + step + step + step).to(tl.int64) << (2 * _COUNT_BITS)
@@ -59,15 +62,21 @@ def kth_largest(keys, count, k, most, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def choose(key, there, low, allowed, ties, taken):
-    """One block of places after the search: which are chosen, each one's rank, and the running numbers.
+def select(key, there, low, allowed, ties, taken):
+    """Select from one block of entries after the search.
 
-    key uint32 [BLOCK], there bool [BLOCK]; low, allowed: what `kth_largest` returned. ties, taken: from the block
-    before, at first 0.
+    Args:
+        key: uint32 [BLOCK].
+        there: bool [BLOCK], which entries exist.
+        low, allowed: What `kth_largest` returned.
+        ties, taken: From the block before; 0 at first.
+
+    Returns:
+        bool [BLOCK], what is selected; int32 [BLOCK], each one's rank; ties and taken for the next block.
     """
     equal = there & (key == low)
     seen = tl.cumsum(equal.to(tl.int32), axis=0)
-    chosen = there & ((key > low) | (equal & (ties + seen <= allowed)))
-    upto = tl.cumsum(chosen.to(tl.int32), axis=0)
+    selected = there & ((key > low) | (equal & (ties + seen <= allowed)))
+    up_to = tl.cumsum(selected.to(tl.int32), axis=0)
     ties += tl.sum(equal.to(tl.int32), axis=0)
-    return chosen, taken + upto - 1, ties, taken + tl.sum(chosen.to(tl.int32), axis=0)
+    return selected, taken + up_to - 1, ties, taken + tl.sum(selected.to(tl.int32), axis=0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import Memory, ModelShape, plan_cache
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache
 from hiscore.settings import CacheSettings, RequestedSelector
 from perf.models.geometries import GEOMETRIES, LATENT
 from perf.script import arguments, write_json
@@ -34,15 +34,15 @@ def model_shape(config: dict[str, Any], context: int) -> ModelShape:
 
 def slot_bytes(model: ModelShape, dtype: torch.dtype = torch.bfloat16) -> int:
     """Of one token's rows in all layers."""
-    return len(model.windows) * model.heads * model.parts * model.width * dtype.itemsize
+    return len(model.windows) * model.kv_heads * model.kv_parts * model.head_dim * dtype.itemsize
 
 
 def request_bytes(
     model: ModelShape, settings: CacheSettings, length: int, dtype: torch.dtype = torch.bfloat16
 ) -> dict[str, int]:
     """Bytes on the device of one request of so many tokens, by tensor of the cache."""
-    shape, _ = plan_cache(settings, model, Memory(PLENTY, PLENTY, 1), dtype, chunk=1)
-    pages = -(-length // shape.page)
+    shape, _ = plan_cache(settings, model, MemoryBudget(PLENTY, PLENTY, 1), dtype, chunk=1)
+    pages = -(-length // shape.page_size)
     device_pages = min(pages, shape.buffer_pages) if shape.sparse_layers else 0
     sizes = replace(shape, host_pages=pages, device_pages=device_pages).bytes(dtype)
     return {name: sizes[name] for name in OF_REQUESTS}

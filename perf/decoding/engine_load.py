@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from hiscore.decoding.engine import DecodeEngine
-from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.decoding.worker import build
@@ -98,7 +98,7 @@ def shared_weights() -> Iterator[None]:
         yield
 
 
-def build_worker(checkpoint: Path, arm: Arm, memory: Memory) -> CacheWorker:
+def build_worker(checkpoint: Path, arm: Arm, memory: MemoryBudget) -> CacheWorker:
     """A worker without what the arm leaves out."""
     with ExitStack() as stack:
         if arm.left_out == "swap-in":
@@ -107,7 +107,7 @@ def build_worker(checkpoint: Path, arm: Arm, memory: Memory) -> CacheWorker:
             from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 
             # While the graphs are captured.
-            stack.enter_context(mock.patch.object(TritonCacheOps, "_copy", _nothing))
+            stack.enter_context(mock.patch.object(TritonCacheOps, "_swap_in", _nothing))
         worker = build.build_worker(
             checkpoint,
             CacheSettings(**arm.settings),
@@ -117,7 +117,7 @@ def build_worker(checkpoint: Path, arm: Arm, memory: Memory) -> CacheWorker:
             build.CHUNK[device().type],
         )
     if arm.left_out == "backup":
-        setattr(worker._steps, "back_up", _nothing)  # noqa: B010
+        setattr(worker._steps, "offload_step", _nothing)  # noqa: B010
     return worker
 
 
@@ -154,9 +154,9 @@ class _Arrivals:
 class Bench:
     """An engine for one arm. memory: by default there is room for all streams of the load."""
 
-    def __init__(self, checkpoint: Path, arm: Arm, load: Load, memory: Memory | None = None) -> None:
+    def __init__(self, checkpoint: Path, arm: Arm, load: Load, memory: MemoryBudget | None = None) -> None:
         begun = time.perf_counter()
-        memory = memory or Memory(PLENTY, PLENTY, load.streams)
+        memory = memory or MemoryBudget(PLENTY, PLENTY, load.streams)
         self._load, self._arrivals = load, _Arrivals()
         self.worker = build_worker(checkpoint, arm, memory)
         self.load_s = time.perf_counter() - begun
@@ -202,7 +202,7 @@ class Bench:
 
         gaps = between(list(arrivals.times.values())) * 1e3
         shape, steps = self.worker._cache.shape, max(risen("steps"), 1)
-        unit = shape.parts * shape.page * shape.width * dtype().itemsize
+        unit = shape.kv_parts * shape.page_size * shape.head_dim * dtype().itemsize
         decoded = risen("tokens") - load.streams
         return Run(
             tpot_ms=float(gaps.mean()) if len(gaps) else math.nan,

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, build_worker, close, device, shared_weights
 from perf.decoding.worker_driver import Driver
 from perf.machine.facts import process_facts
@@ -59,7 +59,7 @@ def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float)
         found["floor_ms"] = floor_ms(random_checkpoint.config_of(name), cached, bandwidth)
         # The mean has the wait of a stream's first step in it, for its prompt's copy to the host.
         found["over_floor"] = middle.itl_p50_ms / found["floor_ms"]
-    worker = build_worker(checkpoint, arm, Memory(PLENTY, PLENTY, load.streams))
+    worker = build_worker(checkpoint, arm, MemoryBudget(PLENTY, PLENTY, load.streams))
     try:
         driver = Driver.of_random(worker, checkpoint, [load.prompt] * load.streams)
         driver.steps(5)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE
 from hiscore.settings import CacheSettings
 from perf.decoding.device_bytes import model_shape, request_bytes, slot_bytes
@@ -54,7 +54,7 @@ def main() -> int:
     options = parser.parse_args()
     config = GEOMETRIES[options.geometry]
     load = Load(options.fit * options.times, options.prompt, options.tokens)
-    memory = Memory(PLENTY, budget(config, load, options.fit), load.streams)
+    memory = MemoryBudget(PLENTY, budget(config, load, options.fit), load.streams)
     own = "dsa" if config["model_type"] in LATENT else "quest"
     arms = [Arm("dense", {"selector": "dense"})]
     for arm in options.arms.split(","):
@@ -67,12 +67,13 @@ def main() -> int:
         "machine": process_facts(options.commit),
         "geometry": options.geometry,
         "load": asdict(load),
-        "device_kv_bytes": memory.device,
+        "device_kv_bytes": memory.device_bytes,
         "arms": {},
     }
     print(
         f"{options.geometry}: {load.streams} streams of {load.prompt} + {load.tokens} tokens, "
-        f"DEVICE_KV_BYTES={memory.device} ({memory.device / 2**30:.2f} GiB) hold {options.fit} densely",
+        f"DEVICE_KV_BYTES={memory.device_bytes} ({memory.device_bytes / 2**30:.2f} GiB) "
+        f"hold {options.fit} densely",
         flush=True,
     )
     options.out.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 
 from hiscore.checkpoint import resolve
 from hiscore.decoding.kv_cache import sizing
-from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.worker import build
 from hiscore.models.decoder import Decoder
 from hiscore.settings import DEFAULT_MODEL
@@ -142,7 +142,7 @@ def measure(path: Path, groups: dict[str, list[Task]], chosen: Sequence[Variant]
         row: dict[str, Any] = asdict(variant) | {"name": variant.name, "groups": {}}
         begun = time.perf_counter()
         with variant.built():
-            worker = build_worker(path, variant.arm, Memory(PLENTY, PLENTY, streams))
+            worker = build_worker(path, variant.arm, MemoryBudget(PLENTY, PLENTY, streams))
         try:
             for group, tasks in groups.items():
                 prompts = [task.prompt for task in tasks]

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
-from hiscore.decoding.sparse.residency import newest_slots, seed
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.step_batch import StepBatch
+from hiscore.decoding.sparse.residency import admit, slot_mapping
 from hiscore.decoding.sparse.selection import Selector
 
 Contents = Callable[[int, int, Tensor], Tensor]
@@ -16,18 +18,25 @@ Contents = Callable[[int, int, Tensor], Tensor]
 
 def unique_contents(shape: CacheShape) -> Contents:
     """No two numbers are the same, and all are exact in float64."""
-    row = shape.parts * shape.heads * shape.width
+    row = shape.kv_parts * shape.kv_heads * shape.head_dim
 
     def contents(stream: int, layer: int, positions: Tensor) -> Tensor:
-        token = (stream * shape.layers + layer) * shape.max_pages * shape.page + positions
+        token = (stream * shape.layers + layer) * shape.max_pages * shape.page_size + positions
         values = token[:, None] * row + torch.arange(row)
-        return values.double().unflatten(1, (shape.parts, shape.heads, shape.width))
+        return values.double().unflatten(1, (shape.kv_parts, shape.kv_heads, shape.head_dim))
 
     return contents
 
 
 def random_contents(shape: CacheShape, seed: int, streams: int) -> Contents:
-    size = (streams, shape.layers, shape.max_pages * shape.page, shape.parts, shape.heads, shape.width)
+    size = (
+        streams,
+        shape.layers,
+        shape.max_pages * shape.page_size,
+        shape.kv_parts,
+        shape.kv_heads,
+        shape.head_dim,
+    )
     values = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return lambda stream, layer, positions: values[stream, layer, positions]
 
@@ -70,7 +79,7 @@ class KnownCache:
     ) -> bool:
         """Let a stream with a prompt in, if the pools have room; buffer: device pages, if not the usual number."""
         shape = self.shape
-        needed = -(-capacity // shape.page)
+        needed = -(-capacity // shape.page_size)
         device = buffer or (needed if full else min(needed, shape.buffer_pages))
         if needed > len(self._free_host) or device > len(self._free_device):
             return False
@@ -81,11 +90,11 @@ class KnownCache:
         self._next_number += 1
         everything = torch.arange(length)
         self._to_host(slot, everything)
-        seeds = seed(self.cache, slot, length, host_pages, device_pages, full)
-        offsets = torch.arange(shape.page)
-        seeded = (seeds.pages[:, None] * shape.page + offsets).flatten()
-        into = (seeds.places[:, None] * shape.page + offsets).flatten()[seeded < length]
-        home = host_pages[everything // shape.page] * shape.page + everything % shape.page
+        seeds = admit(self.cache, slot, length, host_pages, device_pages, full)
+        offsets = torch.arange(shape.page_size)
+        seeded = (seeds.pages[:, None] * shape.page_size + offsets).flatten()
+        into = (seeds.device_pages[:, None] * shape.page_size + offsets).flatten()[seeded < length]
+        home = host_pages[everything // shape.page_size] * shape.page_size + everything % shape.page_size
         for layer in range(shape.layers):
             rows = self.contents(self.number[slot], layer, everything)
             if layer in shape.dense_layers:
@@ -105,9 +114,9 @@ class KnownCache:
 
     def write(self, rows: StepBatch) -> None:
         """What a forward does before it attends: keep its tokens, in all layers."""
-        home, buffer = newest_slots(self.cache, rows)
+        home, buffer = slot_mapping(self.cache, rows)
         for layer in range(self.shape.layers):
-            for row, slot in enumerate(rows.slots.tolist()):
+            for row, slot in enumerate(rows.seq_indices.tolist()):
                 if slot < 0:
                     assert home[row] == buffer[row] == -1
                     continue
@@ -119,7 +128,7 @@ class KnownCache:
 
     def end_step(self, rows: StepBatch) -> None:
         """The backup lands as late as it may: when the newest tokens are one more than may be missing."""
-        for slot in rows.slots[rows.valid].tolist():
+        for slot in rows.seq_indices[rows.valid].tolist():
             self.lengths[slot] += 1
             landed = self.lengths[slot] - self._newest
             if landed >= 0:
@@ -133,7 +142,10 @@ class KnownCache:
         self._free_device.extend(device_pages.tolist())
 
     def _to_host(self, slot: int, positions: Tensor) -> None:
-        page, offset = self.pages[slot][0][positions // self.shape.page], positions % self.shape.page
+        page, offset = (
+            self.pages[slot][0][positions // self.shape.page_size],
+            positions % self.shape.page_size,
+        )
         for layer in range(self.shape.layers):
             rows = self.contents(self.number[slot], layer, positions)
             self.cache.host_kv[layer][page, :, :, offset] = rows.transpose(1, 2)
@@ -152,11 +164,11 @@ def forget(cache: KVCache, slot: int) -> None:
 
 def poison(cache: KVCache, host_pages: Tensor, device_pages: Tensor) -> None:
     """Overwrite freed pages (int64 [n] each) with NaN wherever they lie, so that a stale read shows."""
-    page, nan = cache.shape.page, float("nan")
+    page, nan = cache.shape.page_size, float("nan")
     cache.host_kv[:, host_pages.to(cache.host_kv.device)] = nan
     cache.dense_kv.unflatten(1, (-1, page))[:, host_pages if len(cache.dense) else host_pages[:0]] = nan
     cache.buffer.unflatten(1, (-1, page))[:, device_pages] = nan
-    if cache.shape.index == "bounds":
+    if cache.shape.index_kind == "bounds":
         cache.index[:, host_pages] = nan
-    elif cache.shape.index != "none":
+    elif cache.shape.index_kind != "none":
         cache.index.unflatten(1, (-1, page))[:, host_pages] = nan

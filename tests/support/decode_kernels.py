@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 SHAPE = CacheShape(
-    layers=3, heads=2, parts=2, width=4, page=4, streams=6, max_pages=24, host_pages=80, device_pages=48,
-    lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index="bounds",
+    layers=3, kv_heads=2, kv_parts=2, head_dim=4, page_size=4, max_sequences=6, max_pages=24,
+    host_pages=80, device_pages=48,
+    lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index_kind="bounds",
 )  # fmt: skip
 
 
@@ -23,7 +26,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def attention_shape(cache: CacheShape, group: int, **changed: object) -> AttentionShape:
     shape = AttentionShape(
-        cache.heads * group, cache.heads, cache.width, 0.4, None, tuple([None] * cache.layers)
+        cache.kv_heads * group, cache.kv_heads, cache.head_dim, 0.4, None, tuple([None] * cache.layers)
     )
     return replace(shape, **changed)  # type: ignore[arg-type]
 
@@ -43,7 +46,7 @@ def rows_of(slots: list[int], positions: list[int]) -> StepBatch:
 
 
 def moved(rows: StepBatch, device: str = DEVICE) -> StepBatch:
-    return StepBatch(rows.slots.to(device), rows.positions.to(device))
+    return StepBatch(rows.seq_indices.to(device), rows.positions.to(device))
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hiscore.decoding.block_manager import BlockManager, pages_needed
 from hiscore.decoding.engine import DecodeEngine
-from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence
 from hiscore.decoding.stats import EngineStats
@@ -77,7 +77,7 @@ def build(
         selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup=backup, backup_ring=ring,
         quest_dense_layers=dense_layers,
     )  # type: ignore[arg-type]  # fmt: skip
-    memory = Memory(BYTES, BYTES, sequences)
+    memory = MemoryBudget(BYTES, BYTES, sequences)
     worker = build_worker(path, settings, memory, torch.device(device), dtype, chunk)
     if poison:
         with torch.inference_mode():
@@ -240,7 +240,7 @@ class Driver:
         forget(cache, seq_index)
         if not cache.fully_resident[seq_index]:
             places = cache.device_block_table[seq_index, : shape.lru_pages].long()
-            cache.buffer.unflatten(1, (-1, shape.page))[:, places] = math.nan
+            cache.buffer.unflatten(1, (-1, shape.page_size))[:, places] = math.nan
 
     def _read(self, launched: PendingForward) -> None:
         self.results.append(launched.result())
@@ -259,7 +259,7 @@ def host_rows(worker: CacheWorker, sequence: Sequence, positions: Tensor) -> Ten
 
 def device_rows(worker: CacheWorker, sequence: Sequence, layer: int, head: int) -> tuple[Tensor, Tensor]:
     """What the device has of a sequence in a layer and head: int64 [n] positions, and their rows [n, C, D]."""
-    cache, shape, page = worker._cache, worker._cache.shape, worker._cache.shape.page
+    cache, shape, page = worker._cache, worker._cache.shape, worker._cache.shape.page_size
     host = torch.from_numpy(sequence.host_pages.astype(np.int64))
     pages = torch.arange(-(-sequence.length // page))
     if layer in cache.dense:

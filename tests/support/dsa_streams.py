@@ -5,10 +5,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.latent_attention import LatentStep
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.decoding.sparse.residency import newest_slots, seed
+from hiscore.decoding.sparse.residency import admit, slot_mapping
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
@@ -35,10 +37,11 @@ class Streams:
         self.decoder = DsaDecoder(checkpoint, CPU, torch.float64)
         a = self.decoder.architecture
         shape = CacheShape(
-            layers=a.layers, heads=1, parts=1, width=a.row_dim, page=1, streams=4, max_pages=CAPACITY,
+            layers=a.layers, kv_heads=1, kv_parts=1, head_dim=a.row_dim, page_size=1, max_sequences=4,
+            max_pages=CAPACITY,
             host_pages=len(prompts) * CAPACITY, device_pages=len(prompts) * CAPACITY,
             lru_pages=a.indexer.top_k + 2, ring_pages=3, top_pages=a.indexer.top_k,
-            dense_layers=dense, index="dsa", index_width=a.indexer.head_dim,
+            dense_layers=dense, index_kind="dsa", index_dim=a.indexer.head_dim,
         )  # fmt: skip
         self.cache = KVCache.allocate(shape, torch.float64, CPU)
         poison(self.cache, torch.arange(shape.host_pages), torch.arange(shape.device_pages))
@@ -59,11 +62,11 @@ class Streams:
         host_pages = torch.arange(CAPACITY) + slot * CAPACITY
         count = CAPACITY if full else min(CAPACITY, cache.shape.buffer_pages)
         device_pages = torch.arange(count) + slot * CAPACITY
-        seeds = seed(cache, slot, len(ids), host_pages, device_pages, full)
+        seeds = admit(cache, slot, len(ids), host_pages, device_pages, full)
         home = host_pages[: len(ids)].int()
-        self.steps.back_up_prompt(staged.pool, slots, host_pages)
-        self.steps.seed(staged.pool, slots[seeds.pages], seeds.places)
-        self.steps.settle(staged.pool, slots, home)
+        self.steps.offload_prompt(staged.pool, slots, host_pages)
+        self.steps.fill_buffer(staged.pool, slots[seeds.pages], seeds.device_pages)
+        self.steps.fill_dense(staged.pool, slots, home)
         for layer, keys in zip(staged.index_layers, staged.index_keys, strict=True):
             if layer in cache.sparse:
                 self.steps.write_index(layer, keys[slots], home)
@@ -81,7 +84,7 @@ class Streams:
         self.step.plan(rows)
         fed = torch.cat((ids, ids[:1])).int()
         hidden = self.decoder.tail(*self.decoder.body(fed, rows.positions, self.step))
-        self.steps.back_up(*newest_slots(self.cache, rows))
+        self.steps.offload_step(*slot_mapping(self.cache, rows))
         for slot in slots:
             self.lengths[slot] += 1
         return hidden[:-1] @ self.decoder.weights.head.T

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
-from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.kernels import gated_mlp
 from hiscore.kernels import gemv as few
@@ -22,12 +24,13 @@ ROWS = 3
 QWEN3, QWEN3_8B = (1024, 3072, 16, 8, 128), (4096, 12288, 32, 8, 128)
 SMOLLM2, GEMMA2 = (576, 1536, 9, 3, 64), (2304, 9216, 8, 4, 256)
 GROUPED = CacheShape(
-    layers=3, heads=8, parts=2, width=128, page=32, streams=4, max_pages=1_280, host_pages=64, device_pages=48,
-    lru_pages=127, ring_pages=2, top_pages=64, dense_layers=frozenset({1}), index="bounds",
+    layers=3, kv_heads=8, kv_parts=2, head_dim=128, page_size=32, max_sequences=4, max_pages=1_280,
+    host_pages=64, device_pages=48,
+    lru_pages=127, ring_pages=2, top_pages=64, dense_layers=frozenset({1}), index_kind="bounds",
 )  # fmt: skip
 LATENT = replace(
-    GROUPED, heads=1, parts=1, width=576, page=1, max_pages=40_960, lru_pages=4_064, ring_pages=32,
-    top_pages=2_048, index="dsa", index_width=128,
+    GROUPED, kv_heads=1, kv_parts=1, head_dim=576, page_size=1, max_pages=40_960, lru_pages=4_064, ring_pages=32,
+    top_pages=2_048, index_kind="dsa", index_dim=128,
 )  # fmt: skip
 
 
@@ -68,33 +71,33 @@ def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int |
     """A step over a cache and the copies beside it."""
     cache = KVCache.allocate(sizes, dtype, torch.device("cpu"))
     windows = tuple(512 if layer in sizes.dense_layers else None for layer in range(sizes.layers))
-    shape = AttentionShape(heads, sizes.heads, sizes.width, 0.1, None, windows)
+    shape = AttentionShape(heads, sizes.kv_heads, sizes.head_dim, 0.1, None, windows)
     rows = StepBatch(ints(ROWS), ints(ROWS))
-    staging = torch.zeros(sizes.layers, 64, sizes.parts, sizes.heads, sizes.width, dtype=dtype)
-    q = torch.zeros(ROWS, heads, sizes.width, dtype=dtype)
+    staging = torch.zeros(sizes.layers, 64, sizes.kv_parts, sizes.kv_heads, sizes.head_dim, dtype=dtype)
+    q = torch.zeros(ROWS, heads, sizes.head_dim, dtype=dtype)
     for full in (False, True):
-        steps = TritonCacheOps(cache, shape, sizes.max_pages * sizes.page, full, value_width)
-        home, buffer = steps.newest_slots(rows)
+        steps = TritonCacheOps(cache, shape, sizes.max_pages * sizes.page_size, full, value_width)
+        home, buffer = steps.slot_mapping(rows)
         for layer in range(sizes.layers):
             if layer in cache.dense:
-                lists = steps.everything(rows)
+                lists = steps.all_pages(rows)
             else:
-                if sizes.index == "dsa":
-                    steps.write_index(layer, torch.zeros(ROWS, sizes.index_width, dtype=dtype), home)
-                    index_q = torch.zeros(ROWS, 64, sizes.index_width, dtype=dtype)
+                if sizes.index_kind == "dsa":
+                    steps.write_index(layer, torch.zeros(ROWS, sizes.index_dim, dtype=dtype), home)
+                    index_q = torch.zeros(ROWS, 64, sizes.index_dim, dtype=dtype)
                     scores = steps.indexer_scores(layer, index_q, torch.zeros(ROWS, 64), rows)
                 else:
-                    steps.write_index(layer, q[:, : sizes.heads], home)
-                    scores = steps.scores(layer, q, rows)
-                lists = steps.choose(layer, scores, rows).lists
+                    steps.write_index(layer, q[:, : sizes.kv_heads], home)
+                    scores = steps.page_scores(layer, q, rows)
+                lists = steps.select_pages(layer, scores, rows).lists
             steps.attend(layer, q, lists, rows)
-    steps.back_up(home, buffer)
-    slots, pages = ints(40), ints(-(-40 // sizes.page))
-    steps.back_up_prompt(staging, slots, pages)
+    steps.offload_step(home, buffer)
+    slots, pages = ints(40), ints(-(-40 // sizes.page_size))
+    steps.offload_prompt(staging, slots, pages)
     steps.restore_prompt(staging, slots, pages)
     steps.index_prompt(staging, slots, pages, ints(40))
-    steps.seed(staging, slots, ints(40))
-    steps.settle(staging, slots, ints(40))
+    steps.fill_buffer(staging, slots, ints(40))
+    steps.fill_dense(staging, slots, ints(40))
 
 
 def chained(sizes: tuple[int, ...], rows: int) -> None:
@@ -140,7 +143,7 @@ def launch_everything() -> None:
             scorer(GEMMA2, bfloat16, sandwich=True)
             decode(GROUPED, bfloat16, heads=16)
             decode(GROUPED, float32, heads=16)
-            decode(replace(GROUPED, page=1, index="keys"), bfloat16, heads=16)
+            decode(replace(GROUPED, page_size=1, index_kind="keys"), bfloat16, heads=16)
             decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
             decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)
     with mock.patch.object(kernel_ops, "SUPPORTS_PDL", True):

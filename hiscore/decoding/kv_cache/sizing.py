@@ -1,4 +1,4 @@
-"""How large the cache is: settings, a checkpoint's shape and the memory at hand to pages of each pool."""
+"""How large the KV cache is: from settings, the checkpoint and the memory at hand to pages of each pool."""
 
 import logging
 from bisect import bisect_left
@@ -7,131 +7,163 @@ from math import prod
 
 import torch
 
-from hiscore.decoding.kv_cache.cache import CacheShape, Index
+from hiscore.decoding.kv_cache.shape import CacheShape, newest_selected
+from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.offload_schedule import ring_pages
 from hiscore.settings import CacheSettings
 
 log = logging.getLogger(__name__)
 
-# Tokens of a page that is chosen as a whole. Larger pages make a smaller index and longer copies; smaller ones fit
-# what is looked for more closely.
-QUEST_PAGE = 32
-# Streams that are held shorter than the context are so many tokens long, or a multiple.
 CONTEXT_PAGE = 256
-INDEX: dict[str, Index] = {"dense": "none", "exact": "keys", "quest": "bounds", "dsa": "dsa"}
+"""A context that memory has no room for is cut to a multiple of so many tokens."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a checkpoint's cache rows are like; see `CacheShape`. windows: of each layer, None for none."""
+    """What the cache must know of a checkpoint.
 
-    heads: int
-    parts: int
-    width: int
+    Attributes:
+        kv_heads: See `CacheShape`, as for the next two.
+        kv_parts: 2 for keys and values, 1 for latents.
+        head_dim: Length of a key, or of a latent with its rotary part.
+        windows: Sliding window of each layer; None: the layer attends to everything.
+        context_length: Tokens of the longest sequence.
+        index_dim: Length of a key of the checkpoint's own indexer, if it has one.
+        top_k: Tokens that this indexer selects.
+        sharing_layers: Layers that attend to what the indexer selected for a layer before them.
+    """
+
+    kv_heads: int
+    kv_parts: int
+    head_dim: int
     windows: tuple[int | None, ...]
     context_length: int
-    index_width: int = 0
+    index_dim: int = 0
     top_k: int | None = None
-    """What the checkpoint's own indexer selects."""
     sharing_layers: frozenset[int] = frozenset()
-    """Layers that attend to what the checkpoint's indexer has selected for a layer before them."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes for the pools of the host and of the device, and streams that are to run at once."""
+class MemoryBudget:
+    """Memory to divide.
 
-    host: int
-    device: int
-    streams: int
+    Attributes:
+        host_bytes: For the host pool.
+        device_bytes: For staging, dense layers, buffers, index and residency tables on the device.
+        max_sequences: Sequences that may run at once.
+    """
+
+    host_bytes: int
+    device_bytes: int
+    max_sequences: int
 
 
 def plan_cache(
-    settings: CacheSettings, model: ModelShape, memory: Memory, dtype: torch.dtype, chunk: int
+    settings: CacheSettings, model: ModelShape, memory: MemoryBudget, dtype: torch.dtype, chunk: int
 ) -> tuple[CacheShape, CacheConfig]:
-    """Divide the memory. Where it has no room for one stream of the model's context, streams are held shorter.
+    """Divide the memory among the pools; cut the context if there is no room for one sequence of that length.
+
+    Args:
+        settings: Selector, its sizes, and the width of the offload ring.
+        model: The checkpoint's shape.
+        memory: What there is.
+        dtype: Of keys and values.
+        chunk: Tokens of a prefill forward.
+
+    Returns:
+        Shapes of the cache's tensors, and the sizes that the scheduler plans with.
 
     Raises:
-        ValueError: a pool cannot hold the shortest stream; the message names the setting and what it needs.
+        ValueError: A pool cannot hold the shortest sequence; the message names the setting and what it needs.
     """
 
-    def plan(pages: int) -> tuple[CacheShape, CacheConfig]:
-        context = min(pages * CONTEXT_PAGE, model.context_length)
+    def plan(context_pages: int) -> tuple[CacheShape, CacheConfig]:
+        context = min(context_pages * CONTEXT_PAGE, model.context_length)
         return _plan(settings, replace(model, context_length=context), memory, dtype, chunk)
 
-    def too_long(pages: int) -> bool:
+    def too_long(context_pages: int) -> bool:
         try:
-            plan(pages)
+            plan(context_pages)
         except ValueError:
             return True
         return False
 
     whole = -(-model.context_length // CONTEXT_PAGE)
-    pages = 1 + bisect_left(range(2, whole + 1), True, key=too_long) if too_long(whole) else whole
-    shape, cache_config = plan(pages)
-    if pages < whole:
+    fitting = 1 + bisect_left(range(2, whole + 1), True, key=too_long) if too_long(whole) else whole
+    shape, cache_config = plan(fitting)
+    if fitting < whole:
         log.warning(
-            "DEVICE_KV_BYTES (%d) has room for streams of %d tokens; the model's context is %d",
-            memory.device, cache_config.context_length, model.context_length,
+            "DEVICE_KV_BYTES (%d) has room for sequences of %d tokens; the model's context is %d",
+            memory.device_bytes, cache_config.context_length, model.context_length,
         )  # fmt: skip
     return shape, cache_config
 
 
 def _plan(
-    settings: CacheSettings, model: ModelShape, memory: Memory, dtype: torch.dtype, chunk: int
+    settings: CacheSettings, model: ModelShape, memory: MemoryBudget, dtype: torch.dtype, chunk: int
 ) -> tuple[CacheShape, CacheConfig]:
-    selector = settings.selector
-    page = QUEST_PAGE if selector in ("quest", "dense") else 1
-    width = settings.backup_ring if settings.backup == "ring" else 1
-    max_pages = -(-model.context_length // page)
-    ring = ring_pages(width, page)
-    top_k = settings.sparse_top_k if model.top_k is None else min(settings.sparse_top_k, model.top_k)
-    # What is always selected: the first page and the ring's, or the first token and the newest.
-    least = {"quest": ring + 1, "exact": 2}.get(selector, 1)
-    top = max(min(top_k // page, max_pages), least)
-    # No stream has use for more places than it has pages.
-    lru = max(min(settings.device_buffer_size // page - ring, max_pages), top)
-    of_one_page = CacheShape(
-        layers=len(model.windows), heads=model.heads, parts=model.parts, width=model.width,
-        page=page, streams=memory.streams, max_pages=max_pages, host_pages=1, device_pages=1,
-        lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=_dense_layers(settings, model),
-        index=INDEX[selector], index_width=model.index_width, sharing_layers=model.sharing_layers,
-    )  # fmt: skip
-    one = of_one_page.bytes(dtype)
-    staging = -(-model.context_length // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE
-    slot_bytes = len(model.windows) * prod((model.parts, model.heads, model.width)) * dtype.itemsize
-    room = memory.device - staging * slot_bytes
-    beside_host = one["dense_kv"] + one["index"] + one["device_page_of"]
-    per_device_page = one["buffer"] + one["host_page_of"] + one["last_use"]
-    buffer_pages = min(max_pages, lru + ring) if of_one_page.sparse_layers else 0
-    # As many of the host's pages as there is room on the device for what belongs to them, if streams are long.
-    long_stream = max_pages * beside_host + buffer_pages * per_device_page
-    most = room * max_pages // long_stream if long_stream else memory.streams * max_pages
-    host_pages = max(0, min(memory.host // one["host_kv"], memory.streams * max_pages, most))
-    room -= host_pages * beside_host
-    device_pages = min(room // per_device_page, memory.streams * max_pages) if buffer_pages else 0
-    _check("HOST_KV_BYTES", memory.host, one["host_kv"], memory.host >= one["host_kv"])
-    least = staging * slot_bytes + long_stream
-    enough = host_pages >= 1 and device_pages >= buffer_pages
-    _check("DEVICE_KV_BYTES", memory.device, least, enough)
-    shape = replace(of_one_page, host_pages=host_pages, device_pages=device_pages)
+    minimal = _shape_of_one_page(settings, model, memory.max_sequences)
+    max_pages, bytes_of = minimal.max_pages, minimal.bytes(dtype)
+    staging_tokens = -(-model.context_length // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE
+    token_bytes = len(model.windows) * prod((model.kv_parts, model.kv_heads, model.head_dim)) * dtype.itemsize
+    staging_bytes = staging_tokens * token_bytes
+    free = memory.device_bytes - staging_bytes
+    # What a page of either pool takes on the device.
+    per_host_page = bytes_of["dense_kv"] + bytes_of["index"] + bytes_of["device_page_of"]
+    per_device_page = bytes_of["buffer"] + bytes_of["host_page_of"] + bytes_of["last_use"]
+    buffer_pages = min(max_pages, minimal.buffer_pages) if minimal.sparse_layers else 0
+    # As many host pages as long sequences fit the device, with all that each of them needs there.
+    longest = max_pages * per_host_page + buffer_pages * per_device_page
+    all_pages = memory.max_sequences * max_pages
+    fitting = free * max_pages // longest if longest else all_pages
+    host_pages = max(0, min(memory.host_bytes // bytes_of["host_kv"], all_pages, fitting))
+    free -= host_pages * per_host_page
+    device_pages = min(free // per_device_page, all_pages) if buffer_pages else 0
+    host_page_fits = memory.host_bytes >= bytes_of["host_kv"]
+    _check_memory("HOST_KV_BYTES", memory.host_bytes, bytes_of["host_kv"], host_page_fits)
+    longest_fits = host_pages >= 1 and device_pages >= buffer_pages
+    _check_memory("DEVICE_KV_BYTES", memory.device_bytes, staging_bytes + longest, longest_fits)
+    shape = replace(minimal, host_pages=host_pages, device_pages=device_pages)
     cache_config = CacheConfig(
-        page_size=page, lru_pages=lru, ring_pages=ring, host_pages=host_pages, device_pages=device_pages,
-        staging_pages=staging // STAGING_PAGE_SIZE, max_sequences=memory.streams,
+        page_size=shape.page_size, lru_pages=shape.lru_pages, ring_pages=shape.ring_pages,
+        host_pages=host_pages, device_pages=device_pages,
+        staging_pages=staging_tokens // STAGING_PAGE_SIZE, max_sequences=memory.max_sequences,
         prefill_token_budget=chunk, context_length=model.context_length, dense=not shape.sparse_layers,
     )  # fmt: skip
     return shape, cache_config
 
 
+def _shape_of_one_page(settings: CacheSettings, model: ModelShape, max_sequences: int) -> CacheShape:
+    """The cache with one page in each pool."""
+    selector = SELECTORS[settings.selector]
+    page_size = selector.page_size
+    max_pages = -(-model.context_length // page_size)
+    ring = ring_pages(settings.backup_ring if settings.backup == "ring" else 1, page_size)
+    top_k = settings.sparse_top_k if model.top_k is None else min(settings.sparse_top_k, model.top_k)
+    always_selected = 1 + newest_selected(selector.index_kind, ring)
+    top = max(min(top_k // page_size, max_pages), always_selected)
+    # More than the longest sequence has pages are of no use.
+    lru = max(min(settings.device_buffer_size // page_size - ring, max_pages), top)
+    return CacheShape(
+        layers=len(model.windows), kv_heads=model.kv_heads, kv_parts=model.kv_parts, head_dim=model.head_dim,
+        page_size=page_size, max_sequences=max_sequences, max_pages=max_pages, host_pages=1, device_pages=1,
+        lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=_dense_layers(settings, model),
+        index_kind=selector.index_kind, index_dim=model.index_dim, sharing_layers=model.sharing_layers,
+    )  # fmt: skip
+
+
 def _dense_layers(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
-    """Under quest the first ones too: its bounds say little of layers that attend widely."""
+    """Layers with a window, all layers under "dense", and the first under "quest".
+
+    The first layers attend widely, and bounds of pages say little about that.
+    """
     first = {"dense": len(model.windows), "quest": settings.quest_dense_layers}.get(settings.selector, 0)
     return frozenset(
         layer for layer, window in enumerate(model.windows) if layer < first or window is not None
     )
 
 
-def _check(name: str, given: int, needed: int, enough: bool) -> None:
+def _check_memory(name: str, given: int, needed: int, enough: bool) -> None:
     if not enough:
-        raise ValueError(f"{name} is {given} bytes, at least {needed} are needed for one stream")
+        raise ValueError(f"{name} is {given} bytes, at least {needed} are needed for one sequence")

@@ -7,7 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, PrefillChunk
 

@@ -6,7 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from hiscore.attention.metadata import Forward, Group
-from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
 from hiscore.decoding.worker.interface import PrefillChunk
@@ -34,7 +35,7 @@ class GroupedModel:
         return self._head.logits(self._runner.forward([forward_of(chunks)]))
 
     def step(self, ids: Tensor, rows: StepBatch, steps: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
-        home, buffer = steps.newest_slots(rows)
+        home, buffer = steps.slot_mapping(rows)
         attention = CacheAttention(self._decoder, self.cache, steps, rows, home)
         slots = [home if layer in self.cache.dense else buffer for layer in range(len(self._tokens))]
         x, attended = self._decoder.body(
@@ -56,7 +57,7 @@ class CacheAttention:
         self._heads = [a.heads, a.kv_heads, a.kv_heads]
         self._head_dim = a.head_dim
         self._cache, self._steps, self._rows, self._home = cache, steps, rows, host_slots
-        self._everything: PageLists | None = steps.everything(rows) if cache.dense else None
+        self._everything: PageLists | None = steps.all_pages(rows) if cache.dense else None
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         q, k, _ = qkv.unflatten(1, (-1, self._head_dim)).split(self._heads, dim=1)
@@ -64,7 +65,7 @@ class CacheAttention:
             assert self._everything is not None
             return self._steps.attend(layer, q, self._everything, self._rows).flatten(1)
         self._steps.write_index(layer, k, self._home)
-        chosen = self._steps.choose(layer, self._steps.scores(layer, q, self._rows), self._rows)
+        chosen = self._steps.select_pages(layer, self._steps.page_scores(layer, q, self._rows), self._rows)
         return self._steps.attend(layer, q, chosen.lists, self._rows).flatten(1)
 
 

@@ -7,7 +7,8 @@ residency.
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.models.deepseek.indexer import IndexQuery
 
@@ -21,8 +22,8 @@ class LatentStep:
     def plan(self, rows: StepBatch) -> None:
         """Say which streams the next forward's rows belong to; the first row is no padding."""
         self._rows = rows
-        self.home, self.buffer = self._steps.newest_slots(rows)
-        self._everything = self._steps.everything(rows) if self._cache.dense else None
+        self.home, self.buffer = self._steps.slot_mapping(rows)
+        self._everything = self._steps.all_pages(rows) if self._cache.dense else None
         self._scores: Tensor | None = None
 
     def keep(self, layer: int, row: Tensor, index_key: Tensor | None) -> None:
@@ -46,5 +47,5 @@ class LatentStep:
             self._scores = self._steps.indexer_scores(layer, index.q, index.gates, self._rows)
         if self._scores is None:
             raise ValueError(f"layer {layer} shares a selection that no layer before it has made")
-        chosen = self._steps.choose(layer, self._scores, self._rows)
+        chosen = self._steps.select_pages(layer, self._scores, self._rows)
         return self._steps.attend(layer, q, chosen.lists, self._rows)

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.models.latent_attention import LatentStep
 from hiscore.decoding.sparse.cache_ops import CacheOps

@@ -1,7 +1,8 @@
-"""What a decode step asks of the cache: one interface, in plain torch for the CPU and in kernels for CUDA devices.
+"""What a decode step does with the KV cache: one interface, implemented in PyTorch (CPU) and Triton (CUDA).
 
-In each layer a step's new keys and values are written (to the slots that `newest_slots` gives) and,
-where the layer is sparse, into the index; pages are scored, chosen and brought to the device; rows attend to them.
+In each layer the new tokens' keys and values are written to the slots of `slot_mapping` and, in a sparse layer,
+the keys to the index; pages are scored, selected and swapped in; the rows attend to them. The other operations
+move whole prompts and finished steps between staging, device and host.
 """
 
 from dataclasses import dataclass
@@ -9,83 +10,114 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import StepBatch
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 
 
 @dataclass(frozen=True)
 class PageLists:
-    """Pages that rows attend to, in `KVCache.tokens`: each row's list ends with the page of its position.
+    """Pages in `KVCache.tokens` that rows attend to; a list ends with the page of the row's position.
 
-    pages: int32 [R, H, K], or by_slot a table [streams, K]; counts: int32 [R, H], or [R, 1] for all heads alike.
+    Attributes:
+        pages: int32 [R, H, K]; by_sequence: a block table [max_sequences, K].
+        counts: int32 [R, H]; [R, 1] where all heads have the same.
+        by_sequence: Whether `pages` is indexed by sequence, not by row and head.
     """
 
     pages: Tensor
     counts: Tensor
-    by_slot: bool = False
+    by_sequence: bool = False
 
 
-class Chosen(Protocol):
-    """What a step attends to in a sparse layer; the pages are in the buffer once what was launched has run.
+@dataclass(frozen=True)
+class SelectedPages:
+    """What a step attends to in a sparse layer. The pages are in the buffer once all that was launched has run.
 
-    pages: int32 [R, H, K], a stream's own pages, ascending, then -1; mass: float32 [R, H], see `Selection`.
+    Attributes:
+        pages: int32 [R, H, K], page numbers within each sequence, ascending; then -1.
+        lists: The device pages.
+        mass: float32 [R, H], see `Selection.mass`.
     """
 
-    @property
-    def pages(self) -> Tensor: ...
-    @property
-    def lists(self) -> PageLists: ...
-    @property
-    def mass(self) -> Tensor: ...
+    pages: Tensor
+    lists: PageLists
+    mass: Tensor
 
 
 class CacheOps(Protocol):
-    """The parts of a step, and the copies beside it.
+    """Operations on the cache, in the order of a step; then those on prompts.
 
-    staging: [L, slots, C, H, D], where a prompt stands at int32 [n] slots, in the order of positions; host_pages:
-    int32, the pages of the host in that order; host_slots: int32 [n], the same as slots.
+    Throughout, staging is [L, slots, C, H, head_dim], and its slots, int32 [n], are in the order of positions.
     """
 
-    def newest_slots(self, rows: StepBatch) -> tuple[Tensor, Tensor]:
-        """Where new tokens go: slots of `home` and of `buffer`, int32 [R] each, -1 for padding."""
+    def slot_mapping(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        """Where new tokens go.
+
+        Returns:
+            int32 [R] each, -1 for padding: slots in host pages (host pool, dense layers, index); slots in the
+            buffer.
+        """
         ...
 
     def write_index(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
-        """Take a step's keys [R, H, D] (an indexer's: [R, D]) into the index; host_slots int32 [R]."""
+        """Add a step's keys to the index.
 
-    def scores(self, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
-        """Score pages by bounds or keys for rotated queries [R, heads, D]: [R, heads, pages]."""
+        Args:
+            layer: Index among all layers.
+            keys: [R, H, head_dim]; of an indexer: [R, index_dim].
+            host_slots: int32 [R], from `slot_mapping`.
+        """
+
+    def page_scores(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
+        """Score pages by their bounds or keys: rotated queries [R, heads, head_dim] -> [R, heads, pages]."""
         ...
 
-    def indexer_scores(self, layer: int, q: Tensor, gates: Tensor, rows: StepBatch) -> Tensor:
-        """Score tokens by an indexer's queries [R, heads, D] and gates float32 [R, heads]: [R, 1, pages]."""
+    def indexer_scores(self, layer: int, q: Tensor, gates: Tensor, batch: StepBatch) -> Tensor:
+        """Score tokens by a checkpoint's own indexer.
+
+        Args:
+            layer: Index among all layers.
+            q: The indexer's queries [R, index heads, index_dim], in the dtype of the index.
+            gates: float32 [R, index heads], all scales included.
+            batch: Rows of the step.
+
+        Returns:
+            float32 [R, 1, pages].
+        """
         ...
 
-    def choose(self, layer: int, scores: Tensor, rows: StepBatch) -> Chosen:
-        """Choose pages by scores and bring the missing ones to the buffer."""
+    def select_pages(self, layer: int, scores: Tensor, batch: StepBatch) -> SelectedPages:
+        """Select pages by scores [R, heads, pages] and swap the missing ones into the buffer."""
         ...
 
-    def everything(self, rows: StepBatch) -> PageLists:
-        """All pages of all rows, for dense layers: once a step."""
+    def all_pages(self, batch: StepBatch) -> PageLists:
+        """Lists of every page of every row, for dense layers: once per step."""
         ...
 
-    def attend(self, layer: int, q: Tensor, lists: PageLists, rows: StepBatch) -> Tensor:
-        """softmax(cap(q k^T * scale)) v over listed pages: [R, heads, D] to [R, heads, value width]."""
+    def attend(self, layer: int, q: Tensor, lists: PageLists, batch: StepBatch) -> Tensor:
+        """softmax(cap(q k^T * scale)) v over listed pages: [R, heads, head_dim] -> [R, heads, value_dim]."""
         ...
 
-    def back_up(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
-        """Copy a step's new tokens, all layers, to the host pool: slots int32 [R], -1 for none."""
+    def offload_step(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
+        """Copy a step's new tokens, all layers, to the host pool: int32 [R] each, from `slot_mapping`."""
 
-    def back_up_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy a prompt, or a part of it that begins where its first page does, to the host pool."""
+    def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
+        """Copy a prompt, or a part that starts at a page, from staging to int32 host pages, all layers."""
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy what `back_up_prompt` and `back_up` have copied to the host back to staging."""
+        """Copy a sequence from its host pages, int32, back to staging, all layers."""
 
     def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
-        """Take a prompt's keys into the index of all sparse layers: `bounds` or `keys`."""
+        """Add a prompt's keys to the index of all sparse layers; does nothing for an indexer, which has its own.
 
-    def seed(self, staging: Tensor, from_slots: Tensor, buffer_slots: Tensor) -> None:
-        """Copy tokens from staging into the buffer, all sparse layers: int32 [n] each."""
+        Args:
+            staging: Where the prompt was prefilled.
+            slots: int32 [n], its slots in staging.
+            host_pages: int32, its host pages.
+            host_slots: int32 [n], its slots in these.
+        """
 
-    def settle(self, staging: Tensor, from_slots: Tensor, host_slots: Tensor) -> None:
-        """Copy tokens from staging home, all dense layers: int32 [n] each."""
+    def fill_buffer(self, staging: Tensor, slots: Tensor, buffer_slots: Tensor) -> None:
+        """Copy tokens from staging to the buffer, all sparse layers: slots int32 [n] each."""
+
+    def fill_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
+        """Copy tokens from staging to `dense_kv`, all dense layers: slots int32 [n] each."""

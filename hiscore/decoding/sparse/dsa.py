@@ -1,49 +1,67 @@
-"""A checkpoint's own indexer: it has keys of its own, one for each token, and chooses tokens by them alone."""
+"""DeepSeek sparse attention (DSA): select tokens by a checkpoint's own indexer, with keys and queries of its own.
+
+Source: DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025.
+"""
 
 import torch
 from torch import Tensor
 
-from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.selection import (
     Selection,
     attention_shares,
-    budgets,
-    no_scores,
-    scored_rows,
-    top_pages,
+    page_budgets,
+    rows_to_score,
+    select_top_pages,
+    zero_scores,
 )
 
 
 class DsaSelector:
-    """Like a `Selector`, but its queries are the indexer's; layers that share an indexer share its scores."""
+    """Like a `Selector`, but scores the indexer's queries; layers that share an indexer share its scores."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
 
     def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
-        """Take index keys, [n, D] or [n, 1, D], into the index."""
-        (new,) = torch.nonzero(host_slots >= 0, as_tuple=True)
-        self._cache.index_of(layer)[host_slots[new].long()] = keys[new].flatten(1)
+        """Add index keys to the index.
 
-    def scores(self, layer: int, q: Tensor, gates: Tensor, rows: StepBatch) -> Tensor:
-        """Sum over index heads of gate * relu(q . key), float32 [R, 1, N].
+        Args:
+            layer: Index among all layers.
+            keys: [n, index_dim] or [n, 1, index_dim].
+            host_slots: int32 [n], slots in host pages; -1: leave out.
+        """
+        (kept,) = torch.nonzero(host_slots >= 0, as_tuple=True)
+        self._cache.index_of(layer)[host_slots[kept].long()] = keys[kept].flatten(1)
 
-        q: [R, heads, D]; gates: float32 [R, heads], with all scales.
+    def scores(self, layer: int, q: Tensor, gates: Tensor, batch: StepBatch) -> Tensor:
+        """Sum over index heads of gate * relu(q . key).
+
+        Args:
+            layer: Index among all layers.
+            q: [R, index heads, index_dim].
+            gates: float32 [R, index heads], all scales included.
+            batch: Rows of the step.
+
+        Returns:
+            float32 [R, 1, N].
         """
         cache = self._cache
         index = cache.index_of(layer)
-        out = no_scores(cache, rows, 1, torch.float32)
-        for row, pages in scored_rows(cache, rows):
+        out = zero_scores(cache, batch, 1, torch.float32)
+        for row, pages in rows_to_score(cache, batch):
             products = torch.relu(q[row].float() @ index[pages].float().T)
             out[row, 0, : len(pages)] = gates[row] @ products
         return out
 
-    def select(self, scores: Tensor, rows: StepBatch) -> Selection:
-        """The tokens with the largest scores.
+    def select(self, scores: Tensor, batch: StepBatch) -> Selection:
+        """Select the tokens with the highest scores.
 
-        Their mass is what the indexer thinks: it is trained so that the softmax of its scores follows attention.
+        The mass is the softmax of the scores: the indexer is trained so that it follows attention.
         """
-        lengths, top = budgets(self._cache, rows)
-        none = torch.zeros(len(lengths), scores.shape[2], dtype=torch.bool)
-        width = max([self._cache.shape.top_pages, *top.tolist()])
-        return top_pages(scores, lengths, none, top, width, attention_shares(self._cache, scores, rows))
+        lengths, budgets = page_budgets(self._cache, batch)
+        forced = torch.zeros(len(lengths), scores.shape[2], dtype=torch.bool)
+        width = max([self._cache.shape.top_pages, *budgets.tolist()])
+        shares = attention_shares(self._cache, scores, batch)
+        return select_top_pages(scores, lengths, forced, budgets, width, shares)

@@ -1,4 +1,4 @@
-"""Which pages a row attends to: the interface of selectors, and what they share."""
+"""Which pages a row attends to: the interface of selectors and what they share."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,16 +7,18 @@ import torch
 from torch import Tensor
 
 from hiscore import numerics
-from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Pages of a step in one layer, for R rows, H heads and at most K pages.
+    """Selected pages of R rows and H KV heads in one layer; a padding row has none.
 
-    pages: int32 [R, H, K], a stream's own pages, ascending, then -1; counts: int32 [R, H], how many there are, the
-    same for all heads of a row; mass: float32 [R, H], the share of attention that they are thought to capture. A
-    padding row has none.
+    Attributes:
+        pages: int32 [R, H, K], page numbers within each sequence, ascending; then -1.
+        counts: int32 [R, H], pages per list, the same for all heads of a row.
+        mass: float32 [R, H], the share of attention that the pages are estimated to capture.
     """
 
     pages: Tensor
@@ -25,80 +27,88 @@ class Selection:
 
 
 class Selector(Protocol):
-    """Scores the pages of rows in the sparse layers, by an index that it keeps there."""
+    """Scores pages in the sparse layers by an index of their keys."""
 
     def write(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
-        """Take new tokens' keys [n, H, D] into the index, int32 [n] slots of the host's pages, -1 for none.
+        """Add new tokens to the index, in the order of positions; a page's first token starts it afresh.
 
-        A page's first token starts it afresh, and its tokens come in order.
+        Args:
+            layer: Index among all layers.
+            keys: [n, H, head_dim].
+            host_slots: int32 [n], slots in host pages; -1: leave out.
         """
 
-    def scores(self, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
-        """Score pages for rotated queries [R, heads, D]: [R, heads, N], N the most pages of a row.
+    def scores(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
+        """Score pages for rotated queries [R, heads, head_dim].
 
-        What lies beyond a row's pages, and rows that get all of theirs, are left at 0.
+        Returns:
+            [R, heads, N], N the most pages of a row; 0 beyond a row's pages and in rows that get all of theirs.
         """
         ...
 
-    def select(self, scores: Tensor, rows: StepBatch) -> Selection:
-        """Choose `CacheShape.top_pages` pages of each row and head; all under `KVCache.full_attention`."""
+    def select(self, scores: Tensor, batch: StepBatch) -> Selection:
+        """Select `CacheShape.top_pages` pages per row and head; all under `KVCache.full_attention`."""
         ...
 
 
-def budgets(cache: KVCache, rows: StepBatch) -> tuple[Tensor, Tensor]:
-    """How many pages each row has, and how many it gets: int64 [R]."""
-    lengths = torch.where(rows.valid, rows.positions.long() // cache.shape.page + 1, 0)
-    top = lengths.clamp(max=cache.shape.top_pages)
-    return lengths, torch.where(cache.full_attention[rows.streams], lengths, top)
+def page_budgets(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
+    """How many pages each row has, and how many it gets: int64 [R] each."""
+    lengths = torch.where(batch.valid, batch.positions.long() // cache.shape.page_size + 1, 0)
+    budgets = lengths.clamp(max=cache.shape.top_pages)
+    return lengths, torch.where(cache.full_attention[batch.table_rows], lengths, budgets)
 
 
-def scored_rows(cache: KVCache, rows: StepBatch) -> list[tuple[int, Tensor]]:
-    """Rows that do not get all of their pages, each with those: int64 [n], pages of the host.
+def rows_to_score(cache: KVCache, batch: StepBatch) -> list[tuple[int, Tensor]]:
+    """Rows that do not get all of their pages, each with its host pages, int64 [n].
 
-    Whoever scores takes them one by one, each in its own length: so a row's scores have the same bits whatever
-    other rows there are.
+    Selectors score row by row at each row's own length, so that no bit of a score depends on the rest of the
+    batch.
     """
-    lengths, top = budgets(cache, rows)
-    counts = zip(lengths.tolist(), top.tolist(), strict=True)
+    lengths, budgets = page_budgets(cache, batch)
     return [
-        (row, cache.host_block_table[rows.slots[row], :length].long())
-        for row, (length, chosen) in enumerate(counts)
-        if chosen < length
+        (row, cache.host_block_table[batch.seq_indices[row], :length].long())
+        for row, (length, budget) in enumerate(zip(lengths.tolist(), budgets.tolist(), strict=True))
+        if budget < length
     ]
 
 
-def no_scores(cache: KVCache, rows: StepBatch, heads: int, dtype: torch.dtype) -> Tensor:
-    """Zeros [R, heads, N], for a selector to fill in."""
-    lengths, _ = budgets(cache, rows)
+def zero_scores(cache: KVCache, batch: StepBatch, heads: int, dtype: torch.dtype) -> Tensor:
+    """Zeros [R, heads, N] for a selector to fill in."""
+    lengths, _ = page_budgets(cache, batch)
     return torch.zeros((len(lengths), heads, int(lengths.max()) if len(lengths) else 0), dtype=dtype)
 
 
 def select_by_attention(
-    cache: KVCache, scores: Tensor, rows: StepBatch, newest_forced: int, soft_cap: float | None
+    cache: KVCache, scores: Tensor, batch: StepBatch, soft_cap: float | None
 ) -> Selection:
-    """The pages with the largest mean over a group of each query head's softmax over all pages.
+    """Select by the mean over a KV head's group of each query head's softmax over all pages.
 
-    scores: [R, heads, N], logits. The first page and so many of the newest are always among them.
+    The first page and `CacheShape.newest_selected` of the newest are always selected.
+
+    Args:
+        cache: Read only.
+        scores: Logits [R, heads, N].
+        batch: Rows of the step.
+        soft_cap: Applied to the logits.
     """
-    shape = cache.shape
-    lengths, top = budgets(cache, rows)
-    weights = attention_shares(cache, scores, rows, soft_cap)
+    lengths, budgets = page_budgets(cache, batch)
+    shares = attention_shares(cache, scores, batch, soft_cap)
     page = torch.arange(scores.shape[2])
-    forced = (page == 0) | (page >= lengths[:, None] - newest_forced)
-    return top_pages(weights, lengths, forced, top, max([shape.top_pages, *top.tolist()]))
+    forced = (page == 0) | (page >= lengths[:, None] - cache.shape.newest_selected)
+    return select_top_pages(shares, lengths, forced, budgets, max([cache.shape.top_pages, *budgets.tolist()]))
 
 
 def attention_shares(
-    cache: KVCache, scores: Tensor, rows: StepBatch, soft_cap: float | None = None
+    cache: KVCache, scores: Tensor, batch: StepBatch, soft_cap: float | None = None
 ) -> Tensor:
-    """The softmax of scores over each row's pages, its mean over a group: [R, heads, N] -> [R, H, N].
+    """Softmax over each row's pages, averaged over a KV head's group: [R, heads, N] -> [R, H, N].
 
-    Rows that get all of their pages have no scores; there each page counts alike.
+    A row that gets all of its pages has no scores; its pages share attention equally.
     """
-    heads = cache.shape.heads
-    lengths, _ = budgets(cache, rows)
+    heads = cache.shape.kv_heads
+    lengths, _ = page_budgets(cache, batch)
     shares = torch.zeros((len(lengths), heads, scores.shape[2]), dtype=scores.dtype)
-    scored = dict(scored_rows(cache, rows))
+    scored = dict(rows_to_score(cache, batch))
     for row, length in enumerate(lengths.tolist()):
         if row in scored:
             logits = scores[row, :, :length].unflatten(0, (heads, -1)).clone()
@@ -108,43 +118,47 @@ def attention_shares(
     return shares
 
 
-def everything(rows: StepBatch, heads: int, page: int) -> Selection:
-    """Select all pages of all rows."""
-    counts = torch.where(rows.valid, rows.positions.long() // page + 1, 0)
-    each = torch.arange(int(counts.max()) if len(counts) else 0)
-    pages = torch.where(each < counts[:, None], each, -1).int()
-    shape = (len(counts), heads)
+def select_all_pages(batch: StepBatch, kv_heads: int, page_size: int) -> Selection:
+    """Every page of every row."""
+    counts = torch.where(batch.valid, batch.positions.long() // page_size + 1, 0)
+    page = torch.arange(int(counts.max()) if len(counts) else 0)
+    pages = torch.where(page < counts[:, None], page, -1).int()
+    shape = (len(counts), kv_heads)
     return Selection(
         pages[:, None].expand(*shape, -1),
         counts.int()[:, None].expand(shape),
-        rows.valid.float()[:, None].expand(shape),
+        batch.valid.float()[:, None].expand(shape),
     )
 
 
-def top_pages(
+def select_top_pages(
     scores: Tensor,
     lengths: Tensor,
     forced: Tensor,
-    top: Tensor,
+    budgets: Tensor,
     width: int,
     shares: Tensor | None = None,
 ) -> Selection:
-    """Choose the best pages of each row and head, ties to the lower page.
+    """Select the pages with the highest scores, of equal ones the lower page.
 
-    scores: [R, H, N]; lengths: int64 [R], pages that a row has; forced: bool [R, N], what is chosen in any case;
-    top: int64 [R], how many a row gets, the forced ones among them; width: K, at least the greatest of what rows
-    get. The mass is the sum of the shares of what is chosen; without them scores are shares.
+    Args:
+        scores: [R, H, N].
+        lengths: int64 [R], pages that each row has.
+        forced: bool [R, N], pages to select whatever their scores.
+        budgets: int64 [R], pages that each row gets, forced ones included.
+        width: Length of the lists, at least the greatest budget.
+        shares: [R, H, N], summed over the selected pages to `Selection.mass`; by default the scores.
     """
-    rows, heads, most = scores.shape
-    each = torch.arange(most)
-    exists = (each < lengths[:, None])[:, None]
-    # What does not exist shares the last rank with scores of -inf, but comes after them.
-    rank_by = scores.masked_fill(forced[:, None], float("inf")).masked_fill(~exists, float("-inf"))
-    order = rank_by.sort(dim=-1, descending=True, stable=True).indices
-    counts = torch.minimum(top, lengths)[:, None].expand(rows, heads)
-    kept = each < counts[..., None]
+    rows, heads, pages_scored = scores.shape
+    page = torch.arange(pages_scored)
+    exists = (page < lengths[:, None])[:, None]
+    # Pages beyond a row's length tie with scores of -inf, but the stable sort puts them last.
+    ranked_by = scores.masked_fill(forced[:, None], float("inf")).masked_fill(~exists, float("-inf"))
+    order = ranked_by.sort(dim=-1, descending=True, stable=True).indices
+    counts = torch.minimum(budgets, lengths)[:, None].expand(rows, heads)
+    kept = page < counts[..., None]
     mass = torch.where(kept, (scores if shares is None else shares).gather(-1, order), 0.0).sum(-1)
-    pages = torch.full((rows, heads, max(width, most)), most)
-    pages[..., :most] = torch.where(kept, order, most)
+    pages = torch.full((rows, heads, max(width, pages_scored)), pages_scored)
+    pages[..., :pages_scored] = torch.where(kept, order, pages_scored)
     pages = pages.sort(dim=-1).values[..., :width]
-    return Selection(torch.where(pages < most, pages, -1).int(), counts.int(), mass.float())
+    return Selection(torch.where(pages < pages_scored, pages, -1).int(), counts.int(), mass.float())

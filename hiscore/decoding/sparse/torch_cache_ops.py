@@ -1,99 +1,85 @@
-"""`CacheOps` in plain torch, for the CPU: the reference that kernels must match."""
-
-from dataclasses import dataclass
+"""`CacheOps` in PyTorch, for the CPU: the reference for the kernels."""
 
 import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_torch import paged_attention
-from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
-from hiscore.decoding.sparse.cache_ops import PageLists
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.step_batch import StepBatch
+from hiscore.decoding.sparse.cache_ops import PageLists, SelectedPages
 from hiscore.decoding.sparse.dsa import DsaSelector
-from hiscore.decoding.sparse.oracle import ExactSelector
-from hiscore.decoding.sparse.quest import QuestSelector
-from hiscore.decoding.sparse.residency import home_pages, newest_slots, swap_in
-from hiscore.decoding.sparse.selection import Selector, everything
-
-
-@dataclass(frozen=True)
-class TorchChosen:
-    """See `Chosen`."""
-
-    pages: Tensor
-    lists: PageLists
-    mass: Tensor
+from hiscore.decoding.sparse.residency import host_pages_of, slot_mapping, swap_in
+from hiscore.decoding.sparse.selection import select_all_pages
+from hiscore.decoding.sparse.selectors import make_selector
 
 
 class TorchCacheOps:
-    """`CacheOps` over a cache on the CPU.
+    """`CacheOps` over a cache on the CPU; methods are documented there.
 
-    What `shape` calls kv_heads are the cache's heads. value_width: numbers of a latent that are its value.
+    Args:
+        cache: The cache.
+        shape: Attention over the cache's heads (a latent is one KV head).
+        value_dim: Leading channels of a latent that are its value; None with separate values.
     """
 
-    def __init__(self, cache: KVCache, shape: AttentionShape, value_width: int | None = None) -> None:
-        self._cache, self._shape, self._value_width = cache, shape, value_width
-        self._selector: Selector | DsaSelector | None = None
-        if cache.shape.index == "bounds":
-            self._selector = QuestSelector(cache, shape)
-        elif cache.shape.index == "keys":
-            self._selector = ExactSelector(cache, shape)
-        elif cache.shape.index == "dsa":
-            self._selector = DsaSelector(cache)
+    def __init__(self, cache: KVCache, shape: AttentionShape, value_dim: int | None = None) -> None:
+        self._cache, self._shape, self._value_dim = cache, shape, value_dim
+        self._selector = make_selector(cache, shape)
 
-    def newest_slots(self, rows: StepBatch) -> tuple[Tensor, Tensor]:
-        return newest_slots(self._cache, rows)
+    def slot_mapping(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        return slot_mapping(self._cache, batch)
 
     def write_index(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
         if self._selector is not None:
             self._selector.write(layer, keys, host_slots)
 
-    def scores(self, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
+    def page_scores(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
         if self._selector is None or isinstance(self._selector, DsaSelector):
-            raise TypeError(f"index {self._cache.shape.index!r} has no scores for attention's queries")
-        return self._selector.scores(layer, q, rows)
+            raise TypeError(f"index {self._cache.shape.index_kind!r} does not score attention's queries")
+        return self._selector.scores(layer, q, batch)
 
-    def indexer_scores(self, layer: int, q: Tensor, gates: Tensor, rows: StepBatch) -> Tensor:
+    def indexer_scores(self, layer: int, q: Tensor, gates: Tensor, batch: StepBatch) -> Tensor:
         if not isinstance(self._selector, DsaSelector):
-            raise TypeError(f"index {self._cache.shape.index!r} has no scores for an indexer's queries")
-        return self._selector.scores(layer, q, gates, rows)
+            raise TypeError(f"index {self._cache.shape.index_kind!r} does not score an indexer's queries")
+        return self._selector.scores(layer, q, gates, batch)
 
-    def choose(self, layer: int, scores: Tensor, rows: StepBatch) -> TorchChosen:
+    def select_pages(self, layer: int, scores: Tensor, batch: StepBatch) -> SelectedPages:
         if self._selector is None:
-            raise TypeError("index 'none' chooses nothing")
-        selection = self._selector.select(scores, rows)
-        places = swap_in(self._cache, layer, selection, rows)
-        # Of a row whose scores are no numbers nothing is known, and sums go on without it.
+            raise TypeError("without an index there is nothing to select by")
+        selection = self._selector.select(scores, batch)
+        device_pages = swap_in(self._cache, layer, selection, batch)
+        # NaN scores say nothing of their row, and must not spoil the sum over all rows.
         captured = selection.mass.double().nan_to_num(0.0).sum()
-        self._cache.mass += torch.stack((captured, rows.valid.sum() * selection.mass.shape[1]))
-        return TorchChosen(selection.pages, PageLists(places, selection.counts), selection.mass)
+        self._cache.mass += torch.stack((captured, batch.valid.sum() * selection.mass.shape[1]))
+        return SelectedPages(selection.pages, PageLists(device_pages, selection.counts), selection.mass)
 
-    def everything(self, rows: StepBatch) -> PageLists:
-        selection = everything(rows, self._cache.shape.heads, self._cache.shape.page)
-        return PageLists(home_pages(self._cache, selection, rows), selection.counts)
+    def all_pages(self, batch: StepBatch) -> PageLists:
+        selection = select_all_pages(batch, self._cache.shape.kv_heads, self._cache.shape.page_size)
+        return PageLists(host_pages_of(self._cache, selection, batch), selection.counts)
 
-    def attend(self, layer: int, q: Tensor, lists: PageLists, rows: StepBatch) -> Tensor:
+    def attend(self, layer: int, q: Tensor, lists: PageLists, batch: StepBatch) -> Tensor:
         shape = self._shape
         return paged_attention(
-            q, self._cache.tokens(layer), self._cache.shape.page, lists.pages, lists.counts, rows.positions,
-            shape.scale, shape.soft_cap, shape.windows[layer], self._value_width,
+            q, self._cache.tokens(layer), self._cache.shape.page_size, lists.pages, lists.counts, batch.positions,
+            shape.scale, shape.soft_cap, shape.windows[layer], self._value_dim,
         )  # fmt: skip
 
-    def back_up(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
-        cache, page = self._cache, self._cache.shape.page
-        (new,) = torch.nonzero(host_slots >= 0, as_tuple=True)
-        home, buffer = host_slots[new].long(), buffer_slots[new].long()
+    def offload_step(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
+        cache, page_size = self._cache, self._cache.shape.page_size
+        (kept,) = torch.nonzero(host_slots >= 0, as_tuple=True)
+        host, buffer = host_slots[kept].long(), buffer_slots[kept].long()
         for layer in range(cache.shape.layers):
-            rows = cache.tokens(layer)[home if layer in cache.dense else buffer]
-            cache.host_kv[layer][home // page, :, :, home % page] = rows.transpose(1, 2)
+            tokens = cache.tokens(layer)[host if layer in cache.dense else buffer]
+            cache.host_kv[layer][host // page_size, :, :, host % page_size] = tokens.transpose(1, 2)
 
-    def back_up_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        pages, offsets = self._standing(host_pages, len(slots))
+    def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
+        pages, offsets = self._pages_and_offsets(host_pages, len(slots))
         for layer in range(self._cache.shape.layers):
             self._cache.host_kv[layer][pages, :, :, offsets] = staging[layer][slots.long()].transpose(1, 2)
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        pages, offsets = self._standing(host_pages, len(slots))
+        pages, offsets = self._pages_and_offsets(host_pages, len(slots))
         for layer in range(self._cache.shape.layers):
             staging[layer][slots.long()] = self._cache.host_kv[layer][pages, :, :, offsets].transpose(1, 2)
 
@@ -102,15 +88,16 @@ class TorchCacheOps:
             for layer in self._cache.sparse:
                 self.write_index(layer, staging[layer][slots.long(), 0], host_slots)
 
-    def seed(self, staging: Tensor, from_slots: Tensor, buffer_slots: Tensor) -> None:
+    def fill_buffer(self, staging: Tensor, slots: Tensor, buffer_slots: Tensor) -> None:
         for layer in self._cache.sparse:
-            self._cache.tokens(layer)[buffer_slots.long()] = staging[layer][from_slots.long()]
+            self._cache.tokens(layer)[buffer_slots.long()] = staging[layer][slots.long()]
 
-    def settle(self, staging: Tensor, from_slots: Tensor, host_slots: Tensor) -> None:
+    def fill_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
         for layer in self._cache.dense:
-            self._cache.tokens(layer)[host_slots.long()] = staging[layer][from_slots.long()]
+            self._cache.tokens(layer)[host_slots.long()] = staging[layer][slots.long()]
 
-    def _standing(self, host_pages: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """Where tokens stand on the host: pages and places in them, int64 [tokens]."""
-        at = torch.arange(tokens)
-        return host_pages.long()[at // self._cache.shape.page], at % self._cache.shape.page
+    def _pages_and_offsets(self, host_pages: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Where a sequence's first tokens are on the host: pages and offsets in these, int64 [tokens]."""
+        position = torch.arange(tokens)
+        page_size = self._cache.shape.page_size
+        return host_pages.long()[position // page_size], position % page_size

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import CacheShape, KVCache
-from hiscore.decoding.kv_cache.sizing import Memory, ModelShape, plan_cache
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.models.gqa import GroupedModel
 from hiscore.decoding.models.mla import LatentModel
@@ -53,7 +54,7 @@ def make_worker(settings: DecodeSettings, device: str) -> CacheWorker:
     if dtype == "fp8":
         log.warning("fp8 is the scorer's alone: decode computes in bfloat16")
         dtype = "bfloat16"
-    memory = Memory(
+    memory = MemoryBudget(
         settings.host_kv_bytes or _host_bytes(where),
         settings.device_kv_bytes or _device_bytes(where),
         settings.max_streams or STREAMS[where.type],
@@ -65,7 +66,7 @@ def make_worker(settings: DecodeSettings, device: str) -> CacheWorker:
 def build_worker(
     checkpoint: Path,
     settings: CacheSettings,
-    memory: Memory,
+    memory: MemoryBudget,
     device: torch.device,
     dtype: torch.dtype,
     chunk: int,
@@ -111,8 +112,8 @@ def _allocate(
     log.info(
         "%d streams; the host holds %d tokens in %d MiB, the device's buffers %d tokens in %d MiB, beside them "
         "%d MiB of dense layers and %d MiB of index",
-        shape.streams, shape.host_pages * shape.page, sizes["host_kv"] >> 20,
-        shape.device_pages * shape.page, sizes["buffer"] >> 20, sizes["dense_kv"] >> 20, sizes["index"] >> 20,
+        shape.max_sequences, shape.host_pages * shape.page_size, sizes["host_kv"] >> 20,
+        shape.device_pages * shape.page_size, sizes["buffer"] >> 20, sizes["dense_kv"] >> 20, sizes["index"] >> 20,
     )  # fmt: skip
     return KVCache.allocate(shape, dtype, device)
 

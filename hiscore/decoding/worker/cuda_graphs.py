@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import StepBatch
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps

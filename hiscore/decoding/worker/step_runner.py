@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.decoding.kv_cache.cache import KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import NOT_FINITE
@@ -57,8 +58,8 @@ def feed(ids: Tensor, logits: Tensor, places: Tensor, fed: Tensor, cache: KVCach
 
 def step(model: DecodeModel, rows: StepBatch, fed: Tensor, steps: CacheOps) -> Stepped:
     """A step fed with `fed`, which gets the greedy tokens for the next one."""
-    logits, home, buffer = model.step(torch.index_select(fed, 0, rows.streams), rows, steps)
-    places = rows.streams.where(rows.valid, len(fed) - 1)
+    logits, home, buffer = model.step(torch.index_select(fed, 0, rows.table_rows), rows, steps)
+    places = rows.table_rows.where(rows.valid, len(fed) - 1)
     return Stepped(logits, home, buffer, feed(greedy(logits), logits, places, fed, model.cache))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.decoding.models.base import DecodeModel, staging_slots
-from hiscore.decoding.sparse.residency import seed
+from hiscore.decoding.sparse.residency import admit
 from hiscore.decoding.worker.interface import (
     STAGING_PAGE_SIZE,
     Admission,
@@ -74,7 +74,7 @@ class CacheWorker:
         def work() -> None:
             slots = staging_slots(chunk.staging_pages, end)[start:]
             pages = chunk.host_pages[start // self.cache_config.page_size :]
-            self._steps.back_up_prompt(
+            self._steps.offload_prompt(
                 self._model.staging, upload(slots, self._device), upload(pages, self._device)
             )
 
@@ -102,7 +102,7 @@ class CacheWorker:
                 # They were made in the other lane: their memory must not be given to others before this has run.
                 for slots in written:
                     slots.record_stream(torch.cuda.current_stream())
-            self._steps.back_up(home, buffer)
+            self._steps.offload_step(home, buffer)
 
         self._schedule.step(batch.seq_indices, batch.positions, lambda: launched.run(forward), back_up)
         return launched
@@ -124,16 +124,16 @@ class CacheWorker:
         """Fill the tables, and bring what the device keeps to its places."""
         page, staging, device = self.cache_config.page_size, self._model.staging, self._device
         slots = staging_slots(a.staging_pages, a.length)
-        seeds = seed(
+        seeds = admit(
             self._cache, a.seq_index, a.length,
             torch.from_numpy(a.host_pages.astype(np.int64)), torch.from_numpy(a.device_pages.astype(np.int64)),
             a.full_attention,
         )  # fmt: skip
-        places, pages = seeds.places.numpy()[:, None], seeds.pages.numpy()[:, None]
+        places, pages = seeds.device_pages.numpy()[:, None], seeds.pages.numpy()[:, None]
         tokens = (pages * page + np.arange(page)).ravel()
         there = tokens < a.length
         to = (places * page + np.arange(page)).ravel()[there].astype(np.int32)
-        self._steps.seed(staging, upload(slots[tokens[there]], device), upload(to, device))
+        self._steps.fill_buffer(staging, upload(slots[tokens[there]], device), upload(to, device))
         if a.first_token is not None:
             # The index and the dense layers have kept what they had; what it feeds may have changed hands.
             self._runner.fed[a.seq_index].fill_(a.first_token)
@@ -141,7 +141,7 @@ class CacheWorker:
         at = np.arange(a.length)
         home = upload((a.host_pages[at // page] * page + at % page).astype(np.int32), device)
         from_slots = upload(slots, device)
-        self._steps.settle(staging, from_slots, home)
+        self._steps.fill_dense(staging, from_slots, home)
         self._model.index_prompt(self._steps, from_slots, upload(a.host_pages, device), home)
 
     @torch.inference_mode()  # a pending copy may be launched from here

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_torch import paged_attention
-from hiscore.decoding.kv_cache.cache import CacheShape, StepBatch
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse import residency
 from hiscore.decoding.sparse.cache_ops import PageLists
 from hiscore.decoding.sparse.oracle import ExactSelector
@@ -25,14 +26,15 @@ def shape_of(kind: str, top_tokens: int, dense: bool = False) -> CacheShape:
     page = 4 if kind == "bounds" else 1
     top, ring = top_tokens // page, 2 if page == 4 else 5
     return CacheShape(
-        layers=2, heads=KV_HEADS, parts=2, width=WIDTH, page=page, streams=6, max_pages=120 // page,
+        layers=2, kv_heads=KV_HEADS, kv_parts=2, head_dim=WIDTH, page_size=page, max_sequences=6,
+        max_pages=120 // page,
         host_pages=600 // page, device_pages=600 // page, lru_pages=top, ring_pages=ring, top_pages=top,
-        dense_layers=frozenset({0, 1}) if dense else frozenset(), index=kind,
+        dense_layers=frozenset({0, 1}) if dense else frozenset(), index_kind=kind,
     )  # fmt: skip
 
 
 def known_cache(shape: CacheShape, dtype: torch.dtype, attention: AttentionShape = ATTENTION) -> KnownCache:
-    selector = QuestSelector if shape.index == "bounds" else ExactSelector
+    selector = QuestSelector if shape.index_kind == "bounds" else ExactSelector
     contents = random_contents(shape, seed=7, streams=8)
     known = KnownCache(
         shape, contents, newest=5, selector=lambda cache: selector(cache, attention), dtype=dtype
@@ -49,17 +51,19 @@ def queries(rows: int, step: int, dtype: torch.dtype) -> Tensor:
 
 def dense_step(known: KnownCache, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
     steps = TorchCacheOps(known.cache, ATTENTION)
-    return steps.attend(layer, q, steps.everything(rows), rows)
+    return steps.attend(layer, q, steps.all_pages(rows), rows)
 
 
 def sparse_step(known: KnownCache, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
     steps = TorchCacheOps(known.cache, ATTENTION)
-    return steps.attend(layer, q, steps.choose(layer, steps.scores(layer, q, rows), rows).lists, rows)
+    return steps.attend(
+        layer, q, steps.select_pages(layer, steps.page_scores(layer, q, rows), rows).lists, rows
+    )
 
 
 def clear(known: KnownCache, slots: list[int]) -> None:
     """Nothing but the ring is on the device any more, poison in its place."""
-    page = known.shape.page
+    page = known.shape.page_size
     for slot in slots:
         forget(known.cache, slot)
         lru = known.pages[slot][1][: known.shape.lru_pages]
@@ -75,7 +79,7 @@ def test_everything_out_of_the_host_is_dense_to_the_last_bit(kind: str, dtype: t
     for step in range(15):
         slots = [slot for slot in LENGTHS if (slot + step) % 4]
         rows = sparse.rows(slots, padding=step % 2)
-        q = queries(len(rows.slots), step, dtype)
+        q = queries(len(rows.seq_indices), step, dtype)
         sparse.write(rows)
         dense.write(rows)
         clear(sparse, slots)
@@ -94,7 +98,7 @@ def test_all_resident_is_all_missing_to_the_last_bit(kind: str, dtype: torch.dty
     keeping, clearing = known_cache(shape_of(kind, 20), dtype), known_cache(shape_of(kind, 20), dtype)
     for step in range(15):
         rows = keeping.rows(list(LENGTHS))
-        q = queries(len(rows.slots), step, dtype)
+        q = queries(len(rows.seq_indices), step, dtype)
         keeping.write(rows)
         clearing.write(rows)
         for layer in range(2):
@@ -113,7 +117,7 @@ def test_all_resident_is_all_missing_to_the_last_bit(kind: str, dtype: torch.dty
 
 
 def test_a_skipped_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residency, "load", lambda *_: None)
+    monkeypatch.setattr(residency, "copy_pages", lambda *_: None)
     with pytest.raises(AssertionError):
         test_everything_out_of_the_host_is_dense_to_the_last_bit("bounds", torch.float32)
 
@@ -125,7 +129,7 @@ def test_another_order_has_other_bits() -> None:
     dense.write(rows)
     q = queries(1, 0, torch.float32)
     steps = TorchCacheOps(dense.cache, ATTENTION)
-    lists = steps.everything(rows)
+    lists = steps.all_pages(rows)
     order = torch.randperm(lists.pages.shape[-1], generator=torch.Generator().manual_seed(1))
     turned = PageLists(lists.pages[..., order], lists.counts)
     outs = [steps.attend(0, q, each, rows) for each in (lists, turned)]
@@ -139,11 +143,11 @@ def test_a_row_s_bits_are_its_own(dtype: torch.dtype) -> None:
     known = known_cache(shape_of("bounds", 20, dense=True), dtype)
     rows = known.rows(list(LENGTHS), padding=2)
     known.write(rows)
-    q = queries(len(rows.slots), 0, dtype)
+    q = queries(len(rows.seq_indices), 0, dtype)
     together = dense_step(known, 1, q, rows)
     assert not together[len(LENGTHS) :].any()
     for row in range(len(LENGTHS)):
-        alone = StepBatch(rows.slots[row, None], rows.positions[row, None])
+        alone = StepBatch(rows.seq_indices[row, None], rows.positions[row, None])
         assert torch.equal(dense_step(known, 1, q[row, None], alone)[0], together[row])
 
 

@@ -15,8 +15,9 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 ROOT = Path(__file__).parents[3]
 # Shared memory that one program may use on an H100 or H200.
 SHARED_BYTES = 227 * 1024
-# Bytes of stack per thread. Compilers differ by a few spilled registers: `select_pages` spills four under Triton 3.6
-# and none under 3.7 to 3.9. A block size that does not fit spills many more; see the control below. Gemma 2's attention, with heads of 256, always keeps some values on the stack.
+# Bytes of stack per thread. Compilers differ by a few spilled registers: `select_pages` spills four under Triton
+# 3.6 and none under 3.7 to 3.9. A block size that does not fit spills many more; see the control below. Gemma 2's
+# attention, with heads of 256, always keeps some values on the stack.
 SPILL_BYTES = 32
 SPILL_BYTES_OF = {"packed_attention": 128}
 
@@ -65,7 +66,7 @@ def test_control_a_block_too_large_for_the_registers_spills() -> None:
         "from tests.support.ahead_of_time import main\n"
         "from hiscore.kernels.page_scores import indexer_scores\n"
         "x, i = torch.zeros(4096), torch.zeros(8, dtype=torch.int32)\n"
-        "main(lambda: indexer_scores[(1, 1)](x, x, x, x, i, i, i, 512, 512, 512, 512, HEADS=64, WIDTH=128,"
+        "main(lambda: indexer_scores[(1, 1)](x, x, x, x, i, i, i, 512, 512, 512, 512, HEADS=64, HEAD_DIM=128,"
         " PADDED=128, M=64, N=128, PRECISION='ieee', num_warps=4))",
     )
     assert done.returncode == 0, done.stderr[-3000:]

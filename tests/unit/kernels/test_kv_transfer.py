@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.decoding.kv_cache.cache import KVCache
-from hiscore.decoding.sparse import triton_cache_ops
-from hiscore.decoding.sparse.residency import newest_slots
+from hiscore.decoding.sparse import triton_transfers
+from hiscore.decoding.sparse.residency import slot_mapping
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from tests.support.decode_cache import KnownCache, unique_contents
@@ -35,9 +35,9 @@ def test_a_steps_tokens_reach_the_host_and_padding_writes_nothing() -> None:
     known.write(rows)
     cache = on_device(known.cache)
     steps = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
-    home, buffer = newest_slots(known.cache, rows)
+    home, buffer = slot_mapping(known.cache, rows)
     before = known.cache.host_kv.clone()
-    steps.back_up(home.to(DEVICE), buffer.to(DEVICE))
+    steps.offload_step(home.to(DEVICE), buffer.to(DEVICE))
     for slot, length in known.lengths.items():
         known._to_host(slot, torch.tensor([length]))
     assert_same(cache.host_kv, known.cache.host_kv)
@@ -60,11 +60,11 @@ def test_new_tokens_go_where_plain_torch_says(ring: int) -> None:
     for position in range(80):
         slots = [slot for slot, capacity in capacities.items() if position < capacity]
         rows = rows_of([-1, *slots, -1], [0, *[position] * len(slots), 0])
-        expected = newest_slots(known.cache, moved(rows, "cpu"))
-        for found, right in zip(steps.newest_slots(rows), expected, strict=True):
+        expected = slot_mapping(known.cache, moved(rows, "cpu"))
+        for found, right in zip(steps.slot_mapping(rows), expected, strict=True):
             assert_same(found, right)
         # The control: without knowing which buffers hold all of their stream.
-        told_apart |= not torch.equal(wrong.newest_slots(rows)[1].cpu(), expected[1])
+        told_apart |= not torch.equal(wrong.slot_mapping(rows)[1].cpu(), expected[1])
     assert told_apart
 
 
@@ -74,30 +74,31 @@ def test_a_prompt_goes_to_the_host_home_and_buffer_and_back(
     length: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """at_once: pages of 4 tokens that a program copies, in turns of so many."""
-    monkeypatch.setattr(triton_cache_ops, "SHORT", 8)
+    monkeypatch.setattr(triton_transfers, "SHORT_OFFLOAD_TOKENS", 8)
     cache = on_device(KVCache.allocate(SHAPE, torch.float32, torch.device("cpu")))
     for tensor in (cache.host_kv, cache.dense_kv, cache.buffer):
         tensor.fill_(-1.0)
     steps = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
-    monkeypatch.setattr(triton_cache_ops, "COPIED", at_once * SHAPE.parts * SHAPE.page * steps._padded // 2)
-    assert steps._at_once(2 * triton_cache_ops.COPIED)[0] == at_once
+    elements = at_once * SHAPE.kv_parts * SHAPE.page_size * steps._padded // 2
+    monkeypatch.setattr(triton_transfers, "COPY_ELEMENTS", elements)
+    assert steps._copy_launch(2 * elements)[0] == at_once
     staging = torch.arange(3 * 32 * 16, dtype=torch.float32, device=DEVICE).view(3, 32, 2, 2, 4)
     rng = np.random.default_rng(length)
     slots = torch.from_numpy(rng.permutation(32)[:length]).int().to(DEVICE)
     pages = torch.from_numpy(rng.permutation(80)[: -(-length // 4)]).int().to(DEVICE)
     each = torch.arange(length, device=DEVICE)
     home = pages.long()[each // 4] * 4 + each % 4
-    steps.back_up_prompt(staging, slots, pages)
-    steps.settle(staging, slots, home.int())
-    steps.seed(staging, slots, (home % 48).int())
+    steps.offload_prompt(staging, slots, pages)
+    steps.fill_dense(staging, slots, home.int())
+    steps.fill_buffer(staging, slots, (home % 48).int())
 
     plain = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     for tensor in (plain.host_kv, plain.dense_kv, plain.buffer):
         tensor.fill_(-1.0)
     reference = TorchCacheOps(plain, attention_shape(SHAPE, 1))
-    reference.back_up_prompt(staging.cpu(), slots.cpu(), pages.cpu())
-    reference.settle(staging.cpu(), slots.cpu(), home.cpu())
-    reference.seed(staging.cpu(), slots.cpu(), home.cpu() % 48)
+    reference.offload_prompt(staging.cpu(), slots.cpu(), pages.cpu())
+    reference.fill_dense(staging.cpu(), slots.cpu(), home.cpu())
+    reference.fill_buffer(staging.cpu(), slots.cpu(), home.cpu() % 48)
     for name in ("host_kv", "dense_kv", "buffer"):
         assert_same(getattr(cache, name), getattr(plain, name))
         assert (getattr(plain, name) >= 0).any()

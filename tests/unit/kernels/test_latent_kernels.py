@@ -23,7 +23,7 @@ def test_kernels_select_move_and_attend_as_plain_torch_does(tmp_path: Path) -> N
     plain, kernels = Streams(checkpoint, prompts()), Streams(checkpoint, prompts())
     decoder = kernels.decoder
     kernels.steps = TritonCacheOps(
-        kernels.cache, decoder.attention_shape, CAPACITY, value_width=decoder.architecture.latent_rank
+        kernels.cache, decoder.attention_shape, CAPACITY, value_dim=decoder.architecture.latent_rank
     )
     kernels.step = LatentStep(kernels.cache, kernels.steps)
     fed = torch.arange(3)

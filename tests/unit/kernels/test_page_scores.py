@@ -25,7 +25,9 @@ from tests.support.decode_kernels import (
 
 @pytest.mark.parametrize(("index", "page"), [("bounds", 4), ("keys", 1)])
 def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
-    shape = replace(SHAPE, index=index, page=page, width=24, max_pages=24, top_pages=3, lru_pages=3)
+    shape = replace(
+        SHAPE, index_kind=index, page_size=page, head_dim=24, max_pages=24, top_pages=3, lru_pages=3
+    )
     sizes = attention_shape(shape, 3)
     plain = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     # What a page's last owner left; NaN would go unnoticed, since a minimum passes over it.
@@ -38,7 +40,7 @@ def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
     slot, length = 2, 13
     pages = plain.host_block_table[slot, : -(-length // page)]
     home = pages[torch.arange(length) // page] * page + torch.arange(length) % page
-    staging = random(3, 40, 2, shape.heads, shape.width, seed=1)
+    staging = random(3, 40, 2, shape.kv_heads, shape.head_dim, seed=1)
     slots = torch.from_numpy(np.random.default_rng(1).permutation(40)[:length]).int()
     steps.index_prompt(staging, slots.to(DEVICE), pages.to(DEVICE), home.to(DEVICE))
     reference.index_prompt(staging.cpu(), slots, pages, home)
@@ -47,8 +49,8 @@ def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
     for layer in shape.sparse_layers:
         for position in range(length, last + 1):
             # Keys stand between queries and values.
-            new = random(2, shape.heads * 5, shape.width, seed=position)[:, shape.heads * 3 :][
-                :, : shape.heads
+            new = random(2, shape.kv_heads * 5, shape.head_dim, seed=position)[:, shape.kv_heads * 3 :][
+                :, : shape.kv_heads
             ]
             at = int(plain.host_block_table[slot, position // page]) * page + position % page
             at = torch.tensor([-1, at], dtype=torch.int32)
@@ -56,9 +58,9 @@ def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
             reference.write_index(layer, new.cpu(), at)
         assert_same(cache.index, plain.index)
         rows = rows_of([-1, slot, slot], [0, last, length])
-        q = random(3, shape.heads * 5, shape.width, seed=layer)[:, : sizes.heads]
-        found = steps.scores(layer, q, rows).cpu()
-        expected = reference.scores(layer, q.cpu(), moved(rows, "cpu"))
+        q = random(3, shape.kv_heads * 5, shape.head_dim, seed=layer)[:, : sizes.heads]
+        found = steps.page_scores(layer, q, rows).cpu()
+        expected = reference.page_scores(layer, q.cpu(), moved(rows, "cpu"))
         for row, at in ((1, last), (2, length)):
             count = at // page + 1
             assert count > shape.top_pages
@@ -69,7 +71,14 @@ def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
 
 def test_an_indexers_scores_equal_plain_torch() -> None:
     shape = replace(
-        SHAPE, index="dsa", index_width=24, heads=1, parts=1, page=1, max_pages=90, host_pages=300
+        SHAPE,
+        index_kind="dsa",
+        index_dim=24,
+        kv_heads=1,
+        kv_parts=1,
+        page_size=1,
+        max_pages=90,
+        host_pages=300,
     )
     plain = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     plain.index.copy_(random(*plain.index.shape).cpu())

@@ -12,7 +12,9 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 
 from hiscore import numerics
-from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
@@ -49,22 +51,24 @@ def plain_selection(
 ) -> Selection:
     """The selection by its definition, from scores [R, heads, pages]."""
     shape = cache.shape
-    own = shape.index == "dsa"
-    pages, mass = [], torch.zeros(len(scores), shape.heads)
-    for row, (slot, position) in enumerate(zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)):
-        count = position // shape.page + 1 if slot >= 0 else 0
+    own = shape.index_kind == "dsa"
+    pages, mass = [], torch.zeros(len(scores), shape.kv_heads)
+    for row, (slot, position) in enumerate(
+        zip(rows.seq_indices.tolist(), rows.positions.tolist(), strict=True)
+    ):
+        count = position // shape.page_size + 1 if slot >= 0 else 0
         budget = count if slot >= 0 and cache.full_attention[slot] else min(count, shape.top_pages)
-        newest = {"bounds": shape.ring_pages, "keys": 1, "dsa": 0}[shape.index]
+        newest = {"bounds": shape.ring_pages, "keys": 1, "dsa": 0}[shape.index_kind]
         forced = set() if own else {0, *range(count - newest, count)}
         of_row = []
-        for head, group in enumerate(scores[row, :, :count].cpu().unflatten(0, (shape.heads, -1))):
+        for head, group in enumerate(scores[row, :, :count].cpu().unflatten(0, (shape.kv_heads, -1))):
             weights = group[0] if own else weights_of(group[None], soft_cap)[0]
             of_row.append(plain_choice(weights, budget, forced) if count else [])
             shares = weights_of(group[None], soft_cap)[0]
             mass[row, head] = float(shares[of_row[-1]].sum()) if count else 0.0
         pages.append(of_row)
     width = max([shape.top_pages, *(len(chosen) for of_row in pages for chosen in of_row)])
-    out = torch.full((len(pages), shape.heads, width), -1, dtype=torch.int32)
+    out = torch.full((len(pages), shape.kv_heads, width), -1, dtype=torch.int32)
     for row, of_row in enumerate(pages):
         for head, chosen in enumerate(of_row):
             out[row, head, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
@@ -92,10 +96,10 @@ class Pair:
 
     def join(self) -> None:
         shape = self.shape
-        free = sorted(set(range(shape.streams)) - set(self.ends))
+        free = sorted(set(range(shape.max_sequences)) - set(self.ends))
         if free:
-            length = int(self.rng.integers(1, shape.max_pages * shape.page - 4))
-            end = int(self.rng.integers(length + 1, shape.max_pages * shape.page + 1))
+            length = int(self.rng.integers(1, shape.max_pages * shape.page_size - 4))
+            end = int(self.rng.integers(length + 1, shape.max_pages * shape.page_size + 1))
             if self.known.admit(free[0], length, end, self.full and bool(self.rng.random() < 0.15)):
                 self.ends[free[0]] = end
 
@@ -104,15 +108,18 @@ class Pair:
         slots = [slot for slot in self.ends if self.rng.random() < 0.8]
         self.rng.shuffle(slots)
         rows = known.rows(slots, padding=int(self.rng.integers(0, 3)))
-        if not len(rows.slots):
+        if not len(rows.seq_indices):
             return
         known.write(rows)
         for layer in shape.sparse_layers:
             self.same()
             given = scores(
-                len(rows.slots), self.attention.heads, shape.max_pages, seed=int(self.rng.integers(1 << 30))
+                len(rows.seq_indices),
+                self.attention.heads,
+                shape.max_pages,
+                seed=int(self.rng.integers(1 << 30)),
             )
-            chosen = steps.choose(layer, given.to(DEVICE), moved(rows))
+            chosen = steps.select_pages(layer, given.to(DEVICE), moved(rows))
             selection = plain_selection(known.cache, given, rows, self.soft_cap)
             width = selection.pages.shape[2]
             places = swap_in(known.cache, layer, selection, rows)
@@ -121,7 +128,7 @@ class Pair:
             assert_same(chosen.lists.counts, selection.counts)
             assert_same(chosen.lists.pages[..., :width], places)
             self.mass[0] += float(selection.mass.sum())
-            self.mass[1] += len(slots) * shape.heads
+            self.mass[1] += len(slots) * shape.kv_heads
             # Sums of up to 90 shares in float32.
             torch.testing.assert_close(chosen.mass.cpu(), selection.mass, atol=1e-6, rtol=0)
             for name in (*RESIDENCY, "host_kv", "dense_kv"):
@@ -141,11 +148,13 @@ CASES = {
     "quest, capped": (SHAPE, 2, 1.5, random),
     "quest, ties": (SHAPE, 1, None, tied),
     "exact": (
-        replace(SHAPE, index="keys", page=1, max_pages=90, host_pages=300, device_pages=200, lru_pages=23,
+        replace(SHAPE, index_kind="keys", page_size=1, max_pages=90, host_pages=300, device_pages=200,
+        lru_pages=23,
                 ring_pages=5, top_pages=19), 1, None, tied,
     ),
     "dsa": (
-        replace(SHAPE, index="dsa", index_width=4, heads=1, parts=1, width=6, page=1, max_pages=90, host_pages=300,
+        replace(SHAPE, index_kind="dsa", index_dim=4, kv_heads=1, kv_parts=1, head_dim=6, page_size=1,
+        max_pages=90, host_pages=300,
                 device_pages=200, lru_pages=23, ring_pages=5, top_pages=19), 1, None, tied,
     ),
 }  # fmt: skip
@@ -155,7 +164,7 @@ def play(case: str, steps: int, full: bool = True) -> None:
     """Streams join, step and leave; whatever differs between plain torch and the kernels is an error."""
     shape, group, soft_cap, scores = CASES[case]
     pair = Pair(shape, group, 4, soft_cap, full)
-    kernels = TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page, full)
+    kernels = TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page_size, full)
     for _ in range(steps):
         pair.join()
         pair.step(kernels, scores)
@@ -179,13 +188,13 @@ def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
     pair.same()
     longest = max(pair.ends, key=lambda slot: pair.known.lengths[slot])
     rows = pair.known.rows([longest, *(slot for slot in pair.ends if slot != longest)])
-    assert pair.known.lengths[longest] // shape.page + 1 > shape.top_pages
-    given = random(len(rows.slots), pair.attention.heads, shape.max_pages).cpu()
+    assert pair.known.lengths[longest] // shape.page_size + 1 > shape.top_pages
+    given = random(len(rows.seq_indices), pair.attention.heads, shape.max_pages).cpu()
     given[0, 0, 0] = float("nan")
     layer = shape.sparse_layers[0]
-    kernels = TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page)
-    chosen = kernels.choose(layer, given.to(DEVICE), moved(rows))
-    plain = TorchCacheOps(pair.known.cache, pair.attention).choose(layer, given, rows)
+    kernels = TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page_size)
+    chosen = kernels.select_pages(layer, given.to(DEVICE), moved(rows))
+    plain = TorchCacheOps(pair.known.cache, pair.attention).select_pages(layer, given, rows)
     # Sums of up to 90 shares in float32.
     torch.testing.assert_close(chosen.mass.cpu()[1:], plain.mass[1:], atol=1e-6, rtol=0)
     for mass, sums in ((chosen.mass.cpu(), pair.cache.mass.cpu()), (plain.mass, pair.known.cache.mass)):
@@ -206,8 +215,8 @@ def test_a_wrong_choice_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatc
 
     case = "exact" if mutation == "ties to any" else "quest"
     if mutation == "a younger victim":
-        oldest = plain._oldest
-        monkeypatch.setattr(plain, "_oldest", lambda used, counts: oldest(-used, counts))
+        oldest = plain._least_recently_used
+        monkeypatch.setattr(plain, "_least_recently_used", lambda used, counts: oldest(-used, counts))
     else:
         name = "plain_choice"
         right = globals()[name]
@@ -226,13 +235,13 @@ def test_a_wrong_choice_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatc
 
 def test_a_block_of_places_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows longer than a block: every running number goes on from one block to the next."""
-    kernel = page_select.select_and_place
+    kernel = page_select.select_pages
 
     class Small:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *args, **named: kernel[grid](*args, **{**named, "BLOCK": 8, "LRU_BLOCK": 4})
 
-    monkeypatch.setattr(page_select, "select_and_place", Small())
+    monkeypatch.setattr(page_select, "select_pages", Small())
     for case in ("quest", "dsa"):
         play(case, 4)
 
@@ -248,16 +257,16 @@ def test_a_graph_captured_once_serves_every_step() -> None:
         pair.same()
         pair.cache.index.nan_to_num_(0.5)
     rows = rows_of([-1] * 6, [0] * 6)
-    q = torch.zeros(6, first.attention.heads, shape.width, device=DEVICE)
+    q = torch.zeros(6, first.attention.heads, shape.head_dim, device=DEVICE)
 
     kernels = {
-        id(pair): TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page)
+        id(pair): TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page_size)
         for pair in (first, second)
     }
 
     def step(pair: Pair) -> tuple[Tensor, Tensor]:
         steps = kernels[id(pair)]
-        chosen = steps.choose(0, steps.scores(0, q, rows), rows)
+        chosen = steps.select_pages(0, steps.page_scores(0, q, rows), rows)
         return chosen.pages, steps.attend(0, q, chosen.lists, rows)
 
     # Compiles, and touches nothing: all rows are padding.
@@ -269,7 +278,7 @@ def test_a_graph_captured_once_serves_every_step() -> None:
     for turn in range(3):
         slots = [slot for slot in first.ends if first.known.lengths[slot] + turn < first.ends[slot]]
         assert slots
-        rows.slots.copy_(torch.tensor([*slots, *[-1] * (6 - len(slots))]))
+        rows.seq_indices.copy_(torch.tensor([*slots, *[-1] * (6 - len(slots))]))
         positions = [first.known.lengths[slot] + turn for slot in slots]
         rows.positions.copy_(torch.tensor([*positions, *[0] * (6 - len(slots))]))
         q.copy_(random(*q.shape, seed=turn))

@@ -8,7 +8,8 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention import paged_triton
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import CacheShape, KVCache
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.sparse.cache_ops import PageLists
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
@@ -30,14 +31,17 @@ def filled(shape: CacheShape, seed: int = 0) -> KVCache:
     cache = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     for tensor in (cache.dense_kv, cache.buffer):
         tensor.copy_(random(*tensor.shape, seed=seed).cpu())
-    table = rng.permutation(shape.host_pages)[: shape.streams * shape.max_pages]
-    cache.host_block_table[:, : shape.max_pages].copy_(torch.from_numpy(table.reshape(shape.streams, -1)))
+    table = rng.permutation(shape.host_pages)[: shape.max_sequences * shape.max_pages]
+    cache.host_block_table[:, : shape.max_pages].copy_(
+        torch.from_numpy(table.reshape(shape.max_sequences, -1))
+    )
     return on_device(cache)
 
 
 ATTENTION = CacheShape(
-    layers=2, heads=2, parts=2, width=24, page=8, streams=3, max_pages=20, host_pages=60, device_pages=60,
-    lru_pages=20, ring_pages=2, top_pages=20, dense_layers=frozenset({0}), index="bounds",
+    layers=2, kv_heads=2, kv_parts=2, head_dim=24, page_size=8, max_sequences=3, max_pages=20,
+    host_pages=60, device_pages=60,
+    lru_pages=20, ring_pages=2, top_pages=20, dense_layers=frozenset({0}), index_kind="bounds",
 )  # fmt: skip
 
 
@@ -57,15 +61,15 @@ def test_dense_attention_equals_plain_torch(
         at = cache.host_block_table[slot, beyond // 8].long() * 8 + beyond % 8
         cache.dense_kv[:, at] = float("nan")
     q = random(5, shape.heads + 2 * shape.kv_heads, 24, seed=1)[:, : shape.heads]
-    found = steps.attend(0, q, steps.everything(rows), rows)
+    found = steps.attend(0, q, steps.all_pages(rows), rows)
     plain, on_cpu = in_float64(cache), moved(rows, "cpu")
     reference = TorchCacheOps(plain, shape)
-    expected = reference.attend(0, q.cpu().double(), reference.everything(on_cpu), on_cpu)
-    real = rows.slots.cpu() >= 0
+    expected = reference.attend(0, q.cpu().double(), reference.all_pages(on_cpu), on_cpu)
+    real = rows.seq_indices.cpu() >= 0
     # float32 means of at most 160 values of about 1: 1e-5 is ten times their rounding.
     torch.testing.assert_close(found.cpu().double()[real], expected[real], atol=1e-5, rtol=0)
     # One token more or less shows.
-    shorter = steps.attend(0, q, steps.everything(rows), rows_of([1, -1, 0, 2, 1], [158, 7, 0, 62, 63]))
+    shorter = steps.attend(0, q, steps.all_pages(rows), rows_of([1, -1, 0, 2, 1], [158, 7, 0, 62, 63]))
     assert (found - shorter)[[0, 3, 4]].abs().amax((1, 2)).min() > 1e-4
 
 
@@ -78,13 +82,13 @@ def test_attention_in_half_precision_equals_plain_torch(dtype: torch.dtype) -> N
         setattr(cache, name, getattr(cache, name).to(dtype))
     steps, rows = TritonCacheOps(cache, shape, 160), rows_of([2, 0], [159, 40])
     q = random(2, shape.heads, 24, seed=1).to(dtype)
-    found = steps.attend(0, q, steps.everything(rows), rows)
+    found = steps.attend(0, q, steps.all_pages(rows), rows)
     assert found.dtype == dtype
     reference, on_cpu = (
         TorchCacheOps(in_float64(cache), shape),
         moved(rows, "cpu"),
     )
-    expected = reference.attend(0, q.cpu().double(), reference.everything(on_cpu), on_cpu)
+    expected = reference.attend(0, q.cpu().double(), reference.all_pages(on_cpu), on_cpu)
     # Shares, and the result, are rounded to at least 8 bits; a result is a mean of values of at most about 4.
     torch.testing.assert_close(found.cpu().double(), expected, atol=2**-7, rtol=2**-7)
 
@@ -96,7 +100,7 @@ def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytes
     steps = TritonCacheOps(cache, shape, 160)
     rows = rows_of([1, 0], [157, 100])
     q = random(2, shape.heads, 24, seed=1)
-    dense = steps.attend(0, q, steps.everything(rows), rows)
+    dense = steps.attend(0, q, steps.all_pages(rows), rows)
     # The same tokens in the buffer, elsewhere and differently for each head, by lists instead of a table.
     rng = np.random.default_rng(2)
     pages = (
@@ -115,7 +119,7 @@ def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytes
     # Other rows, and grids for shorter streams.
     short = TritonCacheOps(cache, shape, 104)
     alone = rows_of([0], [100])
-    assert_same(short.attend(0, q[1:], short.everything(alone), alone)[0], dense[1])
+    assert_same(short.attend(0, q[1:], short.all_pages(alone), alone)[0], dense[1])
     # The control: the same set in another order has other bits.
     lists.pages[:, :, :12] = lists.pages[:, :, :12].flip(2)
     turned = steps.attend(1, q, lists, rows)
@@ -125,19 +129,20 @@ def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytes
 
 def test_a_latent_is_key_and_value_at_once() -> None:
     shape = CacheShape(
-        layers=1, heads=1, parts=1, width=40, page=1, streams=2, max_pages=300, host_pages=600, device_pages=600,
-        lru_pages=290, ring_pages=2, top_pages=280, index="dsa", index_width=4,
+        layers=1, kv_heads=1, kv_parts=1, head_dim=40, page_size=1, max_sequences=2, max_pages=300,
+        host_pages=600, device_pages=600,
+        lru_pages=290, ring_pages=2, top_pages=280, index_kind="dsa", index_dim=4,
     )  # fmt: skip
     cache = filled(shape)
     sizes = AttentionShape(36, 1, 40, 0.2, None, (None,))
-    steps = TritonCacheOps(cache, sizes, 300, value_width=24)
+    steps = TritonCacheOps(cache, sizes, 300, value_dim=24)
     rows = rows_of([1, -1, 0], [299, 0, 99])
     counts = torch.tensor([[280], [0], [100]], dtype=torch.int32, device=DEVICE)
     places = torch.randperm(600, generator=torch.Generator().manual_seed(1))[:560].view(2, 1, 280)
     places = torch.cat((places[:1], places[:1], places[1:])).int().to(DEVICE)
     q = random(3, 36, 40, seed=2)
     found = steps.attend(0, q, PageLists(places, counts), rows)
-    reference = TorchCacheOps(in_float64(cache), sizes, value_width=24)
+    reference = TorchCacheOps(in_float64(cache), sizes, value_dim=24)
     on_cpu = moved(rows, "cpu")
     expected = reference.attend(0, q.cpu().double(), PageLists(places.cpu(), counts.cpu()), on_cpu)
     torch.testing.assert_close(found[[0, 2]].cpu().double(), expected[[0, 2]], atol=1e-5, rtol=0)
@@ -148,4 +153,4 @@ def test_heads_apart_are_refused() -> None:
     steps = TritonCacheOps(cache, attention_shape(ATTENTION, 1), 160)
     rows = rows_of([0], [5])
     with pytest.raises(ValueError, match="contiguous"):
-        steps.attend(0, random(1, 24, 2).transpose(1, 2), steps.everything(rows), rows)
+        steps.attend(0, random(1, 24, 2).transpose(1, 2), steps.all_pages(rows), rows)

@@ -31,7 +31,7 @@ def _top_k(values, keys, out, taken_out, count, k, most, BLOCK: tl.constexpr, EQ
     for begin in range(0, count, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         key = tl.load(keys + place, mask=place < count, other=0)
-        chosen, rank, ties, taken = top_k.choose(key, place < count, low, allowed, ties, taken)
+        chosen, rank, ties, taken = top_k.select(key, place < count, low, allowed, ties, taken)
         tl.store(out + rank, place, mask=chosen)
     tl.store(taken_out, taken)
 

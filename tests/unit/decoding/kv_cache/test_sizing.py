@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.kv_cache.sizing import CONTEXT_PAGE, Memory, ModelShape, plan_cache
+from hiscore.decoding.kv_cache.sizing import CONTEXT_PAGE, MemoryBudget, ModelShape, plan_cache
 from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE
 from hiscore.settings import BackupProtocol, CacheSettings
 
 MIB = 2**20
-SMALL = ModelShape(heads=2, parts=2, width=16, windows=(None,) * 4, context_length=4_096)
+SMALL = ModelShape(kv_heads=2, kv_parts=2, head_dim=16, windows=(None,) * 4, context_length=4_096)
 
 
 @given(
@@ -34,12 +34,12 @@ def test_pools_take_no_more_than_there_is(
     settings = CacheSettings(
         selector=selector, sparse_top_k=top_k, device_buffer_size=top_k + more, backup_ring=1
     )
-    memory = Memory(host * MIB, device * MIB, streams)
+    memory = MemoryBudget(host * MIB, device * MIB, streams)
     try:
         shape, cache_config = plan_cache(settings, model, memory, torch.float32, 256)
     except ValueError:
         # With all of both there is always room.
-        plan_cache(settings, model, Memory(2**50, 2**50, streams), torch.float32, 256)
+        plan_cache(settings, model, MemoryBudget(2**50, 2**50, streams), torch.float32, 256)
         return
     sizes = shape.bytes(torch.float32)
     tables = sum(
@@ -54,10 +54,10 @@ def test_pools_take_no_more_than_there_is(
             "mass",
         )
     )
-    row = 4 * len(windows) * prod((model.parts, model.heads, model.width))
+    row = 4 * len(windows) * prod((model.kv_parts, model.kv_heads, model.head_dim))
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE * row
-    assert sizes["host_kv"] <= memory.host
-    assert sum(sizes.values()) - sizes["host_kv"] - tables + staging <= memory.device
+    assert sizes["host_kv"] <= memory.host_bytes
+    assert sum(sizes.values()) - sizes["host_kv"] - tables + staging <= memory.device_bytes
     if shape.sparse_layers:
         # As many long streams fit one pool as the other.
         buffers = cache_config.device_pages // min(shape.max_pages, shape.buffer_pages)
@@ -72,9 +72,9 @@ def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protoc
     settings = CacheSettings(
         selector="exact", sparse_top_k=top_k, device_buffer_size=64, backup=protocol, backup_ring=top_k
     )
-    indexed = replace(SMALL, heads=1, parts=1, index_width=8, top_k=top_k)
+    indexed = replace(SMALL, kv_heads=1, kv_parts=1, index_dim=8, top_k=top_k)
     own = CacheSettings(selector="dsa", sparse_top_k=64, device_buffer_size=64, backup=protocol)
-    memory = Memory(2**30, 2**30, 4)
+    memory = MemoryBudget(2**30, 2**30, 4)
     for chosen, model in ((settings, SMALL), (own, indexed)):
         shape, _ = plan_cache(chosen, model, memory, torch.float32, 256)
         assert shape.top_pages == top_k
@@ -84,11 +84,11 @@ def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protoc
 def test_only_layers_that_select_for_themselves_hold_an_index() -> None:
     """A 32k request of GLM-MoE-DSA's rows, where one layer of four has an indexer of its own."""
     windows, sharing = (None,) * 8, frozenset({1, 2, 3, 5, 6, 7})
-    model = ModelShape(1, 1, 576, windows, 32_768, index_width=128, top_k=2_048)
+    model = ModelShape(1, 1, 576, windows, 32_768, index_dim=128, top_k=2_048)
     bytes_ = {}
     for name, shape in {"own": model, "shared": replace(model, sharing_layers=sharing)}.items():
         planned, _ = plan_cache(
-            CacheSettings(selector="dsa"), shape, Memory(2**50, 2**50, 1), torch.bfloat16, 256
+            CacheSettings(selector="dsa"), shape, MemoryBudget(2**50, 2**50, 1), torch.bfloat16, 256
         )
         bytes_[name] = replace(planned, host_pages=32_768, device_pages=4_096 + 4).bytes(torch.bfloat16)
         assert planned.indexed_layers == tuple(range(0, 8, 1 if name == "own" else 4))
@@ -99,7 +99,7 @@ def test_only_layers_that_select_for_themselves_hold_an_index() -> None:
 @pytest.mark.parametrize("selector", ["quest", "exact"])
 def test_a_buffer_is_no_longer_than_a_stream(selector: str) -> None:
     """Tables and scratch have a place for each page of a buffer, whether a stream can use it or not."""
-    memory = Memory(2**40, 2**40, 4)
+    memory = MemoryBudget(2**40, 2**40, 4)
     planned = [
         plan_cache(
             CacheSettings(selector=selector, device_buffer_size=size), SMALL, memory, torch.float32, 256
@@ -116,7 +116,7 @@ def test_a_buffer_is_no_longer_than_a_stream(selector: str) -> None:
 def test_what_is_always_selected_has_room(selector: str) -> None:
     """The first page and the newest, whatever was asked for."""
     settings = CacheSettings(selector=selector, sparse_top_k=1, backup_ring=1)
-    shape, _ = plan_cache(settings, SMALL, Memory(2**30, 2**30, 4), torch.float32, 256)
+    shape, _ = plan_cache(settings, SMALL, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
     assert shape.top_pages == 2
 
 
@@ -126,14 +126,16 @@ def test_fewer_dense_layers_leave_room_for_larger_buffers() -> None:
     longest = []
     for layers, dense in ((0, {3}), (1, {0, 3}), (2, {0, 1, 3}), (3, {0, 1, 2, 3}), (9, {0, 1, 2, 3})):
         settings = CacheSettings(selector="quest", sparse_top_k=256, quest_dense_layers=layers)
-        shape, cache_config = plan_cache(settings, model, Memory(MIB * 64, MIB * 24, 8), torch.float32, 256)
+        shape, cache_config = plan_cache(
+            settings, model, MemoryBudget(MIB * 64, MIB * 24, 8), torch.float32, 256
+        )
         assert shape.dense_layers == dense
         assert cache_config.dense == (len(dense) == 4)
         longest.append(cache_config.host_pages)
     assert longest[0] > longest[1] > longest[2] > longest[3] == longest[4]
     # Of quest alone.
     shape, _ = plan_cache(
-        CacheSettings(selector="exact"), model, Memory(MIB * 64, MIB * 64, 1), torch.float32, 1
+        CacheSettings(selector="exact"), model, MemoryBudget(MIB * 64, MIB * 64, 1), torch.float32, 1
     )
     assert shape.dense_layers == {3}
 
@@ -141,7 +143,7 @@ def test_fewer_dense_layers_leave_room_for_larger_buffers() -> None:
 def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
     model = ModelShape(2, 2, 16, (128,) * 4, 4_096)
     _, cache_config = plan_cache(
-        CacheSettings(selector="quest"), model, Memory(MIB * 64, MIB * 64, 4), torch.float32, 1
+        CacheSettings(selector="quest"), model, MemoryBudget(MIB * 64, MIB * 64, 4), torch.float32, 1
     )
     assert cache_config.dense
     assert cache_config.device_pages == 0
@@ -150,11 +152,11 @@ def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
 @pytest.mark.parametrize(
     ("memory", "named"),
     [
-        (Memory(1_000, 2**30, 4), "HOST_KV_BYTES is 1000 bytes, at least"),
-        (Memory(2**30, 1_000, 4), "DEVICE_KV_BYTES"),
+        (MemoryBudget(1_000, 2**30, 4), "HOST_KV_BYTES is 1000 bytes, at least"),
+        (MemoryBudget(2**30, 1_000, 4), "DEVICE_KV_BYTES"),
     ],
 )
-def test_what_is_too_small_is_named(memory: Memory, named: str) -> None:
+def test_what_is_too_small_is_named(memory: MemoryBudget, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         plan_cache(CacheSettings(selector="quest"), SMALL, memory, torch.float32, 256)
 
@@ -162,19 +164,19 @@ def test_what_is_too_small_is_named(memory: Memory, named: str) -> None:
 def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:
     """A context that nothing has room for is no error; the longest that there is room for is found."""
     settings = CacheSettings(selector="quest", sparse_top_k=256, device_buffer_size=512)
-    model = ModelShape(heads=2, parts=2, width=16, windows=(None,) * 4, context_length=100_000)
+    model = ModelShape(kv_heads=2, kv_parts=2, head_dim=16, windows=(None,) * 4, context_length=100_000)
     held = [context(settings, model, 2**20 * size) for size in (8, 32, 64, 1024)]
     assert held == sorted(set(held))
     assert held[0] >= CONTEXT_PAGE
     assert held[-1] == model.context_length
     assert len(caplog.records) == 3
-    assert f"room for streams of {held[0]} tokens; the model's context is 100000" in caplog.text
+    assert f"room for sequences of {held[0]} tokens; the model's context is 100000" in caplog.text
     # One page of tokens more has no room: said of a model with just that context.
     longer = replace(model, context_length=held[1] + CONTEXT_PAGE)
     assert context(settings, longer, 2**20 * 32) == held[1]
 
 
 def context(settings: CacheSettings, model: ModelShape, device: int) -> int:
-    _, cache_config = plan_cache(settings, model, Memory(2**40, device, 1), torch.float32, 256)
+    _, cache_config = plan_cache(settings, model, MemoryBudget(2**40, device, 1), torch.float32, 256)
     assert cache_config.staging_pages * STAGING_PAGE_SIZE >= cache_config.context_length
     return cache_config.context_length

@@ -47,7 +47,7 @@ def test_offloaded_decode_matches_transformers_cached_decode(name: str, tmp_path
 
 def test_a_copy_left_out_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: the tables say that a row has come, but it has not."""
-    monkeypatch.setattr(residency, "load", lambda *_: None)
+    monkeypatch.setattr(residency, "copy_pages", lambda *_: None)
     error, _ = largest_error(tiny_dsa.make("glm-shared", tmp_path))
     assert error > 1e-3
 

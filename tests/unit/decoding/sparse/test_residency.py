@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hiscore.decoding.kv_cache.cache import HUGE_PAGE, CacheShape, KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import HUGE_PAGE, KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse import residency
 from hiscore.decoding.sparse.residency import swap_in
 from hiscore.decoding.sparse.selection import Selection
@@ -19,8 +21,9 @@ from tests.support.lru_model import LruModel
 
 NEWEST = 5
 SHAPE = CacheShape(
-    layers=3, heads=3, parts=2, width=2, page=4, streams=6, max_pages=24, host_pages=80, device_pages=48,
-    lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index="bounds",
+    layers=3, kv_heads=3, kv_parts=2, head_dim=2, page_size=4, max_sequences=6, max_pages=24,
+    host_pages=80, device_pages=48,
+    lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index_kind="bounds",
 )  # fmt: skip
 
 
@@ -37,22 +40,22 @@ class Play:
 
     def join(self) -> None:
         shape = self.shape
-        free = sorted(set(range(shape.streams)) - set(self.ends))
+        free = sorted(set(range(shape.max_sequences)) - set(self.ends))
         if not free:
             return
         slot = int(self.rng.choice(free))
-        length = int(self.rng.integers(1, shape.max_pages * shape.page - 4))
-        end = int(self.rng.integers(length + 1, shape.max_pages * shape.page + 1))
+        length = int(self.rng.integers(1, shape.max_pages * shape.page_size - 4))
+        end = int(self.rng.integers(length + 1, shape.max_pages * shape.page_size + 1))
         full = bool(self.rng.random() < 0.1)
         if not self.known.admit(slot, length, end, full):
             return
         self.joined += 1
         self.ends[slot] = end
         if not self.known.cache.fully_resident[slot]:
-            ring = max(0, length // shape.page - shape.ring_pages + 1)
+            ring = max(0, length // shape.page_size - shape.ring_pages + 1)
             seeds = ([0] if ring else []) + list(range(max(1, ring - shape.lru_pages + 1), ring))
             for layer in range(len(shape.sparse_layers)):
-                for head in range(shape.heads):
+                for head in range(shape.kv_heads):
                     self.models[slot, layer, head] = LruModel(shape.lru_pages, seeds, length)
 
     def leave(self, slot: int) -> None:
@@ -66,8 +69,8 @@ class Play:
         rows = self.known.rows(slots, padding=int(self.rng.integers(0, 3)))
         self.known.write(rows)
         for at, layer in enumerate(self.shape.sparse_layers):
-            pages = [[self._pick(slot) for _ in range(self.shape.heads)] for slot in slots]
-            selection = as_selection(pages, self.shape, len(rows.slots))
+            pages = [[self._pick(slot) for _ in range(self.shape.kv_heads)] for slot in slots]
+            selection = as_selection(pages, self.shape, len(rows.seq_indices))
             places = swap_in(self.known.cache, layer, selection, rows)
             self._check(at, layer, slots, pages, places)
         self.known.end_step(rows)
@@ -75,7 +78,7 @@ class Play:
             self.leave(slot)
 
     def _pick(self, slot: int) -> list[int]:
-        newest = self.known.lengths[slot] // self.shape.page
+        newest = self.known.lengths[slot] // self.shape.page_size
         at_most = (
             newest + 1 if self.known.cache.full_attention[slot] else min(newest + 1, self.shape.top_pages)
         )
@@ -90,21 +93,21 @@ class Play:
     ) -> None:
         shape, cache = self.shape, self.known.cache
         assert (places[len(slots) :] == 0).all()
-        buffer = cache.tokens(layer).unflatten(0, (-1, shape.page))
+        buffer = cache.tokens(layer).unflatten(0, (-1, shape.page_size))
         for row, slot in enumerate(slots):
             host_pages, device_pages = self.known.pages[slot]
             length = self.known.lengths[slot] + 1
-            for head in range(shape.heads):
+            for head in range(shape.kv_heads):
                 chosen = pages[row][head]
                 assert set(places[row, head, : len(chosen)].tolist()) <= set(device_pages.tolist())
                 for page, place in zip(chosen, places[row, head].tolist(), strict=False):
-                    first, last = page * shape.page, min((page + 1) * shape.page, length)
+                    first, last = page * shape.page_size, min((page + 1) * shape.page_size, length)
                     right = self.known.contents(self.known.number[slot], layer, torch.arange(first, last))
                     assert torch.equal(buffer[place, : last - first, :, head], right[:, :, head])
                 self.selected += len(chosen)
                 if cache.fully_resident[slot]:
                     continue
-                ring = range((length - 1) // shape.page - shape.ring_pages + 1, length)
+                ring = range((length - 1) // shape.page_size - shape.ring_pages + 1, length)
                 model = self.models[slot, at, head]
                 self.misses += model.step([page for page in chosen if page not in ring], length - 1)
                 lru = device_pages[: shape.lru_pages]
@@ -121,7 +124,7 @@ class Play:
 
 def as_selection(pages: list[list[list[int]]], shape: CacheShape, rows: int) -> Selection:
     width = max([shape.top_pages, *(len(chosen) for of_row in pages for chosen in of_row)])
-    out = torch.full((rows, shape.heads, width), -1, dtype=torch.int32)
+    out = torch.full((rows, shape.kv_heads, width), -1, dtype=torch.int32)
     for row, of_row in enumerate(pages):
         for head, chosen in enumerate(of_row):
             out[row, head, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
@@ -146,8 +149,8 @@ def test_a_thousand_steps_match_a_plain_model() -> None:
 
 
 def test_a_wrong_victim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = residency._oldest
-    monkeypatch.setattr(residency, "_oldest", lambda used, counts: right(-used, counts))
+    right = residency._least_recently_used
+    monkeypatch.setattr(residency, "_least_recently_used", lambda used, counts: right(-used, counts))
     with pytest.raises(AssertionError):
         play(200)
 
@@ -156,33 +159,33 @@ def test_victims_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -
     def unsorted(used: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         return used.argsort(dim=-1, stable=True)
 
-    monkeypatch.setattr(residency, "_oldest", unsorted)
+    monkeypatch.setattr(residency, "_least_recently_used", unsorted)
     with pytest.raises(AssertionError):
         play(200)
 
 
 def test_ties_broken_the_other_way_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = residency._oldest
+    right = residency._least_recently_used
 
     def higher_place_first(used: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         most = used.shape[-1] - 1
         victims = most - right(used.flip(-1), counts)
         return victims.masked_fill(victims < 0, most + 1).sort(dim=-1).values
 
-    monkeypatch.setattr(residency, "_oldest", higher_place_first)
+    monkeypatch.setattr(residency, "_least_recently_used", higher_place_first)
     with pytest.raises(AssertionError):
         play(200)
 
 
 def test_a_copy_of_the_wrong_page_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = residency.load
+    right = residency.copy_pages
 
     def shifted(
         cache: KVCache, layer: int, pages: torch.Tensor, heads: torch.Tensor, into: torch.Tensor
     ) -> None:
-        right(cache, layer, pages, (heads + 1) % SHAPE.heads, into)
+        right(cache, layer, pages, (heads + 1) % SHAPE.kv_heads, into)
 
-    monkeypatch.setattr(residency, "load", shifted)
+    monkeypatch.setattr(residency, "copy_pages", shifted)
     with pytest.raises(AssertionError):
         play(200)
 
@@ -212,17 +215,17 @@ def test_what_is_forgotten_comes_back_from_the_host() -> None:
     rows = known.rows([2])
     known.write(rows)
     layer = SHAPE.sparse_layers[0]
-    selection = as_selection([[[0, 10, 11, 12, 15]] * SHAPE.heads], SHAPE, 1)
+    selection = as_selection([[[0, 10, 11, 12, 15]] * SHAPE.kv_heads], SHAPE, 1)
     first = swap_in(known.cache, layer, selection, rows).clone()
     assert int(known.cache.misses) == 0
-    known.cache.buffer[:, known.pages[2][1][: SHAPE.lru_pages] * SHAPE.page] = float("nan")
+    known.cache.buffer[:, known.pages[2][1][: SHAPE.lru_pages] * SHAPE.page_size] = float("nan")
     forget(known.cache, 2)
     second = swap_in(known.cache, layer, selection, rows)
-    assert int(known.cache.misses) == 4 * SHAPE.heads  # page 15 is the ring's
+    assert int(known.cache.misses) == 4 * SHAPE.kv_heads  # page 15 is the ring's
     assert not torch.equal(first, second)
-    tokens = known.cache.tokens(layer).unflatten(0, (-1, SHAPE.page))
+    tokens = known.cache.tokens(layer).unflatten(0, (-1, SHAPE.page_size))
     right = known.contents(0, layer, torch.arange(40, 44))
-    for head in range(SHAPE.heads):
+    for head in range(SHAPE.kv_heads):
         assert torch.equal(tokens[second[0, head, 1].long(), :, :, head], right[:, :, head])
 
 
@@ -269,13 +272,13 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("top_pages", 8, "lru_pages is 7, at least 8"),
-        ("top_pages", 2, "top_pages is 2, at least 3"),
+        ("top_pages", 8, "lru_pages is 7, must be at least 8"),
+        ("top_pages", 2, "top_pages is 2, must be at least 3"),
         ("ring_pages", 0, "ring_pages is 0"),
-        ("index", "keys", "page is 4"),
-        ("index", "none", "index is 'none'"),
+        ("index_kind", "keys", "page_size is 4"),
+        ("index_kind", "none", "index_kind is 'none'"),
         ("host_pages", 2**30, "host_pages"),
-        ("max_pages", 2**21, "max_pages is 2097152, at most 2097151"),
+        ("max_pages", 2**21, "max_pages is 2097152, must be at most 2097151"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(field: str, value: object, message: str) -> None:
@@ -285,7 +288,7 @@ def test_sizes_that_do_not_fit_are_refused(field: str, value: object, message: s
 
 def test_a_buffer_of_another_size_is_refused() -> None:
     known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST)
-    with pytest.raises(ValueError, match="device_pages has 8 pages for a stream of 20"):
+    with pytest.raises(ValueError, match="device_pages has 8 pages for a sequence of 20"):
         known.admit(0, 10, 80, buffer=8)
 
 
@@ -310,8 +313,8 @@ def test_admission_waits_for_nothing() -> None:
     cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     host, buffer = torch.arange(20), torch.arange(SHAPE.buffer_pages)
     with torch.inference_mode(), Waits() as waits:
-        residency.seed(cache, 1, 70, host, buffer)
-        residency.seed(cache, 2, 9, host[:5] + 30, buffer[:5] + 20, full=True)
+        residency.admit(cache, 1, 70, host, buffer)
+        residency.admit(cache, 2, 9, host[:5] + 30, buffer[:5] + 20, full=True)
     assert waits.found == []
     with Waits() as control:
         cache.last_use[:, buffer] = 3

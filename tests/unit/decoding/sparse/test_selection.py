@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse import selection as selection_module
 from hiscore.decoding.sparse.dsa import DsaSelector
 from hiscore.decoding.sparse.oracle import ExactSelector
 from hiscore.decoding.sparse.quest import QuestSelector
-from hiscore.decoding.sparse.selection import Selection, Selector, everything, top_pages
+from hiscore.decoding.sparse.selection import Selection, Selector, select_all_pages, select_top_pages
 from tests.support.decode_cache import poison
 
 KV_HEADS, GROUP, WIDTH = 2, 3, 4
@@ -26,9 +28,9 @@ LENGTHS = [37, 1, 20, 64, 7]
 def cache_of(page: int, top: int, ring: int, index: str) -> KVCache:
     pages = -(-64 // page)
     shape = CacheShape(
-        layers=2, heads=KV_HEADS, parts=2, width=WIDTH, page=page, streams=8, max_pages=pages,
+        layers=2, kv_heads=KV_HEADS, kv_parts=2, head_dim=WIDTH, page_size=page, max_sequences=8, max_pages=pages,
         host_pages=8 * pages, device_pages=8 * pages, lru_pages=max(1, top), ring_pages=ring, top_pages=top,
-        dense_layers=frozenset({0}), index=index,
+        dense_layers=frozenset({0}), index_kind=index,
     )  # fmt: skip
     cache = KVCache.allocate(shape, torch.float64, torch.device("cpu"))
     poison(cache, torch.arange(shape.host_pages), torch.arange(shape.device_pages))
@@ -65,8 +67,8 @@ def choose(selector: Selector, q: Tensor, rows: StepBatch) -> Selection:
 
 def write(cache: KVCache, selector: Selector, rows: StepBatch, keys: list[Tensor], chunk: int) -> None:
     """Each stream's keys in chunks of so many tokens, some rows of which are not to be kept."""
-    page = cache.shape.page
-    for slot, of_stream in zip(rows.slots.tolist(), keys, strict=True):
+    page = cache.shape.page_size
+    for slot, of_stream in zip(rows.seq_indices.tolist(), keys, strict=True):
         for start in range(0, len(of_stream), chunk):
             at = torch.arange(start, min(start + chunk, len(of_stream)))
             slots = (cache.host_block_table[slot, at // page] * page + at % page).int()
@@ -139,7 +141,7 @@ def quest_loop(
 
 
 def check(selection: Selection, rows: StepBatch, expected: list[list[tuple[list[int], float]]]) -> None:
-    for row, slot in enumerate(rows.slots.tolist()):
+    for row, slot in enumerate(rows.seq_indices.tolist()):
         for head in range(KV_HEADS):
             count = int(selection.counts[row, head])
             pages = selection.pages[row, head].tolist()
@@ -234,8 +236,10 @@ def test_a_row_s_choice_is_its_own_to_the_last_bit(kind: str) -> None:
     selector = (ExactSelector if kind == "keys" else QuestSelector)(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)
     together = choose(selector, q, rows)
-    for row in range(len(rows.slots)):
-        alone = choose(selector, q[row, None], StepBatch(rows.slots[row, None], rows.positions[row, None]))
+    for row in range(len(rows.seq_indices)):
+        alone = choose(
+            selector, q[row, None], StepBatch(rows.seq_indices[row, None], rows.positions[row, None])
+        )
         assert torch.equal(alone.pages[0], together.pages[row])
         assert torch.equal(alone.mass[0], together.mass[row])
 
@@ -273,7 +277,7 @@ def test_given_scores_choose_by_a_plain_sort(data: st.DataObject) -> None:
     each = torch.arange(most)
     forced = (each == 0) | (each == lengths[:, None] - 1)
     width = int(top.max())
-    chosen = top_pages(scores, lengths, forced, top, width)
+    chosen = select_top_pages(scores, lengths, forced, top, width)
     for row in range(rows):
         length = int(lengths[row])
         for head in range(heads):
@@ -301,15 +305,20 @@ def test_an_unstable_sort_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_everything_is_all_pages() -> None:
     rows = StepBatch(torch.tensor([2, -1, 0]), torch.tensor([9, 0, 3]))
-    assert everything(rows, 2, page=4).pages[:, 1].tolist() == [[0, 1, 2], [-1, -1, -1], [0, -1, -1]]
-    assert everything(rows, 2, page=4).counts.tolist() == [[3, 3], [0, 0], [1, 1]]
+    assert select_all_pages(rows, 2, page_size=4).pages[:, 1].tolist() == [
+        [0, 1, 2],
+        [-1, -1, -1],
+        [0, -1, -1],
+    ]
+    assert select_all_pages(rows, 2, page_size=4).counts.tolist() == [[3, 3], [0, 0], [1, 1]]
 
 
 def test_an_indexer_chooses_by_its_own_scores_alone() -> None:
     generator = torch.Generator().manual_seed(5)
     shape = CacheShape(
-        layers=1, heads=1, parts=1, width=6, page=1, streams=2, max_pages=40, host_pages=80, device_pages=80,
-        lru_pages=7, ring_pages=3, top_pages=7, index="dsa", index_width=WIDTH,
+        layers=1, kv_heads=1, kv_parts=1, head_dim=6, page_size=1, max_sequences=2, max_pages=40,
+        host_pages=80, device_pages=80,
+        lru_pages=7, ring_pages=3, top_pages=7, index_kind="dsa", index_dim=WIDTH,
     )  # fmt: skip
     cache = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     cache.host_block_table.copy_(torch.randperm(80, generator=generator).view(2, 40))

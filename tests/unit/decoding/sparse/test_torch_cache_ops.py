@@ -4,15 +4,19 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import CacheShape, KVCache, StepBatch
-from hiscore.decoding.sparse.residency import newest_slots, seed
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.step_batch import StepBatch
+from hiscore.decoding.sparse import residency
+from hiscore.decoding.sparse.residency import slot_mapping
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from tests.support.decode_cache import poison
 
 LAYERS, HEADS, KV_HEADS, WIDTH, PAGE, LENGTH = 3, 6, 2, 8, 4, 41
 SHAPE = CacheShape(
-    layers=LAYERS, heads=KV_HEADS, parts=2, width=WIDTH, page=PAGE, streams=3, max_pages=30, host_pages=60,
-    device_pages=40, lru_pages=6, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index="bounds",
+    layers=LAYERS, kv_heads=KV_HEADS, kv_parts=2, head_dim=WIDTH, page_size=PAGE, max_sequences=3,
+    max_pages=30, host_pages=60,
+    device_pages=40, lru_pages=6, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index_kind="bounds",
 )  # fmt: skip
 ATTENTION = AttentionShape(HEADS, KV_HEADS, WIDTH, 0.3, None, (None,) * LAYERS)
 
@@ -25,18 +29,18 @@ def step(cache: KVCache, slot: int) -> list[Tensor]:
     """What one step's row gets in each layer; its token goes to the host as well."""
     steps = TorchCacheOps(cache, ATTENTION)
     rows = StepBatch(torch.tensor([slot], dtype=torch.int32), torch.tensor([LENGTH], dtype=torch.int32))
-    home, buffer = newest_slots(cache, rows)
+    home, buffer = slot_mapping(cache, rows)
     outs = []
     for layer in range(LAYERS):
         q, kv = random(1, HEADS, WIDTH, seed=layer), random(1, 2, KV_HEADS, WIDTH, seed=9 + layer)
         cache.tokens(layer)[(home if layer in cache.dense else buffer).long()] = kv
         if layer in cache.dense:
-            lists = steps.everything(rows)
+            lists = steps.all_pages(rows)
         else:
             steps.write_index(layer, kv[:, 0], home)
-            lists = steps.choose(layer, steps.scores(layer, q, rows), rows).lists
+            lists = steps.select_pages(layer, steps.page_scores(layer, q, rows), rows).lists
         outs.append(steps.attend(layer, q, lists, rows))
-    steps.back_up(home, buffer)
+    steps.offload_step(home, buffer)
     for layer in range(LAYERS):
         kv = random(1, 2, KV_HEADS, WIDTH, seed=9 + layer)
         assert torch.equal(
@@ -49,13 +53,13 @@ def admit(
     cache: KVCache, staging: Tensor, slots: Tensor, slot: int, host_pages: Tensor, device_pages: Tensor
 ) -> None:
     steps, at = TorchCacheOps(cache, ATTENTION), torch.arange(LENGTH)
-    seeds = seed(cache, slot, LENGTH, host_pages, device_pages)
+    seeds = residency.admit(cache, slot, LENGTH, host_pages, device_pages)
     home = (host_pages[at // PAGE] * PAGE + at % PAGE).int()
-    steps.settle(staging, slots, home)
+    steps.fill_dense(staging, slots, home)
     steps.index_prompt(staging, slots, host_pages.int(), home)
     tokens = (seeds.pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
-    into = (seeds.places[:, None] * PAGE + torch.arange(PAGE)).flatten()
-    steps.seed(staging, slots[tokens[tokens < LENGTH]], into[tokens < LENGTH].int())
+    into = (seeds.device_pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
+    steps.fill_buffer(staging, slots[tokens[tokens < LENGTH]], into[tokens < LENGTH].int())
 
 
 def test_a_preempted_stream_goes_on_from_the_host_as_if_never_gone() -> None:
@@ -64,7 +68,7 @@ def test_a_preempted_stream_goes_on_from_the_host_as_if_never_gone() -> None:
     host_pages = torch.randperm(60, generator=torch.Generator().manual_seed(7))[:30]
     cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     poison(cache, torch.arange(60), torch.arange(40))
-    TorchCacheOps(cache, ATTENTION).back_up_prompt(staging, slots, host_pages.int())
+    TorchCacheOps(cache, ATTENTION).offload_prompt(staging, slots, host_pages.int())
     admit(cache, staging, slots, 2, host_pages, torch.arange(8, 16))
     first = step(cache, 2)
     assert not any(out.isnan().any() for out in first)

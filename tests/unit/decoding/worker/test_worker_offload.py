@@ -174,7 +174,7 @@ def skipped(back_up: Any) -> Any:
 
 
 def into_the_next_page(back_up: Any) -> Any:
-    return lambda steps, home, buffer: back_up(steps, home + steps._cache.shape.page, buffer)
+    return lambda steps, home, buffer: back_up(steps, home + steps._cache.shape.page_size, buffer)
 
 
 def twice(back_up: Any) -> Any:
@@ -206,7 +206,7 @@ def test_a_wrong_backup_is_seen(
 ) -> None:
     family, top_k, buffer = SETTINGS[selector]
     worker = build(path(family), selector, top_k, buffer)
-    monkeypatch.setattr(TorchCacheOps, "back_up", mutation(TorchCacheOps.back_up))
+    monkeypatch.setattr(TorchCacheOps, "offload_step", mutation(TorchCacheOps.offload_step))
     with torch.inference_mode():
         assert life(worker, kept, [33, 20], 60, 5)[0]
 
@@ -226,8 +226,8 @@ def test_a_prompt_that_is_not_backed_up_is_seen(
     def but_the_last(steps: TorchCacheOps, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         back_up(steps, staging, slots[:-1], host_pages)
 
-    back_up = TorchCacheOps.back_up_prompt
-    monkeypatch.setattr(TorchCacheOps, "back_up_prompt", but_the_last)
+    back_up = TorchCacheOps.offload_prompt
+    monkeypatch.setattr(TorchCacheOps, "offload_prompt", but_the_last)
     watched = Watched(build(path("llama"), "exact"), kept)
     watched.admit(30, 60)
     assert watched.faults(drained=True) == ["0: not on the host in time"]

@@ -142,7 +142,7 @@ def test_a_wrong_swap_is_told_apart(
 ) -> None:
     family, top_k, buffer, length = WHOLE[selector]
     right, _ = run(build(path(family), selector, top_k, buffer), length, cold=True)
-    monkeypatch.setattr(residency, "load", mutation(residency.load))
+    monkeypatch.setattr(residency, "copy_pages", mutation(residency.copy_pages))
     wrong, _ = run(build(path(family), selector, top_k, buffer), length, cold=True)
     assert not torch.equal(wrong, right)
 

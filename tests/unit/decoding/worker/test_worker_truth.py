@@ -132,7 +132,7 @@ def test_a_cleared_index_is_told_apart(path: Any, truth: Any) -> None:
 
 
 def test_a_swap_left_out_is_told_apart(path: Any, truth: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residency, "load", lambda *_: None)
+    monkeypatch.setattr(residency, "copy_pages", lambda *_: None)
     worker = build(path("llama"), "exact", dtype=torch.float64, poison=False)
     assert largest_error(worker, truth("llama", torch.float64, 16))[0] > WRONG
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import Memory, plan_cache
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache
 from hiscore.settings import CacheSettings
 from perf.decoding.device_bytes import model_shape, request_bytes
 from perf.decoding.engine_load import PLENTY
@@ -15,7 +15,7 @@ def test_bytes_of_a_request_are_what_a_plan_allocates_for_it() -> None:
     model = model_shape(GEOMETRIES["qwen3-0.6b"], 32_768)
     settings = CacheSettings(selector="quest")
     one = request_bytes(model, settings, 32_768)
-    shape, cache_config = plan_cache(settings, model, Memory(PLENTY, PLENTY, 1), torch.bfloat16, 1)
+    shape, cache_config = plan_cache(settings, model, MemoryBudget(PLENTY, PLENTY, 1), torch.bfloat16, 1)
     allocated = replace(shape, device_pages=cache_config.lru_pages + cache_config.ring_pages).bytes(
         torch.bfloat16
     )

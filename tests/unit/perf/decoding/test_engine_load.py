@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, between, build_worker, shared_weights
 from perf.decoding.worker_driver import Driver
 from perf.models import random_checkpoint as geometry
@@ -42,7 +42,7 @@ def test_an_arm_without_backup_leaves_the_host_empty(tiny) -> None:
     full = {}
     for left_out in ("", "backup"):
         arm = Arm("dense", {"selector": "dense"}, left_out)
-        worker = build_worker(tiny, arm, Memory(PLENTY, PLENTY, 1))
+        worker = build_worker(tiny, arm, MemoryBudget(PLENTY, PLENTY, 1))
         driver = Driver.of_random(worker, tiny, [32])
         driver.steps(5)
         full[left_out] = int((worker._cache.host_kv[0, 1, 0, 0].abs().sum(dim=-1) > 0).sum())

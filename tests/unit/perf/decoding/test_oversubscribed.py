@@ -2,7 +2,7 @@
 
 import pytest
 
-from hiscore.decoding.kv_cache.sizing import Memory, plan_cache
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache
 from hiscore.settings import CacheSettings
 from perf.decoding import engine_load as decode_load
 from perf.decoding.device_bytes import model_shape, slot_bytes
@@ -16,7 +16,7 @@ def test_a_budget_holds_so_many_dense_streams_and_no_more(fit: int) -> None:
     load = Load(5 * fit, 1_000, 24)
     config = GEOMETRIES["qwen3-0.6b"]
     model = model_shape(config, load.context)
-    memory = Memory(PLENTY, budget(config, load, fit), load.streams)
+    memory = MemoryBudget(PLENTY, budget(config, load, fit), load.streams)
     _, planned = plan_cache(CacheSettings(selector="dense"), model, memory, decode_load.dtype(), 1)
     assert planned.host_pages == fit * load.context // planned.page_size
     assert slot_bytes(model) == 114_688

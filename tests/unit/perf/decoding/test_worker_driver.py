@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.decoding.kv_cache.sizing import Memory
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from perf.decoding.engine_load import PLENTY, Arm, build_worker, shared_weights
 from perf.decoding.worker_driver import Driver
 from perf.models import random_checkpoint as geometry
@@ -23,7 +23,9 @@ def test_fed_tokens_are_judged_as_a_prefill_would(tiny) -> None:
     arm = Arm("dense", {"selector": "dense"})
 
     def logits(prompt: int) -> torch.Tensor:
-        driver = Driver(build_worker(tiny, arm, Memory(PLENTY, PLENTY, 1)), [text[:prompt]], 70 - prompt)
+        driver = Driver(
+            build_worker(tiny, arm, MemoryBudget(PLENTY, PLENTY, 1)), [text[:prompt]], 70 - prompt
+        )
         for at in range(prompt, 70):
             driver.feed(text[at : at + 1])
         return driver.logits[0]

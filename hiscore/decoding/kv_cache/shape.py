@@ -1,0 +1,149 @@
+"""Sizes of decoding's KV cache, and the shape of each of its tensors."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+import torch
+
+IndexKind = Literal["none", "bounds", "keys", "dsa"]
+"""What a selector reads of the keys: nothing, each page's bounds, all keys, or an indexer's own keys."""
+
+MAX_SELECTABLE_PAGES = 2**21 - 1
+"""The kernels count pages in 21 bits."""
+
+
+def newest_selected(index_kind: IndexKind, ring_pages: int) -> int:
+    """How many of the newest pages every selection contains; the first page is then in it, too.
+
+    Bounds: all that the ring may hold, since the newest page is not complete. Keys: the newest token. An indexer
+    selects by its scores alone.
+    """
+    return {"bounds": ring_pages, "keys": 1}.get(index_kind, 0)
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Sizes of the cache.
+
+    Attributes:
+        layers: All layers, dense and sparse.
+        kv_heads: Heads of the cache; 1 for a latent (MLA).
+        kv_parts: Vectors per token and head: 2 for a key and a value, 1 for a latent.
+        head_dim: Length of such a vector; a latent's includes its rotary part.
+        page_size: Tokens per page.
+        max_sequences: Rows of the block tables.
+        max_pages: Pages of the longest sequence.
+        host_pages: Pages of the host pool.
+        device_pages: Pages of the device buffer.
+        lru_pages: Pages of a sequence's part of the buffer that swap-ins replace, least recently used first.
+        ring_pages: Pages that follow them and hold the sequence's newest tokens.
+        top_pages: Pages selected per sequence and KV head.
+        dense_layers: Layers whose KV stays on the device: they attend to everything or to a window.
+        index_kind: Index of the sparse layers' keys.
+        index_dim: Length of an index key, for the index of a checkpoint's own indexer ("dsa").
+        sharing_layers: Sparse layers that attend to what a layer before them selected; they need no index.
+
+    Raises:
+        ValueError: The sizes do not fit together; the message names the field.
+    """
+
+    layers: int
+    kv_heads: int
+    kv_parts: int
+    head_dim: int
+    page_size: int
+    max_sequences: int
+    max_pages: int
+    host_pages: int
+    device_pages: int
+    lru_pages: int
+    ring_pages: int
+    top_pages: int
+    dense_layers: frozenset[int] = frozenset()
+    index_kind: IndexKind = "none"
+    index_dim: int = 0
+    sharing_layers: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        positive = (
+            "layers", "kv_heads", "kv_parts", "head_dim", "page_size", "max_sequences", "max_pages", "host_pages",
+        )  # fmt: skip
+        for name in positive:
+            self._check_at_least(name, 1)
+        self._check_at_least("device_pages", 1 if self.sparse_layers else 0)
+        self._check_at_least("ring_pages", 1)
+        self._check_at_least("top_pages", self.ring_pages + 1 if self.index_kind == "bounds" else 1)
+        # A step must not evict what it has selected itself.
+        self._check_at_least("lru_pages", self.top_pages)
+        if self.index_kind in ("keys", "dsa") and self.page_size != 1:
+            raise ValueError(f"page_size is {self.page_size}, but {self.index_kind!r} selects single tokens")
+        if self.sparse_layers and self.index_kind == "none":
+            raise ValueError("index_kind is 'none', but only dense layers can do without an index")
+        for name in ("max_pages", "lru_pages") if self.sparse_layers else ():
+            if getattr(self, name) > MAX_SELECTABLE_PAGES:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at most {MAX_SELECTABLE_PAGES}")
+        for name in ("host_pages", "device_pages"):
+            if getattr(self, name) * self.page_size > 2**31 - 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)} with {self.page_size} tokens each: slots must fit int32"
+                )
+
+    def _check_at_least(self, name: str, least: int) -> None:
+        if getattr(self, name) < least:
+            raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
+
+    @property
+    def buffer_pages(self) -> int:
+        """Device pages of a sequence that has more than these; a shorter one is resident as a whole."""
+        return self.lru_pages + self.ring_pages
+
+    @property
+    def newest_selected(self) -> int:
+        """How many of the newest pages every selection contains."""
+        return newest_selected(self.index_kind, self.ring_pages)
+
+    @cached_property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Layers that attend to selected pages."""
+        return tuple(layer for layer in range(self.layers) if layer not in self.dense_layers)
+
+    @cached_property
+    def indexed_layers(self) -> tuple[int, ...]:
+        """Sparse layers that make a selection of their own."""
+        return tuple(layer for layer in self.sparse_layers if layer not in self.sharing_layers)
+
+    def tensors(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor of `KVCache`, by its name."""
+        row = (self.kv_parts, self.kv_heads, self.head_dim)
+        dense, sparse, indexed = len(self.dense_layers), len(self.sparse_layers), len(self.indexed_layers)
+        index = {
+            "none": (0,),
+            "bounds": (indexed, self.host_pages, self.kv_heads, 2, self.head_dim),
+            "keys": (indexed, self.host_pages * self.page_size, self.kv_heads, self.head_dim),
+            "dsa": (indexed, self.host_pages * self.page_size, self.index_dim),
+        }[self.index_kind]
+        # Both tables have one width with room for any index into a buffer, so that look-ups need no bounds check.
+        table = (self.max_sequences, max(self.max_pages, self.buffer_pages))
+        host = (self.layers, self.host_pages, self.kv_heads, self.kv_parts, self.page_size, self.head_dim)
+        return {
+            "host_kv": (host, dtype),
+            "dense_kv": ((dense, self.host_pages * self.page_size if dense else 0, *row), dtype),
+            "buffer": ((sparse, self.device_pages * self.page_size, *row), dtype),
+            "index": (index, dtype),
+            "host_block_table": (table, torch.int32),
+            "device_block_table": (table, torch.int32),
+            "fully_resident": ((self.max_sequences,), torch.bool),
+            "full_attention": ((self.max_sequences,), torch.bool),
+            "device_page_of": ((sparse, self.host_pages, self.kv_heads), torch.int32),
+            "host_page_of": ((sparse, self.device_pages, self.kv_heads), torch.int32),
+            "last_use": ((sparse, self.device_pages, self.kv_heads), torch.int32),
+            "hits": ((1,), torch.int64),
+            "misses": ((1,), torch.int64),
+            "mass": ((2,), torch.float64),
+        }
+
+    def bytes(self, dtype: torch.dtype) -> dict[str, int]:
+        """Bytes of each tensor of `KVCache`, by its name; all but `host_kv` are on the device."""
+        return {name: prod(shape) * kind.itemsize for name, (shape, kind) in self.tensors(dtype).items()}

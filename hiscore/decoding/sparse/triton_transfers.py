@@ -1,0 +1,110 @@
+"""The operations of `CacheOps` that move tokens between staging, device and host pool, by kernels."""
+
+import torch
+import triton
+from torch import Tensor
+
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.kernels import kv_transfer, page_scores
+
+# Bytes in flight from the host at once: a few times what the bus holds. More were not faster.
+BYTES_IN_FLIGHT = 2**18
+# Elements that one program copies at once.
+COPY_ELEMENTS = 4096
+# Programs that offload a prompt: few, because forwards run beside them and are held up on each multiprocessor that
+# stores to the host. With twice the elements each, they saturate the bus.
+PROMPT_OFFLOAD_PROGRAMS = 3
+# Offloads of at most so many tokens are too short to hold up anything, and use as many programs as swap-ins.
+SHORT_OFFLOAD_TOKENS = 64
+
+
+class TritonTransfers:
+    """The copies of `CacheOps`, where their arguments are documented, for a cache on a CUDA device."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._padded = max(16, triton.next_power_of_2(cache.shape.head_dim))
+        device, layers = cache.buffer.device, range(cache.shape.layers)
+        # Where to find each layer: its position among the sparse layers, or -1 - its position among the dense
+        # ones.
+        layer_index = [cache.sparse.get(layer, -1 - cache.dense.get(layer, 0)) for layer in layers]
+        self._layer_index = torch.tensor(layer_index, dtype=torch.int32, device=device)
+        self._sparse = torch.tensor(list(cache.sparse), dtype=torch.int32, device=device)
+        self._dense = torch.tensor(list(cache.dense), dtype=torch.int32, device=device)
+
+    def offload_step(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
+        cache, sizes = self._cache, self._cache.shape
+        if len(host_slots):
+            kv_transfer.offload_rows[(len(host_slots), sizes.layers)](
+                cache.buffer, cache.dense_kv, cache.host_kv, self._layer_index, buffer_slots, host_slots,
+                cache.buffer.stride(0), cache.dense_kv.stride(0), cache.host_kv.stride(0),
+                KV_HEADS=sizes.kv_heads, PARTS=sizes.kv_parts, PAGE=sizes.page_size,
+                HEAD_DIM=sizes.head_dim, PADDED=self._padded,
+                LINES=triton.next_power_of_2(sizes.kv_parts * sizes.kv_heads),
+            )  # fmt: skip
+
+    def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
+        self._copy_pages(staging, slots, host_pages, to_host=True)
+
+    def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
+        self._copy_pages(staging, slots, host_pages, to_host=False)
+
+    def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
+        cache, sizes = self._cache, self._cache.shape
+        if sizes.index_kind == "bounds":
+            pages = triton.cdiv(len(slots), sizes.page_size)
+            page_scores.bound_pages[(pages, sizes.kv_heads, len(cache.sparse))](
+                staging, slots, host_pages, cache.index, self._sparse, len(slots), staging.stride(0),
+                cache.index.stride(0), ROW=sizes.kv_parts * sizes.kv_heads * sizes.head_dim,
+                KV_HEADS=sizes.kv_heads, HEAD_DIM=sizes.head_dim, PADDED=self._padded, PAGE=sizes.page_size,
+            )  # fmt: skip
+        elif sizes.index_kind == "keys":
+            self._copy_rows(staging, cache.index, slots, host_slots, self._sparse)
+
+    def fill_buffer(self, staging: Tensor, slots: Tensor, buffer_slots: Tensor) -> None:
+        self._copy_rows(staging, self._cache.buffer, slots, buffer_slots, self._sparse)
+
+    def fill_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
+        self._copy_rows(staging, self._cache.dense_kv, slots, host_slots, self._dense)
+
+    def _swap_in(self, layer: int, swaps: Tensor, swap_counts: Tensor) -> None:
+        """Copy listed pages of a layer from the host: see `kv_transfer.swap_in`."""
+        cache, sizes = self._cache, self._cache.shape
+        pages_at_once, programs = self._copy_launch(COPY_ELEMENTS)
+        pairs = swap_counts.numel()
+        kv_transfer.swap_in[(min(programs, pairs * swaps.shape[2]),)](
+            cache.host_kv[layer], cache.buffer[cache.sparse[layer]], swaps, swap_counts, pairs, swaps.shape[2],
+            KV_HEADS=sizes.kv_heads, PARTS=sizes.kv_parts, PAGE=sizes.page_size,
+            HEAD_DIM=sizes.head_dim, PADDED=self._padded,
+            PAGES=pages_at_once, PAIRS=triton.next_power_of_2(pairs),
+        )  # fmt: skip
+
+    def _copy_pages(self, staging: Tensor, slots: Tensor, host_pages: Tensor, to_host: bool) -> None:
+        cache, sizes = self._cache, self._cache.shape
+        pages_at_once, programs = self._copy_launch(2 * COPY_ELEMENTS)
+        units = triton.cdiv(len(slots), pages_at_once * sizes.page_size) * sizes.kv_heads * sizes.layers
+        if to_host and len(slots) > SHORT_OFFLOAD_TOKENS:
+            programs = PROMPT_OFFLOAD_PROGRAMS
+        kv_transfer.copy_pages[(min(programs, units),)](
+            staging, slots, cache.host_kv, host_pages, len(slots), units,
+            staging.stride(0), cache.host_kv.stride(0),
+            KV_HEADS=sizes.kv_heads, PARTS=sizes.kv_parts, PAGE=sizes.page_size,
+            HEAD_DIM=sizes.head_dim, PADDED=self._padded, PAGES=pages_at_once, TO_HOST=to_host,
+        )  # fmt: skip
+
+    def _copy_launch(self, elements: int) -> tuple[int, int]:
+        """Pages that a program copies at once, and the programs that keep `BYTES_IN_FLIGHT`."""
+        sizes, element_size = self._cache.shape, self._cache.host_kv.element_size()
+        lines = sizes.kv_parts * sizes.page_size
+        pages = max(1, triton.next_power_of_2(elements // (lines * self._padded)))
+        return pages, max(1, BYTES_IN_FLIGHT // (pages * lines * sizes.head_dim * element_size))
+
+    def _copy_rows(
+        self, source: Tensor, target: Tensor, from_slots: Tensor, to_slots: Tensor, layers: Tensor
+    ) -> None:
+        if len(layers) and len(from_slots):
+            row = target[0, 0].numel()
+            kv_transfer.copy_rows[(len(from_slots), len(layers))](
+                source, target, from_slots, to_slots, layers, source.stride(0), target.stride(0),
+                FROM_ROW=source[0, 0].numel(), TO_ROW=row, BLOCK=triton.next_power_of_2(row),
+            )  # fmt: skip
