@@ -1,11 +1,11 @@
-"""The engine over a worker that hashes: every sequence is as it would be alone, and all comes back in the end."""
+"""The engine over a worker that hashes: every sequence is as it would be alone, and all is freed in the end."""
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hiscore.decoding import engine as engine_module
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Status
@@ -117,6 +118,13 @@ def assert_as_alone(callers: Callers, caller: Any, wanted: DecodeCall) -> None:
     assert callers.texts[caller] == text_of(tokens[:-1] if reason == "stop" else tokens)
 
 
+def fits(call: DecodeCall) -> bool:
+    """Without selection a sequence must fit the device buffers as a whole."""
+    return (
+        call.params.sparse or len(call.prompt) + call.params.max_tokens <= TINY.device_pages * TINY.page_size
+    )
+
+
 CALLS = st.builds(
     call,
     st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=60),
@@ -126,18 +134,18 @@ CALLS = st.builds(
     sparse=st.booleans(),
     ignore_eos=st.booleans(),
     stop_token_ids=st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
-)
+).filter(fits)
 
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
+ARRIVALS = given(
     calls=st.lists(st.tuples(CALLS, st.integers(0, 40), st.none() | st.integers(0, 80)), max_size=16),
     delay=st.integers(0, 12),
     quantum=st.sampled_from([0, 1, 3]),
     dense=st.booleans(),
     chunk=st.sampled_from([1, 5, 24]),
 )
-def test_join_and_leave_at_every_step_changes_no_sequence(
+
+
+def join_and_leave(
     calls: list[tuple[DecodeCall, int, int | None]], delay: int, quantum: int, dense: bool, chunk: int
 ) -> None:
     """Each call comes when so many steps have been launched, and may be cancelled some steps later."""
@@ -175,6 +183,19 @@ def test_join_and_leave_at_every_step_changes_no_sequence(
             assert got == tokens[: len(got)]
         else:
             assert_as_alone(callers, name, wanted)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@ARRIVALS
+def test_join_and_leave_at_every_step_changes_no_sequence(**arrivals: Any) -> None:
+    join_and_leave(**arrivals)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@ARRIVALS
+def test_many_arrivals_change_no_sequence(**arrivals: Any) -> None:
+    join_and_leave(**arrivals)
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -351,6 +372,41 @@ def test_a_full_queue_refuses(runs: int, sparse: bool) -> None:
         assert_as_alone(callers, name, wanted[name])
 
 
+@pytest.mark.parametrize("arrivals", [0, 1, 3])
+def test_calls_that_arrive_during_a_launch_count_against_the_queue(arrivals: int) -> None:
+    """All on the engine's thread: some arrive while a step is launched, more when its predecessor is read."""
+    worker, callers = HashWorker(), Callers()
+    names = [Caller(number) for number in range(20)]
+    accepted: list[int] = []
+    refused: list[RequestError] = []
+
+    def submit() -> None:
+        try:
+            engine.submit(long_call(len(accepted), max_tokens=12), names[len(accepted)])
+            accepted.append(worker.steps)
+        except RequestError as error:
+            refused.append(error)
+
+    def on_step(rows: DecodeBatch) -> None:
+        if len(rows.seq_indices) == 4 and len(accepted) == 4:
+            for _ in range(arrivals):
+                submit()
+            callers.hook = fill_up
+
+    def fill_up(caller: Any) -> None:
+        callers.hook = lambda caller: None
+        while not refused:
+            submit()
+
+    worker.on_step = on_step
+    with running(worker, callers, max_queue=3, quantum=0) as engine:
+        for _ in range(4):
+            submit()
+        callers.wait(lambda: len(callers.ends) >= 4 and bool(refused))
+    assert "the queue is full: 3 calls wait" in refused[0].message
+    assert len(accepted) == 4 + 3
+
+
 def test_what_never_fits_is_refused_at_once() -> None:
     callers = Callers()
     with running(HashWorker(), callers) as engine:
@@ -373,6 +429,42 @@ def test_close_runs_what_was_accepted_and_takes_no_more() -> None:
         engine.submit(long_call(1), Caller(99))
     assert refused.value.code is Code.UNAVAILABLE
     assert not engine._thread.is_alive()
+
+
+def test_a_call_accepted_just_before_closing_is_run() -> None:
+    """The idle engine wakes up to find both the call and that it is to end."""
+    worker, callers = HashWorker(), Callers()
+    name, wanted = Caller(0), long_call(1)
+    with running(worker, callers) as engine:
+        with engine._inbox._changed:  # so that the engine's thread sees neither before both
+            engine.submit(wanted, name)
+            engine._inbox.close()
+        engine._thread.join(20)
+        assert not engine._thread.is_alive()
+    assert_as_alone(callers, name, wanted)
+
+
+def test_what_is_asked_while_closing() -> None:
+    """A call is refused, a cancellation heeded, and the others run to their end."""
+    worker, callers = HashWorker(), Callers()
+    stays, goes = Caller(0), Caller(1)
+    refused: list[RequestError] = []
+
+    def on_step(rows: DecodeBatch) -> None:
+        if worker.steps == 5:
+            engine._inbox.close()
+            with pytest.raises(RequestError, match="shutting down") as error:
+                engine.submit(long_call(2), Caller(2))
+            refused.append(error.value)
+            engine.cancel(goes)
+
+    worker.on_step = on_step
+    with running(worker, callers) as engine:
+        engine.submit(long_call(0), stays)
+        engine.submit(long_call(1), goes)
+    assert [error.code for error in refused] == [Code.UNAVAILABLE]
+    assert callers.ends[goes] == "cancelled"
+    assert_as_alone(callers, stays, long_call(0))
 
 
 @pytest.mark.parametrize("where", ["prefill", "prefill result", "admit", "restore", "step", "step result"])
@@ -465,52 +557,60 @@ def test_text_ends_before_a_stop_string_and_what_is_held_back_comes_with_the_end
     assert (callers.ends[held], callers.texts[held]) == ("length", letters)
 
 
-def test_an_engine_with_nothing_to_launch_does_next_to_nothing() -> None:
+def test_an_engine_with_nothing_to_launch_polls_and_then_sleeps() -> None:
+    """While offloads are under way it polls, which waits for a moment; with nothing under way it blocks."""
     worker, callers = HashWorker(), Callers()
     landed = threading.Event()
     drained = worker.drained
     worker.drained = lambda seq_index: drained(seq_index) and landed.is_set()  # type: ignore[method-assign]
-    asked: list[int] = []
+    asked: list[tuple[bool, bool, bool]] = []
     with running(worker, callers) as engine:
-        plan = engine._scheduler.schedule
-        engine._scheduler.schedule = lambda drained: asked.append(1) or plan(drained)  # type: ignore[method-assign]
-        began = time.monotonic()
+        take = engine._inbox.take
+
+        def take_and_note(idle: bool, poll: bool) -> Any:
+            with callers.changed:
+                asked.append((landed.is_set(), idle, poll))
+                callers.changed.notify_all()
+            return take(idle, poll)
+
+        engine._inbox.take = take_and_note  # type: ignore[method-assign]
         engine.submit(long_call(1), Caller(0))
-        while len(asked) < 50:
-            time.sleep(0.001)
-        # It asks whether copies have landed twice in a millisecond at most; some more for its first plans.
-        assert len(asked) <= 10 + 2_000 * (time.monotonic() - began)
+        callers.wait(lambda: len(asked) >= 20)
         landed.set()
-        callers.wait(lambda: bool(callers.ends))
-        while not engine._scheduler.idle:
-            time.sleep(0.001)
-        asked.clear()
-        time.sleep(0.05)
-        assert len(asked) <= 1  # it may have been on its way to sleep
+        callers.wait(lambda: bool(callers.ends) and asked[-1][1])
+    polled = [poll for ready, _, poll in asked if not ready]
+    # Its first iterations launch the prompt and read it.
+    assert polled[:3] != [True] * 3
+    assert all(polled[3:])
+    # It blocks until it is closed: no second iteration with nothing to do.
+    assert [idle for _, idle, _ in asked[1:]].count(True) == 1
 
 
 def test_a_deadline_is_its_own_sequence_s() -> None:
-    callers, name, wanted = Callers(), Caller(0), long_call(1, deadline=time.monotonic() + 100)
+    callers, name, wanted = Callers(), Caller(0), long_call(1, deadline=1e12)
     with running(HashWorker(), callers) as engine:
         engine._deadlines.append((0.0, id(name)))  # as of one that had the same place in memory
         engine.submit(wanted, name)
     assert_as_alone(callers, name, wanted)
 
 
-def test_a_call_that_waits_too_long_expires_and_one_that_runs_does_not() -> None:
-    """`start_by` counts in the queue alone: four run past theirs, the fifth finds no room before its own."""
+def test_a_call_that_waits_too_long_expires_and_one_that_runs_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`start_by` bounds the wait in the queue alone: four run past theirs, the fifth starts too late."""
+    now = [0.0]
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     worker, callers = HashWorker(), Callers()
     gate = Gate(20, 4)
     worker.on_step = gate.on_step
-    soon = time.monotonic() + 1  # long enough for four to begin on a busy machine
-    calls = [replace(long_call(i, max_tokens=32), start_by=soon) for i in range(5)]
+    calls = [replace(long_call(i, max_tokens=32), start_by=1.0) for i in range(5)]
     names = [Caller(i) for i in range(5)]
     with running(worker, callers, quantum=0) as engine:
         for name, wanted in zip(names[:4], calls[:4], strict=True):
             engine.submit(wanted, name)
         gate.wait()
         engine.submit(calls[4], names[4])
-        time.sleep(max(0.0, soon - time.monotonic()))
+        now[0] = 1.0
         gate.open.set()
     end = callers.ends[names[4]]
     assert isinstance(end, RequestError)
