@@ -1,0 +1,62 @@
+"""The launcher's own HTTP: what it answers, and that it can be stopped."""
+
+import socket
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.health import HealthServer, answer
+
+WELL: Any = SimpleNamespace(alive=True, unready="", restarts=3)
+RESTARTING: Any = SimpleNamespace(alive=True, unready="the server is being restarted", restarts=4)
+HANGING: Any = SimpleNamespace(alive=False, unready="", restarts=0)
+
+
+def test_liveness_is_the_watchdogs() -> None:
+    assert answer("/livez", WELL) == (200, "ok\n")
+    assert answer("/livez", RESTARTING) == (200, "ok\n")
+    assert answer("/livez", HANGING)[0] == 503
+
+
+def test_readiness_gives_its_reason() -> None:
+    assert answer("/readyz", WELL) == (200, "ok\n")
+    assert answer("/readyz", RESTARTING) == (503, "the server is being restarted\n")
+
+
+@pytest.mark.parametrize(("watchdog", "restarts", "healthy"), [(WELL, 3, 1), (RESTARTING, 4, 0)])
+def test_metrics(watchdog: Any, restarts: int, healthy: int) -> None:
+    status, text = answer("/metrics", watchdog)
+    assert status == 200
+    assert f"\nhiscore_restarts_total {restarts}\n" in text
+    assert f"\nhiscore_healthy {healthy}\n" in text
+
+
+def test_nothing_else_is_served() -> None:
+    assert answer("/", WELL)[0] == 404
+
+
+def test_over_http() -> None:
+    server = HealthServer("127.0.0.1", 0, RESTARTING)
+    try:
+        url = f"http://127.0.0.1:{server.port}"
+        with urllib.request.urlopen(f"{url}/livez", timeout=30) as response:
+            assert response.read() == b"ok\n"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}/readyz", timeout=30)
+        assert refused.value.code == 503
+        assert refused.value.read() == b"the server is being restarted\n"
+    finally:
+        server.close()
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"HEALTH_PORT {port} cannot be used on 127.0.0.1"):
+            HealthServer("127.0.0.1", port, WELL)

@@ -1,0 +1,127 @@
+"""A server's process and its stubs, with shells in their place."""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.process import Process
+
+PR_SET_CHILD_SUBREAPER = 36
+# A server with two stubs that ends, as tritonserver does, when it gets a SIGTERM.
+SERVER = "trap 'kill $a $b; exit 0' TERM; sleep 60 & a=$!; sleep 60 & b=$!; wait; wait"
+STUBBORN = "trap '' TERM; while :; do sleep 0.01; done"
+
+
+@pytest.fixture(autouse=True)
+def reaper() -> Iterator[None]:
+    """Stubs of a dead server become our children, as if we were a container's first process."""
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
+    yield
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Process]]:
+    """Starts a shell script; whatever is left of it is killed in the end."""
+    started: list[Process] = []
+    lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
+
+    def start(script: str) -> Process:
+        started.append(Process(["/bin/sh", "-c", script], dict(os.environ), tmp_path / "log", lock))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+    os.close(lock)
+
+
+def stubs(process: Process, count: int = 2) -> list[psutil.Process]:
+    """The children of a process, once there are so many."""
+    wait_for(lambda: len(children(process)) == count)
+    return children(process)
+
+
+def children(process: Process) -> list[psutil.Process]:
+    return [child for child in psutil.Process(process.pid).children() if child.name() == "sleep"]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_it_is_ready_when_it_says_so(start: Callable[[str], Process]) -> None:
+    looks = iter([False, False, True])
+    process = start(SERVER)
+    process.wait_until(lambda: next(looks), timeout_s=30)
+    assert process.exit_code() is None
+
+
+def test_one_that_ends_before_it_is_ready_is_an_error(start: Callable[[str], Process]) -> None:
+    with pytest.raises(LaunchError, match="stopped with exit code 3 before it was ready"):
+        start("exit 3").wait_until(lambda: False, timeout_s=30)
+
+
+def test_one_that_takes_too_long_is_an_error(start: Callable[[str], Process]) -> None:
+    with pytest.raises(LaunchError, match=r"not ready after 0 seconds \(READY_TIMEOUT_S\)"):
+        start(SERVER).wait_until(lambda: False, timeout_s=0)
+
+
+def test_a_stub_that_dies_is_missed_and_stays_missed(start: Callable[[str], Process]) -> None:
+    process = start(SERVER)
+    first, _ = stubs(process)
+    process.wait_until(lambda: True, timeout_s=30)
+    assert not process.lost_stub()
+    first.kill()
+    wait_for(process.lost_stub)
+    assert process.lost_stub()
+
+
+def test_a_dead_server_has_not_lost_a_stub(start: Callable[[str], Process]) -> None:
+    process = start(SERVER)
+    stubs(process)
+    process.wait_until(lambda: True, timeout_s=30)
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: process.exit_code() == -signal.SIGKILL)
+    assert not process.lost_stub()
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_nothing_is_left_of_it_or_its_stubs(start: Callable[[str], Process], end: str) -> None:
+    process = start(SERVER)
+    two = stubs(process)
+    process.kill() if end == "kill" else process.stop(drain_s=30)
+    assert process.exit_code() is not None
+    assert not any(stub.is_running() for stub in two)
+
+
+def test_one_that_does_not_stop_is_killed(start: Callable[[str], Process], tmp_path: Path) -> None:
+    process = start(f"echo here; {STUBBORN}")
+    wait_for(lambda: "here" in (tmp_path / "log").read_text())
+    process.stop(drain_s=0)
+    assert process.exit_code() == -signal.SIGKILL
+
+
+def test_one_that_has_ended_may_be_stopped_and_killed(start: Callable[[str], Process]) -> None:
+    process = start("exit 0")
+    wait_for(lambda: process.exit_code() == 0)
+    process.stop(drain_s=30)
+    process.kill()
+    assert process.exit_code() == 0
+
+
+def test_its_output_goes_to_the_log(start: Callable[[str], Process], tmp_path: Path) -> None:
+    process = start("echo out; echo err >&2")
+    wait_for(lambda: process.exit_code() == 0)
+    assert (tmp_path / "log").read_text() == "out\nerr\n"
