@@ -6,16 +6,21 @@ QUEST = {"selector": "quest"}
 
 
 def swap_in_arms(top_k: int, buffer: int, selector: str) -> list[Arm]:
-    """A selector with its copies from the host, and without."""
+    """A selector with and without its copies from the host."""
     settings = {"selector": selector, "sparse_top_k": top_k, "device_buffer_size": buffer}
     name = f"{selector} {top_k} of {buffer}"
     return [Arm(name, settings), Arm(f"{name}, no swap-in", settings, "swap-in")]
 
 
 def groups(family: str, load: Load) -> dict[str, list[Arm]]:
-    """Arms by group, for a family of checkpoints (`grouped` or `latent`)."""
+    """Arms by group.
+
+    Args:
+        family: `grouped` (keys and values by head) or `latent`.
+        load: Its prompts decide how many tokens are selected.
+    """
     dense = {"selector": "dense"}
-    # A rehearsal's prompts are shorter than the least selection worth having.
+    # Rehearsals have short prompts, so they select fewer tokens.
     sizes = (2_048, 1_024, 512) if load.prompt > 4_096 else (64,)
     own = "quest" if family == "grouped" else "dsa"
     others = ("quest", "exact") if family == "grouped" else ("dsa",)

@@ -1,10 +1,10 @@
-"""What a request holds on the device: dense against a selector, by arithmetic on the cache's own shapes.
+"""Device memory of one request, dense and with a selector, computed from the cache's shapes.
 
 usage: python -m perf.decoding.device_bytes [--length 32768] [--out DIR]
 
-Counted is all that grows with requests: dense layers, buffers, index, residency tables. Staging is counted apart:
-it is one for all requests. "Dense" is keys and values (or latents) alone; where a checkpoint's own indexer
-selects, its keys are needed however much is resident, and the second ratio counts them on both sides.
+Counts everything that grows with requests: dense layers, buffers, index, residency tables. Staging, shared by all
+requests, is listed separately. "Dense" is keys and values (or latents) only. A checkpoint's own indexer needs its
+keys however much is resident, so the second ratio counts them on both sides.
 """
 
 import sys
@@ -24,7 +24,7 @@ TARGET = 4.6
 
 
 def model_shape(config: dict[str, Any], context: int) -> ModelShape:
-    """What a geometry's cache is like, at a context length."""
+    """The shape of a geometry's cache at a context length."""
     windows = (None,) * config["num_hidden_layers"]
     if config["model_type"] not in LATENT:
         return ModelShape(config["num_key_value_heads"], 2, config["head_dim"], windows, context)
@@ -33,14 +33,14 @@ def model_shape(config: dict[str, Any], context: int) -> ModelShape:
 
 
 def slot_bytes(model: ModelShape, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Of one token's rows in all layers."""
+    """Bytes of one token in all layers."""
     return len(model.windows) * model.kv_heads * model.kv_parts * model.head_dim * dtype.itemsize
 
 
 def request_bytes(
     model: ModelShape, settings: CacheSettings, length: int, dtype: torch.dtype = torch.bfloat16
 ) -> dict[str, int]:
-    """Bytes on the device of one request of so many tokens, by tensor of the cache."""
+    """Bytes on the device of one request of `length` tokens, by tensor of the cache."""
     shape, _ = plan_cache(settings, model, MemoryBudget(PLENTY, PLENTY, 1), dtype, chunk=1)
     pages = -(-length // shape.page_size)
     device_pages = min(pages, shape.buffer_pages) if shape.sparse_layers else 0
@@ -49,7 +49,7 @@ def request_bytes(
 
 
 def table(length: int) -> dict[str, Any]:
-    """Each geometry's selectors: MiB by tensor, their sum, and how many times less than dense it is."""
+    """For each geometry and selector: bytes by tensor, their sum, and how many times smaller than dense it is."""
     found: dict[str, Any] = {}
     for name, config in GEOMETRIES.items():
         if name.startswith("tiny"):
@@ -75,6 +75,7 @@ def table(length: int) -> dict[str, Any]:
 
 
 def main() -> int:
+    """Print the table; writes decode_bytes.json if asked to."""
     parser = arguments(__doc__, "decode_bytes.json", required=False)
     parser.add_argument("--length", type=int, default=32_768)
     options = parser.parse_args()

@@ -1,12 +1,12 @@
-"""One stream over dense keys and values against the time that memory alone would take, and where the rest goes.
+"""A decode step over dense keys and values against its memory floor, and which kernels take the rest.
 
 usage: python -m perf.decoding.memory_floor --out DIR [--geometries qwen3-0.6b,qwen3-8b] [--prompts 1024,8192]
            [--selector quest --streams 5]
 
-The floor reads every weight and every key and value once, at the bandwidth that the device reaches (--bandwidth).
-Steps are timed twice: launched one by one ahead of the device by the engine, and back to back by a bare loop; the
-profile is of the latter. There, kernels that start while the last one is at work are timed with their waits, so
-their times add up to more than the step. Without a GPU a tiny model takes the place, and kernels are not profiled.
+The floor is the time to read every weight, key and value once at --bandwidth. Steps are timed twice: launched by
+the engine, and back to back by a bare loop. The profile is of the bare loop; kernels there may start early and
+wait for the previous one, so their times add up to more than the step. Without a GPU a tiny model takes its place
+and kernels are not profiled.
 """
 
 import gc
@@ -28,21 +28,21 @@ from perf.models.geometries import GEOMETRIES, LATENT
 from perf.script import arguments, write_json
 
 BANDWIDTH = 4.3e12
-"""Bytes a second of an H200 (4.8e12 by its data sheet), as large copies reach them."""
+"""Bytes per second that large copies reach on an H200; its data sheet says 4.8e12."""
 TARGETS = {"qwen3-0.6b": 2.2, "qwen3-8b": 1.5}
 PROFILED = 20
 SHOWN = 14
 
 
 def floor_ms(config: dict[str, Any], length: float, bandwidth: float) -> float:
-    """Milliseconds to read the weights once, and the keys and values of so many tokens, in bfloat16."""
+    """Milliseconds to read the weights and the keys and values of `length` tokens once, in bfloat16."""
     row = 2 * config["num_key_value_heads"] * config["head_dim"]
     cached: float = 2 * row * config["num_hidden_layers"] * length
     return 1e3 * (random_checkpoint.read_bytes(config) + cached) / bandwidth
 
 
 def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float) -> dict[str, Any]:
-    """Time per token, and its parts; a floor for what is dense."""
+    """Time per token and its parts; with a floor for dense sequences."""
     bench = Bench(checkpoint, arm, load)
     try:
         bench.run(tokens=min(20, load.tokens))
@@ -57,7 +57,7 @@ def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float)
     if arm.settings["selector"] == "dense":
         cached = load.streams * (load.prompt + load.tokens / 2)
         found["floor_ms"] = floor_ms(random_checkpoint.config_of(name), cached, bandwidth)
-        # The mean has the wait of a stream's first step in it, for its prompt's copy to the host.
+        # Not the mean: it includes the wait of the first step for the prompt's copy to the host.
         found["over_floor"] = middle.itl_p50_ms / found["floor_ms"]
     worker = build_worker(checkpoint, arm, MemoryBudget(PLENTY, PLENTY, load.streams))
     try:
@@ -72,6 +72,7 @@ def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float)
 
 
 def show(title: str, found: dict[str, Any]) -> None:
+    """Print the times and the longest kernels."""
     floor = ""
     if "floor_ms" in found:
         floor = f"floor {found['floor_ms']:.3f}: {found['over_floor']:.2f} x (target {found['target']}); "
@@ -85,6 +86,7 @@ def show(title: str, found: dict[str, Any]) -> None:
 
 
 def main() -> int:
+    """Measure; writes decode_floor-SELECTOR.json after every case."""
     rehearsal = device().type != "cuda"
     parser = arguments(__doc__, "decode_floor-SELECTOR.json")
     parser.add_argument("--geometries", default="tiny" if rehearsal else "qwen3-0.6b,qwen3-8b")
@@ -97,7 +99,7 @@ def main() -> int:
     if rehearsal:
         print("without a GPU: a rehearsal, kernels are not profiled")
     if any(GEOMETRIES[name]["model_type"] in LATENT for name in options.geometries.split(",")):
-        parser.error("a floor is known for keys and values, not for latents")
+        parser.error("the floor is only known for keys and values, not for latents")
     top_k = 64 if rehearsal else 2_048
     sizes = {"sparse_top_k": top_k, "device_buffer_size": 2 * top_k}
     arm = Arm(

@@ -1,11 +1,11 @@
-"""Tokens a second of many long streams under one budget of device memory: dense, where most wait, and a selector.
+"""Tokens per second of more long sequences than fit the device densely: dense, where most wait, and a selector.
 
 usage: python -m perf.decoding.oversubscribed --out DIR [--geometry qwen3-0.6b] [--fit 3] [--times 5]
            [--prompt 32000] [--tokens 768] [--arms 2048:4096:2,2048:5120:0]
 
-The budget (DEVICE_KV_BYTES: staging, dense layers, buffers, index, tables; all but weights and graphs) holds `fit`
-whole streams densely; `fit` x `times` streams come at once. Two rates are stated: of the whole load, prefill
-included, and of the steps alone.
+The budget DEVICE_KV_BYTES (staging, dense layers, buffers, index and tables) holds `fit` dense sequences; `fit` x
+`times` requests are sent at once. Two rates are reported: of the whole load, prefill included, and of the decode
+steps only.
 """
 
 import gc
@@ -31,7 +31,7 @@ TARGET = 2.5
 
 
 def budget(config: dict[str, Any], load: Load, fit: int) -> int:
-    """Bytes that staging and so many dense streams of the load take."""
+    """Bytes of staging and `fit` dense sequences of the load."""
     model = model_shape(config, load.context)
     staging = -(-load.context // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE * slot_bytes(model, dtype())
     one = request_bytes(model, CacheSettings(selector="dense"), load.context, dtype())
@@ -39,6 +39,7 @@ def budget(config: dict[str, Any], load: Load, fit: int) -> int:
 
 
 def main() -> int:
+    """Measure; writes decode_oversubscribed.json after every arm."""
     rehearsal = not torch.cuda.is_available()
     parser = arguments(__doc__, "decode_oversubscribed.json")
     parser.add_argument("--geometry", choices=GEOMETRIES, default="tiny" if rehearsal else "qwen3-0.6b")
@@ -49,7 +50,7 @@ def main() -> int:
     parser.add_argument(
         "--arms",
         default="64:128:1,64:128:0" if rehearsal else "2048:3072:2,2048:4096:1,2048:5120:0",
-        help="top-k, tokens of a stream's buffer and QUEST_DENSE_LAYERS of one or more, by comma",
+        help="top-k:buffer tokens:QUEST_DENSE_LAYERS of each arm, comma-separated",
     )
     options = parser.parse_args()
     config = GEOMETRIES[options.geometry]

@@ -1,11 +1,11 @@
-"""`decode` through a real tritonserver under perf_analyzer: first tokens, tokens after them, streams at once.
+"""`decode` through a real tritonserver under perf_analyzer: first tokens, tokens after them, concurrency.
 
 usage: python -m perf.decoding.streaming --out DIR [--factor F] [--backups ring,blocking] [--selector quest]
 
 First a serving benchmark as published for another engine: 30 prompts of 8,192 tokens, 1,500 to generate, five at a
-time, all lengths times --factor; for each backup, on a server of its own. Then, with the first backup, shorter
-prompts at rising numbers of streams, and as Poisson arrivals. Weights are random, of Qwen3-0.6B's geometry.
-Without a GPU a tiny model takes the place: a rehearsal, whose numbers mean nothing. A prompt must get the tokens
+time, all lengths times --factor, for each backup protocol on a server of its own. Then, with the first protocol,
+shorter prompts with rising concurrency and as Poisson arrivals. Weights are random, with Qwen3-0.6B's geometry.
+Without a GPU a tiny model takes its place, as a rehearsal whose numbers mean nothing. A prompt must get the tokens
 that it got first, alone. Exits with 1 if a window failed.
 """
 
@@ -53,17 +53,19 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Plan:
-    """benchmark: the published one's, times factor; shorter: of the sweep and of the Poisson arrivals."""
+    """What is sent."""
 
     vocabulary: int
     factor: float
+    """Scales the lengths of `benchmark`."""
     shorter: Lengths
+    """Of the sweep and of the Poisson arrivals."""
     concurrencies: tuple[int, ...]
     poisson_shares: tuple[float, ...]
-    """Of the requests a second at the most streams."""
+    """Arrival rates, as shares of the highest rate of the sweep."""
     poisson_s: float
     kv_bytes: int
-    """Of each pool."""
+    """Size of each pool."""
     benchmark: Lengths = Lengths(8_192, 1_500)
     count: int = 30
     at_once: int = 5
@@ -76,7 +78,7 @@ GPU = Plan(
     concurrencies=(1, 4, 16, 32),
     poisson_shares=(0.5, 0.8),
     poisson_s=15,
-    # 30,000 tokens' keys and values are 3.2 GiB; pinning more would only take time.
+    # Keys and values of 30,000 tokens take 3.2 GiB; pinning more would only take time.
     kv_bytes=8 * GIB,
 )
 CPU = Plan(
@@ -91,25 +93,25 @@ CPU = Plan(
 
 
 class Windows(Attempts):
-    """Windows against one server; one that fails is noted, and the next goes on."""
+    """Windows against one server; one that fails is recorded, and the next still runs."""
 
     def __init__(self, chosen: Plan, analyzer: Analyzer, gpu: GpuSampler) -> None:
         super().__init__()
         self._plan, self._analyzer, self._gpu = chosen, analyzer, gpu
-        # Not shared between backups: with a ring other pages count as newest, so a selector takes others.
+        # Not shared between protocols: with a ring other pages count as newest, so selectors pick other tokens.
         self._first = FirstTokens()
         self._rng = np.random.default_rng(0)
         self.found: list[dict[str, Any]] = []
 
     def warm_up(self) -> None:
-        """The first steps compile what the later ones use, for both lengths."""
+        """Let the first steps compile kernels, for both lengths."""
         plan = self._plan
         for lengths in (plan.shorter, plan.benchmark.times(plan.factor)):
             prompts = draw(self._rng, Lengths(lengths.prompt, LEAD), plan.at_once, plan.vocabulary)
             self._analyzer.closed_loop("", prompts.target, plan.at_once, plan.at_once)
 
     def benchmark(self, backup: str) -> None:
-        """The published load, the same prompts for every backup; some of them alone first."""
+        """Send the published load, the same prompts for every protocol; some of them alone first."""
         plan, lengths = self._plan, self._plan.benchmark.times(self._plan.factor)
         name = f"{lengths.prompt} in, {lengths.tokens} out, {plan.at_once} at once, {backup}"
         prompts = draw(np.random.default_rng(1), lengths, plan.count, plan.vocabulary)
@@ -123,7 +125,7 @@ class Windows(Attempts):
         self.attempt(name, run)
 
     def sweep(self) -> None:
-        """A fixed number of streams at once, one first, then Poisson arrivals."""
+        """Send shorter prompts with rising concurrency, then as Poisson arrivals."""
         plan, lengths = self._plan, self._plan.shorter
         title = f"{lengths.prompt} in, {lengths.tokens} out"
         prompts = draw(self._rng, lengths, max(MIN_CALLS, 2 * max(plan.concurrencies)), plan.vocabulary)
@@ -177,12 +179,12 @@ class Windows(Attempts):
 
 
 def draw(rng: np.random.Generator, lengths: Lengths, count: int, vocabulary: int) -> Prompts:
-    """Random prompts."""
+    """Draw random prompts."""
     return Prompts(rng.integers(0, vocabulary, (count, lengths.prompt)).tolist(), lengths.tokens)
 
 
 def settings_of(checkpoint: Path, device: Device, chosen: Plan, backup: str, selector: str) -> ServeSettings:
-    """The selector's own sizes on a GPU; a rehearsal's prompts are shorter than these."""
+    """Settings of a server; a rehearsal's prompts are shorter than the default selection."""
     sizes = {} if device == "cuda" else {"sparse_top_k": 64, "device_buffer_size": 128}
     return server_settings(
         model=str(checkpoint),
@@ -198,7 +200,7 @@ def settings_of(checkpoint: Path, device: Device, chosen: Plan, backup: str, sel
 
 
 def main() -> int:
-    """Serve and measure; decode_serving.json is written after every server."""
+    """Serve and measure; writes decode_serving.json after every server."""
     logging.basicConfig(level=logging.WARNING)
     options = parse()
     device, _ = choose_device("auto")
@@ -237,8 +239,10 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__, "decode_serving.json")
-    parser.add_argument("--factor", type=float, help="of the published benchmark's lengths")
-    parser.add_argument("--backups", type=by_comma, default=["ring", "blocking"], help="by comma")
+    parser.add_argument("--factor", type=float, help="scales the lengths of the published benchmark")
+    parser.add_argument(
+        "--backups", type=by_comma, default=["ring", "blocking"], help="backup protocols, comma-separated"
+    )
     parser.add_argument("--selector", default="quest")
     return parser.parse_args()
 

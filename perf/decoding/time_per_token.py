@@ -1,12 +1,11 @@
-"""Decoding in one process: time per token by backup, by selector and by batch, and what the copies cost.
+"""Time per token of decoding in one process, by offload protocol and selector, and what the copies cost.
 
 usage: python -m perf.decoding.time_per_token --out DIR [--geometry qwen3-0.6b] [--groups backup,swap,selectors]
            [--rounds 5] [--prompt 8192] [--tokens 300] [--streams 5]
 
-Weights are random, of a real model's geometry. The arms of a group stand side by side in memory and take turns: a
-round runs every arm once, with the same prompts. What is printed is the median over rounds, and the ratio to the
-group's first arm, within a round. Without a GPU a tiny model takes the place: a rehearsal, whose numbers mean
-nothing.
+Weights are random, with a real model's geometry. The arms of a group stay in memory side by side and take turns: a
+round runs every arm once, with the same prompts. Printed are medians over rounds, and ratios to the group's first
+arm within a round. Without a GPU a tiny model takes its place, as a rehearsal whose numbers mean nothing.
 """
 
 import gc
@@ -27,7 +26,7 @@ from perf.machine.facts import process_facts
 from perf.machine.interleave import in_turns, spread
 from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES, LATENT
-from perf.script import arguments, write_json
+from perf.script import arguments, described, failed, write_json
 
 COLUMNS = ("tpot_ms", "itl_p99_ms", "step_ms", "hit_rate", "swap_in_mib", "captured")
 
@@ -45,7 +44,7 @@ class Options:
 
 
 def compare(checkpoint: Path, arms: Sequence[Arm], load: Load, rounds: int) -> dict[str, Any]:
-    """Run arms in turn; an arm that this machine cannot measure is left out with a line."""
+    """Run arms in turns; one that this machine cannot measure is left out, with a line that says why."""
     benches: dict[str, Bench] = {}
     try:
         for arm in arms:
@@ -69,7 +68,13 @@ def compare(checkpoint: Path, arms: Sequence[Arm], load: Load, rounds: int) -> d
 def summarise(
     runs: dict[str, list[Run]], held: dict[str, dict[str, int]], loads: dict[str, float]
 ) -> dict[str, Any]:
-    """Medians over rounds, and ratios of the time per token to the first arm's."""
+    """Medians over rounds, and ratios of the time per token to the first arm's.
+
+    Args:
+        runs: By arm, one for each round.
+        held: Bytes on the device by tensor, by arm.
+        loads: Seconds to load, by arm.
+    """
     found: dict[str, Any] = {}
     first = next(iter(runs.values()))
     for name, of_arm in runs.items():
@@ -86,6 +91,7 @@ def summarise(
 
 
 def show(found: dict[str, Any]) -> None:
+    """Print a line for each arm."""
     print(f"  {'':28s}" + "".join(f"{column:>12s}" for column in COLUMNS) + "   ratio")
     for name, row in found.items():
         ratio = "{median:.4f} [{low:.4f}, {high:.4f}]".format(**row["ratio"])
@@ -96,6 +102,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main(options: Options) -> int:
+    """Measure; writes decode-GEOMETRY.json after every group."""
     family = "latent" if GEOMETRIES[options.geometry]["model_type"] in LATENT else "grouped"
     chosen = {
         name: arms
@@ -113,7 +120,7 @@ def main(options: Options) -> int:
         "groups": {},
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    failed = 0
+    code = 0
     with tempfile.TemporaryDirectory() as directory, shared_weights():
         checkpoint = random_checkpoint.write_config(options.geometry, Path(directory), options.load.context)
         for name, arms in chosen.items():
@@ -124,18 +131,18 @@ def main(options: Options) -> int:
                 show(found)
                 results["groups"][name] = found
             except Exception as error:  # one group's failure must not cost the others' results
-                failed = 1
-                results["groups"][name] = {"error": f"{type(error).__name__}: {error}"}
-                print(f"  failed: {type(error).__name__}: {error}", flush=True)
+                code = 1
+                results["groups"][name] = {"error": described(error)}
+                print(f"  {failed(described(error))}", flush=True)
             print(f"  {time.perf_counter() - begun:.1f} s", flush=True)
             gc.collect()
             torch.cuda.empty_cache()
             write_json(options.out / f"decode-{options.geometry}.json", results)
-    return failed
+    return code
 
 
 def parse() -> Options:
-    """The command line; without a GPU all sizes are a rehearsal's."""
+    """Parse the command line; without a GPU the defaults are a rehearsal's."""
     rehearsal = not torch.cuda.is_available()
     parser = arguments(__doc__, "decode-GEOMETRY.json")
     parser.add_argument("--geometry", choices=GEOMETRIES, default="tiny" if rehearsal else "qwen3-0.6b")

@@ -1,4 +1,4 @@
-"""Streams driven through a worker without an engine: all start together and step together."""
+"""Drives a decode worker without an engine: all sequences start together and step together."""
 
 import json
 import time
@@ -26,17 +26,18 @@ from hiscore.decoding.worker.worker import CacheWorker
 
 @dataclass(frozen=True)
 class Staged:
-    """A prefilled prompt: its rows of the staging pool [L, n, C, H, D], and float32 [vocabulary] logits."""
+    """A prefilled prompt."""
 
     rows: Tensor
+    """Its rows of the staging pool, [L, n, C, H, D]."""
     logits: Tensor
+    """float32 [vocabulary], at its last token."""
 
 
 class Driver:
-    """prompts: int32 [n] each; room: tokens that may follow each prompt.
+    """Sequences on one worker.
 
-    staged: the prompts as another driver over the same weights has prefilled them, for grouped-query models.
-    Pages are given out in order, so the worker's pools must hold all streams at once, and one staged prompt.
+    Pages are allocated in order, so the worker's pools must hold all sequences at once, and one staged prompt.
     """
 
     def __init__(
@@ -47,9 +48,18 @@ class Driver:
         full: bool = False,
         staged: Sequence[Staged] | None = None,
     ) -> None:
+        """Prefill the prompts and admit their sequences.
+
+        Args:
+            worker: Used by one driver at a time.
+            prompts: int32 [n] each.
+            room: Tokens that may follow each prompt.
+            full: Keep whole sequences on the device.
+            staged: The prompts as another driver over the same weights prefilled them; grouped-query models only.
+        """
         self._worker, self._cache_config = worker, worker.cache_config
         self.logits: Tensor
-        """Of the newest forward: float32 [R, vocabulary], R = 1 at the end of a prompt."""
+        """Logits of the latest forward, float32 [R, vocabulary]; R = 1 at the end of a prompt."""
         self._watch()
         self._host = self._device = 0
         self.staged = [
@@ -58,18 +68,18 @@ class Driver:
         ]
         self.seq_indices = np.arange(len(prompts), dtype=np.int32)
         self.lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-        """Tokens whose keys and values are in the cache."""
+        """Tokens of each sequence in the cache."""
 
     @classmethod
     def of_random(cls, worker: CacheWorker, checkpoint: Path, lengths: Sequence[int]) -> "Driver":
-        """Streams with random prompts of these lengths, each with room up to the context's end."""
+        """Sequences with random prompts of these lengths and room up to the end of the context."""
         vocabulary = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
         rng = np.random.default_rng(0)
         prompts = [rng.integers(0, vocabulary, length).astype(np.int32) for length in lengths]
         return cls(worker, prompts, worker.cache_config.context_length - max(lengths))
 
     def steps(self, count: int) -> float:
-        """Launch so many steps, each fed with the sample of the one before, and wait for the last: ms a step."""
+        """Launch `count` steps, each fed with the previous one's samples: milliseconds per step."""
         begun = time.perf_counter()
         launched = [self._launch() for _ in range(count)]
         for each in launched:
@@ -77,7 +87,7 @@ class Driver:
         return 1e3 * (time.perf_counter() - begun) / count
 
     def feed(self, tokens: Int32) -> Tensor:
-        """One step over these tokens (int32 [R]) instead of the samples: logits float32 [R, vocabulary]."""
+        """Step over these tokens, int32 [R], instead of the samples: logits, float32 [R, vocabulary]."""
         with torch.inference_mode():
             fed = self._worker._runner.fed
             fed[: len(tokens)] = torch.from_numpy(tokens).to(fed.device)
@@ -86,7 +96,7 @@ class Driver:
         return self.logits
 
     def release(self) -> None:
-        """Give all sequences back; another driver may begin."""
+        """Release all sequences; the worker may get another driver."""
         for seq_index in self.seq_indices.tolist():
             while not self._worker.drained(seq_index):
                 time.sleep(0.001)
@@ -106,7 +116,7 @@ class Driver:
         places = np.arange(self._device, self._device + owned, dtype=np.int32)
         self._host, self._device = self._host + pages, self._device + owned
         if self._host > g.host_pages or self._device > g.device_pages:
-            raise ValueError(f"{seq_index + 1} streams do not fit into the worker's pools")
+            raise ValueError(f"{seq_index + 1} sequences do not fit into the worker's pools")
         whole = PrefillChunk(seq_index, prompt, 0, staging, host, True, full)
         if staged is None:
             staged = self._prefill(whole)
@@ -128,7 +138,7 @@ class Driver:
         return Staged(self._worker._model.staging[:, : whole.end].clone(), self.logits[0])
 
     def _watch(self) -> None:
-        """Keep every forward's logits on their way to the sampler."""
+        """Keep a copy of the logits that reach the sampler."""
         worker = self._worker
         sample = type(worker)._sample
 
@@ -145,7 +155,7 @@ def _synchronize() -> None:
 
 
 def greedy(rows: int) -> SamplingBatch:
-    """Sampling of so many rows: the most probable token."""
+    """Greedy sampling for so many rows."""
     return SamplingBatch(
         np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows, np.float32), np.zeros(rows)
     )

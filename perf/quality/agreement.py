@@ -1,4 +1,4 @@
-"""How well scores separate two classes, and how far two sets of scores agree. NumPy alone."""
+"""How well scores separate two classes, and how far two sets of scores agree."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def mid_ranks(values: Float64) -> Float64:
-    """Ranks from 1, equal values sharing the mean of theirs: [n] -> [n]."""
+    """Ranks from 1, [n]; equal values share the mean of their ranks."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     shared: Float64 = (last - (counts - 1) / 2)[place]
@@ -18,7 +18,11 @@ def mid_ranks(values: Float64) -> Float64:
 
 
 def auc(scores: Float64, positive: Bools) -> float:
-    """The share of pairs, one of each class, whose positive one scores higher; a tie counts half."""
+    """The share of pairs of one positive and one negative whose positive scores higher; ties count half.
+
+    Raises:
+        ValueError: A class is empty.
+    """
     ones = int(positive.sum())
     zeros = len(positive) - ones
     if not ones or not zeros:
@@ -28,7 +32,7 @@ def auc(scores: Float64, positive: Bools) -> float:
 
 
 def spearman(a: Float64, b: Float64) -> float:
-    """The correlation of the ranks; NaN where one side is constant."""
+    """Rank correlation; NaN if one side is constant."""
     x, y = mid_ranks(a), mid_ranks(b)
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
@@ -37,7 +41,7 @@ def spearman(a: Float64, b: Float64) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and where 95% of its bootstrap resamples lie."""
+    """A value and the central 95% of its bootstrap resamples."""
 
     value: float
     low: float
@@ -56,7 +60,7 @@ def auc_interval(scores: Float64, positive: Bools, resamples: int = 1_000, seed:
 def auc_gain_interval(
     scores: Float64, baseline: Float64, positive: Bools, resamples: int = 1_000, seed: int = 0
 ) -> Interval:
-    """AUC less the baseline's, resampled in pairs: what both share cancels."""
+    """AUC minus the baseline's, with resamples shared by both, so that common noise cancels."""
     found = [
         auc(scores[rows], positive[rows]) - auc(baseline[rows], positive[rows])
         for rows in _resamples(positive, resamples, seed)
@@ -65,7 +69,7 @@ def auc_gain_interval(
 
 
 def same_best(a: Float64, b: Float64, group: int) -> float:
-    """The share of whole groups of neighbours whose best item is the same on both sides; NaN without one."""
+    """The share of groups of neighbours with the same best item on both sides; NaN without a whole group."""
     groups = len(a) // group
     if not groups:
         return float("nan")
@@ -74,7 +78,7 @@ def same_best(a: Float64, b: Float64, group: int) -> float:
 
 
 def _resamples(positive: Bools, count: int, seed: int) -> list[npt.NDArray[np.int64]]:
-    """Rows drawn with replacement within each class, so that both are always there."""
+    """Draw rows with replacement within each class, so that neither is ever empty."""
     rng = np.random.default_rng(seed)
     classes = np.flatnonzero(positive), np.flatnonzero(~positive)
     return [np.concatenate([rng.choice(rows, len(rows)) for rows in classes]) for _ in range(count)]

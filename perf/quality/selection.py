@@ -1,11 +1,10 @@
-"""What selection costs in quality, on a real model: perplexity, agreement with dense, pass keys found.
+"""What selection costs in quality on a real model: perplexity, agreement with dense, pass keys found.
 
 usage: python -m perf.quality.selection --out DIR [--checkpoint DIR] [--reviews FILE] [--prompt 3072]
            [--tokens 128] [--lengths 1024,2048,4096]
 
-Prompts are prefilled once, densely, and put into each arm's cache; then each arm's steps are fed the same tokens.
-What is judged has been predicted by steps alone. A buffer is twice the budget, so pages come back from the host on
-the way. Writes decode_quality.json and decode_quality.md.
+Prompts are prefilled once, densely, and put into the cache of each variant; then each is fed the same tokens step
+by step. Only what steps predict is judged. Buffers are twice the budget, so that pages come back from the host.
 """
 
 import gc
@@ -44,7 +43,7 @@ DENSE = "dense"
 
 @dataclass(frozen=True)
 class Variant:
-    """A selector at a budget in tokens; page, dense_layers: of quest."""
+    """A selector with a budget in tokens; `page` and `dense_layers` are quest's."""
 
     selector: str
     budget: int = 0
@@ -64,26 +63,26 @@ class Variant:
         return Arm(self.name, {"selector": self.selector, "quest_dense_layers": self.dense_layers, **sizes})
 
     def built(self) -> AbstractContextManager[object]:
-        """Workers built meanwhile have its page."""
+        """While open, workers are built with the variant's page size."""
         return mock.patch.object(sizing, "QUEST_PAGE", self.page) if self.page else nullcontext()
 
 
 @dataclass
 class Judged:
-    """Predictions of one task: of its judged tokens, n of them."""
+    """Predictions of the n judged tokens of a task."""
 
     nll: list[float]
     """Negative log-likelihood of each."""
     right: list[bool]
-    """Whether it was the most probable."""
+    """Whether each was the most probable."""
     best: list[int]
-    """What was the most probable."""
+    """The most probable token instead of each."""
     logits: Tensor
     """float32 [n, vocabulary]"""
 
 
 def variants() -> list[Variant]:
-    """The reference first."""
+    """What is compared, the reference first."""
     found = [Variant(DENSE)]
     for budget in BUDGETS:
         found += [Variant("quest", budget, page, 2) for page in (32, 16)] + [Variant("exact", budget)]
@@ -91,7 +90,15 @@ def variants() -> list[Variant]:
 
 
 def judge(driver: Driver, tasks: Sequence[Task]) -> tuple[list[Judged], int, int]:
-    """Feed the tasks' rests (of one length) side by side; also pages found on the device, and missed."""
+    """Feed tasks side by side, token by token.
+
+    Args:
+        driver: Has prefilled the tasks' prompts.
+        tasks: Their rests are of one length.
+
+    Returns:
+        Predictions by task, and selected pages that were on the device and that were not.
+    """
     rests = np.stack([task.rest for task in tasks])
     logits, hits, misses = [], 0, 0
     for at in range(rests.shape[1] - 1):
@@ -100,7 +107,7 @@ def judge(driver: Driver, tasks: Sequence[Task]) -> tuple[list[Judged], int, int
     predicted = torch.stack(logits, dim=1)
     found = []
     for row, task in enumerate(tasks):
-        # The prediction after rest[i] is of rest[i + 1].
+        # The prediction after rest[i] is that of rest[i + 1].
         of = predicted[row, -task.judged :]
         truth = torch.from_numpy(task.rest[-task.judged :].astype(np.int64))
         nll = torch.nn.functional.cross_entropy(of, truth, reduction="none")
@@ -110,13 +117,13 @@ def judge(driver: Driver, tasks: Sequence[Task]) -> tuple[list[Judged], int, int
 
 
 def divergence(reference: Tensor, other: Tensor) -> float:
-    """Mean Kullback-Leibler divergence from the reference, in nats: logits float32 [n, vocabulary]."""
+    """Mean Kullback-Leibler divergence from the reference in nats; logits are float32 [n, vocabulary]."""
     a, b = reference.log_softmax(dim=1), other.log_softmax(dim=1)
     return float((a.exp() * (a - b)).sum(dim=1).mean())
 
 
 def rows_of(tasks: Sequence[Task], judged: Sequence[Judged], dense: Sequence[Judged]) -> list[dict[str, Any]]:
-    """A task's numbers, in the arm and against dense."""
+    """The numbers of each task, by themselves and against dense."""
     rows = []
     for task, found, base in zip(tasks, judged, dense, strict=True):
         rows.append(
@@ -134,7 +141,7 @@ def rows_of(tasks: Sequence[Task], judged: Sequence[Judged], dense: Sequence[Jud
 
 
 def measure(path: Path, groups: dict[str, list[Task]], chosen: Sequence[Variant]) -> Iterator[dict[str, Any]]:
-    """All variants over all groups of tasks; the first variant prefills, and is the reference."""
+    """Measure all variants on all groups of tasks; the first variant prefills and is the reference."""
     staged: dict[str, list[Staged]] = {}
     dense: dict[str, list[Judged]] = {}
     streams = max(map(len, groups.values()))
@@ -168,6 +175,7 @@ def measure(path: Path, groups: dict[str, list[Task]], chosen: Sequence[Variant]
 
 
 def summary(row: dict[str, Any]) -> str:
+    """The numbers of a variant as a line."""
     parts = []
     for group, found in row["groups"].items():
         tasks = found["tasks"]
@@ -180,13 +188,16 @@ def summary(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
+    """Measure; writes decode_quality.json and decode_quality.md after every variant."""
     parser = arguments(__doc__, "decode_quality.json and decode_quality.md")
     parser.add_argument("--checkpoint", default=DEFAULT_MODEL, help="directory or name; with a tokenizer")
-    parser.add_argument("--reviews", type=Path, help="as perf.quality.precision --prepare writes them")
+    parser.add_argument("--reviews", type=Path, help="written by perf.quality.precision --prepare")
     parser.add_argument("--prompt", type=int, default=3_072)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--lengths", default="1024,2048,4096", help="of the texts that hide a pass key")
-    parser.add_argument("--only", default="", help="variants whose names hold this, and dense")
+    parser.add_argument(
+        "--lengths", default="1024,2048,4096", help="lengths of the texts that hide a pass key"
+    )
+    parser.add_argument("--only", default="", help="dense, and variants with this in their names")
     options = parser.parse_args()
     begun = time.perf_counter()
     path = resolve(str(options.checkpoint))
@@ -216,7 +227,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     with mock.patch.object(build, "Decoder", cache(Decoder)):
         for row in measure(path, groups, chosen):
-            # A run that is cut short leaves what it has.
+            # Written after every variant, so that an interrupted run leaves what it has.
             report["variants"].append(row)
             report["seconds"] = time.perf_counter() - begun
             write_json(options.out / "decode_quality.json", report)

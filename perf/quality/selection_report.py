@@ -1,4 +1,4 @@
-"""`perf.quality.selection` as a page to read."""
+"""The results of perf.quality.selection as a page in Markdown."""
 
 import math
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from statistics import mean
 from typing import Any
 
 HOW = """\
-Prompts are prefilled densely, with every selector; all that is judged was predicted by decode steps. The
-budget is what a step attends to, sink and newest pages included; buffers hold twice as much, so what is
-missing comes back from the host. `agreement`: share of judged tokens whose most probable prediction is
-dense's. `KL`: divergence of the predictions from dense's, in nats. A pass key counts as found if each of
-its digits is the most probable one, those before it given. Read each line against the first: what dense
-does not find, in a model so small, says nothing about a selector.""".splitlines()
+Prompts are prefilled densely with every selector; only what decode steps predict is judged. The budget is
+the number of tokens that a step attends to, sink and newest pages included; buffers hold twice as much, and
+missing pages come back from the host. `agreement`: share of judged tokens with the same most probable
+prediction as dense. `KL`: divergence of the predictions from dense's, in nats. A pass key counts as found if
+each of its digits is the most probable one after those before it. Compare each line with the first: what
+dense does not find in such a small model says nothing about a selector.""".splitlines()
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Tables: texts, pass keys by length, and both by what was varied."""
+    """A page with a table of texts and a table of pass keys."""
     variants, machine = report["variants"], report["machine"]
     where = machine["gpu"] or machine["cpu"]
     keys = variants[0]["groups"]["pass keys"]["tasks"]
@@ -31,7 +31,7 @@ def markdown(report: dict[str, Any]) -> str:
         *HOW,
         "",
         f"An agreement of 0.9 over {len(texts) * judged} judged tokens is known to about ± "
-        f"{1.96 * math.sqrt(0.09 / (len(texts) * judged)):.2f}; {len(keys)} keys tell apart what is far apart.",
+        f"{1.96 * math.sqrt(0.09 / (len(texts) * judged)):.2f}; {len(keys)} keys only show large differences.",
         "",
         f"## Texts: perplexity over {judged} tokens after {report['prompt']}",
         "",

@@ -1,7 +1,7 @@
-"""What a selector's answers are judged by: real texts to be continued, and pass keys to be found in one.
+"""The tasks by which selectors are judged: real texts to continue, and pass keys to find in a text.
 
-A task's prompt is prefilled, which is dense with every selector; the rest is fed token by token by decode steps,
-so that all that is judged has been predicted by steps.
+The prompt of a task is prefilled, which is dense with every selector; the rest is fed token by token, so that only
+what decode steps predict is judged.
 """
 
 import inspect
@@ -23,12 +23,15 @@ DEPTHS = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Task:
-    """prompt: prefilled; rest: fed by steps, of whose tokens the last `judged` are compared with predictions."""
+    """A text of which the last tokens are judged."""
 
     name: str
     prompt: Int32
+    """Prefilled."""
     rest: Int32
+    """Fed by decode steps."""
     judged: int
+    """Tokens at the end of `rest` that are compared with predictions."""
 
     def __post_init__(self) -> None:
         if not 0 < self.judged < len(self.rest):
@@ -36,9 +39,9 @@ class Task:
 
 
 def documents(reviews: Path | None) -> dict[str, str]:
-    """Long real texts that every Python brings along, and film reviews if there is a file of them.
+    """Long real texts that come with Python, and film reviews if there is a file of them.
 
-    They differ a little between versions of Python.
+    The texts differ a little between versions of Python.
     """
     import argparse
     from pydoc_data.topics import topics
@@ -55,10 +58,10 @@ def documents(reviews: Path | None) -> dict[str, str]:
 
 
 def continuations(texts: dict[str, str], encode: Encode, prompt: int, tokens: int) -> list[Task]:
-    """Each text's first `prompt` tokens, of which the next ones are to be predicted.
+    """A task for each text: predict the `tokens` that follow its first `prompt` tokens.
 
     Raises:
-        ValueError: a text is too short.
+        ValueError: A text is too short.
     """
     tasks = []
     for name, text in texts.items():
@@ -70,7 +73,11 @@ def continuations(texts: dict[str, str], encode: Encode, prompt: int, tokens: in
 
 
 def needles(filler: str, encode: Encode, lengths: Sequence[int]) -> list[Task]:
-    """A pass key at each depth of a filler text of each length in tokens; asked for by steps, digit by digit."""
+    """Pass keys hidden at each depth in filler texts of each length, asked for digit by digit.
+
+    Raises:
+        ValueError: The filler is too short.
+    """
     hay = encode(filler)
     tasks = []
     for at, (length, depth) in enumerate((length, depth) for length in lengths for depth in DEPTHS):
@@ -83,6 +90,6 @@ def needles(filler: str, encode: Encode, lengths: Sequence[int]) -> list[Task]:
         prompt = hay[:before] + needle + hay[before:room]
         asked, answer = encode(QUESTION), encode(f" {key}")
         name = f"pass key in {length} tokens, at {depth:.0%}"
-        # The answer's first token is the space.
+        # The first token of the answer is the space.
         tasks.append(Task(name, np.array(prompt, np.int32), np.array(asked + answer, np.int32), len(key)))
     return tasks

@@ -1,4 +1,4 @@
-"""Quality by text, through the real server: labelled film reviews to `score`, and the same texts to transformers.
+"""Quality by text through a real server: labelled film reviews by `score` and by transformers.
 
 usage: python -m perf.quality.text_scores --reviews FILE.json --out DIR [--checkpoint DIR] [--limit N]
 
@@ -32,13 +32,17 @@ from perf.quality.precision import CHOSEN, GROUP, PROMPTS, Prompt, slices
 from perf.quality.reviews import Review
 from perf.script import arguments, write_json
 
-# Float32 as the contract has it. In bfloat16 the largest difference of 2,000 reviews to float32 was measured as
-# 0.028; a review scored as another one is off by 0.5 and more.
+# Float32: the contract's tolerance. In bfloat16 the largest measured difference from float32 over 2,000 reviews is
+# 0.028; a review with another one's score is off by 0.5 and more.
 TOLERANCES = {"cpu": 2e-5, "cuda": 6e-2}
 
 
 def by_server(url: str, texts: Sequence[Review], prompt: Prompt) -> tuple[Float64, int, int]:
-    """How probable the positive label is for each review, float64 [reviews]; prompt tokens, and cached ones."""
+    """Score reviews through the server.
+
+    Returns:
+        Probability of the positive label, float64 [reviews]; prompt tokens; of these from the cache.
+    """
     found, tokens, cached = [], 0, 0
     with ScoreClient(url) as client:
         for group in slices(texts, GROUP):
@@ -54,7 +58,7 @@ def by_server(url: str, texts: Sequence[Review], prompt: Prompt) -> tuple[Float6
 def by_transformers(
     checkpoint: Path, device: str, texts: Sequence[Review], prompt: Prompt, dtype: torch.dtype = torch.float32
 ) -> Float64:
-    """The same by transformers, with its own tokenizer: float64 [reviews]."""
+    """Score reviews by transformers with its own tokenizer, one prompt at a time: float64 [reviews]."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -75,7 +79,7 @@ def compare(served: Float64, reference: Float64, positive: Any, tolerance: float
     """AUC of both with bootstrap intervals, and how far they agree.
 
     Raises:
-        SystemExit: a score is off by more than the tolerance, or reviews score so alike that it would not show.
+        SystemExit: A score is off by more than the tolerance, or reviews score so alike that it would not show.
     """
     difference = np.abs(served - reference)
     control = float(np.abs(served - np.roll(reference, 1)).max())
@@ -100,7 +104,7 @@ def compare(served: Float64, reference: Float64, positive: Any, tolerance: float
 
 
 def main() -> int:
-    """Serve, score, compare; writes quality_served.json."""
+    """Serve, score and compare; writes quality_served.json."""
     options = parse()
     device, _ = choose_device("auto")
     checkpoint = options.checkpoint or resolve()
