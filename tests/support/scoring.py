@@ -1,4 +1,4 @@
-"""Scores of calls from a scorer in this process."""
+"""Scores from a scorer in this process."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ LABELS = [5, 77, 401]
 
 
 def score(scorer: Scorer, calls: Sequence[Tokens], options: ScoreOptions) -> list[np.ndarray]:
-    """Score calls together, a causal LM's with `LABELS`; every one must get scores, float32 [items, labels]."""
+    """Score prompts together, a causal LM's with `LABELS`; each must get scores, float32 [items, labels]."""
     labels = [] if scorer.facts.is_classifier else LABELS
     answers, _ = scorer.score(
         [ScoreRequest(call.prompt(), np.array(labels, np.int32), options) for call in calls]

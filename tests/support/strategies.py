@@ -1,4 +1,4 @@
-"""Random calls for hypothesis: shapes first, ids from a seed, so that failures shrink to small shapes."""
+"""Random prompts for hypothesis: shapes first, ids from a seed, so that failures shrink to small shapes."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from hiscore.scoring.request import MultiItemPrompt
 
 @dataclass(frozen=True)
 class Tokens:
-    """One call as its lists of ids."""
+    """A prompt as lists of ids."""
 
     query: list[int]
     items: list[list[int]]
@@ -20,7 +20,7 @@ class Tokens:
 
 
 def random_tokens(rng: np.random.Generator, query: int, items: list[int], vocabulary: int) -> Tokens:
-    """Ids drawn at random for given lengths."""
+    """Random ids of given lengths."""
     return Tokens(
         rng.integers(0, vocabulary, query).tolist(),
         [rng.integers(0, vocabulary, length).tolist() for length in items],
@@ -29,7 +29,7 @@ def random_tokens(rng: np.random.Generator, query: int, items: list[int], vocabu
 
 @st.composite
 def tokens(draw: st.DrawFn, vocabulary: int, longest: int = 24, most: int = 8) -> Tokens:
-    """A call in which every item leaves a token to read."""
+    """A prompt in which no item is empty together with the query."""
     query = draw(st.integers(0, longest))
     items = draw(st.lists(st.integers(0 if query else 1, longest), max_size=most))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))

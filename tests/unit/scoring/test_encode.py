@@ -1,4 +1,4 @@
-"""Calls in text: the ids of the user who sends one item at a time, and errors that harm no neighbour."""
+"""Requests in text: the ids are those of one item at a time, and an error affects no other request."""
 
 import re
 from collections.abc import Callable
@@ -33,7 +33,7 @@ LABELS = np.array([5, 6], np.int32)
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[TextTokenizer, Any]]:
-    """Ours and the truth, from the same directory."""
+    """Our tokenizer and the reference, from the same directory."""
     loaded: dict[str, tuple[TextTokenizer, Any]] = {}
 
     def get(name: str) -> tuple[TextTokenizer, Any]:
@@ -58,7 +58,7 @@ def one(
 
 
 def sequences(answer: TokenizedRequest) -> list[list[int]]:
-    """Query and item, for every item."""
+    """Query and item joined, for every item."""
     call = unpack(answer.input_ids, answer.delimiter_indices)
     query, rest = call.tokens[: call.query_length], call.tokens[call.query_length :]
     return [[*query, *item] for item in np.split(rest, np.cumsum(call.item_lengths)[:-1])]
@@ -69,7 +69,7 @@ def true_to(truth: Any, answer: TokenizedRequest, call: TextRequest) -> bool:
     return sequences(answer) == [truth(text)["input_ids"] for text in texts]
 
 
-CALLS = st.builds(
+REQUESTS = st.builds(
     TextRequest,
     query=st.one_of(TEXTS, TEXTS.map("The item is: {} ".format), st.just("苹果是水果吗？是的，")),
     items=st.lists(st.one_of(st.just(""), TEXTS), min_size=1, max_size=5),
@@ -84,7 +84,7 @@ def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
     assert ours.has_safe_splits == (name in tiny.WITH_SAFE_SPLITS)
 
     @settings(max_examples=150, deadline=None)
-    @given(st.lists(CALLS, max_size=3))
+    @given(st.lists(REQUESTS, max_size=3))
     def check(batch: list[TextRequest]) -> None:
         for call, answer in zip(batch, encode_requests(ours, batch, Limits(), FACTS), strict=True):
             texts = [item + call.query for item in call.items]
@@ -127,7 +127,7 @@ def test_a_wrong_split_is_caught(name: str, load: Load, monkeypatch: pytest.Monk
 
 
 class Spy:
-    """Passes everything on to a tokenizer and keeps what was to be encoded."""
+    """Forwards to a tokenizer and records the batches of texts."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
@@ -152,7 +152,7 @@ def test_all_texts_go_through_one_call_and_the_query_once(load: Load, item_first
     assert sum(map(len, texts)) <= 3 * (len(query) + 30 * len("this is apple") + len(" Yes No"))
 
 
-def test_full_encodes_are_told(load: Load) -> None:
+def test_full_encodes_are_reported(load: Load) -> None:
     for name, query, full in [
         ("metaspace", "one two", True),
         ("twice", "one two", True),
@@ -327,7 +327,7 @@ def test_an_unsafe_added_token_turns_safe_splits_off_and_ids_stay_true(tmp_path:
     assert true_to(AutoTokenizer.from_pretrained(directory), answer, call)
 
 
-def test_a_text_on_which_the_library_panics_is_refused_and_harms_no_neighbour() -> None:
+def test_a_text_on_which_the_library_panics_fails_alone() -> None:
     """A panic is no `Exception`: it would end the thread that encodes for everyone."""
     backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
     # Its search doubles with each letter, until the library's own limit.

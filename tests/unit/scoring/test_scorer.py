@@ -64,7 +64,7 @@ def test_scores_equal_transformers_one_at_a_time(family: str, labels: int | None
 
 
 def plain_causal(calls, budget: int, pages) -> Batch:
-    """What a packed sequence gets without multi-item attention: everything before it is seen."""
+    """Plain causal attention over the packed sequence: a token sees everything before it."""
     (forward,) = pack(calls, budget, pages).forwards
     rows = len(forward.input_ids)
     everything = Group(0, rows, np.empty(0, np.int64), slice(0, 0))
@@ -73,7 +73,7 @@ def plain_causal(calls, budget: int, pages) -> Batch:
 
 
 def restarted_positions(calls, budget: int, pages) -> Batch:
-    """Items that continue the packed sequence's positions instead of the query's."""
+    """Positions that continue through the packed sequence instead of from the query."""
     (forward,) = pack(calls, budget, pages).forwards
     positions = np.arange(len(forward.input_ids), dtype=np.int32)
     return Batch((replace(forward, positions=positions),), (0,) * len(calls))
@@ -177,7 +177,7 @@ def test_a_cached_query_changes_no_score(family: str, checkpoints) -> None:
 
 
 def test_control_a_poisoned_cache_shows_and_a_forgotten_one_does_not(checkpoints) -> None:
-    """What the pool holds is what is read; what was evicted never is."""
+    """Pages in the cache are read; pages that were dropped from it are not."""
     checkpoint, truth = checkpoints("llama")
     scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
     call = random_tokens(np.random.default_rng(10), 64, [4, 9], VOCABULARY)
