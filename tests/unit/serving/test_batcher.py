@@ -113,6 +113,14 @@ def submit(device: Device, batcher: Batcher[int], *jobs: int, deadline: float = 
     return [job for job in jobs if isinstance(device.answers.get(job), RequestError)]
 
 
+def wait_until(condition: Callable[[], bool]) -> bool:
+    """For what nobody is notified of."""
+    end = time.monotonic() + 5
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    return condition()
+
+
 def test_waiting_requests_become_batches_within_the_limit(device: Device) -> None:
     batcher = device.batcher(in_flight=1)
     submit(device, batcher, 1)
@@ -162,18 +170,23 @@ def test_a_full_queue_refuses_and_forgets_nobody(device: Device) -> None:
     assert sorted(device.answers) == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_idle_model_takes_one_request_beyond_the_queue() -> None:
+def test_a_request_that_is_launched_at_once_needs_no_room_in_the_queue() -> None:
     device = Device(async_launch=True)
-    batcher = device.batcher(max_queue=1)
-    assert submit(device, batcher, 1, 2) == [2]
-    assert device.launched == [[1]]
-    assert submit(device, batcher, 3) == []
-    assert device.launched == [[1], [3]]
-    assert submit(device, batcher, 4, 5) == [5]
-    device.finish_all()
-    assert device.wait(lambda: len(device.done) == 3)
+    batcher = device.batcher(max_queue=1, in_flight=1)
+    assert submit(device, batcher, 1) == []
+    assert submit(device, batcher, 2, 3) == [3]
+    # While the first is being answered, the device is idle and nobody has launched the second yet.
+    with device.changed:
+        device.done[0].release()
+        assert wait_until(lambda: batcher._in_flight == 0)
+        in_between = threading.Thread(target=submit, args=(device, batcher, 4, 5))
+        in_between.start()
+        assert wait_until(lambda: batcher.totals.rejects["full"] == 2)
+    in_between.join()
+    assert device.wait(lambda: device.launched == [[1], [2, 4]])
     device.finish_all()
     batcher.close()
+    assert {job for job, answer in device.answers.items() if isinstance(answer, RequestError)} == {3, 5}
 
 
 def test_requests_that_arrive_during_a_launch_count_against_the_queue(device: Device) -> None:
@@ -278,7 +291,14 @@ def test_closing_runs_what_waits_and_refuses_what_arrives(device: Device) -> Non
     assert device.launched == [[1], [2], [3]]
     assert [device.answers[job] for job in (1, 2, 3)] == [10, 20, 30]
     assert submit(device, batcher, 5) == [5]
+
+
+def test_nothing_runs_on_the_spot_once_closing() -> None:
+    device = Device(async_launch=True)
+    batcher = device.batcher(max_cost=100)
+    batcher.close()
     assert batcher.run_alone(1) is None
+    assert device.launched == []
 
 
 def test_an_idle_model_runs_a_request_on_the_spot() -> None:

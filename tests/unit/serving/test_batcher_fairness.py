@@ -145,6 +145,18 @@ def test_a_caller_that_goes_between_parts_is_dropped(model: Model) -> None:
     assert model.launched == [[(10,)]]
 
 
+def test_a_started_request_is_finished_after_its_deadline(model: Model) -> None:
+    batcher = model.batcher()
+    request = model.request("large", 10, 9, 8)
+    batcher.submit([request])
+    assert model.wait(lambda: len(model.launched) == 1)
+    request.deadline = 0.0
+    model.go.release(100)
+    assert model.wait(lambda: len(model.answers) == 1)
+    batcher.close()
+    assert model.answers["large"] == [10, 9, 8]
+
+
 def test_admission_by_cost_counts_what_waits_and_what_is_computed(model: Model) -> None:
     batcher = model.batcher(max_total_cost=25)
 
