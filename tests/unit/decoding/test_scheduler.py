@@ -288,6 +288,22 @@ def test_only_those_that_are_passed_over_are_overtaken(large_first: bool) -> Non
     assert [each.times_overtaken for each in small] == [0, 0]
 
 
+@pytest.mark.parametrize("overtaken", [0, MAX_OVERTAKEN])
+def test_what_becomes_free_is_kept_for_one_that_was_overtaken_too_often(overtaken: int) -> None:
+    """From preempted sequences too, unless it waits for host pages, which only they can free by going on."""
+    drive = Drive(quantum=5)
+    running = fill(drive)
+    large = sequence(prompt=40, max_tokens=40, sparse=False)  # needs every device page
+    drive.add(sequence(max_tokens=60), large)
+    large.times_overtaken = overtaken
+    drive.until(running[0], Status.PREEMPTED)
+    assert large.queue_position < running[0].queue_position
+    drive.scheduler.end(running[1])
+    drive.go(4)
+    assert large.status is Status.WAITING
+    assert (running[0].status is Status.PREEMPTED) == (overtaken == MAX_OVERTAKEN)
+
+
 def test_nobody_is_preempted_without_a_quantum_or_before_it() -> None:
     for quantum in (0, 50):
         drive = Drive(quantum=quantum)

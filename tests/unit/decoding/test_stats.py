@@ -1,12 +1,20 @@
-"""decode's metrics follow from the engine's statistics."""
+"""Statistics count what launches gave, and show what the scheduler holds; metrics follow from them."""
 
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 
-from hiscore.decoding.stats import COUNTERS, GAUGES, EngineStats, MetricsFeed
+import numpy as np
+
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.scheduler import Scheduler
+from hiscore.decoding.sequence import DecodeCall, Sequence, Status
+from hiscore.decoding.stats import COUNTERS, GAUGES, EngineStats, MetricsFeed, Tally
+from hiscore.decoding.stop_strings import StopChecker
+from hiscore.decoding.worker.interface import ForwardResult
 from hiscore.errors import REASONS
 from hiscore.launcher.canary import probes
+from tests.support.decode_worker import TINY
 
 
 def test_every_statistic_is_a_metric_with_the_contracts_names() -> None:
@@ -29,11 +37,11 @@ def test_counters_get_what_is_new_and_gauges_what_is() -> None:
         for name, amount in amounts.items():
             totals[name] += amount
 
-    turned_away: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
     feed = MetricsFeed(
         add,
         lambda **values: levels.update(values),
-        lambda reason, calls: turned_away.update({reason: calls}),
+        lambda reason, calls: rejected.update({reason: calls}),
     )
     stats = EngineStats(steps=3, tokens=5, step_seconds=0.5, running=2, host_rows=64, full=2, late=1)
     feed.update(stats)
@@ -43,8 +51,56 @@ def test_counters_get_what_is_new_and_gauges_what_is() -> None:
     assert totals["hiscore_decode_steps_total"] == 7
     assert totals["hiscore_decode_tokens_total"] == 5
     assert totals["hiscore_decode_step_seconds_total"] == 0.75
-    assert turned_away == {"full": 3, "late": 1, "cancelled": 0}
+    assert rejected == {"full": 3, "late": 1, "cancelled": 0}
     assert (levels["hiscore_decode_running"], levels["hiscore_decode_host_rows"]) == (0, 64)
+
+
+RESULT = ForwardResult(
+    np.zeros(3, np.int32), hits=7, misses=2, seconds=0.5, offloaded_tokens=4, offload_lag=6, captured_mass=1.5,
+    captured_rows=3,
+)  # fmt: skip
+
+
+def test_a_step_and_a_prefill_are_counted() -> None:
+    tally = Tally()
+    tally.add(RESULT, TINY, tokens=3, prompt_tokens=0)
+    tally.add(RESULT, TINY, tokens=1, prompt_tokens=20)
+    expected = EngineStats(
+        steps=1, tokens=4, prompt_tokens=20, step_seconds=0.5, backed_up_tokens=8, hits=14, misses=4,
+        swap_in_rows=4 * TINY.page_size, captured=3.0, captured_rows=6, backup_lag=6,
+    )  # fmt: skip
+    assert tally.total == expected
+    tally.count_rejection("late")
+    tally.count_rejection("late")
+    tally.count_rejection("cancelled")
+    assert tally.total == replace(expected, late=2, cancelled=1)
+
+
+def test_a_snapshot_shows_what_the_scheduler_holds() -> None:
+    scheduler = Scheduler(replace(TINY, prefill_token_budget=80), quantum=0)
+    tally = Tally(EngineStats(steps=9, backup_lag=6))
+    nothing = tally.snapshot(scheduler, TINY)
+    assert nothing == EngineStats(steps=9)  # nothing is under way where nothing runs
+    assert nothing.idle
+    params = SamplingParams(max_tokens=8)
+    for _ in range(9):
+        call = DecodeCall(np.zeros(20, np.int32), params, 0.0)
+        scheduler.add(Sequence(call, None, StopChecker(params, frozenset())))
+    waiting = tally.snapshot(scheduler, TINY)
+    assert (waiting.waiting, waiting.host_rows, waiting.idle) == (9, 0, False)
+    scheduler.schedule(lambda seq_index: False)
+    (first, second, third, fourth) = scheduler.admitted
+    for sequence, status in ((first, Status.RUNNING), (second, Status.PREEMPTED), (third, Status.PREFILLING)):
+        scheduler._move(sequence, status)
+    scheduler.preemptions = 5
+    now = tally.snapshot(scheduler, TINY)
+    assert (now.waiting, now.prefilling, now.running, now.preempted) == (5, 2, 1, 1)
+    assert (now.host_rows, now.device_rows) == (4 * 7 * TINY.page_size, 4 * 5 * TINY.page_size)
+    assert (now.preemptions, now.backup_lag, now.steps) == (5, 6, 9)
+    for sequence in list(scheduler.waiting):
+        scheduler.end(sequence)
+    assert not tally.snapshot(scheduler, TINY).idle
+    assert fourth.status is Status.ADMITTED
 
 
 def test_a_canary_looks_at_counters_that_there_are_and_that_rise_with_prompts_too(tmp_path: Path) -> None:
