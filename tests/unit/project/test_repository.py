@@ -42,7 +42,7 @@ def test_the_page_of_settings_is_the_generated_one() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "client/README.md"],
+    sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "client/README.md"]),
     ids=lambda path: path.name,
 )
 def test_files_that_documents_name_exist(path: Path) -> None:
