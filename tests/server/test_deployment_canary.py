@@ -48,16 +48,9 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{holder.getsockname()[1]}"
 
 
-@pytest.fixture(scope="module")
-def both(start_server: StartServer, tiny_lm: Path) -> Server:
-    return start_server(
-        tiny_lm, models="score,tokenizer,scorer,decode", query_cache_bytes=2**24, max_streams=2
-    )
-
-
 @pytest.mark.parametrize("models", [SCORING, "scorer", "decode"])
-def test_a_server_that_answers_lives(both: Server, models: str) -> None:
-    assert canary(both.grpc_url, models) == 0
+def test_a_server_that_answers_lives(lm: Server, models: str) -> None:
+    assert canary(lm.grpc_url, models) == 0
 
 
 @pytest.mark.parametrize("models", [SCORING, "decode"])
@@ -77,13 +70,10 @@ def test_nobody_there_is_dead(nobody: str, models: str) -> None:
     assert canary(nobody, models, seconds=2) == 1
 
 
-@pytest.mark.parametrize(("frozen", "models"), [("scorer", SCORING), ("decode", "decode")])
-def test_a_model_that_hangs_is_dead_whatever_readiness_says(
-    tiny_lm: Path, tmp_path: Path, frozen: str, models: str
-) -> None:
+def test_a_model_that_hangs_is_dead_whatever_readiness_says(tiny_lm: Path, tmp_path: Path) -> None:
     settings = ServeSettings(
         model=str(tiny_lm),
-        models=models,
+        models="score,tokenizer,scorer,decode",
         device="cpu",
         query_cache_bytes=2**24,
         max_streams=2,
@@ -92,14 +82,19 @@ def test_a_model_that_hangs_is_dead_whatever_readiness_says(
         metrics_port=0,
     )
     with Server(settings, tmp_path / "log") as server:
-        assert canary(server.grpc_url, models) == 0
+        frozen: list[psutil.Process] = []
+        assert canary(server.grpc_url, SCORING) == canary(server.grpc_url, "decode") == 0
         assert not server.lost_model
-        stub = stub_of(server, frozen)
-        stub.send_signal(signal.SIGSTOP)
         try:
-            # The control: what a probe of readiness says.
-            with urllib.request.urlopen(f"{server.http_url}/v2/health/ready", timeout=5) as response:
-                assert response.status == 200
-            assert canary(server.grpc_url, models, seconds=3) == 1
+            for model, models, others in (("scorer", SCORING, "decode"), ("decode", "decode", None)):
+                frozen.append(stub_of(server, model))
+                frozen[-1].send_signal(signal.SIGSTOP)
+                # The control: what a probe of readiness says.
+                with urllib.request.urlopen(f"{server.http_url}/v2/health/ready", timeout=5) as response:
+                    assert response.status == 200
+                assert canary(server.grpc_url, models, seconds=3) == 1
+                # The other models still live.
+                assert others is None or canary(server.grpc_url, others) == 0
         finally:
-            stub.kill()
+            for stub in frozen:
+                stub.kill()

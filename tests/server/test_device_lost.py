@@ -10,16 +10,21 @@ from tests.server.device_lost import check_that_the_process_ends_and_is_seen
 
 
 @pytest.mark.server
+def test_an_error_of_the_device_ends_the_process(tiny_lm: Path, tmp_path: Path) -> None:
+    fault = "raise RuntimeError('Triton Error [CUDA]: an illegal memory access was encountered')"
+    check_that_the_process_ends_and_is_seen(fault, "cpu", tiny_lm, tmp_path)
+
+
 @pytest.mark.parametrize(
-    "fault",
+    "error",
     [
-        "raise torch.AcceleratorError('CUDA error: an illegal memory access was encountered')",
-        "raise RuntimeError('Triton Error [CUDA]: an illegal memory access was encountered')",
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
     ],
     ids=["torch", "kernel"],
 )
-def test_an_error_of_the_device_ends_the_process(fault: str, tiny_lm: Path, tmp_path: Path) -> None:
-    check_that_the_process_ends_and_is_seen(fault, "cpu", tiny_lm, tmp_path)
+def test_errors_of_torch_and_of_kernels_mean_that_the_device_is_lost(error: Exception) -> None:
+    assert is_device_lost(error)
 
 
 def test_other_errors_end_no_process() -> None:

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -26,6 +25,8 @@ from hiscore_client.offline.output_directory import UNFINISHED
 from hiscore_client.offline.run import run
 from hiscore_client.offline.shards import Shard
 from hiscore_client.offline.worker import ShardResult, score_shard
+from tests.client.command import COMMAND
+from tests.client.command import run as run_command
 from tests.server.conftest import StartServer
 from tests.server.counters import counted, settled
 from tests.server.gate import gate
@@ -33,7 +34,6 @@ from tests.support.comparison import INVARIANCE
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-COMMAND = [sys.executable, "-c", "from hiscore_client.cli import main; main()", "offline"]
 LABELS = (" Yes", " No")
 OPTIONS = ["--id-column", "key", "--rows-per-shard", "5", "--workers", "2", "--in-flight", "4", "--softmax"]
 ROWS, SHARDS = 150, 30
@@ -67,9 +67,13 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def command(folder: Path, url: str, label: str = " Yes") -> list[str]:
+def arguments(folder: Path, label: str = " Yes") -> list[str]:
     labels = ["--label", label, "--label", " No"]
-    return [*COMMAND, str(folder / "in.jsonl"), str(folder / "out"), *OPTIONS, *labels, "--url", url]
+    return ["offline", str(folder / "in.jsonl"), str(folder / "out"), *OPTIONS, *labels]
+
+
+def command(folder: Path, url: str) -> list[str]:
+    return [*COMMAND, *arguments(folder), "--url", url]
 
 
 def parts(folder: Path) -> dict[str, int]:
@@ -152,11 +156,11 @@ def test_killed_and_resumed_every_row_is_there_once(lm: Server, folder: Path) ->
     left = set(folder.iterdir())
 
     # Neither another question nor another input goes on here.
-    refused = subprocess.run(command(folder, lm.grpc_url, " Maybe"), text=True, capture_output=True)
-    assert (refused.returncode, "begun with 'labels'" in refused.stderr) == (2, True), refused.stderr
+    refused = run_command(*arguments(folder, " Maybe"), url=lm.grpc_url)
+    assert (refused.returncode, b"begun with 'labels'" in refused.stderr) == (2, True), refused.stderr
     (folder / "in.jsonl").write_text("".join(lines).replace("number 9 ", "number 8 "))
-    refused = subprocess.run(command(folder, lm.grpc_url), text=True, capture_output=True)
-    assert (refused.returncode, "'in.jsonl' has changed" in refused.stderr) == (2, True), refused.stderr
+    refused = run_command(*arguments(folder), url=lm.grpc_url)
+    assert (refused.returncode, b"'in.jsonl' has changed" in refused.stderr) == (2, True), refused.stderr
     assert parts(folder) == kept
     (folder / "in.jsonl").write_text("".join(lines))
 

@@ -1,7 +1,6 @@
 """The Python SDK against the real server: both clients, chunks, and what failures become."""
 
 import asyncio
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,7 @@ from hiscore_client import (
     ChunkLimits,
     DeadlineExceeded,
     InvalidRequest,
-    RetryPolicy,
     ScoreClient,
-    ServerUnreachable,
 )
 from tests.server.counters import counted
 from tests.support.comparison import INVARIANCE, check, truth_of
@@ -110,14 +107,3 @@ def test_a_deadline_passes(lm: Server) -> None:
         with pytest.raises(DeadlineExceeded):
             client.score_ids(call.query, call.items, LABELS, timeout=0.02)
         assert client.score_ids([1], [[2]], LABELS, timeout=60).scores.shape == (1, 3)
-
-
-def test_nobody_there_is_unreachable() -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        url = f"127.0.0.1:{holder.getsockname()[1]}"
-        with (
-            ScoreClient(url, retry=RetryPolicy(attempts=2, first_pause=0.05)) as client,
-            pytest.raises(ServerUnreachable, match=url),
-        ):
-            client.score(QUERY, ITEMS, labels=[" Yes"])
