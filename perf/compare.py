@@ -1,4 +1,4 @@
-"""Which numbers of a run moved beyond their noise since an earlier one; for runs on the same kind of machine.
+"""Lists which numbers of a run moved beyond their noise since an earlier run on the same kind of machine.
 
 usage: python -m perf.compare OLD.json NEW.json [--noise SHARE]
 
@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Between runs without a change, as far as is known. Three H200s of one day gave 2,600, 2,650 and 2,719 items/s,
-# 4.5% from lowest to highest; means and medians of latencies share that cause. A p99 of some thousand calls rests
-# on a few dozen of them, and one pause of the machine moves it.
+# Noise between runs of the same code, as far as is known. Three H200s gave 2,600, 2,650 and 2,719 items/s on one
+# day, 4.5% from lowest to highest; means and medians of latencies vary for the same reason. The p99 of some
+# thousand calls rests on a few dozen of them, and one pause of the machine moves it.
 RATE_NOISE = 0.05
 TAIL_NOISE = 0.30
-# A ratio within one run is free of the chip's clocks. Its interval tells the run's own noise; another load of the
-# model (other addresses, other kernels chosen) may add to it, by how much has not been measured: 2% is a guess.
+# A ratio within one run does not depend on clock rates, and its interval is that run's noise. Loading the model
+# again (other addresses, other kernels chosen) may add to it; 2% is a guess, not a measurement.
 RATIO_NOISE = 0.02
 
-# What forward.json and serving.json hold of a batch or a window: which way is better, and the noise.
+# Numbers that forward.json, serving.json and decode_serving.json hold of a batch or a window, and their noise.
 FORWARD = {"gpu_ms": RATE_NOISE, "launch_ms": TAIL_NOISE, "total_ms": RATE_NOISE}
 LATENCIES = {"avg": RATE_NOISE, "p50": RATE_NOISE, "p99": TAIL_NOISE}
 STREAMS = {
@@ -41,7 +41,7 @@ class NotComparable(Exception):
 
 @dataclass(frozen=True)
 class Number:
-    """A value and an interval: what its own run found, or by how much runs differ anyway."""
+    """A value with an interval: that of its own run, or the noise between runs."""
 
     value: float
     low: float
@@ -51,7 +51,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Change:
-    """A number in both runs: ratio new / old; moved: their intervals do not overlap."""
+    """A number in both runs: `ratio` is new / old, `moved` that the intervals do not overlap."""
 
     name: str
     ratio: float
@@ -64,7 +64,15 @@ class Change:
 
 
 def numbers(results: Any, noise: float | None = None) -> dict[str, Number]:
-    """What can be compared in a result file, by name. noise: replaces the shares above."""
+    """The comparable numbers of a result file by name.
+
+    Args:
+        results: The parsed file.
+        noise: Share that replaces the noise assumed for numbers without an interval.
+
+    Raises:
+        NotComparable: There are none.
+    """
     found = dict(_numbers(results, noise)) if isinstance(results, dict) else {}
     if not found:
         raise NotComparable("a file holds no results of a kind that is known")
@@ -72,10 +80,10 @@ def numbers(results: Any, noise: float | None = None) -> dict[str, Number]:
 
 
 def compare(old: dict[str, Number], new: dict[str, Number]) -> list[Change]:
-    """A change for every number of the old run; one that the new run lacks counts as worse.
+    """Compare every number of the old run; one that the new run lacks counts as worse.
 
     Raises:
-        NotComparable: they have no number in common.
+        NotComparable: They have no number in common.
     """
     if not old.keys() & new.keys():
         raise NotComparable("the files have no number in common")
@@ -94,13 +102,13 @@ def compare(old: dict[str, Number], new: dict[str, Number]) -> list[Change]:
 
 def _numbers(results: dict[str, Any], noise: float | None) -> Iterator[tuple[str, Number]]:
     for group, found in results.get("groups", {}).items():
-        # The first arm is what the ratios are to. More is better: of time that the others take longer, of
-        # throughput that text or a second GPU leaves or gives.
+        # Ratios are to the first arm. A higher one is better: more time lost without an optimisation, or more
+        # throughput kept with text or gained with a second GPU.
         for arm, measured in list(found.get("arms", {}).items())[1:]:
             ratio, half = measured["ratio"], (1 + (noise or RATIO_NOISE)) ** 0.5
             number = Number(ratio["median"], ratio["low"] / half, ratio["high"] * half, higher_is_better=True)
             yield f"{group}: {arm}", number
-        # In perf.decoding.time_per_token the first arm is not always ours, so times stand for themselves.
+        # In decode-*.json the first arm is not always the default, so times are compared instead of ratios.
         for arm, measured in found.items():
             if isinstance(measured, dict) and "tpot_ms" in measured:
                 yield f"{group}: {arm}, ms a token", _about(measured["tpot_ms"], noise or RATE_NOISE)
@@ -111,7 +119,7 @@ def _numbers(results: dict[str, Any], noise: float | None) -> Iterator[tuple[str
             rate = _about(point["items_per_s"], noise or RATE_NOISE, higher_is_better=True)
             yield f"{point['name']}: items/s", rate
     for window in results.get("windows", []):
-        if window["group"] == "poisson":  # its rate is a share of what that run reached before
+        if window["group"] == "poisson":  # its rate is a share of that run's own maximum
             continue
         name = window["name"]
         for what, fields in STREAMS.items():
@@ -126,13 +134,13 @@ def _numbers(results: dict[str, Any], noise: float | None) -> Iterator[tuple[str
 
 
 def _about(value: float, noise: float, higher_is_better: bool = False) -> Number:
-    """A value without an interval of its own: two of them differ if they are `noise` apart."""
+    """A value without an interval; two of them differ if they are a share of `noise` apart."""
     half = (1 + noise) ** 0.5
     return Number(value, value / half, value * half, higher_is_better)
 
 
 def main() -> int:
-    """Print every change, the moved ones last; see the module for the exit code."""
+    """Print all changes, the worst last; the module's docstring explains the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

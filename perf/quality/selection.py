@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hiscore.checkpoint import resolve
-from hiscore.decoding.kv_cache import sizing
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.decoding.worker import build
 from hiscore.models.decoder import Decoder
 from hiscore.settings import DEFAULT_MODEL
@@ -64,7 +64,10 @@ class Variant:
 
     def built(self) -> AbstractContextManager[object]:
         """While open, workers are built with the variant's page size."""
-        return mock.patch.object(sizing, "QUEST_PAGE", self.page) if self.page else nullcontext()
+        if not self.page:
+            return nullcontext()
+        quest = replace(SELECTORS["quest"], page_size=self.page)
+        return mock.patch.dict(SELECTORS, quest=quest)
 
 
 @dataclass

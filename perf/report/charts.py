@@ -1,4 +1,4 @@
-"""The report's figures: numbers in, PNG bytes out."""
+"""The report's figures, drawn as PNG bytes."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ WIDTH = 8.0
 
 
 class Bar(NamedTuple):
-    """A value with the ends of its interval; base: what the others of its group are held to."""
+    """A value with its interval; `base` marks the reference of a group."""
 
     label: str
     value: float
@@ -22,7 +22,7 @@ class Bar(NamedTuple):
 
 
 class Roof(NamedTuple):
-    """Ceilings of a machine: FLOP/s of matrix products, bytes/s of reading memory."""
+    """A machine's ceilings: FLOP/s of matrix products, bytes/s of reading memory."""
 
     label: str
     flops: float
@@ -30,7 +30,7 @@ class Roof(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Work under a roof: FLOP for each byte that must be read, FLOP/s reached."""
+    """Work under a roof: FLOP per byte that must be read, FLOP/s reached."""
 
     label: str
     intensity: float
@@ -38,9 +38,9 @@ class Placed(NamedTuple):
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG file. The same numbers give the same bytes."""
+    """The figure as PNG; the same numbers give the same bytes."""
     buffer = io.BytesIO()
-    # Without the library's version in the file, or every upgrade would change all committed figures.
+    # Leave out the library's version, or every upgrade would change all committed figures.
     figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
     return buffer.getvalue()
 
@@ -48,7 +48,7 @@ def png(figure: Figure) -> bytes:
 def curves(
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], x: str, y: str, log: bool = True
 ) -> bytes:
-    """Lines by name, each xs and ys; log: the y axis is logarithmic."""
+    """Draw lines, given by name as xs and ys; `log` makes the y axis logarithmic."""
     figure, axes = _axes(4.0)
     for colour, (name, (xs, ys)) in zip(_colours(len(lines)), lines.items(), strict=True):
         axes.plot(xs, ys, marker="o", color=colour, label=name)
@@ -62,21 +62,21 @@ def curves(
 
 
 def bars(rows: Sequence[Bar], x: str, at_one: bool = True) -> bytes:
-    """A horizontal bar for each row with its interval; at_one: a line at 1, what ratios are held to."""
+    """Draw a horizontal bar with its interval for each row; `at_one` adds a line at 1 for ratios."""
     figure, axes = _axes(0.8 + 0.26 * len(rows))
-    places = range(len(rows))
+    ys = range(len(rows))
     errors = [
         [max(0.0, row.value - row.low) for row in rows],
         [max(0.0, row.high - row.value) for row in rows],
     ]
     colours = [COLOURS[5] if row.base else COLOURS[0] for row in rows]
-    axes.barh(places, [row.value for row in rows], color=colours, height=0.7)
+    axes.barh(ys, [row.value for row in rows], color=colours, height=0.7)
     axes.errorbar(
-        [row.value for row in rows], places, xerr=errors, fmt="none", ecolor="#111827", capsize=2.5, lw=1
+        [row.value for row in rows], ys, xerr=errors, fmt="none", ecolor="#111827", capsize=2.5, lw=1
     )
-    for place, row in zip(places, rows, strict=True):
-        axes.annotate(f" {row.value:.3g}", (max(row.value, row.high), place), va="center", fontsize=7)
-    axes.set_yticks(places, [row.label for row in rows], fontsize=8)
+    for y, row in zip(ys, rows, strict=True):
+        axes.annotate(f" {row.value:.3g}", (max(row.value, row.high), y), va="center", fontsize=7)
+    axes.set_yticks(ys, [row.label for row in rows], fontsize=8)
     axes.invert_yaxis()
     if at_one:
         axes.axvline(1.0, color="#111827", lw=0.8, ls="--")
@@ -85,7 +85,7 @@ def bars(rows: Sequence[Bar], x: str, at_one: bool = True) -> bytes:
 
 
 def stacked(rows: Mapping[str, Mapping[str, float]], x: str) -> bytes:
-    """A horizontal bar for each row, made of named parts; a part keeps its colour over rows."""
+    """Draw a horizontal bar of named parts for each row; a part has the same colour in all rows."""
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     figure, axes = _axes(1.7 + 0.5 * len(rows))
     longest = max(sum(parts.values()) for parts in rows.values())
@@ -104,7 +104,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], x: str) -> bytes:
 
 
 def roofline(roofs: Sequence[Roof], points: Sequence[Placed]) -> bytes:
-    """Points under what the machine reached at best, both axes logarithmic."""
+    """Draw points under a machine's ceilings on logarithmic axes."""
     figure, axes = _axes(4.2)
     intensities = [point.intensity for point in points] or [1.0]
     knees = [roof.flops / roof.bytes_per_s for roof in roofs]
@@ -135,10 +135,10 @@ def _axes(height: float) -> tuple[Figure, Any]:
 
 
 def _logarithmic(axes: Any) -> None:
-    """The y axis."""
+    """Make the y axis logarithmic."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    # Of the ticks between powers of ten it writes some, where few powers are in sight.
+    # Label some ticks between powers of ten where few powers are visible.
     axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(1.5, 0.5)))
 
 

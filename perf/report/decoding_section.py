@@ -1,18 +1,18 @@
-"""The report on decoding: arms in turn, memory, the floor, more streams than fit, scoring beside it."""
+"""The report's sections on decoding: comparisons, memory, the floor, oversubscription, scoring beside it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from perf.report import charts
 from perf.report.charts import Bar
-from perf.report.parts import Raw, Section, Table, interval, number, share
+from perf.report.parts import Raw, Section, Table, failures, interval, number, share
 
-# What is less is not seen beside the rest.
+# Smaller shares are invisible beside the rest.
 LEAST_SHARE = 0.005
 
 
 def decode(raw: Raw) -> Section | None:
-    """Time per token by arm, from perf.decoding.time_per_token."""
+    """Time per token by arm, from decode-*.json."""
     files = raw.named("decode-")
     rows, shown, said = [], [], []
     held: dict[str, dict[str, float]] = {}
@@ -23,12 +23,12 @@ def decode(raw: Raw) -> Section | None:
         )
         for group, arms in found["groups"].items():
             if "error" in arms:
-                said.append(f"FAILED: {found['geometry']}, {group}: {arms['error']}")
+                said += failures([f"{found['geometry']}, {group}: {arms['error']}"])
                 continue
             for name, arm in arms.items():
                 ratio = arm["ratio"]
                 sizes = device_gib(arm["device_bytes"])
-                # Arms that differ in what they copy hold the same.
+                # Arms that only differ in what they copy hold the same.
                 if sizes not in held.values():
                     held[f"{found['geometry']}: {name}"] = sizes
                 rows.append(
@@ -49,7 +49,7 @@ def decode(raw: Raw) -> Section | None:
                 )
     if not rows:
         return None
-    said.append("Arms without backup or without swap-in are floors: their tokens mean nothing.")
+    said.append("Arms without backup or without swap-in are floors: their tokens are wrong.")
     head = ("geometry", "group", "arm", "ms a token", "p99 between tokens", "first token ms", "hits", "ratio")
     figures = {"decode": charts.bars(shown, "time per token, to the first arm of the group")}
     if held:
@@ -58,14 +58,14 @@ def decode(raw: Raw) -> Section | None:
 
 
 def device_gib(sizes: Mapping[str, int]) -> dict[str, float]:
-    """GiB by tensor, those too small to see together."""
-    all_of_them = sum(sizes.values()) or 1
-    seen = {name: size / 2**30 for name, size in sizes.items() if size >= LEAST_SHARE * all_of_them}
-    return seen | {"the rest": all_of_them / 2**30 - sum(seen.values())}
+    """GiB by tensor; those too small to be seen are added up."""
+    total = sum(sizes.values()) or 1
+    seen = {name: size / 2**30 for name, size in sizes.items() if size >= LEAST_SHARE * total}
+    return seen | {"the rest": total / 2**30 - sum(seen.values())}
 
 
 def floor(raw: Raw) -> Section | None:
-    """A step against the time that memory alone takes, from perf.decoding.memory_floor."""
+    """A step against its memory floor, from decode_floor.json."""
     found = raw.results.get("decode_floor.json")
     if found is None:
         return None
@@ -86,8 +86,8 @@ def floor(raw: Raw) -> Section | None:
             parts[name] = {"memory alone": case["floor_ms"], "above it": between - case["floor_ms"]}
     said = [
         "One stream, dense. The floor reads every weight, key and value once, at "
-        f"{number(found['bandwidth'] / 1e12)} TB/s. The mean has the wait of a stream's first step in it, for its "
-        "prompt's copy to the host."
+        f"{number(found['bandwidth'] / 1e12)} TB/s. The mean includes the wait of the first step for its prompt's "
+        "copy to the host."
     ]
     head = ("case", "ms between tokens, p50", "a token, mean", "bare step", "floor", "times the floor")
     return Section(
@@ -99,7 +99,7 @@ def floor(raw: Raw) -> Section | None:
 
 
 def oversubscribed(raw: Raw) -> Section | None:
-    """More streams than fit densely, from perf.decoding.oversubscribed."""
+    """More sequences than fit densely, from decode_oversubscribed.json."""
     found = raw.results.get("decode_oversubscribed.json")
     if found is None:
         return None
@@ -126,7 +126,7 @@ def oversubscribed(raw: Raw) -> Section | None:
 
 
 def beside(raw: Raw) -> Section | None:
-    """Scoring and decoding on one device, from perf.decoding.beside_scoring."""
+    """Scoring and decoding on one device, from decode_beside.json."""
     found = raw.results.get("decode_beside.json")
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The report on the device: how much of the time it does nothing, and how full it is."""
+"""The report's section on the device: how much of the time it is idle, and how full it is."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from perf.report.parts import Raw, Section, Table, number, share
 
 
 def device(raw: Raw) -> Section | None:
-    """Idle share by arm from ablations.json, by load from the served windows; memory where it was sampled."""
+    """Idle shares from ablations.json and from windows of served loads; memory where it was sampled."""
     idle = [
         (f"{group}: {arm}", f"{found['idle']['any_gap']:.1%}", f"{found['idle']['long_gaps']:.2%}")
         for group, compared in raw.results.get("ablations.json", {}).get("groups", {}).items()
@@ -24,10 +24,10 @@ def device(raw: Raw) -> Section | None:
     if not tables:
         return None
     said = [
-        "In one process: the profiler's record of every kernel and copy; gaps of more than 10 microseconds are "
-        "those that the host left. Through the server: what NVML's share of time with a kernel running leaves. "
-        "Memory is NVML's too, all of the device's processes together; what decoding holds, by tensor, stands "
-        "under Decoding."
+        "In one process: from the profiler's record of every kernel and copy; gaps of more than 10 microseconds "
+        "are those that the host left. Through the server: the rest of NVML's share of time with a kernel running. "
+        "Memory is NVML's as well, of all processes on the device; what decoding holds by tensor is under "
+        "Decoding."
     ]
     return Section("The device: idle time and memory", said, tables)
 

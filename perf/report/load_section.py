@@ -1,11 +1,11 @@
-"""The report on perf_analyzer's loads: calls of `score` and `scorer`, streams of `decode`."""
+"""The report's sections on loads by perf_analyzer: calls to `score` and `scorer`, requests to `decode`."""
 
 from perf.report import charts
-from perf.report.parts import Raw, Section, Table, number, shape, share
+from perf.report.parts import Raw, Section, Table, failures, number, shape, share
 
 
 def score_load(raw: Raw) -> Section | None:
-    """A published load on `scorer` and `score`, from runs of perf.scoring.score_load: score_load*.json."""
+    """A published load on `scorer` and `score`, from score_load*.json."""
     runs = list(raw.named("score_load").values())
     if not runs:
         return None
@@ -24,17 +24,17 @@ def score_load(raw: Raw) -> Section | None:
         "sent late (p99)", "from the cache",
     )  # fmt: skip
     said = [
-        f"By perf_analyzer over gRPC. A call is {shape(found['plan']['request'])} tokens; fresh calls share "
-        "nothing with any other, “one query for all” differ in their items alone. Poisson windows last "
+        f"By perf_analyzer over gRPC. A call is {shape(found['plan']['request'])} tokens; fresh calls "
+        "share nothing, those with “one query for all” differ in their items only. Poisson windows last "
         + ", ".join(f"{number(s)} s ({kind})" for kind, s in found["load"]["seconds"].items())
         + "; their latencies count from the intended send time.",
-        *(f"FAILED: {line}" for run in runs for line in run["failures"]),
+        *failures(line for run in runs for line in run["failures"]),
     ]
     return Section("A published load, by perf_analyzer", said, [Table(head, rows)])
 
 
 def decode_serving(raw: Raw) -> Section | None:
-    """Streams through the server, from perf.decoding.streaming."""
+    """Decoding through the server, from decode_serving.json."""
     found = raw.results.get("decode_serving.json")
     if found is None:
         return None
@@ -56,9 +56,9 @@ def decode_serving(raw: Raw) -> Section | None:
     said = [
         f"By perf_analyzer, streaming over gRPC. Selector {settings['selector']}, "
         f"top-k {settings['sparse_top_k']}, buffer {settings['device_buffer_size']}. First tokens count from the "
-        "intended send time; a response may hold several tokens. “As alone”: the share of a stream's first "
-        "tokens that its prompt also got alone, up to the first that differs.",
-        *(f"FAILED: {line}" for line in found["failures"]),
+        "intended send time; a response may hold several tokens. “As alone” is the share of a request's "
+        "first tokens that its prompt also got alone, up to the first that differs.",
+        *failures(found["failures"]),
     ]
     figures = {}
     sweep = [w for w in windows if w["group"] == "sweep"]

@@ -1,12 +1,12 @@
-"""The report's other sections: peers, the machine, the host's costs, where the numbers come from."""
+"""The report's other sections: peers, the machine's ceilings, costs on the host, sources of the numbers."""
 
 from perf.report import charts
 from perf.report.charts import Bar, Placed, Roof
-from perf.report.parts import Raw, Section, Table, interval, number, share
+from perf.report.parts import Raw, Section, Table, failures, interval, not_run, number, share
 
 
 def peers(raw: Raw) -> Section | None:
-    """Other ways to get the same scores, from perf.scoring.peers."""
+    """Other programs with the same scores, from peers.json."""
     found = raw.results.get("peers.json")
     if found is None:
         return None
@@ -19,15 +19,14 @@ def peers(raw: Raw) -> Section | None:
                 (load, name, number(value["median"]), interval(ratio), f"{arm['largest_difference']:.1g}")
             )
             shown.append(Bar(f"{load}: {name}", ratio["median"], ratio["low"], ratio["high"], base))
-    said = [found["what"], *(f"Not run: {line}" for line in found["skipped"])]
-    said += [f"FAILED: {line}" for line in found.get("failures", [])]
+    said = [found["what"], *not_run(found["skipped"]), *failures(found.get("failures", []))]
     head = ("load", "by", "ms a call", "ratio", "largest difference of a score")
     figure = charts.bars(shown, "time per call, to ours")
     return Section("Peers", said, [Table(head, rows)], {"peers": figure})
 
 
 def roofline(raw: Raw) -> Section | None:
-    """Ceilings and the forwards under them, from perf.scoring.roofline."""
+    """Ceilings and the forwards below them, from roofline.json."""
     found = raw.results.get("roofline.json")
     if found is None:
         return None
@@ -54,9 +53,9 @@ def roofline(raw: Raw) -> Section | None:
         ),
     ]
     said = [
-        "The ceilings are what this machine reached in the same run, not what its maker promises. A forward's "
-        "FLOP are those of its products with weights and of attention; its bytes are the weights, read once, so "
-        "its place on the horizontal axis is an upper bound."
+        "The ceilings were measured in the same run; they are not the maker's. A forward's FLOP are those of its "
+        "products with weights and of attention; its bytes are the weights, read once, so its place on the "
+        "horizontal axis is an upper bound."
     ]
     tables = [
         Table(("forward", "ms", "TFLOP", "of the ceiling"), rows),
@@ -66,7 +65,7 @@ def roofline(raw: Raw) -> Section | None:
 
 
 def cpu_cost(raw: Raw) -> Section | None:
-    """What host work costs, from cpu_cost.json, and what the tokenizer took of all cores in text_cost.json."""
+    """Costs on the host, from cpu_cost.json, and of the tokenizer on all cores, from text_cost.json."""
     found, text = raw.results.get("cpu_cost.json"), raw.results.get("text_cost.json")
     rows = []
     if text:
@@ -96,7 +95,7 @@ def cpu_cost(raw: Raw) -> Section | None:
 
 
 def provenance(raw: Raw) -> Section:
-    """What each file was measured on, by which command."""
+    """Where, when and by which command each file was measured."""
     rows = []
     for name, found in raw.results.items():
         facts = found.get("machine", {})
@@ -110,10 +109,7 @@ def provenance(raw: Raw) -> Section:
         )  # fmt: skip
     bench = raw.results.get("bench.json", {})
     steps = bench.get("steps", [])
-    said = [
-        f"FAILED: {step['name']} ({step['command']}), exit code {step['code']}"
-        for step in steps
-        if step["code"]
-    ] + [f"Not run: {line}" for line in bench.get("not_run", [])]
+    lost = (f"{step['name']} ({step['command']}), exit code {step['code']}" for step in steps if step["code"])
+    said = [*failures(lost), *not_run(bench.get("not_run", []))]
     head = ("file", "time", "device", "cores", "commit", "command", "versions")
     return Section("Where the numbers come from", said, [Table(head, rows)])

@@ -1,9 +1,9 @@
-"""One HTML file, and PNG files beside it, from the raw results of a directory.
+"""Writes the report of a directory of results: one HTML file, and its figures as PNG files.
 
 usage: python -m perf.report.page DIR [--title TITLE]
 
-Reads every result that the measurements of perf/ have written to DIR; writes DIR/report.html, which holds all it
-needs and can be sent around, and its figures as DIR/plots/*.png. Exits with 1 if there is nothing to report.
+Reads all results that the measurements of perf/ wrote to DIR; writes DIR/report.html, which is self-contained, and
+its figures as DIR/plots/*.png. Exits with 1 if there is nothing to report.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from perf.report import (
     scoring_section,
 )
 from perf.report.parts import Raw, Section, Table
+from perf.script import FAILED
 
 SECTIONS: Sequence[Callable[[Raw], Section | None]] = (
     scoring_section.latency,
@@ -61,10 +62,10 @@ th { background: #f9fafb; } p.failed { color: #b91c1c; font-weight: 600; } nav {
 
 
 def read(directory: Path) -> Raw:
-    """All results of a directory.
+    """Read all results of a directory.
 
     Raises:
-        ValueError: there is none, or a file is not JSON.
+        ValueError: There are none, or a file is not JSON.
     """
     results = {}
     for path in sorted(directory.glob("*.json")):
@@ -78,12 +79,12 @@ def read(directory: Path) -> Raw:
 
 
 def sections(raw: Raw) -> list[Section]:
-    """Those that the results have something for."""
+    """The sections for which there are results."""
     return [section for make in SECTIONS if (section := make(raw))]
 
 
 def render(title: str, found: Sequence[Section]) -> str:
-    """The file's text; it asks for nothing from elsewhere."""
+    """The HTML file; it loads nothing from elsewhere."""
     parts = [
         f'<h2 id="s{index}">{escape(section.title)}</h2>' + _body(section)
         for index, section in enumerate(found)
@@ -97,8 +98,7 @@ def render(title: str, found: Sequence[Section]) -> str:
 
 def _body(section: Section) -> str:
     text = "".join(
-        f"<p{' class=failed' if line.startswith('FAILED') else ''}>{escape(line)}</p>"
-        for line in section.text
+        f"<p{' class=failed' if line.startswith(FAILED) else ''}>{escape(line)}</p>" for line in section.text
     )
     images = "".join(
         f'<img alt="{escape(name)}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
@@ -116,7 +116,7 @@ def _table(table: Table) -> str:
 
 
 def write(directory: Path, title: str | None = None) -> Path:
-    """Write the report of a directory into it; returns the HTML file."""
+    """Write the report into the directory itself; returns the HTML file."""
     raw = read(directory)
     found = sections(raw)
     device = next(
@@ -134,12 +134,12 @@ def write(directory: Path, title: str | None = None) -> Path:
 
 
 def main() -> int:
-    """Write it, say where."""
+    """Write the report and print its path."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path, metavar="DIR")
-    parser.add_argument("--title", help="default: names the device")
+    parser.add_argument("--title", help="title (default: names the device)")
     options = parser.parse_args()
     try:
         print(write(options.directory, options.title))

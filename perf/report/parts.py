@@ -1,15 +1,17 @@
-"""What a report is made of, and how it writes numbers."""
+"""What a report consists of, and how it writes numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from perf.script import failed
 
 Results = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text; the first column names the row."""
+    """A table of text; the first column names the row."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -17,7 +19,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """figures: PNG bytes by name."""
+    """A section of the report: lines of text, tables, and figures as PNG bytes by name."""
 
     title: str
     text: Sequence[str] = ()
@@ -27,33 +29,43 @@ class Section:
 
 @dataclass(frozen=True)
 class Raw:
-    """The files of one directory: results by file name, and what perf_analyzer printed."""
+    """The results of one directory by file name, and what perf_analyzer printed."""
 
     results: Mapping[str, Results]
     analyzer_log: str = ""
 
     def named(self, prefix: str) -> dict[str, Results]:
-        """Results whose file names begin so."""
+        """Results whose file names start with `prefix`."""
         return {name: found for name, found in self.results.items() if name.startswith(prefix)}
 
 
 def number(value: float | None) -> str:
-    """Three digits that count, thousands apart."""
+    """Three significant digits, with a comma every thousand; empty without a value."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def share(value: float | None) -> str:
-    """A share from 0 to 1 in percent."""
+    """A share (0 to 1) in percent; empty without a value."""
     return "" if value is None else f"{value:.0%}"
 
 
 def interval(of: Mapping[str, float], middle: str = "median") -> str:
-    """A value and its interval."""
+    """A value and its interval; `middle` is the value's key."""
     return f"{of[middle]:.3f} [{of['low']:.3f}, {of['high']:.3f}]"
 
 
 def shape(of: Mapping[str, int]) -> str:
-    """A request's shape."""
+    """The shape of a call: query + items x item."""
     return f"{of['query']} + {of['items']} x {of['item']}"
+
+
+def failures(lines: Iterable[str]) -> list[str]:
+    """What failed, as lines that stand out."""
+    return [failed(line) for line in lines]
+
+
+def not_run(lines: Iterable[str]) -> list[str]:
+    """What was not run, and why."""
+    return [f"Not run: {line}" for line in lines]

@@ -1,6 +1,6 @@
-"""Numbers that others have published for what this project does too: four changes to SGLang, before and after.
+"""Published numbers of four changes to SGLang that this project makes as well, before and after.
 
-Copied from the texts of its pull requests, not measured here.
+Copied from the pull requests; not measured here.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Change:
-    """A published change. where: hardware, model and load."""
+    """A published change; `where` is its hardware, model and load."""
 
     title: str
     where: str
@@ -37,7 +37,7 @@ REMOVE_DECODE = Change(
     ),
 )
 
-# The text gives a gain of throughput alone: "about 4.5%".
+# The pull request only gives a gain in throughput: "about 4.5%".
 DELIMITERS = Change(
     "Delimiters known before the forward (SGLang 22544)",
     "multi-item scoring, hardware and load not stated",

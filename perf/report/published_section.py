@@ -1,4 +1,4 @@
-"""The published numbers of others beside ours: what can be compared is a change, not a time."""
+"""The report's section on published numbers beside ours; what can be compared is a change, not a time."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,17 +9,17 @@ from perf.report.published_numbers import BACKUP, DELIMITERS, OVERLAP, REMOVE_DE
 HEAD = ("", "published: before", "after", "change", "ours: without", "with", "change", "ours, of what")
 FAIR = (
     "The published numbers are from other machines, models and loads, named with each; ours are from the machine "
-    "that is named below. So a time of theirs beside a time of ours says nothing about either program: only what "
-    "a change was worth can be set side by side, and that too depends on what the rest of the program costs. "
-    "Programs on one machine in one run are compared under Peers."
+    "named below. Times of theirs and ours therefore say nothing about either program. Only what a change was "
+    "worth can be compared, and that depends on the cost of the rest of the program as well. Programs on one machine in "
+    "one run are compared under Peers."
 )
-# Ours: the row's number without and with; one of them may be missing.
+# Our numbers by row, without and with the change; one of them may be missing.
 Ours = Mapping[str, tuple[float | None, float | None, str]]
 
 
 def published(raw: Raw) -> Section:
     """A table for each published change."""
-    # With each: our numbers of its rows, and our ablations of what it changes.
+    # Each change with our numbers for its rows and the names of our ablations of it.
     compared: tuple[tuple[Change, Ours, tuple[str, ...]], ...] = (
         (REMOVE_DECODE, dict(_scoring(raw)), ("decode step",)),
         (DELIMITERS, {}, ("delimiters",)),
@@ -37,7 +37,7 @@ def published(raw: Raw) -> Section:
     said.append(
         f"Ours: {', '.join(devices)}, Qwen3-0.6B's geometry with random weights, bfloat16, gRPC."
         if devices
-        else "Ours: no GPU, a model and calls for rehearsing: none of these times means anything beside theirs."
+        else "Ours: no GPU, a rehearsal with a tiny model and small calls, whose times mean nothing beside theirs."
     )
     return Section("Beside published numbers", said, tables)
 
@@ -50,7 +50,7 @@ def _rows(change: Change, ours: Ours) -> Iterator[tuple[str, ...]]:
 
 
 def _ratios(raw: Raw, groups: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Our own ablations of what the change is about, in the unit they were measured in."""
+    """Our own ablations of the change, in the unit they were measured in."""
     found = raw.results.get("ablations.json", {}).get("groups", {})
     for name, compared in found.items():
         if name.startswith(groups):
@@ -84,7 +84,7 @@ def _scoring(raw: Raw) -> Iterator[tuple[str, tuple[None, float, str]]]:
 
 
 def _backup(raw: Raw) -> Iterator[tuple[str, tuple[float, float, str]]]:
-    """Served where that ran, else the time per token of the same load in one process."""
+    """Through the server where that was measured, else in one process."""
     served = {w["group"]: w for w in raw.results.get("decode_serving.json", {}).get("windows", [])}
     before, after = served.get("benchmark, blocking"), served.get("benchmark, ring")
     if before and after:

@@ -1,4 +1,4 @@
-"""The report on quality: by precision, by text through the server, by selection in decoding."""
+"""The report's sections on quality: by precision, by text through the server, by selection in decoding."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
@@ -8,7 +8,7 @@ from perf.report.parts import Raw, Section, Table, interval, share
 
 
 def quality(raw: Raw) -> Section | None:
-    """AUC on labelled reviews, from perf.quality.precision."""
+    """AUC on labelled reviews by precision, from quality.json."""
     found = raw.results.get("quality.json")
     if found is None:
         return None
@@ -28,7 +28,7 @@ def quality(raw: Raw) -> Section | None:
 
 
 def served(raw: Raw) -> Section | None:
-    """By text through the ensemble, against transformers, from perf.quality.text_scores."""
+    """Scores by text through the server against transformers, from quality_served.json."""
     found = raw.results.get("quality_served.json")
     if found is None:
         return None
@@ -51,7 +51,7 @@ def served(raw: Raw) -> Section | None:
 
 
 def selection(raw: Raw) -> Section | None:
-    """What selection costs in decoding, from perf.quality.selection."""
+    """What selection costs in decoding, from decode_quality.json."""
     found = raw.results.get("decode_quality.json")
     if found is None:
         return None
@@ -72,7 +72,7 @@ def selection(raw: Raw) -> Section | None:
         f"{found['model']}: perplexity of what decode steps predict after {found['prompt']:,} tokens of real "
         "texts, agreement of the most probable token with dense, divergence from dense in nats, and pass keys "
         f"found in texts of {', '.join(f'{length:,}' for length in found['lengths'])} tokens. A budget is what a "
-        "step attends to, in tokens. Prefill is dense with every selector. Read each line against the first."
+        "step attends to, in tokens. Prefill is dense with every selector. Compare each line with the first."
     ]
     head = ("selector and budget", *texts, "agreement", "divergence", "keys found", "hits")
     return Section("Quality of selection in decoding", said, [Table(head, rows)])

@@ -1,4 +1,4 @@
-"""Where the time of a call goes, from what the server's own statistics said while perf_analyzer drove it."""
+"""Stages of a call, from the server's own statistics that perf_analyzer reports."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,12 @@ START = re.compile(r"^(?=\$ perf_analyzer )", re.MULTILINE)
 
 
 def split(parts: Mapping[str, int], forward: Mapping[str, float] | None) -> dict[str, float]:
-    """Milliseconds by stage. parts: microseconds; forward: `gpu_ms` and `total_ms` of it alone, where known."""
+    """Milliseconds by stage.
+
+    Args:
+        parts: Microseconds, as perf_analyzer reports them.
+        forward: `gpu_ms` and `total_ms` of the forward alone, where known.
+    """
     server = sum(parts[name] for name in ("overhead", "queue", "input", "infer", "output"))
     stages = {
         "client, network, gRPC": parts["client"] - server,
@@ -39,9 +44,9 @@ def split(parts: Mapping[str, int], forward: Mapping[str, float] | None) -> dict
 
 
 def read(log: str, forward: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Stages of the runs with one call at a time, by name, from perf-analyzer.txt and forward.json.
+    """Stages of runs with one call at a time, by name, from perf-analyzer.txt and forward.json.
 
-    perf.scoring.serving drives its prompts, then its request, each alone; which is which is told by the order.
+    perf.scoring.serving sends its single prompts first and its request last; the order tells them apart.
     """
     alone = [
         {name: int(match[name]) for name in ("client", "overhead", "queue", "input", "infer", "output")}

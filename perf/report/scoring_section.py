@@ -1,19 +1,19 @@
-"""The report on the scorer's speed: raw results in, text, tables and figures out. Nothing is measured here."""
+"""The report's sections on the scorer's speed."""
 
 from collections.abc import Mapping
 
 from perf.report import charts, request_stages
 from perf.report.charts import Bar
-from perf.report.parts import Raw, Section, Table, interval, number, shape, share
+from perf.report.parts import Raw, Section, Table, failures, interval, number, shape, share
 
 
 def latency(raw: Raw) -> Section | None:
-    """Latency against load, from perf.scoring.serving."""
+    """Latency against load, from serving.json."""
     serving = raw.results.get("serving.json")
     if serving is None:
         return None
     points = serving["points"]
-    # perf_analyzer's windows have names of their own; the curve is our generator's.
+    # The curve is that of our own generator; perf_analyzer's windows have its name in theirs.
     opened = [p for p in points if p["group"] == "open" and "perf_analyzer" not in p["name"]]
     closed = [p for p in points if p["group"] == "closed"]
     figures = {}
@@ -43,7 +43,7 @@ def latency(raw: Raw) -> Section | None:
     best = serving["saturation"]
     said = [
         f"A call is {shape(serving['plan']['request'])} tokens (query + items x item), every id fresh. "
-        "In open loop a latency counts from the intended send time; failed calls count as misses of a bound."
+        "In open loop latencies count from the intended send time; failed calls count as misses of a bound."
     ]
     if best:
         said.append(
@@ -52,11 +52,11 @@ def latency(raw: Raw) -> Section | None:
     check = serving["check"]
     if check:
         said.append(
-            f"Before: {check['scores']} scores, each item in its call and alone, differ by "
-            f"{check['difference']:.1g} at most (allowed {check['tolerance']:g}; "
+            f"Checked before: {check['scores']} scores of items in their calls and alone differ by "
+            f"at most {check['difference']:.1g} (allowed {check['tolerance']:g}; "
             f"from another item's by {check['control']:.2g})."
         )
-    said += [f"FAILED: {line}" for line in serving["failures"]]
+    said += failures(serving["failures"])
     return Section("Latency against load", said, [Table(head, rows)], figures)
 
 
@@ -75,11 +75,11 @@ def time_of_a_call(raw: Raw) -> Section | None:
         + [("all", *(number(sum(parts.values())) for parts in rows.values()))],
     )
     source = (
-        "Means over calls sent one at a time, from Triton's trace of each request; inside the scorer, the same "
-        "calls' stages in a process without a server."
+        "Means over calls sent one at a time, from Triton's trace of each request; the stages inside the scorer "
+        "are those of the same calls in a process without a server."
         if traced
         else "Averages over calls sent one at a time by perf_analyzer, from the server's own statistics; the "
-        "forward is the same shape's, measured in a process of its own."
+        "forward is one of the same shape, measured in a process of its own."
     )
     return Section(
         "Where the time of a call goes", [source], [table], {"time-of-a-call": charts.stacked(rows, "ms")}
@@ -87,7 +87,7 @@ def time_of_a_call(raw: Raw) -> Section | None:
 
 
 def ablations(raw: Raw) -> Section | None:
-    """Ratios with their intervals, of perf.scoring.ablations and of whatever else compares arms in turn."""
+    """Ratios with their intervals, from ablations.json and other comparisons of arms in turns."""
     files = {
         name: found
         for name, found in raw.results.items()
@@ -111,9 +111,9 @@ def ablations(raw: Raw) -> Section | None:
     if not lines:
         return None
     said = [
-        "Arms take turns within one run, a ratio is taken within a round; median and the interval that holds it "
-        "with 95%. All arms of a group gave the same scores before the clock ran. A ratio of times above 1 says "
-        "what is lost without the first arm's way."
+        "Arms take turns within one run and ratios are taken within a round; given are the median and its 95% "
+        "interval. All arms of a group gave the same scores before the clock ran. A ratio of times above 1 is "
+        "what is lost without the first arm's optimisation."
     ]
     return Section(
         "What each choice is worth", said, [Table(("group", "first arm", "against", "ratio"), lines)], figures
@@ -121,7 +121,7 @@ def ablations(raw: Raw) -> Section | None:
 
 
 def forwards(raw: Raw) -> Section | None:
-    """One forward on the GPU, from perf.scoring.forward."""
+    """One forward on the GPU, from forward*.json."""
     files = raw.named("forward")
     if not files:
         return None
