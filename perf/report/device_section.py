@@ -25,8 +25,8 @@ def device(raw: Raw) -> Section | None:
         return None
     said = [
         "In one process: from the profiler's record of every kernel and copy; gaps of more than 10 microseconds "
-        "are those that the host left. Through the server: the rest of NVML's share of time with a kernel running. "
-        "Memory is NVML's as well, of all processes on the device; what decoding holds by tensor is under "
+        "are those that the host left. Through the server: the rest of NVML's share of time with a kernel "
+        "running. Memory is NVML's as well, of all processes on the device; what decoding holds by tensor is under "
         "Decoding."
     ]
     return Section("The device: idle time and memory", said, tables)

@@ -10,8 +10,8 @@ HEAD = ("", "published: before", "after", "change", "ours: without", "with", "ch
 FAIR = (
     "The published numbers are from other machines, models and loads, named with each; ours are from the machine "
     "named below. Times of theirs and ours therefore say nothing about either program. Only what a change was "
-    "worth can be compared, and that depends on the cost of the rest of the program as well. Programs on one machine in "
-    "one run are compared under Peers."
+    "worth can be compared, and that depends on the cost of the rest of the program as well. Programs on one "
+    "machine in one run are compared under Peers."
 )
 # Our numbers by row, without and with the change; one of them may be missing.
 Ours = Mapping[str, tuple[float | None, float | None, str]]
