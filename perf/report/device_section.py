@@ -26,8 +26,8 @@ def device(raw: Raw) -> Section | None:
     said = [
         "In one process: from the profiler's record of every kernel and copy; gaps of more than 10 microseconds "
         "are those that the host left. Through the server: the rest of NVML's share of time with a kernel "
-        "running. Memory is NVML's as well, of all processes on the device; what decoding holds by tensor is under "
-        "Decoding."
+        "running. Memory is NVML's as well, of all processes on the device; Decoding shows by tensor what "
+        "decoding holds."
     ]
     return Section("The device: idle time and memory", said, tables)
 
