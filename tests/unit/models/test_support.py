@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hiscore.models.support import read_eos_ids, servable, undecodable, unsupported
+from hiscore.models.support import is_classifier, read_eos_ids, servable, undecodable, unscorable, unsupported
 
 DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}
 LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
@@ -71,6 +71,39 @@ def test_decode_needs_a_head_for_tokens_of_a_family_it_knows(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert servable(tmp_path).selectors[0] == "quest"
     assert "dsa" not in servable(tmp_path).selectors
+
+
+def test_a_checkpoint_of_no_family_has_no_selector(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": "mamba"}))
+    capabilities = servable(tmp_path)
+    assert capabilities.selectors == ()
+    assert capabilities.models == ()
+    assert set(capabilities.left_out) == {"score", "tokenizer", "scorer", "decode"}
+    assert capabilities.left_out["score"] == "it needs the tokenizer and the scorer"
+
+
+def test_the_scorer_needs_more_than_a_family_that_is_computed() -> None:
+    assert unscorable(LLAMA) is unsupported(DEEPSEEK) is None
+    assert unscorable(DEEPSEEK) == (
+        "model_type 'deepseek_v32' attends to a selection of tokens: decode alone serves it"
+    )
+    assert "model_type 'mamba'" in str(unscorable(LLAMA | {"model_type": "mamba"}))
+
+
+@pytest.mark.parametrize(
+    ("architectures", "classifies"),
+    [
+        (["LlamaForSequenceClassification"], True),
+        (["LlamaForCausalLM"], False),
+        (["LlamaForCausalLM", "LlamaForSequenceClassification"], False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_a_classifier_is_told_by_its_first_architecture(
+    architectures: list[str] | None, classifies: bool
+) -> None:
+    assert is_classifier(architectures) is classifies
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
-"""Numbers of rows that CUDA graphs are captured for."""
+"""What a CUDA forward is captured for, and how its inputs are laid out."""
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
-from hiscore.prefill.cuda_runner import capture_sizes
+from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.attention.tiles import TILE_FIELDS
+from hiscore.prefill.cuda_runner import ALIGN, InputLayout, capture_sizes
 
 
 def test_graphs_fit_every_number_of_rows_with_little_padding() -> None:
@@ -14,3 +18,42 @@ def test_graphs_fit_every_number_of_rows_with_little_padding() -> None:
         bucket = next(b for b in sizes if b >= rows)
         assert bucket - rows < max(64, 0.125 * rows)
     assert capture_sizes(100)[-1] >= 100
+
+
+def test_graphs_are_captured_in_steps_of_an_eighth() -> None:
+    assert capture_sizes(1) == [64]
+    assert capture_sizes(64) == [64]
+    assert capture_sizes(65) == [64, 128]
+    sizes = capture_sizes(2_048)
+    assert sizes[:16] == [64 * n for n in range(1, 17)]
+    assert sizes[16:] == [1_152, 1_280, 1_408, 1_536, 1_664, 1_792, 1_920, 2_048]
+
+
+def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
+    """Five tokens, three of them after two cached ones, in a layout for eight rows."""
+    forward = Forward(
+        input_ids=np.array([11, 12, 13, 14, 15], np.int32),
+        positions=np.array([0, 1, 2, 3, 4], np.int32),
+        cu_seqlens=np.array([0, 2, 5], np.int32),
+        groups=(
+            Group(0, 2, np.empty(0, np.int64), slice(0, 0)),
+            Group(2, 5, np.array([40, 41]), slice(0, 2)),
+        ),
+        slot_mapping=np.array([7, NO_SLOT, 9, NO_SLOT, 3], np.int64),
+        scored_rows=np.array([4], np.int64),
+        answers=np.array([0], np.int64),
+    )
+    layout = InputLayout(rows=8, tiles=3)
+    buffer, slots = layout.pack(forward, rows_per_tile=2)
+    assert slots.tolist() == [40, 41]
+    assert len(buffer) == layout.size == 5 * 8 + ALIGN + 3 * TILE_FIELDS
+    ids, positions, slot_mapping, inputs = layout.views(torch.from_numpy(buffer), torch.from_numpy(slots))
+    assert ids.tolist() == [11, 12, 13, 14, 15, 0, 0, 0]
+    assert positions.tolist() == inputs.positions.tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
+    assert slot_mapping.tolist() == [7, NO_SLOT, 9, NO_SLOT, 3, NO_SLOT, NO_SLOT, NO_SLOT]
+    assert inputs.segment_starts.tolist() == [0, 0, 2, 2, 2, 0, 0, 0]
+    assert inputs.segment_ends.tolist() == [2, 2, 5, 5, 5, 0, 0, 0]
+    assert inputs.tile_count.tolist() == [3, 1]
+    assert inputs.tiles.view(-1, TILE_FIELDS)[:, :2].tolist() == [[4, 5], [0, 2], [2, 4]]
+    # What is not used of a layout for more tiles is left out of the copy.
+    assert len(InputLayout(rows=8, tiles=9).pack(forward, 2)[0]) == len(buffer)
