@@ -17,8 +17,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from hiscore.launcher import Server
 from tests.server.beside import good_calls_beside
+from tests.server.generation import over_grpc
 from tests.server.raw_http import leak
-from tests.server.streams import over_grpc
 
 pytestmark = pytest.mark.server
 

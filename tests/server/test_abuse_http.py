@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from hiscore.launcher import Server
 from tests.server.beside import Beside, good_calls_beside
+from tests.server.generation import over_http
 from tests.server.raw_http import chunked, exchange, infer, leak, post, tensor
-from tests.server.streams import over_http
 
 pytestmark = pytest.mark.server
 

@@ -13,7 +13,7 @@ from hiscore.launcher import Server
 from tests.server import counters
 from tests.server.beside import good_calls_beside
 from tests.server.footprint import UNDER_WAY, footprint
-from tests.server.streams import over_grpc
+from tests.server.generation import over_grpc
 from tests.server.test_abuse_grpc import GOOD, numbers, request_of
 from tests.server.test_decode_stream import eventually, gauges
 

@@ -1,7 +1,7 @@
 """The default model's greedy decoding through tritonserver against transformers: every token is the right one.
 
-A stream is judged by itself: given the tokens before it, each of its tokens must be what transformers finds most
-likely in one forward over the whole stream. So one near tie, decided the other way, does not spoil the rest.
+Given the tokens before it, each generated token must be the one that transformers finds most likely, in one
+forward over prompt and generation. So a near tie decided the other way does not spoil the tokens after it.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -53,9 +53,9 @@ def test_every_token_is_the_likeliest_after_those_before_it(decode: Server, smol
         return [token for chunk in chunks for token in chunk.token_ids], "".join(c.text for c in chunks)
 
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        streams = list(pool.map(generate, PROMPTS))
+        generations = list(pool.map(generate, PROMPTS))
     worst = 0.0
-    for prompt, (ids, text) in zip(PROMPTS, streams, strict=True):
+    for prompt, (ids, text) in zip(PROMPTS, generations, strict=True):
         assert len(ids) == TOKENS
         assert text == tokenizer.decode(ids, skip_special_tokens=True)
         found = shortfall(model, tokenizer(prompt).input_ids, ids)

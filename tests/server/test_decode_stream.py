@@ -23,8 +23,8 @@ from hiscore.settings import ServeSettings
 from hiscore_client import AsyncScoreClient, DeadlineExceeded, InvalidRequest, RetryPolicy, ScoreClient
 from tests.server import counters
 from tests.server.conftest import StartServer
+from tests.server.generation import WAYS, Generation, grpc_stream, http_stream, over_grpc, tensors
 from tests.server.leftovers import leftovers
-from tests.server.streams import WAYS, Stream, grpc_stream, http_stream, over_grpc, tensors
 from tests.server.wire import Refused
 from tests.support.tiny_models import CONTEXT, VOCABULARY
 
@@ -37,13 +37,13 @@ STREAMS, QUEUE = 4, 3
 
 @pytest.fixture(scope="module")
 def decode(start_server: StartServer, tiny_lm: Path) -> Server:
-    """The small random causal LM, with few streams and a short queue."""
+    """The small random causal LM, with few sequences and a short queue."""
     return start_server(tiny_lm, models="decode", max_streams=STREAMS, max_queue=QUEUE, host_kv_bytes=2**28)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_over(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test does, afterwards nothing runs, waits or holds room."""
+    """After each test nothing runs, waits or holds memory."""
     yield
     if "decode" in request.fixturenames:
         server = request.getfixturevalue("decode")
@@ -66,7 +66,7 @@ def gauges(server: Server) -> dict[str, int]:
 
 
 def present(server: Server) -> int:
-    """Calls in the house: one that waits may take the place of one that has run for long."""
+    """Calls that wait or run; a waiting one may preempt one that has run for long."""
     found = gauges(server)
     return sum(
         found[f"hiscore_decode_{stage}"] for stage in ("waiting", "prefilling", "running", "preempted")
@@ -79,47 +79,50 @@ def text_of(tiny_lm: Path, ids: list[int]) -> str:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_prompt_in_ids_streams_tokens_and_their_text(decode: Server, tiny_lm: Path, way: str) -> None:
-    stream = WAYS[way](decode, {"input_ids": PROMPT}, max_tokens=40, ignore_eos=True)
-    assert len(stream.ids) == 40
-    assert stream.reason == "length"
-    assert stream.text == text_of(tiny_lm, stream.ids)
-    # It is a stream: tokens come while others are still to be computed.
-    assert len(stream.responses) > 1
+    generation = WAYS[way](decode, {"input_ids": PROMPT}, max_tokens=40, ignore_eos=True)
+    assert len(generation.ids) == 40
+    assert generation.reason == "length"
+    assert generation.text == text_of(tiny_lm, generation.ids)
+    # Tokens arrive while others are still to be computed.
+    assert len(generation.responses) > 1
     if way == "grpc":
-        assert [response.last for response in stream.responses] == [False] * (len(stream.responses) - 1) + [
-            True
-        ]
+        lasts = [response.last for response in generation.responses]
+        assert lasts == [False] * (len(lasts) - 1) + [True]
 
 
 def test_all_ways_give_the_same_and_16_tokens_by_default(decode: Server, tiny_lm: Path) -> None:
     text = "Is this a fruit? It is"
     ids = AutoTokenizer.from_pretrained(tiny_lm)(text)["input_ids"]
-    streams = [way(decode, {"input_ids": ids}, ignore_eos=True) for way in WAYS.values()]
-    streams += [way(decode, {"text_input": text}, ignore_eos=True) for way in WAYS.values()]
-    assert len(streams[0].ids) == 16
-    assert [(stream.ids, stream.text) for stream in streams] == [(streams[0].ids, streams[0].text)] * 4
+    generations = [way(decode, {"input_ids": ids}, ignore_eos=True) for way in WAYS.values()]
+    generations += [way(decode, {"text_input": text}, ignore_eos=True) for way in WAYS.values()]
+    assert len(generations[0].ids) == 16
+    assert {(tuple(each.ids), each.text) for each in generations} == {
+        (tuple(generations[0].ids), generations[0].text)
+    }
 
 
-def test_stop_ids_and_strings_end_a_stream(decode: Server, tiny_lm: Path) -> None:
+def test_stop_ids_and_strings_end_a_generation(decode: Server, tiny_lm: Path) -> None:
     whole = over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, ignore_eos=True)
     place = next(n for n in range(3, 30) if whole.ids[n] not in whole.ids[:n])
-    stream = over_grpc(
+    generation = over_grpc(
         decode,
         {"input_ids": PROMPT},
         max_tokens=30,
         stop_token_ids=json.dumps([whole.ids[place]]),
         ignore_eos=True,
     )
-    assert stream.ids == whole.ids[: place + 1]
-    assert stream.reason == "stop"
-    assert stream.text == text_of(tiny_lm, whole.ids[:place])
+    assert generation.ids == whole.ids[: place + 1]
+    assert generation.reason == "stop"
+    assert generation.text == text_of(tiny_lm, whole.ids[:place])
 
     middle = len(whole.text) // 2
     stop = whole.text[middle : middle + 3]
-    stream = over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, stop=json.dumps([stop]), ignore_eos=True)
-    assert stream.text == whole.text[: whole.text.index(stop)]
-    assert stream.reason == "stop"
-    assert stream.ids == whole.ids[: len(stream.ids)]
+    generation = over_grpc(
+        decode, {"input_ids": PROMPT}, max_tokens=30, stop=json.dumps([stop]), ignore_eos=True
+    )
+    assert generation.text == whole.text[: whole.text.index(stop)]
+    assert generation.reason == "stop"
+    assert generation.ids == whole.ids[: len(generation.ids)]
 
 
 def test_sampling_repeats_with_its_seed_whatever_else_runs(decode: Server) -> None:
@@ -135,7 +138,7 @@ def test_sampling_repeats_with_its_seed_whatever_else_runs(decode: Server) -> No
     assert together == alone * 2
 
 
-def test_more_streams_than_there_is_room_for_wait_their_turn(decode: Server) -> None:
+def test_more_calls_than_may_run_wait_their_turn(decode: Server) -> None:
     prompts = [
         np.random.default_rng(n).integers(3, VOCABULARY, 5 + 9 * n).tolist() for n in range(STREAMS + QUEUE)
     ]
@@ -261,20 +264,20 @@ def test_a_call_that_is_no_stream_is_refused_by_triton(decode: Server) -> None:
 
 
 @pytest.mark.parametrize("way", [grpc_stream, http_stream])
-def test_a_caller_that_goes_frees_what_its_stream_held(decode: Server, way: Any) -> None:
+def test_cancelling_frees_what_a_sequence_held(decode: Server, way: Any) -> None:
     def tokens() -> int:
         return counters.read(decode)["decode", "hiscore_decode_tokens_total"]
 
     before = tokens()
     with way(decode, {"input_ids": PROMPT}, **LONG) as responses:
         next(responses)
-    # What it counts is shown about once a second.
+    # Metrics are updated about once a second.
     eventually(lambda: tokens() > before and present(decode) == 0)
-    # Far from its end, which is 3,000 tokens away.
+    # Far from its end at 3,000 tokens.
     assert tokens() - before < 1_500
 
 
-def test_a_caller_that_goes_while_it_waits_is_forgotten(decode: Server) -> None:
+def test_cancelling_a_waiting_call_removes_it_from_the_queue(decode: Server) -> None:
     with ExitStack() as running:
         streams = [
             running.enter_context(grpc_stream(decode, {"input_ids": PROMPT}, **LONG)) for _ in range(STREAMS)
@@ -283,11 +286,11 @@ def test_a_caller_that_goes_while_it_waits_is_forgotten(decode: Server) -> None:
         with grpc_stream(decode, {"input_ids": PROMPT}, **LONG):
             eventually(lambda: present(decode) == STREAMS + 1)
         eventually(lambda: present(decode) == STREAMS)
-        # Those that ran go on.
+        # The running ones go on.
         assert all(next(stream).ids for stream in streams)
 
 
-def test_a_deadline_ends_a_stream_with_an_error(decode: Server) -> None:
+def test_a_deadline_ends_a_generation_with_an_error(decode: Server) -> None:
     with (
         grpc_stream(decode, {"input_ids": PROMPT}, timeout_us=400_000, **LONG) as responses,
         pytest.raises(Refused, match=r"Request timeout expired after \d+ of at most 3000 tokens") as refused,
@@ -298,9 +301,9 @@ def test_a_deadline_ends_a_stream_with_an_error(decode: Server) -> None:
 
 
 def test_a_full_queue_is_unavailable(decode: Server) -> None:
-    """The place of a stream that has run for long may be given away, and its new place is not in the queue."""
+    """A sequence that has run for long may be preempted; it then does not count as waiting."""
 
-    def call(_: int) -> Stream | Refused:
+    def call(_: int) -> Generation | Refused:
         try:
             return over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, ignore_eos=True)
         except Refused as error:
@@ -315,26 +318,26 @@ def test_a_full_queue_is_unavailable(decode: Server) -> None:
         held.close()
         outcomes = [call.result() for call in calls]
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
-    served = [outcome for outcome in outcomes if isinstance(outcome, Stream)]
+    served = [outcome for outcome in outcomes if isinstance(outcome, Generation)]
     assert refused
     assert {error.code for error in refused} == {"UNAVAILABLE"}
     assert all("the queue is full" in error.message for error in refused)
-    assert all(len(stream.ids) == 30 for stream in served)
+    assert all(len(generation.ids) == 30 for generation in served)
     eventually(lambda: counters.read(decode)["decode", "hiscore_rejects_total"] >= len(refused))
 
 
 def test_metrics_add_up(decode: Server) -> None:
     with counters.counted(decode) as risen:
-        streams = [
+        generations = [
             over_grpc(decode, {"input_ids": PROMPT}, max_tokens=n, ignore_eos=True) for n in (1, 7, 20)
         ]
-        # They are counted about once a second.
+        # Metrics are updated about once a second.
         time.sleep(2.5)
-    assert sum(len(stream.ids) for stream in streams) == 28
+    assert sum(len(generation.ids) for generation in generations) == 28
     assert risen["decode", "hiscore_decode_tokens_total"] == 28
-    # The first token of a stream is the prefill's; a step for a stream that has just ended may be one more.
+    # The prefill samples a sequence's first token; a sequence that has just ended may have one step more.
     assert 25 <= risen["decode", "hiscore_decode_steps_total"] <= 28
-    # A stream's last token is never fed, so it has nothing to back up.
+    # A sequence's last token is never fed, so there is nothing of it to offload.
     assert risen["decode", "hiscore_decode_backed_up_tokens_total"] >= 25
 
 
@@ -382,7 +385,7 @@ def test_stopping_lets_streams_finish_and_does_not_wait_for_more(tiny_llama: Pat
         stack.enter_context(server)
         name = server.name
         client = stack.enter_context(ScoreClient(server.grpc_url))
-        # Many that end at about the same time: cancelling one just then would keep the server for a minute.
+        # Many that end at about the same time: if one were cancelled just then, shutdown would take a minute.
         short = [client.generate(PROMPT, max_tokens=20, ignore_eos=True) for _ in range(8)]
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(list, short))
@@ -400,9 +403,9 @@ def test_stopping_lets_streams_finish_and_does_not_wait_for_more(tiny_llama: Pat
 
 def test_without_a_tokenizer_there_are_ids_alone(start_server: StartServer, tiny_llama: Path) -> None:
     server = start_server(tiny_llama, models="decode", host_kv_bytes=2**28)
-    stream = over_grpc(server, {"input_ids": PROMPT}, ignore_eos=True)
-    assert len(stream.ids) == 16
-    assert stream.text == ""
+    generation = over_grpc(server, {"input_ids": PROMPT}, ignore_eos=True)
+    assert len(generation.ids) == 16
+    assert generation.text == ""
     with pytest.raises(Refused, match="'text_input' needs a tokenizer"):
         over_grpc(server, {"text_input": "a"})
     with pytest.raises(Refused, match="'stop' needs text"):

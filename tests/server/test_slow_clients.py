@@ -13,8 +13,8 @@ from tritonclient.grpc import service_pb2_grpc
 
 from hiscore.launcher import Server
 from tests.server.footprint import UNDER_WAY, footprint
+from tests.server.generation import over_grpc
 from tests.server.raw_http import post
-from tests.server.streams import over_grpc
 from tests.server.test_abuse_grpc import GOOD, request_of
 from tests.server.test_abuse_http import DECODE, GOOD_ONES
 from tests.server.test_decode_stream import eventually, gauges

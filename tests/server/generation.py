@@ -1,6 +1,6 @@
-"""One generation over each way into the server: a gRPC stream, and /generate_stream over HTTP.
+"""One generation over either protocol: a gRPC stream, and /generate_stream over HTTP.
 
-None of this uses our own client, so that the wire itself is what the tests see.
+Without our own client, so that tests see the wire itself.
 """
 
 import http.client
@@ -33,7 +33,7 @@ class Response:
 
 
 @dataclass(frozen=True)
-class Stream:
+class Generation:
     """All responses of a finished generation."""
 
     responses: list[Response]
@@ -54,7 +54,7 @@ class Stream:
 
 
 def tensors(inputs: Mapping[str, Any]) -> list[Any]:
-    """Inputs of `decode`: ids, or one text; an array is taken as it is."""
+    """Inputs of `decode`: ids, or one text; an array is sent as it is."""
     made = []
     for name, value in inputs.items():
         text = name == "text_input"
@@ -69,10 +69,10 @@ def tensors(inputs: Mapping[str, Any]) -> list[Any]:
 def grpc_stream(
     server: Server, inputs: Mapping[str, Any], timeout_us: int | None = None, **parameters: Any
 ) -> Iterator[Iterator[Response]]:
-    """The responses as they come; leaving the block cancels what still runs.
+    """The responses as they come. Leaving the block cancels what still runs.
 
-    Raises, where the next response is asked for:
-        Refused: the server's error.
+    Raises:
+        Refused: The server's error, when the next response is asked for.
     """
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     ended = False
@@ -100,14 +100,14 @@ def grpc_stream(
         )
         yield responses()
     finally:
-        # A stream that is cancelled just as it ends is held by Triton 2.51 for ever, and delays its stopping.
+        # Triton 2.51 never frees a stream that is cancelled just as it ends, which delays shutdown.
         client.stop_stream(cancel_requests=not ended)
         client.close()
 
 
-def over_grpc(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> Stream:
+def over_grpc(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> Generation:
     with grpc_stream(server, inputs, **parameters) as responses:
-        return Stream(list(responses))
+        return Generation(list(responses))
 
 
 @contextmanager
@@ -155,9 +155,9 @@ def _error(body: bytes) -> str:
     return str(json.loads(body.removeprefix(b"data: "))["error"])
 
 
-def over_http(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> Stream:
+def over_http(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> Generation:
     with http_stream(server, inputs, **parameters) as responses:
-        return Stream(list(responses))
+        return Generation(list(responses))
 
 
 WAYS = {"grpc": over_grpc, "http": over_http}
