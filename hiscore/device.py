@@ -1,4 +1,4 @@
-"""From the host's memory to a device's, without waiting for either."""
+"""Copies between host and device that wait for neither."""
 
 from typing import Any
 
@@ -8,9 +8,23 @@ from torch import Tensor
 
 
 def upload(values: npt.NDArray[Any] | Tensor, device: torch.device) -> Tensor:
-    """The values on a device; where that is a CUDA device, once what its current stream holds has run.
+    """Start a copy to a device, on its current stream.
 
-    On the CPU they may share memory with what was given.
+    Args:
+        values: On the host.
+        device: On the CPU the result may share memory with `values`.
     """
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def download(values: Tensor) -> Tensor:
+    """Start a copy to the host, which holds the values once the device's current stream has got there.
+
+    Args:
+        values: Tensors of the CPU are returned as they are.
+    """
+    if not values.is_cuda:
+        return values
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
+from hiscore.device import upload
 from hiscore.numerics import soft_cap
 
 ROW_SLICE = 256
@@ -67,10 +68,7 @@ class LMHead:
         if key in self._label_rows:
             self._label_rows.move_to_end(key)
         else:
-            index = torch.from_numpy(labels.astype(np.int64))
-            if self._weight.is_cuda:
-                index = index.pin_memory().to(self._weight.device, non_blocking=True)
-            rows = self._weight[index].float()
+            rows = self._weight[upload(labels.astype(np.int64), self._weight.device)].float()
             if len(labels) > MAX_CACHED_LABELS:
                 return rows
             self._label_rows[key] = rows

@@ -5,11 +5,9 @@ graph replays all layers. Rows are padded to the next captured number. Padding b
 so no real row reads it.
 """
 
-import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from hiscore.arrays import Int32
 from hiscore.attention.metadata import NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
 from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
+from hiscore.cuda_graph import GraphCapture
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
 
@@ -144,29 +143,18 @@ class CudaRunner:
     @torch.inference_mode()
     def _capture(self) -> None:
         """Capture the layers for every number of rows, the largest first: the rest reuse its memory."""
-        before = torch.cuda.memory_reserved(self._device)
-        memory = None
-        # If the garbage collector destroys a graph while another is being captured, that capture fails.
-        gc.collect()
-        gc.disable()
-        try:
+        with GraphCapture(self._device) as capture:
             for done, layout in enumerate(reversed(self._layouts), start=1):
-                memory = self._capture_one(layout, memory)
+                self._capture_one(layout, capture)
                 if done % 8 == 0 or done == len(self._layouts):
                     log.info("captured %d of %d CUDA graphs", done, len(self._layouts))
-        finally:
-            gc.enable()
-        used = torch.cuda.memory_reserved(self._device) - before
-        log.info("CUDA graphs for up to %d rows hold %d MiB", self._layouts[-1].rows, used >> 20)
+        rows, used = self._layouts[-1].rows, capture.bytes
+        log.info("CUDA graphs for up to %d rows hold %d MiB", rows, used >> 20)
 
-    def _capture_one(self, layout: InputLayout, memory: Any) -> Any:
+    def _capture_one(self, layout: InputLayout, capture: GraphCapture) -> None:
         # No tiles and no slots: what is compiled and warmed up here reads and writes no real data.
         self._static.zero_()
         self._static[4 * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
         self._body(layout)
         torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory):
-            outputs = self._body(layout)
-        self._graphs[layout.rows] = graph, outputs
-        return graph.pool()
+        self._graphs[layout.rows] = capture.capture(lambda: self._body(layout))

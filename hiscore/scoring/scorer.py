@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hiscore.arrays import Float32
 from hiscore.attention.metadata import Forward
+from hiscore.device import download, upload
 from hiscore.errors import RequestError
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.decoder import Decoder
@@ -183,16 +184,12 @@ class Scorer:
         answers = np.concatenate([np.empty(0, np.int64), *(forward.answers for forward in forwards)])
         if (np.diff(answers) > 0).all():
             return hidden
-        order = torch.from_numpy(np.argsort(answers))
-        if self.device.type == "cuda":
-            order = order.pin_memory().to(self.device, non_blocking=True)
-        return hidden[order]
+        return hidden[upload(np.argsort(answers), self.device)]
 
     def _to_host(self, results: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         if self.device.type != "cuda":
             return results, None
-        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-        host.copy_(results, non_blocking=True)
+        host = download(results)
         copy_done = torch.cuda.Event()
         copy_done.record()
         return host, copy_done

@@ -117,10 +117,10 @@ def build_worker(checkpoint: Path, arm: Arm, memory: MemoryBudget) -> CacheWorke
             memory,
             device(),
             dtype(),
-            build.CHUNK[device().type],
+            build.PREFILL_TOKEN_BUDGET[device().type],
         )
     if arm.left_out == "backup":
-        setattr(worker._steps, "offload_step", _nothing)  # noqa: B010
+        setattr(worker._ops, "offload_step", _nothing)  # noqa: B010
     return worker
 
 

@@ -123,8 +123,8 @@ class Driver:
         else:
             with torch.inference_mode():
                 worker._model.staging[:, : len(prompt)] = staged.rows
-            _synchronize()  # the worker's lanes wait for no other
-            worker.back_up_prompt(whole, 0, len(prompt))
+            _synchronize()  # the queues of the worker wait for no other
+            worker.offload_prompt(whole, 0, len(prompt))
         worker.admit(Admission(seq_index, len(prompt), host, places, staging, full, None))
         while not worker.drained(seq_index):
             time.sleep(0.001)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
+from hiscore.device import upload
 from hiscore.layers.lm_head import ROW_SLICE, LMHead
 from hiscore.scoring.layout import lay_out, unpack
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
@@ -22,9 +23,7 @@ class WholeVocabulary(LMHead):
     def label_logits(self, hidden: Tensor, labels: Int32 | None) -> Tensor:
         """hidden [R, H] -> float32 [R, labels]; their softmax over labels equals that of the logits."""
         assert labels is not None, "a classifier has no vocabulary"
-        columns = torch.from_numpy(labels.astype(np.int64))
-        if hidden.is_cuda:
-            columns = columns.pin_memory().to(hidden.device, non_blocking=True)
+        columns = upload(labels.astype(np.int64), hidden.device)
         slices = [self._capped(self._product(rows)) for rows in hidden.split(ROW_SLICE)]
         return torch.cat([logits.log_softmax(dim=-1)[:, columns] for logits in slices])
 
@@ -100,9 +99,7 @@ def submit_searching(scorer: Scorer, calls: Sequence[Marked], delimiter: int) ->
 
     Only the device knows how many it finds, so the host has to wait for everything launched before.
     """
-    ids = torch.from_numpy(np.concatenate([call.input_ids for call in calls]))
-    if scorer.device.type == "cuda":
-        ids = ids.pin_memory().to(scorer.device, non_blocking=True)
+    ids = upload(np.concatenate([call.input_ids for call in calls]), scorer.device)
     found = (ids == delimiter).nonzero()[:, 0].cpu().numpy().astype(np.int32)
     begins = np.cumsum([0, *(len(call.input_ids) for call in calls[:-1])])
     of_calls = np.split(found, np.searchsorted(found, begins[1:]))

@@ -1,6 +1,7 @@
 """Decode on one CUDA GPU: what it computes, from where its rows come, and that nothing waits."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from itertools import cycle
@@ -11,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiscore.decoding.worker.device_queues import Lane
+from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.interface import SamplingBatch
-from hiscore.decoding.worker.step_runner import Stepped
+from hiscore.decoding.worker.step_runner import StepOutputs
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
 from tests.support.decode_truth import DecodeTruth, near_best
@@ -43,7 +44,7 @@ WHOLE = {**SPARSE, "quest": ("qwen3", 256, 256), "exact": ("llama", 256, 256)}
 DTYPES = [torch.float32, torch.bfloat16]
 # Two float32 implementations that add in different orders; what the contract calls a near tie.
 NEAR = 1e-4
-# Launches held up by about 3 ms: a lane falls far behind the host, and the other lane behind it or not at all.
+# Launches held up by about 3 ms: a queue falls far behind the host, and the other one behind it or not at all.
 CYCLES = 5_000_000
 
 
@@ -153,10 +154,20 @@ def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype
     worker = workers(selector, *SPARSE[selector], dtype=dtype)
     runner = worker._runner
     captured, _ = run(worker)
-    eager = GraphRunner(
-        runner._model, runner._attention, runner._value_width, worker.cache_config, worker._schedule._streams,
-        graphs=False,
-    )  # fmt: skip
+
+    class LaunchingRunner(GraphRunner):
+        """Launches every kernel by itself."""
+
+        def _capture_all(self) -> None:
+            pass
+
+        def _launch(self, bucket: Any, padded: Tensor) -> Any:
+            rows = padded.to(self._device, non_blocking=True)
+            return self._decode(rows, self._make_ops(bucket.reach, bucket.full_attention))
+
+    eager = LaunchingRunner(
+        runner._model, runner._attention, runner._value_width, worker.cache_config, worker._queues
+    )
     worker._runner = eager
     try:
         launched, _ = run(worker)
@@ -181,7 +192,7 @@ def test_kernels_that_start_early_give_the_bits_of_kernels_that_wait(
     monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", False)
     runner = worker._runner
     waiting = GraphRunner(
-        runner._model, runner._attention, runner._value_width, worker.cache_config, worker._schedule._streams
+        runner._model, runner._attention, runner._value_width, worker.cache_config, worker._queues
     )
     monkeypatch.setattr(worker, "_runner", waiting)
     late, _ = run(worker)
@@ -342,41 +353,41 @@ def ahead(worker: CacheWorker, steps: int = 16) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("slow", list(Lane))
+@pytest.mark.parametrize("slow", list(Queue))
 @pytest.mark.parametrize("backup", ["ring", "deferred"])
-def test_a_slow_lane_changes_nothing(
-    workers: Any, backup: str, slow: Lane, monkeypatch: pytest.MonkeyPatch
+def test_a_slow_queue_changes_nothing(
+    workers: Any, backup: str, slow: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = workers("exact", *SPARSE["exact"], backup=backup)
-    run, steps = worker._runner.run, []
+    forward, steps = worker._runner.forward, []
 
-    def kept(*rows: Any) -> Stepped:
-        steps.append(run(*rows))
+    def kept(*batch: Any) -> StepOutputs:
+        steps.append(forward(*batch))
         return steps[-1]
 
-    monkeypatch.setattr(worker._runner, "run", kept)
+    monkeypatch.setattr(worker._runner, "forward", kept)
     expected = ahead(worker)
     assert expected[-1].isfinite().all()
-    streams = worker._schedule._streams
-    launch, wait = streams.launch, streams.wait
+    queues = worker._queues
+    use, wait = queues.use, queues.wait
 
-    def launch_slowly(lane: Lane, work: Callable[[], None]) -> None:
-        def held_up() -> None:
-            torch.cuda._sleep(CYCLES)
-            work()
+    @contextmanager
+    def use_slowly(queue: Queue) -> Iterator[None]:
+        with use(queue):
+            if queue is slow:
+                torch.cuda._sleep(CYCLES)
+            yield
 
-        launch(lane, held_up if lane is slow else work)
-
-    monkeypatch.setattr(streams, "launch", launch_slowly)
+    monkeypatch.setattr(queues, "use", use_slowly)
     assert same(ahead(worker), expected)
-    # Control: the other lane waits for nothing. It is told beforehand which tokens to copy, as in the runs before:
-    # what it would read of a step that has not run yet could be any address.
-    written = iter([(step.home, step.buffer) for step in steps])
+    # Control: the other queue waits for nothing. It is told in advance which tokens to copy, as in the runs
+    # before: what it would read of a step that has not run yet could be any address.
+    written = iter([(step.host_slots, step.buffer_slots) for step in steps])
 
-    def told(*rows: Any) -> Stepped:
-        home, buffer = next(written)
-        return replace(run(*rows), home=home, buffer=buffer)
+    def told(*batch: Any) -> StepOutputs:
+        host_slots, buffer_slots = next(written)
+        return replace(forward(*batch), host_slots=host_slots, buffer_slots=buffer_slots)
 
-    monkeypatch.setattr(worker._runner, "run", told)
-    monkeypatch.setattr(streams, "wait", lambda lane, event: wait(lane, event) if lane is slow else None)
+    monkeypatch.setattr(worker._runner, "forward", told)
+    monkeypatch.setattr(queues, "wait", lambda queue, event: wait(queue, event) if queue is slow else None)
     assert not same(ahead(worker), expected)

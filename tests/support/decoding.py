@@ -22,10 +22,11 @@ from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence
+from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.stats import EngineStats
 from hiscore.decoding.stop_strings import Detokenizer, StopChecker
 from hiscore.decoding.worker.build import build_worker
-from hiscore.decoding.worker.device_queues import Event, ImmediateStreams, Lane, Work
+from hiscore.decoding.worker.device_queues import Event, ImmediateQueues, Queue
 from hiscore.decoding.worker.interface import (
     DecodeBatch,
     ForwardResult,
@@ -99,8 +100,9 @@ def _poison_on_release(worker: CacheWorker) -> None:
     @torch.inference_mode()
     def release_and_poison(seq_index: int, host_pages: np.ndarray, device_pages: np.ndarray) -> None:
         release(seq_index, host_pages, device_pages)
-        pages = (upload(each.astype(np.int64), worker._device) for each in (host_pages, device_pages))
-        worker._schedule.forward(lambda: decode_cache.poison(worker._cache, *pages))
+        with worker._queues.use(Queue.COMPUTE):
+            pages = (upload(each.astype(np.int64), worker._device) for each in (host_pages, device_pages))
+            decode_cache.poison(worker._cache, *pages)
 
     worker.release = release_and_poison  # type: ignore[method-assign]
 
@@ -277,55 +279,84 @@ def device_rows(worker: CacheWorker, sequence: Sequence, layer: int, head: int) 
     return positions[positions < sequence.length], cache.tokens(layer)[:, :, head].cpu()[slots]
 
 
-class LateBackups(ImmediateStreams):
-    """The CPU's lanes with copies to the host that run as late as they may: when a forward waits for them.
+class LateCopies(ImmediateQueues):
+    """The CPU's queues with copies to the host that run as late as they may: when a forward waits for them.
 
     patience: so often an event may be asked for before its copy runs, so that a sequence can be drained in the
     end. deaf: a control, forwards wait for nothing.
     """
 
     def __init__(self, patience: int, deaf: bool = False) -> None:
+        self.in_flight: set[int] = set()
         self._patience, self._deaf = patience, deaf
         self._numbers, self._asked = count(), 0
-        self._queue: deque[Work | int] = deque()
-        self._under_way: set[int] = set()
+        self._queue = Queue.COMPUTE
+        self._offload: deque[Callable[[], None] | int] = deque()
 
-    def launch(self, lane: Lane, work: Work) -> None:
-        if lane is Lane.FORWARD:
-            work()
+    def install(self, worker: CacheWorker) -> CacheWorker:
+        """Let the worker launch on these queues."""
+        worker._queues, worker._ops = self, _LateOps(worker._ops, self)
+        return worker
+
+    def copy(self, launch: Callable[[], None]) -> None:
+        """Launch a copy on the queue in use."""
+        if self._queue is Queue.OFFLOAD:
+            self._offload.append(launch)
         else:
-            self._queue.append(work)
+            launch()
+
+    @contextmanager
+    def use(self, queue: Queue) -> Iterator[None]:
+        self._queue = queue
+        yield
+        self._queue = Queue.COMPUTE
 
     def event(self) -> Event:
         return Event(next(self._numbers))
 
-    def record(self, event: Event, lane: Lane) -> None:
-        if lane is Lane.BACKUP:
-            self._queue.append(event)
-            self._under_way.add(event)
+    def record(self, event: Event, queue: Queue) -> None:
+        if queue is Queue.OFFLOAD:
+            self._offload.append(event)
+            self.in_flight.add(event)
 
-    def wait(self, lane: Lane, event: Event) -> None:
-        if lane is Lane.FORWARD and not self._deaf:
+    def wait(self, queue: Queue, event: Event) -> None:
+        if queue is Queue.COMPUTE and not self._deaf:
             self._run_to(event)
 
-    def happened(self, event: Event) -> bool:
-        self._asked += event in self._under_way
+    def completed(self, event: Event) -> bool:
+        self._asked += event in self.in_flight
         if self._asked >= self._patience:
             self._asked = 0
             self._run_to(event)
-        return event not in self._under_way
+        return event not in self.in_flight
 
     def block(self, event: Event) -> None:
         self._run_to(event)
 
     @torch.inference_mode()
     def _run_to(self, event: int) -> None:
-        while event in self._under_way:
-            entry = self._queue.popleft()
+        while event in self.in_flight:
+            entry = self._offload.popleft()
             if isinstance(entry, int):
-                self._under_way.discard(entry)
+                self.in_flight.discard(entry)
             else:
                 entry()
+
+
+class _LateOps:
+    """A worker's cache operations, with copies to the host by way of `LateCopies`."""
+
+    def __init__(self, ops: CacheOps, late: LateCopies) -> None:
+        self._ops, self._late = ops, late
+
+    def offload_step(self, *slots: Tensor) -> None:
+        self._late.copy(lambda: self._ops.offload_step(*slots))
+
+    def offload_prompt(self, *prompt: Tensor) -> None:
+        self._late.copy(lambda: self._ops.offload_prompt(*prompt))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from torch import Tensor
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.decoding.models.latent_attention import LatentStep
+from hiscore.decoding.models.mla import LatentStep
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.residency import admit, slot_mapping
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
@@ -46,7 +46,6 @@ class Streams:
         self.cache = KVCache.allocate(shape, torch.float64, CPU)
         poison(self.cache, torch.arange(shape.host_pages), torch.arange(shape.device_pages))
         self.steps: CacheOps = TorchCacheOps(self.cache, self.decoder.attention_shape, a.latent_rank)
-        self.step = LatentStep(self.cache, self.steps)
         self.lengths = [len(ids) for ids in prompts]
         self.logits = [self._admit(slot, ids, slot == full) for slot, ids in enumerate(prompts)]
 
@@ -81,9 +80,9 @@ class Streams:
         rows = StepBatch(
             torch.tensor([*slots, -1], dtype=torch.int32), torch.tensor([*positions, 0], dtype=torch.int32)
         )
-        self.step.plan(rows)
+        step = LatentStep(self.cache, self.steps, rows)
         fed = torch.cat((ids, ids[:1])).int()
-        hidden = self.decoder.tail(*self.decoder.body(fed, rows.positions, self.step))
+        hidden = self.decoder.tail(*self.decoder.body(fed, rows.positions, step))
         self.steps.offload_step(*slot_mapping(self.cache, rows))
         for slot in slots:
             self.lengths[slot] += 1

@@ -1,23 +1,24 @@
-"""The memory of a backup's load in torch: on the CPU, or pinned and on a CUDA device, with delays."""
+"""The memory of an offload load in torch: on the CPU, or pinned and on a CUDA device, with delays."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from hiscore.decoding.worker.device_queues import Lane, Work
-from tests.support.backup_load import CELLS
-from tests.support.stream_simulator import POISON, Cell
+from hiscore.decoding.worker.device_queues import Queue
+from tests.support.offload_load import CELLS
+from tests.support.queue_simulator import POISON, Cell
 
 CHECKS = 4_000
 
 
 class TensorMemory:
-    """A mixin before a `Streams` class. Cells are int64; nothing here waits for the device but what says so."""
+    """A mixin before a `DeviceQueues` class. Cells are int64; nothing waits for the device but what says so."""
 
-    def __init__(self, device: torch.device, cycles: dict[Lane, int], *streams) -> None:
-        """cycles: how long each launch in a lane is held up, in the device's clock."""
-        super().__init__(*streams)
+    def __init__(self, device: torch.device, cycles: dict[Queue, int], *queues) -> None:
+        """cycles: how long each launch on a queue is held up, in the device's clock."""
+        super().__init__(*queues)
         self.cuda = device.type == "cuda"
         self._cycles = cycles
         host = torch.full((CELLS,), POISON, pin_memory=self.cuda)
@@ -32,19 +33,19 @@ class TensorMemory:
         memory, index = cell
         return self._memory[memory][index : index + 1]
 
-    def launch(self, lane: Lane, work: Work) -> None:
-        def held_up() -> None:
-            if self._cycles[lane]:
-                torch.cuda._sleep(self._cycles[lane])
-            work()
+    @contextmanager
+    def use(self, queue: Queue) -> Iterator[None]:
+        with super().use(queue):
+            if self._cycles[queue]:
+                torch.cuda._sleep(self._cycles[queue])
+            self._queue = queue
+            yield
 
-        super().launch(lane, held_up)
-
-    def after(self, lane: Lane) -> Callable[[], None]:
+    def after(self, queue: Queue) -> Callable[[], None]:
         if not self.cuda:
             return lambda: None
         event = torch.cuda.Event()
-        event.record(self[lane])
+        event.record(self._streams[queue])
         return event.synchronize
 
     def pause(self) -> None:

@@ -1,6 +1,5 @@
-"""A checkpoint's decoder over the cache: what the worker asks of it, for every family alike."""
+"""The interface of a decoder over the cache, the same for every family."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,29 +13,49 @@ from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, PrefillChunk
 
 
 class DecodeModel(Protocol):
-    """Prefills into a staging pool, decodes over the cache. Everything is launched on the current stream."""
+    """Prefills into a staging pool and decodes over the cache. Launches everything on the queue in use."""
 
     cache: KVCache
     staging: Tensor
-    """Where prompts are prefilled: [L, slots, C, H, D]."""
+    """Pool in which prompts are prefilled: [L, slots, C, H, D]."""
 
-    def prefill(self, chunks: Sequence[PrefillChunk]) -> Tensor:
-        """Run parts of prompts in one forward: logits of those that are the last, float32 [n, vocabulary]."""
-        ...
+    def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
+        """Run parts of prompts in one forward.
 
-    def step(self, ids: Tensor, rows: StepBatch, steps: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
-        """One token more for each row: ids int32 [R].
+        Args:
+            chunks: At most one per sequence.
 
-        Returns logits float32 [R, vocabulary], and where the tokens' rows were written: slots of `home` and of
-        `buffer`, int32 [R] each, -1 for padding. The first row is no padding.
+        Returns:
+            float32 [n, vocabulary]: logits after the n chunks that are their prompts' last.
         """
         ...
 
-    def index_prompt(self, steps: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
-        """Take a prefilled prompt, at int32 [n] slots of staging, into the index: see `CacheOps.index_prompt`."""
+    def decode(self, ids: Tensor, batch: StepBatch, ops: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
+        """Run one decode step.
+
+        Args:
+            ids: int32 [R]: tokens to feed.
+            batch: R rows; the first one is no padding.
+            ops: The cache operations of the step.
+
+        Returns:
+            Logits, float32 [R, vocabulary], and the slots of the tokens' keys and values, int32 [R] each: in the
+            order of host pages and in the device buffers; -1 for padding.
+        """
+        ...
+
+    def index_prompt(self, ops: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
+        """Take a prefilled prompt into the index.
+
+        Args:
+            ops: The cache operations to use.
+            slots: int32 [n]: staging slots, in the order of positions.
+            host_pages: int32, in the order of positions.
+            host_slots: int32 [n]: slots in the order of host pages.
+        """
 
 
 def staging_slots(pages: Int32, tokens: int) -> Int32:
-    """Where the first tokens of a prompt stand in the staging pool, int32 [tokens]."""
+    """The staging slots of a prompt's first tokens, int32 [tokens]."""
     slots: Int32 = (pages[:, None] * STAGING_PAGE_SIZE + np.arange(STAGING_PAGE_SIZE, dtype=np.int32)).ravel()
     return slots[:tokens].astype(np.int32)

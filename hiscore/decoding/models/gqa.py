@@ -1,6 +1,4 @@
-"""`DecodeModel` for the families that the scorer computes: grouped-query attention over keys and values."""
-
-from collections.abc import Sequence
+"""`DecodeModel` for the families that the scorer serves: grouped-query attention (GQA) over keys and values."""
 
 import numpy as np
 from torch import Tensor
@@ -19,7 +17,7 @@ from hiscore.prefill.runner import make_runner
 
 
 class GroupedModel:
-    """Prompts run through the scorer's own forwards; a step runs the same decoder over pages."""
+    """Prefills like the scorer; decodes with the same decoder over pages of the cache."""
 
     def __init__(self, decoder: Decoder, cache: KVCache, staging_tokens: int, chunk: int) -> None:
         a = decoder.architecture
@@ -31,46 +29,48 @@ class GroupedModel:
         self._ops = _make_ops(decoder)
         self._tokens = [cache.tokens(layer) for layer in range(a.layers)]
 
-    def prefill(self, chunks: Sequence[PrefillChunk]) -> Tensor:
-        return self._head.logits(self._runner.forward([forward_of(chunks)]))
+    def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
+        return self._head.logits(self._runner.forward([pack_chunks(chunks)]))
 
-    def step(self, ids: Tensor, rows: StepBatch, steps: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
-        home, buffer = steps.slot_mapping(rows)
-        attention = CacheAttention(self._decoder, self.cache, steps, rows, home)
-        slots = [home if layer in self.cache.dense else buffer for layer in range(len(self._tokens))]
-        x, attended = self._decoder.body(
-            ModelInputs(ids, rows.positions, slots), self._ops, attention, self._tokens
-        )
-        return self._head.logits(self._decoder.tail(x, attended, self._ops)), home, buffer
+    def decode(self, ids: Tensor, batch: StepBatch, ops: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
+        host_slots, buffer_slots = ops.slot_mapping(batch)
+        attention = CacheAttention(self._decoder, self.cache, ops, batch, host_slots)
+        slot_mapping = [
+            host_slots if layer in self.cache.dense else buffer_slots for layer in range(len(self._tokens))
+        ]
+        inputs = ModelInputs(ids, batch.positions, slot_mapping)
+        x, attended = self._decoder.body(inputs, self._ops, attention, self._tokens)
+        logits = self._head.logits(self._decoder.tail(x, attended, self._ops))
+        return logits, host_slots, buffer_slots
 
-    def index_prompt(self, steps: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
-        steps.index_prompt(self.staging, slots, host_pages, host_slots)
+    def index_prompt(self, ops: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
+        ops.index_prompt(self.staging, slots, host_pages, host_slots)
 
 
 class CacheAttention:
-    """`Attention` of one decode step: in sparse layers to what is selected, in dense ones to everything."""
+    """`Attention` of one decode step: over the selected pages in sparse layers, over everything in dense ones."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, steps: CacheOps, rows: StepBatch, host_slots: Tensor
+        self, decoder: Decoder, cache: KVCache, ops: CacheOps, batch: StepBatch, host_slots: Tensor
     ) -> None:
         a = decoder.architecture
         self._heads = [a.heads, a.kv_heads, a.kv_heads]
         self._head_dim = a.head_dim
-        self._cache, self._steps, self._rows, self._home = cache, steps, rows, host_slots
-        self._everything: PageLists | None = steps.all_pages(rows) if cache.dense else None
+        self._cache, self._ops, self._batch, self._host_slots = cache, ops, batch, host_slots
+        self._everything: PageLists | None = ops.all_pages(batch) if cache.dense else None
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         q, k, _ = qkv.unflatten(1, (-1, self._head_dim)).split(self._heads, dim=1)
         if layer in self._cache.dense:
             assert self._everything is not None
-            return self._steps.attend(layer, q, self._everything, self._rows).flatten(1)
-        self._steps.write_index(layer, k, self._home)
-        chosen = self._steps.select_pages(layer, self._steps.page_scores(layer, q, self._rows), self._rows)
-        return self._steps.attend(layer, q, chosen.lists, self._rows).flatten(1)
+            return self._ops.attend(layer, q, self._everything, self._batch).flatten(1)
+        self._ops.write_index(layer, k, self._host_slots)
+        chosen = self._ops.select_pages(layer, self._ops.page_scores(layer, q, self._batch), self._batch)
+        return self._ops.attend(layer, q, chosen.lists, self._batch).flatten(1)
 
 
-def forward_of(chunks: Sequence[PrefillChunk]) -> Forward:
-    """Parts of prompts as a packed forward: each sees what was prefilled of its prompt before, and itself."""
+def pack_chunks(chunks: list[PrefillChunk]) -> Forward:
+    """Pack parts of prompts into one forward: each attends to its prompt's earlier parts and to itself."""
     ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
     slots = [staging_slots(chunk.staging_pages, chunk.end) for chunk in chunks]
     groups = tuple(

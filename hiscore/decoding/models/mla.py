@@ -1,6 +1,4 @@
-"""`DecodeModel` for the families with an indexer of their own: one latent row for each token."""
-
-from collections.abc import Sequence
+"""`DecodeModel` for the families with latent attention (MLA) and an indexer: one latent row per token."""
 
 import numpy as np
 import torch
@@ -9,20 +7,20 @@ from torch import Tensor
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
-from hiscore.decoding.models.latent_attention import LatentStep
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.device import upload
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
 
-# Of a temporary of a prefill on a CUDA device: 1 GiB of float32.
+# Elements of a prefill's largest temporary on a CUDA device: 1 GiB of float32.
 CUDA_ELEMENTS = 2**28
 
 
 class LatentModel:
-    """Prompts and steps alike select tokens by the checkpoint's indexer, but where everything is asked for."""
+    """Selects tokens with the checkpoint's indexer, in prefill as in decode."""
 
     def __init__(self, decoder: DsaDecoder, cache: KVCache, staging_tokens: int) -> None:
         self.cache = cache
@@ -35,7 +33,7 @@ class LatentModel:
         self.staging = self._staged.pool
         self._head = LMHead(decoder.weights.head, None)
 
-    def prefill(self, chunks: Sequence[PrefillChunk]) -> Tensor:
+    def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
         dense = not self.cache.sparse
         segments = [self._segment(chunk, dense) for chunk in chunks]
         self._staged.plan(segments)
@@ -54,13 +52,58 @@ class LatentModel:
         slots = staging_slots(chunk.staging_pages, chunk.end).astype(np.int64)
         return Segment(upload(slots, self._device), len(chunk.tokens), chunk.full_attention or dense)
 
-    def step(self, ids: Tensor, rows: StepBatch, steps: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
-        step = LatentStep(self.cache, steps)
-        step.plan(rows)
-        x, attended = self._decoder.body(ids, rows.positions, step)
-        return self._head.logits(self._decoder.tail(x, attended)), step.home, step.buffer
+    def decode(self, ids: Tensor, batch: StepBatch, ops: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
+        step = LatentStep(self.cache, ops, batch)
+        x, attended = self._decoder.body(ids, batch.positions, step)
+        return self._head.logits(self._decoder.tail(x, attended)), step.host_slots, step.buffer_slots
 
-    def index_prompt(self, steps: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
+    def index_prompt(self, ops: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
         for layer, keys in zip(self._staged.index_layers, self._staged.index_keys, strict=True):
             if layer in self.cache.indexed:
-                steps.write_index(layer, keys[slots.long()], host_slots)
+                ops.write_index(layer, keys[slots.long()], host_slots)
+
+
+class LatentStep:
+    """`LatentCache` of a decode step, over pages of one token. No shape depends on data.
+
+    Layers that share a selection each bring it to their own buffer.
+    """
+
+    def __init__(self, cache: KVCache, ops: CacheOps, batch: StepBatch) -> None:
+        """Find the new tokens' slots. The first row of the batch is no padding."""
+        self._cache, self._ops, self._batch = cache, ops, batch
+        self.host_slots, self.buffer_slots = ops.slot_mapping(batch)
+        self._everything = ops.all_pages(batch) if cache.dense else None
+        self._scores: Tensor | None = None
+
+    def keep(self, layer: int, row: Tensor, index_key: Tensor | None) -> None:
+        """Write the new rows, [R, row_dim], to the device buffers or, in a dense layer, to `KVCache.dense_kv`."""
+        slots, valid = self.host_slots if layer in self._cache.dense else self.buffer_slots, self._batch.valid
+        # Padding writes the first row once more: leaving it out would make a shape depend on data.
+        slots = torch.where(valid, slots, slots[0]).long()
+        self._cache.tokens(layer)[slots, 0, 0] = torch.where(valid[:, None], row, row[0])
+        if index_key is not None and layer in self._cache.indexed:
+            self._ops.write_index(layer, index_key, self.host_slots)
+
+    def attend(self, layer: int, q: Tensor, index: IndexQuery | None) -> Tensor:
+        """Attend to the tokens that the indexer selects.
+
+        Args:
+            layer: Index among all layers.
+            q: [R, heads, row_dim].
+            index: None: the layer shares the selection of a layer before it.
+
+        Returns:
+            [R, heads, latent_rank].
+
+        Raises:
+            ValueError: The layer shares a selection that no sparse layer before it has made.
+        """
+        if layer in self._cache.dense and self._everything is not None:
+            return self._ops.attend(layer, q, self._everything, self._batch)
+        if index is not None:
+            self._scores = self._ops.indexer_scores(layer, index.q, index.gates, self._batch)
+        if self._scores is None:
+            raise ValueError(f"layer {layer} shares a selection that no layer before it has made")
+        chosen = self._ops.select_pages(layer, self._scores, self._batch)
+        return self._ops.attend(layer, q, chosen.lists, self._batch)

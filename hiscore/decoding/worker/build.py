@@ -1,4 +1,4 @@
-"""From settings and a checkpoint to a worker on a device."""
+"""Build a worker on a device from settings and a checkpoint."""
 
 import json
 import logging
@@ -15,9 +15,9 @@ from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.models.gqa import GroupedModel
 from hiscore.decoding.models.mla import LatentModel
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
-from hiscore.decoding.worker.device_queues import ImmediateStreams, Streams
-from hiscore.decoding.worker.interface import CacheConfig
-from hiscore.decoding.worker.offload_schedule import BackupSchedule
+from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
+from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.decoder import Decoder
@@ -27,15 +27,15 @@ from hiscore.settings import CacheSettings, DecodeSettings
 
 log = logging.getLogger(__name__)
 
-# Tokens of a forward that prefills: what a running stream may have to wait for between two of its tokens.
-CHUNK = {"cpu": 256, "cuda": 2_048}
-# Streams at once, unless MAX_STREAMS says.
-STREAMS = {"cpu": 32, "cuda": 64}
-# Shares of the host's free memory and of the device's whole memory that the pools take, unless settings say. The
-# scorer's weights and pools stand on the same device.
+# Tokens of a prefill forward: running sequences may have to wait for one between two of their tokens.
+PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 2_048}
+# Default of MAX_STREAMS.
+MAX_SEQUENCES = {"cpu": 32, "cuda": 64}
+# Defaults of HOST_KV_BYTES and DEVICE_KV_BYTES, as shares of the free host memory and of all device memory: the
+# scorer's weights and pools are on the same device.
 HOST_SHARE, DEVICE_SHARE = 0.25, 0.25
-# On a CPU memory that is never written is never taken: what a machine seems to have left says little.
-LEAST_HOST_BYTES = 2**30
+# On a CPU, memory that is never written is never taken, so the free memory is no reason to go below this.
+MIN_CPU_BYTES = 2**30
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -43,7 +43,7 @@ def make_worker(settings: DecodeSettings, device: str) -> CacheWorker:
     """Load the checkpoint and allocate the pools.
 
     Raises:
-        ValueError: a setting does not fit the device or the checkpoint; the message names it.
+        ValueError: A setting does not fit the device or the checkpoint; the message names it.
     """
     where = torch.device(device)
     if where.type == "cuda":
@@ -52,14 +52,15 @@ def make_worker(settings: DecodeSettings, device: str) -> CacheWorker:
     if dtype == "auto":
         dtype = "bfloat16" if where.type == "cuda" else "float32"
     if dtype == "fp8":
-        log.warning("fp8 is the scorer's alone: decode computes in bfloat16")
+        log.warning("fp8 is supported by the scorer only: decode computes in bfloat16")
         dtype = "bfloat16"
     memory = MemoryBudget(
         settings.host_kv_bytes or _host_bytes(where),
         settings.device_kv_bytes or _device_bytes(where),
-        settings.max_streams or STREAMS[where.type],
+        settings.max_streams or MAX_SEQUENCES[where.type],
     )
-    return build_worker(Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], CHUNK[where.type])
+    budget = PREFILL_TOKEN_BUDGET[where.type]
+    return build_worker(Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], budget)
 
 
 @torch.inference_mode()
@@ -69,49 +70,60 @@ def build_worker(
     memory: MemoryBudget,
     device: torch.device,
     dtype: torch.dtype,
-    chunk: int,
+    prefill_token_budget: int,
 ) -> CacheWorker:
-    """The same from parts; `settings.selector` is one that the checkpoint has."""
+    """Build a worker with everything decided.
+
+    Args:
+        checkpoint: A directory.
+        settings: With a selector that the checkpoint has.
+        memory: Bytes of the pools.
+        device: The device.
+        dtype: Of weights, keys and values.
+        prefill_token_budget: Tokens of one prefill forward at most.
+    """
     family = json.loads((checkpoint / "config.json").read_text())["model_type"]
     if family in DSA_FAMILIES:
         latent = DsaDecoder(checkpoint, device, dtype)
-        shape, cache_config = plan_cache(settings, _latent_shape(latent), memory, dtype, chunk)
-        cache = _allocate(shape, cache_config, dtype, device)
-        model: DecodeModel = LatentModel(latent, cache, cache_config.staging_pages * 16)
+        shape, cache_config = plan_cache(settings, _latent_shape(latent), memory, dtype, prefill_token_budget)
+        cache = _allocate(shape, dtype, device)
+        staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
+        model: DecodeModel = LatentModel(latent, cache, staging_tokens)
         attention, value_width = latent.attention_shape, latent.architecture.latent_rank
     else:
         grouped = Decoder(checkpoint, device, dtype)
-        shape, cache_config = plan_cache(settings, _grouped_shape(grouped), memory, dtype, chunk)
-        cache = _allocate(shape, cache_config, dtype, device)
-        model = GroupedModel(grouped, cache, cache_config.staging_pages * 16, chunk)
+        shape, cache_config = plan_cache(
+            settings, _grouped_shape(grouped), memory, dtype, prefill_token_budget
+        )
+        cache = _allocate(shape, dtype, device)
+        staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
+        model = GroupedModel(grouped, cache, staging_tokens, prefill_token_budget)
         attention, value_width = grouped.attention_shape, None
-    streams, runner = _runner(model, attention, value_width, cache_config)
-    schedule = BackupSchedule(
-        streams, settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.staging_pages
+    queues, runner = _make_runner(model, attention, value_width, cache_config)
+    schedule = OffloadSchedule(
+        settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.staging_pages
     )
-    return CacheWorker(model, runner, schedule, cache_config)
+    return CacheWorker(model, runner, queues, schedule, cache_config)
 
 
-def _runner(
+def _make_runner(
     model: DecodeModel, attention: AttentionShape, value_width: int | None, cache_config: CacheConfig
-) -> tuple[Streams, StepRunner]:
+) -> tuple[DeviceQueues, StepRunner]:
     if model.staging.device.type != "cuda":
-        steps = TorchCacheOps(model.cache, attention, value_width)
-        return ImmediateStreams(), EagerRunner(model, steps, cache_config.max_sequences)
+        ops = TorchCacheOps(model.cache, attention, value_width)
+        return ImmediateQueues(), EagerRunner(model, ops, cache_config.max_sequences)
     from hiscore.decoding.worker.cuda_graphs import GraphRunner
-    from hiscore.decoding.worker.cuda_queues import CudaStreams
+    from hiscore.decoding.worker.cuda_queues import CudaQueues
 
-    cuda = CudaStreams(model.staging.device)
-    return cuda, GraphRunner(model, attention, value_width, cache_config, cuda)
+    queues = CudaQueues(model.staging.device)
+    return queues, GraphRunner(model, attention, value_width, cache_config, queues)
 
 
-def _allocate(
-    shape: CacheShape, cache_config: CacheConfig, dtype: torch.dtype, device: torch.device
-) -> KVCache:
+def _allocate(shape: CacheShape, dtype: torch.dtype, device: torch.device) -> KVCache:
     sizes = shape.bytes(dtype)
     log.info(
-        "%d streams; the host holds %d tokens in %d MiB, the device's buffers %d tokens in %d MiB, beside them "
-        "%d MiB of dense layers and %d MiB of index",
+        "KV cache for %d sequences: %d tokens on the host in %d MiB, %d tokens in device buffers in %d MiB, "
+        "%d MiB of dense layers, %d MiB of index",
         shape.max_sequences, shape.host_pages * shape.page_size, sizes["host_kv"] >> 20,
         shape.device_pages * shape.page_size, sizes["buffer"] >> 20, sizes["dense_kv"] >> 20, sizes["index"] >> 20,
     )  # fmt: skip
@@ -134,8 +146,8 @@ def _latent_shape(decoder: DsaDecoder) -> ModelShape:
 
 def _host_bytes(device: torch.device) -> int:
     share = int(HOST_SHARE * _free_host_bytes())
-    # Beside a GPU the pool is pinned, so all of it is taken.
-    return share if device.type == "cuda" else max(share, LEAST_HOST_BYTES)
+    # Beside a GPU the pool is pinned: all of it is taken at once.
+    return share if device.type == "cuda" else max(share, MIN_CPU_BYTES)
 
 
 def _device_bytes(device: torch.device) -> int:
@@ -145,7 +157,7 @@ def _device_bytes(device: torch.device) -> int:
 
 
 def _free_host_bytes() -> int:
-    """What the kernel thinks can be had without swapping."""
+    """Memory that Linux can give without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

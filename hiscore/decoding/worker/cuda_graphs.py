@@ -1,27 +1,26 @@
-"""`StepRunner` for a CUDA device: one CUDA graph for each number of rows and reach of their contexts.
+"""`StepRunner` for a CUDA device: one CUDA graph per number of rows and reach of their contexts.
 
-Rows are padded up to the next captured number; a padding row belongs to no stream and writes nothing. The reach
-only sizes the grids: it changes no bit of a result.
+Rows are padded up to the next captured number; padding belongs to no sequence and writes nothing. The reach only
+sizes the grids of kernels: it changes no bit of a result.
 """
 
-import gc
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.attention.base import AttentionShape
+from hiscore.cuda_graph import GraphCapture
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
-from hiscore.decoding.worker.cuda_queues import CudaStreams
-from hiscore.decoding.worker.device_queues import Lane
+from hiscore.decoding.worker.cuda_queues import CudaQueues
+from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.interface import CacheConfig
-from hiscore.decoding.worker.step_runner import Stepped, new_fed, step
+from hiscore.decoding.worker.step_runner import StepOutputs, decode_greedily, new_fed
 
 log = logging.getLogger(__name__)
 
@@ -29,36 +28,42 @@ ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
 REACHES = (2_048, 8_192, 16_384)
 
 
-def up_to(steps: tuple[int, ...], most: int, by: int) -> list[int]:
-    """The steps below `most`, then on in multiples of `by`, and `most`."""
-    more = range(steps[-1] + by, most, by)
-    return [step for step in (*steps, *more) if step < most] + [most]
+def buckets_up_to(most: int, sizes: tuple[int, ...], step: int) -> list[int]:
+    """The sizes below `most`, further ones a `step` apart, and `most`."""
+    more = range(sizes[-1] + step, most, step)
+    return [size for size in (*sizes, *more) if size < most] + [most]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a graph is captured for. full: streams that attend to everything may be among the rows."""
+class Bucket:
+    """What a graph is captured for.
+
+    Attributes:
+        rows: Rows, padding included.
+        reach: Tokens of the longest context.
+        full_attention: Some of the sequences may attend to everything.
+    """
 
     rows: int
     reach: int
-    full: bool
+    full_attention: bool
 
 
-Left = tuple[Tensor, Tensor, Tensor]
-"""As `Stepped` has them, padding included: logits, written (int32 [2, rows], of home and buffer), and found."""
+PaddedOutputs = tuple[Tensor, Tensor, Tensor]
+"""`StepOutputs` with padding: logits; int32 [2, rows] slots, host's and buffers'; readback."""
 
 
 @dataclass(frozen=True)
-class Captured:
-    """A graph, where it reads its rows (int32 [2, rows]), and what it leaves behind."""
+class CapturedStep:
+    """A graph, its input (int32 [2, rows]: sequence indices and positions) and its outputs."""
 
     graph: torch.cuda.CUDAGraph
     rows: Tensor
-    left: Left
+    outputs: PaddedOutputs
 
 
 class GraphRunner:
-    """Captures at load all that may come up: a capture holds up every stream."""
+    """Captures all graphs when it is made: a capture while serving would hold up every sequence."""
 
     def __init__(
         self,
@@ -66,97 +71,84 @@ class GraphRunner:
         attention: AttentionShape,
         value_width: int | None,
         cache_config: CacheConfig,
-        streams: CudaStreams,
-        graphs: bool = True,
+        queues: CudaQueues,
     ) -> None:
         self._model, self._attention, self._value_width = model, attention, value_width
         self._device = model.staging.device
-        self.steps: CacheOps = self._steps(cache_config.context_length, full=False)
+        self.ops: CacheOps = self._make_ops(cache_config.context_length, full_attention=False)
         self.fed = new_fed(cache_config.max_sequences, self._device)
-        self._rows = up_to(ROWS, cache_config.max_sequences, 16)
-        self._reaches = up_to(REACHES, cache_config.context_length, 2**30)
-        self._use_graphs = graphs
-        self._captured: dict[Kind, Captured] = {}
-        self._memory: Any = None
+        self._rows = buckets_up_to(cache_config.max_sequences, ROWS, 16)
+        self._reaches = buckets_up_to(cache_config.context_length, REACHES, 2**30)
+        self._captured: dict[Bucket, CapturedStep] = {}
         self._logits: Tensor | None = None  # of all graphs: float32 [most rows, vocabulary]
-        if graphs:
-            with torch.cuda.stream(streams[Lane.FORWARD]):
-                self._capture_all()
+        with queues.use(Queue.COMPUTE):
+            self._capture_all()
 
-    def run(self, seq_indices: Int32, positions: Int32, full: bool) -> Stepped:
+    def forward(self, seq_indices: Int32, positions: Int32, full_attention: bool) -> StepOutputs:
         """See `StepRunner`."""
         count, longest = len(seq_indices), int(positions.max()) + 1
-        kind = Kind(
+        bucket = Bucket(
             next(rows for rows in self._rows if rows >= count),
             next(reach for reach in self._reaches if reach >= longest),
-            full and bool(self._model.cache.sparse),
+            full_attention and bool(self._model.cache.sparse),
         )
-        padded = torch.zeros((2, kind.rows), dtype=torch.int32, pin_memory=True)
+        padded = torch.zeros((2, bucket.rows), dtype=torch.int32, pin_memory=True)
         values = padded.numpy()
         values[0] = -1
         values[:, :count] = seq_indices, positions
-        if not self._use_graphs:
-            rows = padded.to(self._device, non_blocking=True)
-            logits, written, found = self._step(rows, self._steps(kind.reach, full))
-        else:
-            captured = self._captured[kind]
-            captured.rows.copy_(padded, non_blocking=True)
-            captured.graph.replay()
-            logits, written, found = captured.left
-            # The next step may be replayed before this has been read in the other lane.
-            written = written.clone()
-        home, buffer = written[:, :count]
-        return Stepped(logits[:count], home, buffer, found)
+        logits, slots, readback = self._launch(bucket, padded)
+        host_slots, buffer_slots = slots[:, :count]
+        return StepOutputs(logits[:count], host_slots, buffer_slots, readback)
 
-    def _steps(self, reach: int, full: bool) -> TritonCacheOps:
-        return TritonCacheOps(self._model.cache, self._attention, reach, full, self._value_width)
+    def _launch(self, bucket: Bucket, padded: Tensor) -> PaddedOutputs:
+        """Run the bucket's graph over pinned int32 [2, rows]: sequence indices and positions."""
+        captured = self._captured[bucket]
+        captured.rows.copy_(padded, non_blocking=True)
+        captured.graph.replay()
+        logits, slots, readback = captured.outputs
+        # The next step may be replayed before the OFFLOAD queue has read the slots.
+        return logits, slots.clone(), readback
 
-    def _step(self, rows: Tensor, steps: TritonCacheOps) -> Left:
-        stepped = step(self._model, StepBatch(rows[0], rows[1]), self.fed, steps)
-        return stepped.logits, torch.stack((stepped.home, stepped.buffer)), stepped.found
+    def _make_ops(self, reach: int, full_attention: bool) -> TritonCacheOps:
+        return TritonCacheOps(self._model.cache, self._attention, reach, full_attention, self._value_width)
 
-    def _kinds(self) -> list[Kind]:
-        """All there are, the largest first: the others reuse their memory."""
-        some = (True, False) if self._model.cache.sparse else (False,)
+    def _decode(self, rows: Tensor, ops: TritonCacheOps) -> PaddedOutputs:
+        outputs = decode_greedily(self._model, StepBatch(rows[0], rows[1]), self.fed, ops)
+        slots = torch.stack((outputs.host_slots, outputs.buffer_slots))
+        return outputs.logits, slots, outputs.readback
+
+    def _buckets(self) -> list[Bucket]:
+        """All buckets, the largest first: the others reuse their memory."""
+        full_attention = (True, False) if self._model.cache.sparse else (False,)
         return [
-            Kind(rows, reach, full)
+            Bucket(rows, reach, full)
             for reach in reversed(self._reaches)
             for rows in reversed(self._rows)
-            for full in some
+            for full in full_attention
         ]
 
     @torch.inference_mode()
     def _capture_all(self) -> None:
-        before = torch.cuda.memory_reserved(self._device)
-        # A graph that the collector happens to destroy while another is captured would spoil the capture.
-        gc.collect()
-        gc.disable()
-        try:
-            for kind in self._kinds():
-                self._capture(kind)
-        finally:
-            gc.enable()
-        used = torch.cuda.memory_reserved(self._device) - before
-        log.info("captured %d CUDA graphs of steps, which hold %d MiB", len(self._captured), used >> 20)
+        with GraphCapture(self._device) as capture:
+            for bucket in self._buckets():
+                self._captured[bucket] = self._capture(capture, bucket)
+        log.info(
+            "captured %d CUDA graphs of steps, which hold %d MiB", len(self._captured), capture.bytes >> 20
+        )
 
-    def _capture(self, kind: Kind) -> None:
-        # Padding alone: what warms up reads and writes nothing of a stream.
-        rows = torch.zeros((2, kind.rows), dtype=torch.int32, device=self._device)
+    def _capture(self, capture: GraphCapture, bucket: Bucket) -> CapturedStep:
+        # Padding alone: the warm-up reads and writes nothing of a sequence.
+        rows = torch.zeros((2, bucket.rows), dtype=torch.int32, device=self._device)
         rows[0] = -1
-        steps = self._steps(kind.reach, kind.full)
-        # Compiles the kernels.
-        logits, _, _ = self._step(rows, steps)
+        ops = self._make_ops(bucket.reach, bucket.full_attention)
+        logits, _, _ = self._decode(rows, ops)  # compiles the kernels
         if self._logits is None:
             self._logits = torch.empty_like(logits)
-        kept = self._logits[: kind.rows]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph,
-            pool=self._memory,
-            stream=torch.cuda.current_stream(),
-            capture_error_mode="thread_local",
-        ):
-            logits, written, found = self._step(rows, steps)
-            kept.copy_(logits)
-        self._memory = graph.pool()
-        self._captured[kind] = Captured(graph, rows, (kept, written, found))
+        shared_logits = self._logits[: bucket.rows]
+
+        def launch() -> PaddedOutputs:
+            logits, slots, readback = self._decode(rows, ops)
+            return shared_logits.copy_(logits), slots, readback
+
+        graph, outputs = capture.capture(launch, torch.cuda.current_stream(), error_mode="thread_local")
+        return CapturedStep(graph, rows, outputs)

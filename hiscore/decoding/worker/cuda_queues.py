@@ -1,35 +1,31 @@
-"""`Streams` on a CUDA device."""
+"""`DeviceQueues` on a CUDA device."""
+
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
-from hiscore.decoding.worker.device_queues import Event, Lane, Work
+from hiscore.decoding.worker.device_queues import Event, Queue
 
 
-class CudaStreams:
-    """Two CUDA streams and a pool of events, which grows to what is in flight at once and no further.
+class CudaQueues:
+    """Two CUDA streams and a pool of events, as many as are ever in flight at once.
 
-    The caching allocator knows nothing of waits: memory that one lane allocates and the other reads must be held
-    until the reader has ended, or be told of it by `Tensor.record_stream`.
+    The caching allocator knows nothing of waits: memory that one queue allocates and the other reads must be held
+    until the reader has completed, or be announced to the allocator by `Tensor.record_stream`.
     """
 
-    def __init__(self, device: torch.device, forward: torch.cuda.Stream | None = None) -> None:
-        """`forward`: the stream of Lane.FORWARD, a new one by default.
-
-        The new stream has the higher priority: copies fill what forwards leave idle.
-        """
+    def __init__(self, device: torch.device) -> None:
+        # COMPUTE has the higher priority: copies only fill what forwards leave idle.
         self._streams = {
-            Lane.FORWARD: forward or torch.cuda.Stream(device, priority=-1),
-            Lane.BACKUP: torch.cuda.Stream(device, priority=0),
+            Queue.COMPUTE: torch.cuda.Stream(device, priority=-1),
+            Queue.OFFLOAD: torch.cuda.Stream(device, priority=0),
         }
         self._events: list[torch.cuda.Event] = []
         self._free: list[Event] = []
 
-    def __getitem__(self, lane: Lane) -> torch.cuda.Stream:
-        return self._streams[lane]
-
-    def launch(self, lane: Lane, work: Work) -> None:
-        with torch.cuda.stream(self._streams[lane]):
-            work()
+    def use(self, queue: Queue) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._streams[queue])
 
     def event(self) -> Event:
         if self._free:
@@ -40,13 +36,13 @@ class CudaStreams:
     def recycle(self, event: Event) -> None:
         self._free.append(event)
 
-    def record(self, event: Event, lane: Lane) -> None:
-        self._events[event].record(self._streams[lane])
+    def record(self, event: Event, queue: Queue) -> None:
+        self._events[event].record(self._streams[queue])
 
-    def wait(self, lane: Lane, event: Event) -> None:
-        self._streams[lane].wait_event(self._events[event])
+    def wait(self, queue: Queue, event: Event) -> None:
+        self._streams[queue].wait_event(self._events[event])
 
-    def happened(self, event: Event) -> bool:
+    def completed(self, event: Event) -> bool:
         return bool(self._events[event].query())
 
     def block(self, event: Event) -> None:

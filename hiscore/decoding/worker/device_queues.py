@@ -1,66 +1,63 @@
-"""The two queues of work of a device, and the events between them.
+"""The two work queues of a device and the events between them.
 
-What is launched in a lane runs in that lane's order. Lanes run beside each other, but for what `wait` says. The
-rules for events are those of CUDA: a wait is for what was recorded when the wait was issued, and a wait for an
-event in which nothing was recorded is none. So an event may be recorded anew as soon as all waits for it have
-been issued.
+Work launched on a queue runs in the order of its launches. The queues run side by side, except for what `wait`
+orders. Events follow CUDA's rules: a wait is for the last recording before the wait was issued, and a wait for
+an event that was never recorded does nothing. So an event may be recorded again as soon as all waits for it
+have been issued.
 """
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from typing import NewType, Protocol
-
-Work = Callable[[], None]
-"""Launches kernels and copies into the lane in which it is called; waits for nothing."""
+from typing import Any, NewType, Protocol
 
 Event = NewType("Event", int)
-"""An event's number in the pool of its `Streams`."""
+"""An event's number in the pool of its `DeviceQueues`."""
 
 
-class Lane(Enum):
-    """FORWARD: prefills, seeds, decode steps. BACKUP: copies to the host."""
+class Queue(Enum):
+    """COMPUTE: prefills, decode steps, everything else that forwards need. OFFLOAD: copies to the host."""
 
-    FORWARD = "forward"
-    BACKUP = "backup"
+    COMPUTE = "compute"
+    OFFLOAD = "offload"
 
 
-class Streams(Protocol):
-    """Lanes and a pool of events. Only `block` makes the host wait."""
+class DeviceQueues(Protocol):
+    """Two queues and a pool of events. Only `block` makes the host wait."""
 
-    def launch(self, lane: Lane, work: Work) -> None:
-        """Call `work`, with all that it launches going to the end of the lane."""
+    def use(self, queue: Queue) -> AbstractContextManager[Any]:
+        """Launch everything inside the context on this queue."""
         ...
 
     def event(self) -> Event:
-        """An event that nobody uses, from the pool."""
+        """Take an unused event from the pool."""
         ...
 
     def recycle(self, event: Event) -> None:
-        """Give an event back: no further wait, query or record will name it."""
+        """Return an event to the pool; its holder must not wait for, query or record it again."""
         ...
 
-    def record(self, event: Event, lane: Lane) -> None:
-        """The event happens when all that the lane holds now has ended."""
+    def record(self, event: Event, queue: Queue) -> None:
+        """Complete the event when all work launched on the queue so far has completed."""
         ...
 
-    def wait(self, lane: Lane, event: Event) -> None:
-        """What the lane is given from now on runs after the event."""
+    def wait(self, queue: Queue, event: Event) -> None:
+        """Run what is launched on the queue from now on after the event."""
         ...
 
-    def happened(self, event: Event) -> bool:
-        """Whether the event has happened; never waits."""
+    def completed(self, event: Event) -> bool:
+        """Whether the event has completed; never waits."""
         ...
 
     def block(self, event: Event) -> None:
-        """The host waits for the event."""
+        """Make the host wait for the event."""
         ...
 
 
-class ImmediateStreams:
-    """`Streams` for the CPU: work has ended when its launch returns, so there is nothing to wait for."""
+class ImmediateQueues:
+    """`DeviceQueues` for the CPU: work has completed when its launch returns, so nothing ever waits."""
 
-    def launch(self, lane: Lane, work: Work) -> None:
-        work()
+    def use(self, queue: Queue) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def event(self) -> Event:
         return Event(0)
@@ -68,13 +65,13 @@ class ImmediateStreams:
     def recycle(self, event: Event) -> None:
         pass
 
-    def record(self, event: Event, lane: Lane) -> None:
+    def record(self, event: Event, queue: Queue) -> None:
         pass
 
-    def wait(self, lane: Lane, event: Event) -> None:
+    def wait(self, queue: Queue, event: Event) -> None:
         pass
 
-    def happened(self, event: Event) -> bool:
+    def completed(self, event: Event) -> bool:
         return True
 
     def block(self, event: Event) -> None:

@@ -1,28 +1,42 @@
-"""Logits to token ids, on any device and without waiting for it.
+"""Sample token ids from logits, on any device and without waiting for it.
 
-A token's weight is its probability in fixed point. Integers add up to the same sum in any order, so what a row
-gives does not depend on how a device adds, nor on how many rows stand beside it.
+A token's weight is its probability in fixed point. Sums of integers do not depend on their order, so a row's token
+depends neither on how a device adds nor on the other rows of the batch.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
-# The likeliest token's weight: what is 2^33 times less likely is never drawn. Sums over up to 2^21 tokens are
-# exact as float64 too.
+from hiscore.decoding.worker.interface import SamplingBatch
+from hiscore.device import upload
+
+# The likeliest token's weight: a token 2^33 times less likely is never drawn. Sums over up to 2^21 tokens are
+# exact in float64 too.
 UNIT = 2.0**32
 
 
 def finite(logits: Tensor) -> Tensor:
-    """Whether each row of logits [R, V] can be read, bool [R]: no NaN, no +inf, and something above -inf."""
+    """Which rows of logits [R, V] can be sampled, bool [R]: no NaN, no +inf, and something above -inf."""
     return torch.isfinite(logits.amax(-1))
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The id of the largest logit of each row [R, V], int64 [R]; of equal ones the lowest.
+    """The id of each row's largest logit, the lowest of equal ones: [R, V] to int64 [R].
 
-    A row that is not `finite` gives some id of the vocabulary.
+    A row that is not `finite` gives an arbitrary id of the vocabulary.
     """
     return logits.argmax(-1)
+
+
+def sample_batch(logits: Tensor, sampling: SamplingBatch) -> Tensor:
+    """Sample one token id per row: float32 [R, V] to int64 [R]."""
+    if not sampling.temperature.any():
+        return greedy(logits)
+    options = [sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms]
+    temperature, top_k, top_p, uniforms = upload(np.array(options, np.float64), logits.device)
+    filtered = bool((sampling.top_k > 0).any() or (sampling.top_p < 1).any())
+    return sample(logits, temperature.float(), top_k.int(), top_p.float(), uniforms, filtered=filtered)
 
 
 def sample(
@@ -34,14 +48,18 @@ def sample(
     *,
     filtered: bool = True,
 ) -> Tensor:
-    """One id for each row, int64 [R]: temperature, then top-k, then top-p, then a draw in the order of ids.
+    """Sample one token id per row: temperature, then top-k, then top-p, then a draw in the order of ids.
 
-    logits: float32 [R, V]. temperature: float [R], 0 is `greedy`. top_k: int [R], 0 is off; of equal logits at its
-    end the lower ids stay. top_p: float [R] in (0, 1]: the fewest likeliest tokens whose share of what top-k left
-    reaches it. uniforms: float64 [R] in [0, 1): where in the distribution's cumulative sum to draw.
+    Args:
+        logits: float32 [R, V]. A row that is not `finite` gives an arbitrary id of the vocabulary.
+        temperature: float [R]; 0 is `greedy`.
+        top_k: int [R]; 0 is off. Of equal logits at the limit the lower ids stay.
+        top_p: float [R], in (0, 1]: keep the fewest likeliest tokens that hold this share of what top-k left.
+        uniforms: float64 [R], in [0, 1): where to draw in the cumulative distribution.
+        filtered: False if the caller knows that no row has a top-k or a top-p: the same ids without a sort.
 
-    filtered: False where the caller knows that no row has a top-k or a top-p. The ids are the same, without
-    a sort. A row that is not `finite` gives some id of the vocabulary.
+    Returns:
+        int64 [R].
     """
     weights = _weights(logits, temperature)
     if filtered:
@@ -49,22 +67,22 @@ def sample(
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1]
     drawn = (uniforms.double() * total).long()[:, None]
-    # Beyond the last id only where a row is not finite: a product with less than 1 is less, when rounded too.
+    # Only rows that are not finite exceed the last id: x * u < x for u < 1, even after rounding.
     ids = torch.searchsorted(cumulative, drawn, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     return torch.where(temperature == 0, greedy(logits), ids)
 
 
 def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
-    """int64 [R, V]: the softmax at a temperature, times whatever makes the largest one `UNIT`."""
+    """Fixed-point weights, int64 [R, V]: the softmax at a temperature, scaled to a maximum of `UNIT`."""
     limits = torch.finfo(logits.dtype)
-    # No 0 / 0 and no inf / inf: at the one limit only the largest logits are left, at the other all finite ones.
+    # Avoids 0 / 0 and inf / inf: at one limit only the largest logits remain, at the other all finite ones do.
     divisor = temperature.to(logits.dtype).clamp(limits.tiny, limits.max)[:, None]
     shares = torch.exp((logits - logits.amax(-1, keepdim=True)) / divisor)
     return (shares * UNIT).round().long()
 
 
 def _kept(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """bool [R, V]: what top-k and then top-p leave of each row."""
+    """Which tokens top-k and then top-p keep, bool [R, V]."""
     vocabulary = logits.shape[-1]
     order = torch.sort(logits, stable=True, descending=True).indices
     rank = torch.arange(vocabulary, device=logits.device)
@@ -73,6 +91,6 @@ def _kept(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tens
     cumulative = ranked.cumsum(-1)
     before = (cumulative - ranked).double()
     enough = top_p.double() * cumulative[:, -1]
-    # The likeliest stays where a top_p is so small that its float is 0.
+    # Keeps the likeliest token where top_p is so small that it rounds to 0.
     among_p = (before < enough[:, None]) | (rank == 0)
     return torch.zeros_like(among_k).scatter(-1, order, among_k & among_p)

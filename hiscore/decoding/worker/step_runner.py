@@ -1,4 +1,4 @@
-"""Runs decode steps: the interface, and one that launches each step's work piece by piece."""
+"""Run the forward of a decode step: the interface, and its implementation without CUDA graphs."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,78 +16,86 @@ from hiscore.decoding.worker.interface import NOT_FINITE
 from hiscore.decoding.worker.sampler import finite, greedy
 from hiscore.device import upload
 
-
-@dataclass(frozen=True)
-class Stepped:
-    """What a step leaves on the device. `logits` and `found` hold until the next step is launched.
-
-    logits: float32 [R, vocabulary]. home, buffer: where tokens were written, int32 [R]: see `DecodeModel.step`.
-    found: what the host is to read, int64 [COUNTERS + R] or more: `counters`, then greedy tokens, fed next as they
-    stand, as `readable` marks them.
-    """
-
-    logits: Tensor
-    home: Tensor
-    buffer: Tensor
-    found: Tensor
-
-
 COUNTERS = 4
 
 
-def counters(cache: KVCache) -> Tensor:
-    """Hits, misses, captured mass and its rows, as bits of int64 [COUNTERS]."""
-    return torch.cat((cache.hits, cache.misses, cache.mass.view(torch.int64)))
+@dataclass(frozen=True)
+class StepOutputs:
+    """Tensors that a step leaves on the device.
+
+    Attributes:
+        logits: float32 [R, vocabulary], valid until the next step is launched.
+        host_slots: int32 [R]: slots of the new tokens in the order of host pages; -1 for padding.
+        buffer_slots: int32 [R]: slots of the new tokens in the device buffers; -1 for padding.
+        readback: int64 [COUNTERS + R] or more, valid until the next step is launched: `counters` and the greedy
+            tokens, which are fed to the next step; `NOT_FINITE` for rows without usable logits.
+    """
+
+    logits: Tensor
+    host_slots: Tensor
+    buffer_slots: Tensor
+    readback: Tensor
 
 
-def readable(ids: Tensor, logits: Tensor) -> Tensor:
-    """The tokens int64 [R], `NOT_FINITE` in the place of those whose logits [R, vocabulary] say nothing."""
-    return ids.masked_fill(~finite(logits), NOT_FINITE)
+def new_fed(max_sequences: int, device: torch.device) -> Tensor:
+    """`StepRunner.fed`; the last element takes what padding writes."""
+    return torch.zeros(max_sequences + 1, dtype=torch.int32, device=device)
 
 
-def new_fed(sequences: int, device: torch.device) -> Tensor:
-    """`StepRunner.fed`, and a place more, for what padding would feed."""
-    return torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+def feed(ids: Tensor, logits: Tensor, rows: Tensor, fed: Tensor, cache: KVCache) -> Tensor:
+    """Feed sampled tokens to their sequences' next steps.
+
+    Args:
+        ids: int64 [R].
+        logits: float32 [R, vocabulary] that they were sampled from.
+        rows: int64 [R]: where to write in `fed`.
+        fed: See `StepRunner`.
+        cache: Its counters are read.
+
+    Returns:
+        `StepOutputs.readback`.
+    """
+    fed.index_copy_(0, rows, ids.int())
+    readable = ids.masked_fill(~finite(logits), NOT_FINITE)
+    counters = torch.cat((cache.hits, cache.misses, cache.mass.view(torch.int64)))
+    return torch.cat((counters, readable))
 
 
-def feed(ids: Tensor, logits: Tensor, places: Tensor, fed: Tensor, cache: KVCache) -> Tensor:
-    """Feed the next step tokens int64 [R], at int64 [R] places of `fed`: `Stepped.found` for them."""
-    fed.index_copy_(0, places, ids.int())
-    return torch.cat((counters(cache), readable(ids, logits)))
-
-
-def step(model: DecodeModel, rows: StepBatch, fed: Tensor, steps: CacheOps) -> Stepped:
-    """A step fed with `fed`, which gets the greedy tokens for the next one."""
-    logits, home, buffer = model.step(torch.index_select(fed, 0, rows.table_rows), rows, steps)
-    places = rows.table_rows.where(rows.valid, len(fed) - 1)
-    return Stepped(logits, home, buffer, feed(greedy(logits), logits, places, fed, model.cache))
+def decode_greedily(model: DecodeModel, batch: StepBatch, fed: Tensor, ops: CacheOps) -> StepOutputs:
+    """Run the model over a batch, take its inputs from `fed` and write the greedy tokens back to it."""
+    logits, host_slots, buffer_slots = model.decode(torch.index_select(fed, 0, batch.table_rows), batch, ops)
+    rows = batch.table_rows.where(batch.valid, len(fed) - 1)
+    readback = feed(greedy(logits), logits, rows, fed, model.cache)
+    return StepOutputs(logits, host_slots, buffer_slots, readback)
 
 
 class StepRunner(Protocol):
-    """Launches steps on the current stream."""
+    """Launches the forwards of decode steps on the queue in use."""
 
-    steps: CacheOps
-    """For the copies beside the steps."""
+    ops: CacheOps
+    """For the copies beside the forwards."""
     fed: Tensor
-    """int32 [sequences + 1]: the token that each sequence feeds next."""
+    """int32 [max_sequences + 1]: the token that each sequence feeds to its next step."""
 
-    def run(self, seq_indices: Int32, positions: Int32, full: bool) -> Stepped:
-        """One step of the sequences at int32 [R] seq_indices, whose new tokens stand at int32 [R] positions.
+    def forward(self, seq_indices: Int32, positions: Int32, full_attention: bool) -> StepOutputs:
+        """Launch one step.
 
-        full: a sequence that attends to everything is among them.
+        Args:
+            seq_indices: int32 [R].
+            positions: int32 [R]: of the tokens that are fed.
+            full_attention: Some of the sequences attend to everything.
         """
         ...
 
 
 class EagerRunner:
-    """`StepRunner` without anything prepared: for the CPU, where nothing is gained by it."""
+    """`StepRunner` that launches every operation by itself: for the CPU, where graphs would gain nothing."""
 
-    def __init__(self, model: DecodeModel, steps: CacheOps, sequences: int) -> None:
-        self.steps = steps
-        self.fed = new_fed(sequences, model.staging.device)
+    def __init__(self, model: DecodeModel, ops: CacheOps, max_sequences: int) -> None:
+        self.ops = ops
+        self.fed = new_fed(max_sequences, model.staging.device)
         self._model = model
 
-    def run(self, seq_indices: Int32, positions: Int32, full: bool) -> Stepped:
+    def forward(self, seq_indices: Int32, positions: Int32, full_attention: bool) -> StepOutputs:
         both = upload(np.stack((seq_indices, positions)), self.fed.device)
-        rows = StepBatch(both[0], both[1])
-        return step(self._model, rows, self.fed, self.steps)
+        return decode_greedily(self._model, StepBatch(both[0], both[1]), self.fed, self.ops)

@@ -1,11 +1,13 @@
-"""The device side of decoding: pools, prefill, steps and backups, for every family on CPU and CUDA devices.
+"""The device side of decoding: prefill, decode steps and KV offload for every family, on the CPU and on CUDA.
 
-The schedule of the backup decides what waits for what; all that is launched here goes through it. On a CUDA device
-no call but `PendingForward.result` waits, and a result waits for one event: `copy_done`.
+Forwards go to the COMPUTE queue, copies to the host to the OFFLOAD queue; `OffloadSchedule` says what waits for
+which copy. On a CUDA device the host waits nowhere but in `PendingForward.result`, for one event, and in the
+steps of the `blocking` protocol.
 """
 
 import time
-from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.decoding.models.base import DecodeModel, staging_slots
-from hiscore.decoding.sparse.residency import admit
+from hiscore.decoding.worker.admission import fill_from_staging, index_from_staging
+from hiscore.decoding.worker.device_queues import DeviceQueues, Event, Queue
 from hiscore.decoding.worker.interface import (
     STAGING_PAGE_SIZE,
     Admission,
@@ -24,10 +27,10 @@ from hiscore.decoding.worker.interface import (
     PrefillChunk,
     SamplingBatch,
 )
-from hiscore.decoding.worker.offload_schedule import BackupSchedule
-from hiscore.decoding.worker.sampler import greedy, sample
+from hiscore.decoding.worker.offload_schedule import OffloadSchedule
+from hiscore.decoding.worker.sampler import sample_batch
 from hiscore.decoding.worker.step_runner import COUNTERS, StepRunner, feed
-from hiscore.device import upload
+from hiscore.device import download, upload
 
 
 class CacheWorker:
@@ -37,183 +40,231 @@ class CacheWorker:
         self,
         model: DecodeModel,
         runner: StepRunner,
-        schedule: BackupSchedule,
+        queues: DeviceQueues,
+        schedule: OffloadSchedule,
         cache_config: CacheConfig,
     ) -> None:
         self.cache_config = cache_config
-        self._model, self._cache, self._runner = model, model.cache, runner
-        self._steps = runner.steps
-        self._schedule = schedule
+        self._model, self._cache, self._runner, self._ops = model, model.cache, runner, runner.ops
+        self._queues, self._schedule = queues, schedule
         self._device = model.staging.device
-        self._full = np.zeros(cache_config.max_sequences, bool)
-        self._seen = np.zeros(4)  # counters of the cache, as last read
-        self._backed_up = 0
-
-    @torch.inference_mode()
-    def prefill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> PendingForward:
-        # Where the chunk before ends, in the middle of a page, its copy may read on.
-        begun = [_staging_pages(chunk.staging_pages, chunk.start, chunk.end, begun=True) for chunk in chunks]
-        seq_indices = np.array([chunk.seq_index for chunk in chunks if chunk.is_last], np.int32)
-        launched = OnItsWay(self, len(seq_indices))
-        self._schedule.stage(
-            np.concatenate(begun),
-            lambda: launched.run(lambda: self._sample(self._model.prefill(chunks), seq_indices, sampling)),
-        )
-        for chunk in chunks:
-            if len(chunk.host_pages):
-                end = chunk.end if chunk.is_last else self._page_edge(chunk.end)
-                self.back_up_prompt(chunk, self._page_edge(chunk.start), end)
-        return launched
-
-    @torch.inference_mode()
-    def back_up_prompt(self, chunk: PrefillChunk, start: int, end: int) -> None:
-        """Copy a prompt's tokens [start, end) from staging to the host. start: at the edge of a page there."""
-        if start == end:
-            return
-
-        def work() -> None:
-            slots = staging_slots(chunk.staging_pages, end)[start:]
-            pages = chunk.host_pages[start // self.cache_config.page_size :]
-            self._steps.offload_prompt(
-                self._model.staging, upload(slots, self._device), upload(pages, self._device)
-            )
-
-        pages = _staging_pages(chunk.staging_pages, start, end)
-        self._schedule.back_up_prompt(chunk.seq_index, start, end, pages, work)
-
-    def _page_edge(self, position: int) -> int:
-        """Where the host's page of a position begins."""
-        return position // self.cache_config.page_size * self.cache_config.page_size
+        self._full_attention = np.zeros(cache_config.max_sequences, bool)
+        self._held_slots: tuple[Tensor, Tensor] | None = None  # of the schedule's held copy
+        self._counted = np.zeros(4)  # the cache's counters, as last read
+        self._offloaded_tokens = 0
 
     @torch.inference_mode()
     def step(self, batch: DecodeBatch) -> PendingForward:
-        launched = OnItsWay(self, len(batch.seq_indices))
-        written: list[Tensor] = []
+        seq_indices, positions = batch.seq_indices, batch.positions
+        self._collect_copies()
+        if (held := self._schedule.held_copy) is not None:
+            self._queues.block(held.forward)
+            self._launch_held_copy()
+        self._wait_for(self._schedule.step_waits_for(seq_indices, positions))
+        with self._queues.use(Queue.COMPUTE):
+            pending = PendingResult(self, len(seq_indices))
+            full_attention = bool(self._full_attention[seq_indices].any())
+            outputs = self._runner.forward(seq_indices, positions, full_attention)
+            pending.copy_to_host(self._sample(outputs.logits, seq_indices, batch.sampling, outputs.readback))
+        self._schedule.step_launched(seq_indices, positions)
+        slots = outputs.host_slots, outputs.buffer_slots
+        if self._schedule.blocking:
+            self._schedule.hold_copy(self._record(Queue.COMPUTE), seq_indices, positions)
+            self._held_slots = slots
+        else:
+            with self._offload_after_compute():
+                self._copy_step(slots)
+            self._schedule.step_copied(self._record(Queue.OFFLOAD), seq_indices, positions)
+        return pending
 
-        def forward() -> Tensor:
-            full = bool(self._full[batch.seq_indices].any())
-            stepped = self._runner.run(batch.seq_indices, batch.positions, full)
-            written.extend((stepped.home, stepped.buffer))
-            return self._sample(stepped.logits, batch.seq_indices, batch.sampling, stepped.found)
+    @torch.inference_mode()
+    def prefill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> PendingForward:
+        # A page that holds earlier tokens of its prompt needs no wait: their copies read nothing of this chunk.
+        new_pages = [_staging_pages(chunk, chunk.start, chunk.end, only_new=True) for chunk in chunks]
+        last = np.array([chunk.seq_index for chunk in chunks if chunk.is_last], np.int32)
+        self._collect_copies()
+        self._wait_for(self._schedule.staging_waits_for(np.concatenate(new_pages)))
+        with self._queues.use(Queue.COMPUTE):
+            pending = PendingResult(self, len(last))
+            pending.copy_to_host(self._sample(self._model.prefill(chunks), last, sampling))
+        for chunk in chunks:
+            if len(chunk.host_pages):
+                end = chunk.end if chunk.is_last else self._page_start(chunk.end)
+                self.offload_prompt(chunk, self._page_start(chunk.start), end)
+        return pending
 
-        def back_up() -> None:
-            home, buffer = written
-            if home.is_cuda:
-                # They were made in the other lane: their memory must not be given to others before this has run.
-                for slots in written:
-                    slots.record_stream(torch.cuda.current_stream())
-            self._steps.offload_step(home, buffer)
+    @torch.inference_mode()
+    def offload_prompt(self, chunk: PrefillChunk, start: int, end: int) -> None:
+        """Copy a prompt's tokens [start, end) from staging to the host.
 
-        self._schedule.step(batch.seq_indices, batch.positions, lambda: launched.run(forward), back_up)
-        return launched
+        Args:
+            chunk: Any part of the prompt.
+            start: A multiple of the page size.
+            end: The position after the last token; nothing is copied if it is `start`.
+        """
+        if start == end:
+            return
+        with self._offload_after_compute():
+            slots = staging_slots(chunk.staging_pages, end)[start:]
+            host_pages = chunk.host_pages[start // self.cache_config.page_size :]
+            self._ops.offload_prompt(
+                self._model.staging, upload(slots, self._device), upload(host_pages, self._device)
+            )
+        staging_pages = _staging_pages(chunk, start, end)
+        done = self._record(Queue.OFFLOAD)
+        self._schedule.prompt_copied(done, chunk.seq_index, start, end, staging_pages)
 
     @torch.inference_mode()
     def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
-        def work() -> None:
+        self._collect_copies()
+        self._wait_for(self._schedule.staging_waits_for(staging_pages))
+        with self._queues.use(Queue.COMPUTE):
             slots = upload(staging_slots(staging_pages, length), self._device)
-            self._steps.restore_prompt(self._model.staging, slots, upload(host_pages, self._device))
-
-        self._schedule.restore(seq_index, length, staging_pages, work)
+            self._ops.restore_prompt(self._model.staging, slots, upload(host_pages, self._device))
+        self._schedule.restored(seq_index, length)
 
     @torch.inference_mode()
     def admit(self, admission: Admission) -> None:
-        self._full[admission.seq_index] = admission.full_attention
-        self._schedule.forward(lambda: self._seed(admission))
+        self._full_attention[admission.seq_index] = admission.full_attention
+        with self._queues.use(Queue.COMPUTE):
+            fill_from_staging(self._model, self._ops, admission)
+            if admission.first_token is None:
+                index_from_staging(self._model, self._ops, admission)
+            else:
+                # Restored: its index and dense layers are still there, but its seq_index may have changed.
+                self._runner.fed[admission.seq_index].fill_(admission.first_token)
 
-    def _seed(self, a: Admission) -> None:
-        """Fill the tables, and bring what the device keeps to its places."""
-        page, staging, device = self.cache_config.page_size, self._model.staging, self._device
-        slots = staging_slots(a.staging_pages, a.length)
-        seeds = admit(
-            self._cache, a.seq_index, a.length,
-            torch.from_numpy(a.host_pages.astype(np.int64)), torch.from_numpy(a.device_pages.astype(np.int64)),
-            a.full_attention,
-        )  # fmt: skip
-        places, pages = seeds.device_pages.numpy()[:, None], seeds.pages.numpy()[:, None]
-        tokens = (pages * page + np.arange(page)).ravel()
-        there = tokens < a.length
-        to = (places * page + np.arange(page)).ravel()[there].astype(np.int32)
-        self._steps.fill_buffer(staging, upload(slots[tokens[there]], device), upload(to, device))
-        if a.first_token is not None:
-            # The index and the dense layers have kept what they had; what it feeds may have changed hands.
-            self._runner.fed[a.seq_index].fill_(a.first_token)
-            return
-        at = np.arange(a.length)
-        home = upload((a.host_pages[at // page] * page + at % page).astype(np.int32), device)
-        from_slots = upload(slots, device)
-        self._steps.fill_dense(staging, from_slots, home)
-        self._model.index_prompt(self._steps, from_slots, upload(a.host_pages, device), home)
-
-    @torch.inference_mode()  # a pending copy may be launched from here
+    @torch.inference_mode()  # a held copy may be launched from here
     def drained(self, seq_index: int) -> bool:
+        self._collect_copies()
+        held = self._schedule.held_copy
+        if held is not None and self._queues.completed(held.forward):
+            self._launch_held_copy()
+            self._collect_copies()
         return self._schedule.drained(seq_index)
 
     @torch.inference_mode()
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
         if seq_index >= 0:
+            self.drained(seq_index)  # collects what has completed since it was asked last
             self._schedule.release(seq_index)
 
+    # Queues.
+
+    def _collect_copies(self) -> None:
+        """Report the copies that have completed to the schedule."""
+        while (done := self._schedule.oldest_copy) is not None and self._queues.completed(done):
+            self._schedule.copy_completed()
+            self._queues.recycle(done)
+
+    def _wait_for(self, event: Event | None) -> None:
+        if event is not None:
+            self._queues.wait(Queue.COMPUTE, event)
+
+    def _record(self, queue: Queue) -> Event:
+        event = self._queues.event()
+        self._queues.record(event, queue)
+        return event
+
+    def _offload_after_compute(self) -> AbstractContextManager[Any]:
+        """Use the OFFLOAD queue, behind all that was launched on the COMPUTE queue so far."""
+        computed = self._record(Queue.COMPUTE)
+        self._queues.wait(Queue.OFFLOAD, computed)
+        self._queues.recycle(computed)
+        return self._queues.use(Queue.OFFLOAD)
+
+    def _launch_held_copy(self) -> None:
+        held = self._schedule.take_held_copy()
+        slots, self._held_slots = self._held_slots, None
+        assert slots is not None
+        self._queues.recycle(held.forward)
+        with self._queues.use(Queue.COMPUTE):
+            self._copy_step(slots)
+        self._schedule.step_copied(self._record(Queue.COMPUTE), held.seq_indices, held.positions)
+
+    def _copy_step(self, slots: tuple[Tensor, Tensor]) -> None:
+        """Launch the copy of a step's tokens, at these host and buffer slots, on the queue in use."""
+        for each in slots:
+            if each.is_cuda:
+                # Allocated on the COMPUTE queue: the allocator must not reuse it before this copy has run.
+                each.record_stream(torch.cuda.current_stream())
+        self._ops.offload_step(*slots)
+
     def _sample(
-        self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch, greedy_found: Tensor | None = None
+        self,
+        logits: Tensor,
+        seq_indices: Int32,
+        sampling: SamplingBatch,
+        greedy_readback: Tensor | None = None,
     ) -> Tensor:
-        """Sample the rows of logits, keep what their sequences feed next; `Stepped.found`.
+        """Sample rows and feed the tokens to their sequences' next steps.
 
-        greedy_found: the same for greedy tokens, which are already fed.
+        Args:
+            logits: float32 [R, vocabulary].
+            seq_indices: int32 [R].
+            sampling: Of R rows.
+            greedy_readback: The readback of greedy tokens, if these were fed already.
+
+        Returns:
+            `StepOutputs.readback`.
         """
-        if sampling.temperature.any():
-            options = [sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms]
-            temperature, top_k, top_p, uniforms = upload(np.array(options, np.float64), self._device)
-            filtered = bool((sampling.top_k > 0).any() or (sampling.top_p < 1).any())
-            ids = sample(logits, temperature.float(), top_k.int(), top_p.float(), uniforms, filtered=filtered)
-        elif greedy_found is not None:
-            return greedy_found
-        else:
-            ids = greedy(logits)
-        places = upload(seq_indices.astype(np.int64), self._device)
-        return feed(ids, logits, places, self._runner.fed, self._cache)
+        if greedy_readback is not None and not sampling.temperature.any():
+            return greedy_readback
+        ids = sample_batch(logits, sampling)
+        rows = upload(seq_indices.astype(np.int64), self._device)
+        return feed(ids, logits, rows, self._runner.fed, self._cache)
 
-    def result(self, found: Tensor, rows: int, seconds: float) -> ForwardResult:
-        """Read `Stepped.found` of so many rows, on the host."""
-        counted, tokens = found[:COUNTERS], found[COUNTERS : COUNTERS + rows]
-        now = np.concatenate((counted[:2].numpy().astype(np.float64), counted[2:].view(torch.float64)))
-        (hits, misses, captured, judged), self._seen = now - self._seen, now
-        backed_up, self._backed_up = self._schedule.backed_up - self._backed_up, self._schedule.backed_up
+    def read(self, readback: Tensor, rows: int, seconds: float) -> ForwardResult:
+        """Make a result of `StepOutputs.readback` on the host.
+
+        Args:
+            readback: int64 [COUNTERS + rows] or more.
+            rows: Tokens to read.
+            seconds: Time that the forward took on the device.
+        """
+        counters, tokens = readback[:COUNTERS], readback[COUNTERS : COUNTERS + rows]
+        now = np.concatenate((counters[:2].numpy().astype(np.float64), counters[2:].view(torch.float64)))
+        (hits, misses, mass, mass_rows), self._counted = now - self._counted, now
+        offloaded = self._schedule.offloaded_tokens - self._offloaded_tokens
+        self._offloaded_tokens += offloaded
         return ForwardResult(
-            tokens.numpy().astype(np.int32), int(hits), int(misses), seconds, backed_up,
-            int(self._schedule.lag().sum()), float(captured), int(judged),
+            tokens=tokens.numpy().astype(np.int32), hits=int(hits), misses=int(misses), seconds=seconds,
+            offloaded_tokens=offloaded, offload_lag=int(self._schedule.lag().sum()),
+            captured_mass=float(mass), captured_rows=int(mass_rows),
         )  # fmt: skip
 
-
-def _staging_pages(of_prompt: Int32, start: int, end: int, begun: bool = False) -> Int32:
-    """The staging pages in which tokens [start, end) of a prompt stand. begun: but not where one before stands."""
-    first = -(-start // STAGING_PAGE_SIZE) if begun else start // STAGING_PAGE_SIZE
-    return of_prompt[first : -(-end // STAGING_PAGE_SIZE)]
+    def _page_start(self, position: int) -> int:
+        return position // self.cache_config.page_size * self.cache_config.page_size
 
 
-class OnItsWay:
-    """`PendingForward`: what was launched, and on a CUDA device the one event that its result waits for."""
+def _staging_pages(chunk: PrefillChunk, start: int, end: int, only_new: bool = False) -> Int32:
+    """The staging pages of tokens [start, end) of a prompt; only_new: those that hold no earlier token of it."""
+    first = -(-start // STAGING_PAGE_SIZE) if only_new else start // STAGING_PAGE_SIZE
+    return chunk.staging_pages[first : -(-end // STAGING_PAGE_SIZE)]
+
+
+class PendingResult:
+    """`PendingForward`; on a CUDA device its result waits for one event, behind the copy of the readback."""
 
     def __init__(self, worker: CacheWorker, rows: int) -> None:
+        """Start the clock, on the queue in use."""
         self._worker, self._rows = worker, rows
-        self._seconds = 0.0
+        self._started = time.perf_counter()
+        self._begin = _timed_event() if worker._device.type == "cuda" else None
 
-    def run(self, work: Callable[[], Tensor]) -> None:
-        """Launch work, which gives `Stepped.found` on the device, and the copy of that to the host."""
-        begun = time.perf_counter()
-        self._begin = _timed_event() if self._worker._device.type == "cuda" else None
-        self._found = work()
+    def copy_to_host(self, readback: Tensor) -> None:
+        """Launch the copy of `StepOutputs.readback` to the host, and stop the clock behind it."""
         if self._begin is None:
-            self._seconds = time.perf_counter() - begun
+            self._readback, self._seconds = readback, time.perf_counter() - self._started
             return
-        host = torch.empty(self._found.shape, dtype=torch.int64, pin_memory=True)
-        self._found = host.copy_(self._found, non_blocking=True)
+        self._readback = download(readback)
         self._copy_done = _timed_event()
 
     def result(self) -> ForwardResult:
         if self._begin is not None:
             self._copy_done.synchronize()
             self._seconds = self._begin.elapsed_time(self._copy_done) / 1e3
-        return self._worker.result(self._found, self._rows, self._seconds)
+        return self._worker.read(self._readback, self._rows, self._seconds)
 
 
 def _timed_event() -> torch.cuda.Event:

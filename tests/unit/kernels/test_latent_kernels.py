@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hiscore.decoding.models.latent_attention import LatentStep
 from tests.support import tiny_dsa
 from tests.support.dsa_streams import CAPACITY, Streams, prompts
 
@@ -25,7 +24,6 @@ def test_kernels_select_move_and_attend_as_plain_torch_does(tmp_path: Path) -> N
     kernels.steps = TritonCacheOps(
         kernels.cache, decoder.attention_shape, CAPACITY, value_dim=decoder.architecture.latent_rank
     )
-    kernels.step = LatentStep(kernels.cache, kernels.steps)
     fed = torch.arange(3)
     for _ in range(3):
         expected = plain.decode(fed, [0, 1, 2])

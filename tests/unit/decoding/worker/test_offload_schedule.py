@@ -1,7 +1,8 @@
-"""The backup's schedule on simulated streams: it holds, and each of its waits and records is needed."""
+"""The offload schedule and a worker on simulated queues: they hold, and each wait, query and record is needed."""
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,46 +10,45 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.worker.device_queues import ImmediateStreams, Lane, Work
-from hiscore.decoding.worker.offload_schedule import BackupSchedule, ring_pages
+from hiscore.decoding.worker.device_queues import Event, ImmediateQueues, Queue
+from hiscore.decoding.worker.offload_schedule import OffloadSchedule, ring_pages
 from hiscore.settings import BackupProtocol
-from tests.support.backup_load import SLOTS, Load, Run
-from tests.support.stream_mutations import Kind, Mutated
-from tests.support.stream_simulator import Simulator
+from tests.support.offload_load import SEQUENCES, Load, Run
+from tests.support.queue_mutations import Kind, Mutated
+from tests.support.queue_simulator import Cell, Simulator
 from tests.support.tensor_memory import TensorMemory
 
 PROTOCOLS: list[BackupProtocol] = ["ring", "deferred", "blocking"]
 SLOW = 50.0
 
-# (forward, backup): how long operations take, drawn from these.
+# (compute, offload): how long operations take, drawn from these.
 TIMINGS = {
-    "backup slow": ((1.0,), (SLOW,)),
-    "forward slow": ((SLOW,), (1.0,)),
-    "forward slow now and then": ((1.0, 1.0, 1.0, SLOW), (1.0,)),
-    "backup slow now and then": ((1.0,), (1.0, 1.0, 1.0, SLOW)),
+    "offload slow": ((1.0,), (SLOW,)),
+    "compute slow": ((SLOW,), (1.0,)),
+    "compute slow now and then": ((1.0, 1.0, 1.0, SLOW), (1.0,)),
+    "offload slow now and then": ((1.0,), (1.0, 1.0, 1.0, SLOW)),
     "mixed": ((1.0, 7.0, SLOW), (1.0, 7.0, SLOW)),
 }
 
 
-class Streams(Mutated, Simulator):
-    """Simulated streams, one kind of call left out."""
+class Queues(Mutated, Simulator):
+    """Simulated queues, one kind of call left out."""
 
 
-def streams(timing: str, seed: int = 0) -> Streams:
+def queues(timing: str, seed: int = 0) -> Queues:
     draw = random.Random(seed)
-    forward, backup = TIMINGS[timing]
-    return Streams(lambda lane: draw.choice(forward if lane is Lane.FORWARD else backup))
+    compute, offload = TIMINGS[timing]
+    return Queues(lambda queue: draw.choice(compute if queue is Queue.COMPUTE else offload))
 
 
-def run(load: Load, on: Streams, ring: int | None = None) -> Run:
-    schedule = BackupSchedule(on, load.protocol, load.width, SLOTS, 2 * load.pages)
-    done = Run(load, on, schedule, ring)
+def run(load: Load, on: Queues, ring: int | None = None) -> Run:
+    done = Run(load, on, ring)
     done.run()
     return done
 
 
 def faults(load: Load, timing: str, drop: Kind | None = None, only: int | None = None) -> list[str]:
-    on = streams(timing, load.seed)
+    on = queues(timing, load.seed)
     on.drop, on.only = drop, only
     run(load, on)
     return on.faults
@@ -64,10 +64,10 @@ def faults(load: Load, timing: str, drop: Kind | None = None, only: int | None =
 def test_every_read_is_right_and_all_lands(
     protocol: BackupProtocol, page: int, width: int, timing: str, seed: int
 ) -> None:
-    on = streams(timing, seed)
+    on = queues(timing, seed)
     done = run(Load(protocol, page, width, seed), on)
     assert not on.faults
-    assert done.schedule.backed_up == done.written > 0
+    assert done.schedule.offloaded_tokens == done.written > 0
     assert not done.schedule.lag().any()
     if protocol != "blocking":
         # The load launches a step when the last but one has ended.
@@ -83,10 +83,10 @@ def loads(protocol: BackupProtocol) -> list[Load]:
 def test_without_any_kind_of_wait_query_or_record_something_breaks(protocol: BackupProtocol) -> None:
     kinds: set[Kind] = set()
     for load in loads(protocol):
-        on = streams("mixed", load.seed)
+        on = queues("mixed", load.seed)
         run(load, on)
         kinds |= set(on.calls)
-    assert {call for _, call, _ in kinds} >= {"wait", "happened", "record"}
+    assert {call for _, call, _ in kinds} >= {"wait", "completed", "record"}
     assert ("step", "block", "") in kinds or protocol != "blocking"
     runs = list(itertools.product(loads(protocol), TIMINGS))
     assert {kind for kind in kinds if not any(faults(*x, kind) for x in runs)} == set()
@@ -94,22 +94,25 @@ def test_without_any_kind_of_wait_query_or_record_something_breaks(protocol: Bac
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_no_single_wait_is_too_many(protocol: BackupProtocol) -> None:
-    """Where the other lane is slow, leaving out one call alone is seen, whichever it is."""
+    """Where the other queue is slow, leaving out one call alone is seen, whichever it is."""
     for load in [Load(protocol, page, 3, seed, steps=20) for page in (1, 4) for seed in range(2)]:
-        for lane, timing in ((Lane.FORWARD, "backup slow"), (Lane.BACKUP, "forward slow")):
-            on = streams(timing, load.seed)
+        for queue, timing in ((Queue.COMPUTE, "offload slow"), (Queue.OFFLOAD, "compute slow")):
+            on = queues(timing, load.seed)
             run(load, on)
             for kind, count in on.calls.items():
-                if kind[1:] == ("wait", lane.value):
+                if kind[1:] == ("wait", queue.value):
                     assert all(faults(load, timing, kind, only) for only in range(count))
 
 
 @pytest.mark.parametrize("page", [1, 4])
 def test_a_ring_that_is_a_page_too_small_is_seen(page: int) -> None:
     def wrong(ring: int) -> bool:
-        on = streams("backup slow")
-        run(Load("ring", page, page + 2, 0), on, ring)
-        return bool(on.faults)
+        found = []
+        for seed in range(4):
+            on = queues("offload slow")
+            run(Load("ring", page, page + 2, seed), on, ring)
+            found += on.faults
+        return bool(found)
 
     right = ring_pages(page + 2, page)
     assert wrong(right - 1)
@@ -123,123 +126,242 @@ def test_the_ring_has_just_as_many_pages_as_the_newest_tokens_may_touch(width: i
     assert ring_pages(width, page) == max(touched)
 
 
-def two_steps(protocol: BackupProtocol) -> tuple[Streams, list[float]]:
-    """Two steps of one stream, forwards of 1, copies of `SLOW`; when the host came back from each."""
-    on, back = streams("backup slow"), []
-    schedule = BackupSchedule(on, protocol, 4, 1, 1)
-    schedule.restore(0, 1, np.empty(0, np.int32), lambda: None)
-    for p in (1, 2):
+def at(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
 
-        def forward(p: int = p) -> None:
-            on.fill([("device", p)], [p])
 
-        def backup(p: int = p) -> None:
-            on.copy([(("device", p), ("host", p))])
+class Device:
+    """A worker's part, in its shortest form: forwards and copies of single cells on simulated queues."""
 
-        schedule.step(np.zeros(1, np.int32), np.array([p], np.int32), forward, backup)
-        back.append(on.now)
-    while not schedule.drained(0):
-        on.pause()
-    return on, back
+    def __init__(self, schedule: OffloadSchedule) -> None:
+        self.queues, self.schedule = queues("offload slow"), schedule
+        self.back: list[float] = []
+
+    def record(self, queue: Queue) -> Event:
+        event = self.queues.event()
+        self.queues.record(event, queue)
+        return event
+
+    def wait_for(self, event: Event | None) -> None:
+        if event is not None:
+            self.queues.wait(Queue.COMPUTE, event)
+
+    def forward(self, cell: Cell) -> None:
+        with self.queues.use(Queue.COMPUTE):
+            self.queues.fill([cell], [1])
+
+    def copy(self, cell: Cell, queue: Queue = Queue.OFFLOAD) -> Event:
+        if queue is Queue.OFFLOAD:
+            self.queues.wait(queue, self.record(Queue.COMPUTE))
+        with self.queues.use(queue):
+            self.queues.copy([(cell, ("host", cell[1]))])
+        return self.record(queue)
+
+    def collect(self) -> None:
+        while (done := self.schedule.oldest_copy) is not None and self.queues.completed(done):
+            self.schedule.copy_completed()
+
+    def step(self, position: int) -> None:
+        """A step of sequence 0."""
+        self.collect()
+        if (held := self.schedule.held_copy) is not None:
+            self.queues.block(held.forward)
+            self.copy_held()
+        self.wait_for(self.schedule.step_waits_for(at(0), at(position)))
+        self.forward(("device", position))
+        self.schedule.step_launched(at(0), at(position))
+        if self.schedule.blocking:
+            self.schedule.hold_copy(self.record(Queue.COMPUTE), at(0), at(position))
+        else:
+            self.schedule.step_copied(self.copy(("device", position)), at(0), at(position))
+        self.back.append(self.queues.now)
+
+    def copy_held(self) -> None:
+        held = self.schedule.take_held_copy()
+        done = self.copy(("device", int(held.positions[0])), Queue.COMPUTE)
+        self.schedule.step_copied(done, held.seq_indices, held.positions)
+
+    def drain(self) -> None:
+        self.collect()
+        if (held := self.schedule.held_copy) is not None:
+            self.queues.block(held.forward)
+            self.copy_held()
+        while not self.schedule.drained(0):
+            self.queues.pause()
+            self.collect()
+
+
+def two_steps(protocol: BackupProtocol) -> Device:
+    """Two steps of one sequence, forwards of 1, copies of `SLOW`; when the host came back from each."""
+    device = Device(OffloadSchedule(protocol, 4, 1, 1))
+    device.schedule.restored(0, 1)
+    for position in (1, 2):
+        device.step(position)
+    device.drain()
+    return device
 
 
 def test_the_ring_overlaps_and_the_others_do_not() -> None:
-    on, back = two_steps("ring")
-    first, copy, second, _ = on.trace
+    device = two_steps("ring")
+    first, copy, second, _ = device.queues.trace
     assert first.ended == second.started < copy.ended
-    assert back == [0, 0]
+    assert device.back == [0, 0]
 
-    on, back = two_steps("deferred")
-    first, copy, second, _ = on.trace
+    device = two_steps("deferred")
+    first, copy, second, _ = device.queues.trace
     assert first.ended < copy.ended == second.started
-    assert back == [0, 0]
+    assert device.back == [0, 0]
 
-    on, back = two_steps("blocking")
-    first, copy, second, _ = on.trace
-    assert copy.lane is Lane.FORWARD
+    device = two_steps("blocking")
+    first, copy, second, _ = device.queues.trace
+    assert copy.queue is Queue.COMPUTE
     assert first.ended == copy.started < copy.ended == second.started
-    assert back == [0, first.ended]
+    assert device.back == [0, first.ended]
 
 
-def test_a_prompt_is_waited_for_only_by_steps_that_may_read_it_from_the_host() -> None:
+PROMPT, STEP = Event(7), Event(8)
+
+
+@pytest.mark.parametrize(("length", "waits"), [(3, None), (4, PROMPT)])
+def test_a_prompt_is_waited_for_only_by_steps_that_may_read_it_from_the_host(
+    length: int, waits: Event | None
+) -> None:
     """The first step of a prompt as long as the ring, and of a shorter one."""
+    schedule = OffloadSchedule("ring", 4, 1, 1)
+    schedule.prompt_copied(PROMPT, 0, 0, length, at(0))
+    assert schedule.step_waits_for(at(0), at(length)) == waits
+
+
+def test_a_copy_is_waited_for_once_and_not_after_it_has_completed() -> None:
+    schedule = OffloadSchedule("deferred", 1, 2, 3)
+    schedule.prompt_copied(PROMPT, 0, 0, 16, at(1))
+    assert schedule.oldest_copy == PROMPT
+    assert schedule.staging_waits_for(at(0, 2)) is None
+    assert schedule.staging_waits_for(at(2, 1)) == PROMPT
+    assert schedule.staging_waits_for(at(1)) is None
+    schedule.step_launched(at(0), at(16))
+    schedule.step_copied(STEP, at(0), at(16))
+    assert schedule.oldest_copy == PROMPT
+    schedule.copy_completed()
+    assert schedule.oldest_copy == STEP
+    schedule.copy_completed()
+    assert schedule.oldest_copy is None
+    assert schedule.step_waits_for(at(0), at(17)) is None
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_step_waits_for_the_copy_a_ring_before_it(width: int) -> None:
+    """Not for the newest of the sequences, nor for the oldest: for the last of those that its rows need."""
+    schedule = OffloadSchedule("ring", width, 3, 1)
+    for seq_index in (0, 1):
+        schedule.restored(seq_index, 1)
     waits = []
-    for length in (4, 3):
-        on = streams("backup slow")
-        schedule = BackupSchedule(on, "ring", 4, 1, 1)
-        on.fill([("device", 9)], [9])
-        schedule.back_up_prompt(
-            0, 0, length, np.zeros(1, np.int32), lambda on=on: on.copy([(("device", 9), ("host", 9))])
-        )
-        on.during = "step"
-        schedule.step(np.zeros(1, np.int32), np.array([length], np.int32), lambda: None, lambda: None)
-        waits.append(on.calls["step", "wait", "forward"])
-    assert waits == [1, 0]
+    for position in range(1, 9):
+        batch = at(0, 1), at(position, position)
+        waits.append(schedule.step_waits_for(*batch))
+        schedule.step_launched(*batch)
+        schedule.step_copied(Event(position), *batch)
+    assert waits == [None] * width + [Event(position) for position in range(1, 9 - width)]
+    # What runs beside another that is further on needs no more than that one.
+    schedule.restored(2, 1)
+    assert schedule.step_waits_for(at(2), at(1)) is None
+
+
+def test_what_was_not_launched_did_not_happen() -> None:
+    """A forward that fails leaves its positions to the next attempt, a copy that fails its tokens behind."""
+    schedule = OffloadSchedule("ring", 4, 2, 1)
+    schedule.restored(0, 5)
+    schedule.step_waits_for(at(0), at(5))
+    schedule.step_waits_for(at(0), at(5))  # the forward failed
+    assert schedule.lag().tolist() == [0, 0]
+    schedule.step_launched(at(0), at(5))  # the copy failed
+    assert schedule.lag().tolist() == [1, 0]
+    assert schedule.drained(0)
+    schedule.release(0)
+    assert schedule.lag().tolist() == [0, 0]
+
+
+def test_a_held_copy_keeps_its_rows_and_its_sequences() -> None:
+    """The caller's arrays may be those of the next step already."""
+    schedule = OffloadSchedule("blocking", 4, 3, 1)
+    seq_indices, positions = at(0, 2), at(0, 0)
+    schedule.step_launched(seq_indices, positions)
+    schedule.hold_copy(STEP, seq_indices, positions)
+    seq_indices[:], positions[:] = 1, 9
+    assert [schedule.drained(seq_index) for seq_index in range(3)] == [False, True, False]
+    held = schedule.take_held_copy()
+    assert schedule.held_copy is None
+    assert (held.forward, held.seq_indices.tolist(), held.positions.tolist()) == (STEP, [0, 2], [0, 0])
+    schedule.step_copied(PROMPT, held.seq_indices, held.positions)
+    assert [schedule.drained(seq_index) for seq_index in range(3)] == [False, True, False]
+    # The order of the COMPUTE queue is enough for the next step.
+    assert schedule.step_waits_for(at(0, 2), at(1, 1)) is None
+    held.positions[:] = 9
+    schedule.copy_completed()
+    assert schedule.lag().tolist() == [0, 0, 0]
+    assert schedule.offloaded_tokens == 2
+    assert schedule.drained(0)
 
 
 def test_events_are_few_and_used_again() -> None:
-    """At most the copies under way, one event each: the ring's and the prompts', and one for the forward."""
-    on = streams("backup slow")
+    """At most the copies in flight, one event each: the ring's and the prompts', and one for the forward."""
+    on = queues("offload slow")
     done = run(Load("ring", 4, 5, 0, steps=200), on)
-    assert on.calls["step", "record", "backup"] > 50
-    assert on.events <= done.schedule.width + 2 + 2 * SLOTS
+    assert on.calls["step", "record", "offload"] > 50
+    assert on.events <= done.schedule.width + 2 + 2 * SEQUENCES
 
 
-def test_what_does_not_continue_a_stream_or_frees_too_early_is_refused() -> None:
-    on = streams("backup slow")
-    schedule = BackupSchedule(on, "ring", 4, 2, 1)
-    schedule.back_up_prompt(1, 0, 5, np.zeros(1, np.int32), lambda: on.fill([("host", 0)], [0]))
+def test_what_does_not_continue_a_sequence_or_frees_too_early_is_refused() -> None:
+    schedule = OffloadSchedule("ring", 4, 2, 1)
+    schedule.prompt_copied(PROMPT, 1, 0, 5, at(0))
     assert schedule.lag().tolist() == [0, 5]
-    with pytest.raises(ValueError, match="next position"):
-        schedule.step(np.ones(1, np.int32), np.array([6], np.int32), lambda: None, lambda: None)
+    for position in (4, 6):
+        with pytest.raises(ValueError, match="next position"):
+            schedule.step_waits_for(at(1), at(position))
     assert schedule.drained(0)
     with pytest.raises(RuntimeError, match="sequence 1"):
         schedule.release(1)
-    on.pause()
+    schedule.copy_completed()
     schedule.release(1)
     assert schedule.lag().tolist() == [0, 0]
-    assert schedule.backed_up == 5
+    assert schedule.offloaded_tokens == 5
     with pytest.raises(ValueError, match="1 token"):
-        BackupSchedule(on, "ring", 0, 1, 1)
+        OffloadSchedule("ring", 0, 1, 1)
 
 
 def test_a_prompts_parts_are_copied_beside_the_forwards_after_them() -> None:
     """Copies of 50 beside forwards of 1: nothing waits for a copy but a step, and who gets its staging."""
-    on = streams("backup slow")
-    schedule = BackupSchedule(on, "ring", 4, 2, 4)
+    device = Device(OffloadSchedule("ring", 4, 2, 4))
     for part in range(3):
-        cell = ("device", part)
-        schedule.stage(np.array([part], np.int32), lambda cell=cell: on.fill([cell], [1]))
-        schedule.back_up_prompt(
-            0, 4 * part, 4 * part + 4, np.array([part], np.int32),
-            lambda part=part: on.copy([(("device", part), ("host", part))]),
-        )  # fmt: skip
-    schedule.stage(np.array([1], np.int32), lambda: on.fill([("device", 9)], [1]))
-    while not schedule.drained(0):
-        on.pause()
-    forwards = [each for each in on.trace if each.lane is Lane.FORWARD]
-    copies = [each for each in on.trace if each.lane is Lane.BACKUP]
+        device.wait_for(device.schedule.staging_waits_for(at(part)))
+        device.forward(("device", part))
+        done = device.copy(("device", part))
+        device.schedule.prompt_copied(done, 0, 4 * part, 4 * part + 4, at(part))
+    device.wait_for(device.schedule.staging_waits_for(at(1)))
+    device.forward(("device", 9))
+    device.drain()
+    forwards = [each for each in device.queues.trace if each.queue is Queue.COMPUTE]
+    copies = [each for each in device.queues.trace if each.queue is Queue.OFFLOAD]
     assert [each.started for each in forwards[:3]] == [0, 1, 2]
     assert [each.started for each in copies] == [1, 1 + SLOW, 1 + 2 * SLOW]
     assert forwards[3].started == copies[1].ended
 
 
-class Immediate(Mutated, TensorMemory, ImmediateStreams):
-    """The CPU's streams, and memory in torch; or streams that lose what the backup lane is given."""
+class Immediate(Mutated, TensorMemory, ImmediateQueues):
+    """The CPU's queues, and memory in torch; or queues that lose what OFFLOAD is given."""
 
     lossy = False
 
-    def launch(self, lane: Lane, work: Work) -> None:
-        if not (self.lossy and lane is Lane.BACKUP):
-            super().launch(lane, work)
+    def copy(self, moves: Sequence[tuple[Cell, Cell]]) -> None:
+        if not (self.lossy and self._queue is Queue.OFFLOAD):
+            super().copy(moves)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("page", [1, 4])
 def test_on_the_cpu_all_is_right_at_once(protocol: BackupProtocol, page: int) -> None:
     for lossy in (False, True):
-        on = Immediate(torch.device("cpu"), dict.fromkeys(Lane, 0))
+        on = Immediate(torch.device("cpu"), dict.fromkeys(Queue, 0))
         on.lossy = lossy
-        load = Load(protocol, page, 3, 1)
-        Run(load, on, BackupSchedule(on, protocol, load.width, SLOTS, 2 * load.pages)).run()
+        Run(Load(protocol, page, 3, 1), on).run()
         assert bool(on.faults) == lossy

@@ -18,7 +18,7 @@ from tests.support import decode_cache
 from tests.support.decoding import (
     Client,
     Driver,
-    LateBackups,
+    LateCopies,
     Outcome,
     build,
     host_rows,
@@ -81,8 +81,7 @@ def call(number: int) -> Call:
 
 
 def late(worker: CacheWorker, patience: int = 20) -> CacheWorker:
-    worker._schedule._streams = LateBackups(patience)
-    return worker
+    return LateCopies(patience).install(worker)
 
 
 def crowd(worker: CacheWorker, calls: Sequence[Call], quantum: int = 0) -> tuple[list[Outcome], Client]:
@@ -210,7 +209,7 @@ def test_a_forward_that_waits_for_no_copy_is_seen(workers: Any, selector: str) -
     logits = []
     for deaf in (False, True):
         worker = workers(selector, ring=1)
-        worker._schedule._streams = LateBackups(10_000, deaf)
+        LateCopies(10_000, deaf).install(worker)
         driver = Driver(worker)
         seq_index, _ = driver.admit(prompt(30), 400)
         found = [driver.step([seq_index], fed=[3 + step]) for step in range(80)]

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiscore.decoding.models.latent_attention import LatentStep
+from hiscore.decoding.models.mla import LatentStep
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.deepseek.latent_cache import StagedLatents
-from tests.support.decoding import Driver, LateBackups, build, host_rows, prompt
+from tests.support.decoding import Driver, LateCopies, build, host_rows, prompt
 
 # Family, tokens selected, tokens in the buffer.
 SETTINGS = {
@@ -135,21 +135,21 @@ def test_the_host_has_what_was_written(
     family, top_k, buffer = SETTINGS[selector]
     worker = build(path(family), selector, top_k, buffer, backup=backup, sequences=STREAMS)
     if late:
-        worker._schedule._streams = LateBackups(patience=1_000)
+        LateCopies(patience=1_000).install(worker)
     lengths = lengths_of(worker)
     # From within the buffer to beyond it, once around the ring, and over the edges of pages.
     steps = (34 if worker.cache_config.page_size > 1 else 26) if late else 3
     faults, watched = life(worker, kept, lengths, 120, steps)
     assert faults == []
     backed_up = sum(sequence.length for sequence in watched.driver.sequences.values())
-    assert worker._schedule.backed_up == backed_up
+    assert worker._schedule.offloaded_tokens == backed_up
     assert sum(result.offloaded_tokens for result in watched.driver.results) <= backed_up
 
 
 @pytest.mark.parametrize("backup", PROTOCOLS)
 def test_short_sequences_that_never_outgrow_their_buffer(path: Any, kept: list[Tensor], backup: str) -> None:
     worker = build(path("llama"), "exact", backup=backup, sequences=STREAMS)
-    worker._schedule._streams = LateBackups(patience=1_000)
+    LateCopies(patience=1_000).install(worker)
     faults, watched = life(worker, kept, [1, 2, 5], 19, 3)
     assert faults == []
     assert all(worker._cache.fully_resident[seq_index] for seq_index in watched.driver.sequences)
@@ -169,31 +169,31 @@ def test_prefill_in_one_piece_or_in_many_is_backed_up_alike(path: Any, kept: lis
 # Controls: each must be seen.
 
 
-def skipped(back_up: Any) -> Any:
-    return lambda steps, home, buffer: back_up(steps, home[1:], buffer[1:])
+def skipped(offload: Any) -> Any:
+    return lambda steps, home, buffer: offload(steps, home[1:], buffer[1:])
 
 
-def into_the_next_page(back_up: Any) -> Any:
-    return lambda steps, home, buffer: back_up(steps, home + steps._cache.shape.page_size, buffer)
+def into_the_next_page(offload: Any) -> Any:
+    return lambda steps, home, buffer: offload(steps, home + steps._cache.shape.page_size, buffer)
 
 
-def twice(back_up: Any) -> Any:
+def twice(offload: Any) -> Any:
     def both(steps: TorchCacheOps, home: Tensor, buffer: Tensor) -> None:
-        back_up(steps, home, buffer)
-        back_up(steps, home + 1, buffer)
+        offload(steps, home, buffer)
+        offload(steps, home + 1, buffer)
 
     return both
 
 
-def of_another_row(back_up: Any) -> Any:
-    return lambda steps, home, buffer: back_up(steps, home.roll(1), buffer)
+def of_another_row(offload: Any) -> Any:
+    return lambda steps, home, buffer: offload(steps, home.roll(1), buffer)
 
 
-def keys_alone(back_up: Any) -> Any:
+def keys_alone(offload: Any) -> Any:
     def without_values(steps: TorchCacheOps, home: Tensor, buffer: Tensor) -> None:
         host = steps._cache.host_kv
         values = host[:, :, :, -1].clone()
-        back_up(steps, home, buffer)
+        offload(steps, home, buffer)
         host[-1, :, :, -1] = values[-1]  # of the last layer
 
     return without_values
@@ -214,7 +214,7 @@ def test_a_wrong_backup_is_seen(
 @pytest.mark.parametrize("backup", ["ring", "deferred"])
 def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], backup: str) -> None:
     worker = build(path("llama"), "exact", backup=backup)
-    worker._schedule._streams = LateBackups(patience=1_000, deaf=True)
+    LateCopies(patience=1_000, deaf=True).install(worker)
     faults, _ = life(worker, kept, [30], 60, 12)
     assert any("not what was written" in fault for fault in faults)
     assert any("in time" in fault for fault in faults)
@@ -224,9 +224,9 @@ def test_a_prompt_that_is_not_backed_up_is_seen(
     path: Any, kept: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def but_the_last(steps: TorchCacheOps, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        back_up(steps, staging, slots[:-1], host_pages)
+        offload(steps, staging, slots[:-1], host_pages)
 
-    back_up = TorchCacheOps.offload_prompt
+    offload = TorchCacheOps.offload_prompt
     monkeypatch.setattr(TorchCacheOps, "offload_prompt", but_the_last)
     watched = Watched(build(path("llama"), "exact"), kept)
     watched.admit(30, 60)

@@ -1,5 +1,6 @@
 """A prompt's parts on their way to the host while the next is prefilled: who waits for them, and who does not."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,8 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.worker import worker as worker_module
-from hiscore.decoding.worker.device_queues import Lane, Work
 from hiscore.decoding.worker.interface import NO_PAGES
-from tests.support.decoding import Driver, LateBackups, build, host_rows, prompt
+from tests.support.decoding import Driver, LateCopies, build, host_rows, prompt
 
 # Selector: family, tokens selected, tokens in the buffer. Parts of 23 tokens end in the middle of all pages but
 # those of one token.
@@ -22,7 +22,7 @@ def driver_of(path: Any, selector: str, late: bool = True) -> Driver:
     family, top_k, buffer = SETTINGS[selector]
     worker = build(path(family), selector, top_k, buffer, chunk=CHUNK)
     if late:
-        worker._schedule._streams = LateBackups(patience=1_000)
+        LateCopies(patience=1_000).install(worker)
     return Driver(worker)
 
 
@@ -51,11 +51,11 @@ def test_no_forward_waits_for_them(path: Any, selector: str) -> None:
     schedule = driver.worker._schedule
     seq_index, _ = driver.admit(prompt(LENGTH), 20)
     # Of quest's pages of 32 tokens, the first part fills none, nor does the fourth.
-    assert len(schedule._streams._under_way) == {"quest": 3, "exact": 5}[selector]  # type: ignore[attr-defined]
-    assert schedule.backed_up == 0
+    assert len(driver.worker._queues.in_flight) == {"quest": 3, "exact": 5}[selector]  # type: ignore[attr-defined]
+    assert schedule.offloaded_tokens == 0
     assert schedule.lag()[seq_index] == LENGTH
     found = on_the_host(driver, seq_index)
-    assert schedule.backed_up == LENGTH
+    assert schedule.offloaded_tokens == LENGTH
     at_once = driver_of(path, selector, late=False)
     assert torch.equal(found, on_the_host(at_once, at_once.admit(prompt(LENGTH), 20)[0]))
 
@@ -68,11 +68,11 @@ def test_who_gets_their_staging_pages_waits(
     for found, right in zip(two(driver_of(path, selector), reuse=True), expected, strict=True):
         assert torch.equal(found, right)
 
-    def none_begun(of_prompt: Any, start: int, end: int, begun: bool = False) -> Any:
-        return of_prompt[:0] if begun else pages(of_prompt, start, end)
+    def none_new(chunk: Any, start: int, end: int, only_new: bool = False) -> Any:
+        return chunk.staging_pages[:0] if only_new else pages(chunk, start, end)
 
     pages = worker_module._staging_pages
-    monkeypatch.setattr(worker_module, "_staging_pages", none_begun)
+    monkeypatch.setattr(worker_module, "_staging_pages", none_new)
     found, _ = two(driver_of(path, selector), reuse=True)
     assert not torch.equal(found, expected[0])
 
@@ -82,16 +82,16 @@ def test_a_copy_that_fails_leaves_those_before_it_under_way(path: Any) -> None:
     driver = driver_of(path, "exact")
     schedule = driver.worker._schedule
 
-    class SecondFails(LateBackups):
+    class SecondFails(LateCopies):
         copies = 0
 
-        def launch(self, lane: Lane, work: Work) -> None:
-            self.copies += lane is Lane.BACKUP
-            if lane is Lane.BACKUP and self.copies == 2:
+        def copy(self, launch: Callable[[], None]) -> None:
+            self.copies += 1
+            if self.copies == 2:
                 raise MemoryError
-            super().launch(lane, work)
+            super().copy(launch)
 
-    schedule._streams = SecondFails(patience=1_000)
+    SecondFails(patience=1_000).install(driver.worker)
     with pytest.raises(MemoryError):
         driver.admit(prompt(LENGTH), 20)
     seq_index = 0
@@ -100,7 +100,7 @@ def test_a_copy_that_fails_leaves_those_before_it_under_way(path: Any) -> None:
     with pytest.raises(RuntimeError, match="under way"):
         schedule.release(seq_index)
     driver.drain(seq_index)
-    assert schedule.backed_up == CHUNK
+    assert schedule.offloaded_tokens == CHUNK
     driver.worker.release(seq_index, NO_PAGES, NO_PAGES)
     assert schedule.lag()[seq_index] == 0
     # The seq_index, its pages and its staging serve the next one.

@@ -139,6 +139,6 @@ def test_a_swap_left_out_is_told_apart(path: Any, truth: Any, monkeypatch: pytes
 
 def test_another_window_is_told_apart(path: Any, truth: Any) -> None:
     worker = build(path("mistral"), "dense", dtype=torch.float64)
-    shape = worker._steps._shape
+    shape = worker._ops._shape
     object.__setattr__(shape, "windows", (6,) * len(shape.windows))
     assert largest_error(worker, truth("mistral", torch.float64))[0] > WRONG

@@ -1,17 +1,19 @@
-"""Streams, events and memory with a clock of their own, to see what an order of launches allows to go wrong.
+"""Queues, events and memory with a clock of their own, to see what an order of launches allows to go wrong.
 
-Each lane runs its queue in order; how long an operation takes is drawn by the test. An operation reads its sources
+Each queue runs in order; how long an operation takes is drawn by the test. An operation reads its sources
 when it starts and again when it ends, and its targets hold garbage in between: whatever overlaps what it must not
 overlap is seen in the values.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hiscore.decoding.worker.device_queues import Event, Lane, Work
+from hiscore.decoding.worker.device_queues import Event, Queue
 
+Work = Callable[[], None]
 Cell = tuple[str, int]
 """A token's place: a memory ("device", "host") and an index in it."""
 
@@ -20,7 +22,7 @@ TORN = -2  # between the start and the end of a write, or read while it changed
 
 
 class Memory(Protocol):
-    """What a load does in the lane in which it is called; each call is one operation."""
+    """What a load does on the queue in use; each call is one operation."""
 
     def fill(self, cells: Sequence[Cell], values: Sequence[int]) -> None: ...
 
@@ -41,7 +43,7 @@ class Memory(Protocol):
 class Operation:
     """Something that takes time. start and finish act on memory."""
 
-    lane: Lane
+    queue: Queue
     duration: float
     start: Work
     finish: Work
@@ -58,7 +60,7 @@ class Record:
 
 @dataclass
 class Wait:
-    """A lane's wait for one recording; for none, if the event had none."""
+    """A queue's wait for one recording; for none, if the event had none."""
 
     record: Record | None
 
@@ -68,31 +70,32 @@ Item = Operation | Record | Wait
 
 @dataclass
 class Simulator:
-    """`Streams` and `Memory`. durations: how long the next operation of a lane takes."""
+    """`DeviceQueues` and `Memory`. durations: how long the next operation of a queue takes."""
 
-    durations: Callable[[Lane], float]
+    durations: Callable[[Queue], float]
     now: float = 0.0
     faults: list[str] = field(default_factory=list)
     trace: list[Operation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._queues: dict[Lane, deque[Item]] = {lane: deque() for lane in Lane}
-        self._running: dict[Lane, Operation] = {}
+        self._queues: dict[Queue, deque[Item]] = {queue: deque() for queue in Queue}
+        self._running: dict[Queue, Operation] = {}
         self._events: list[Record | None] = []
         self._free: list[Event] = []
         self._cells: dict[Cell, int] = {}
-        self._lane = Lane.FORWARD
+        self._queue = Queue.COMPUTE
 
     @property
     def events(self) -> int:
         """Events ever made."""
         return len(self._events)
 
-    # Streams
+    # Queues
 
-    def launch(self, lane: Lane, work: Work) -> None:
-        self._lane = lane
-        work()
+    @contextmanager
+    def use(self, queue: Queue) -> Iterator[None]:
+        self._queue = queue
+        yield
         self._settle()
 
     def event(self) -> Event:
@@ -105,16 +108,16 @@ class Simulator:
         assert event not in self._free
         self._free.append(event)
 
-    def record(self, event: Event, lane: Lane) -> None:
+    def record(self, event: Event, queue: Queue) -> None:
         record = self._events[event] = Record()
-        self._queues[lane].append(record)
+        self._queues[queue].append(record)
         self._settle()
 
-    def wait(self, lane: Lane, event: Event) -> None:
-        self._queues[lane].append(Wait(self._events[event]))
+    def wait(self, queue: Queue, event: Event) -> None:
+        self._queues[queue].append(Wait(self._events[event]))
         self._settle()
 
-    def happened(self, event: Event) -> bool:
+    def completed(self, event: Event) -> bool:
         record = self._events[event]
         return record is None or record.happened
 
@@ -125,10 +128,10 @@ class Simulator:
 
     # The clock
 
-    def after(self, lane: Lane) -> Callable[[], None]:
-        """What makes the host wait for all that the lane holds now; out of a mutation's reach."""
+    def after(self, queue: Queue) -> Callable[[], None]:
+        """What makes the host wait for all that the queue holds now; out of a mutation's reach."""
         record = Record()
-        self._queues[lane].append(record)
+        self._queues[queue].append(record)
         self._settle()
 
         def wait() -> None:
@@ -147,7 +150,7 @@ class Simulator:
         operation = min(self._running.values(), key=lambda x: x.started + x.duration)
         self.now = operation.ended = operation.started + operation.duration
         operation.finish()
-        del self._running[operation.lane]
+        del self._running[operation.queue]
         self._settle()
 
     def _settle(self) -> None:
@@ -155,19 +158,19 @@ class Simulator:
         moved = True
         while moved:
             moved = False
-            for lane, queue in self._queues.items():
-                while queue and lane not in self._running:
-                    item = queue[0]
+            for queue, items in self._queues.items():
+                while items and queue not in self._running:
+                    item = items[0]
                     if isinstance(item, Wait) and item.record and not item.record.happened:
                         break
-                    queue.popleft()
+                    items.popleft()
                     moved = True
                     if isinstance(item, Record):
                         item.happened = True
                     elif isinstance(item, Operation):
                         item.started = self.now
                         item.start()
-                        self._running[lane] = item
+                        self._running[queue] = item
 
     # Memory
 
@@ -209,6 +212,6 @@ class Simulator:
         self._cells.update(dict.fromkeys(cells, value))
 
     def _enqueue(self, start: Work, finish: Work) -> None:
-        operation = Operation(self._lane, self.durations(self._lane), start, finish)
+        operation = Operation(self._queue, self.durations(self._queue), start, finish)
         self.trace.append(operation)
-        self._queues[self._lane].append(operation)
+        self._queues[self._queue].append(operation)

@@ -1,0 +1,39 @@
+"""Admit a sequence to decoding: from staging to its device buffer, its dense layers and its index."""
+
+import numpy as np
+import torch
+
+from hiscore.decoding.models.base import DecodeModel, staging_slots
+from hiscore.decoding.sparse.cache_ops import CacheOps
+from hiscore.decoding.sparse.residency import admit
+from hiscore.decoding.worker.interface import Admission
+from hiscore.device import upload
+
+
+def fill_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -> None:
+    """Fill a sequence's tables, and copy the pages that its device buffer starts with from staging."""
+    page_size, device = model.cache.shape.page_size, model.staging.device
+    slots = staging_slots(admission.staging_pages, admission.length)
+    seeds = admit(
+        model.cache, admission.seq_index, admission.length,
+        torch.from_numpy(admission.host_pages.astype(np.int64)),
+        torch.from_numpy(admission.device_pages.astype(np.int64)),
+        admission.full_attention,
+    )  # fmt: skip
+    offsets = np.arange(page_size)
+    positions = (seeds.pages.numpy()[:, None] * page_size + offsets).ravel()
+    buffer_slots = (seeds.device_pages.numpy()[:, None] * page_size + offsets).ravel()
+    exists = positions < admission.length
+    buffer_slots = buffer_slots[exists].astype(np.int32)
+    ops.fill_buffer(model.staging, upload(slots[positions[exists]], device), upload(buffer_slots, device))
+
+
+def index_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -> None:
+    """Copy a prefilled prompt from staging into the dense layers, and take its keys into the index."""
+    page_size, device = model.cache.shape.page_size, model.staging.device
+    positions = np.arange(admission.length)
+    host_slots = admission.host_pages[positions // page_size] * page_size + positions % page_size
+    to_slots = upload(host_slots.astype(np.int32), device)
+    from_slots = upload(staging_slots(admission.staging_pages, admission.length), device)
+    ops.fill_dense(model.staging, from_slots, to_slots)
+    model.index_prompt(ops, from_slots, upload(admission.host_pages, device), to_slots)

@@ -1,0 +1,108 @@
+"""The worker's order on real CUDA streams, each queue held up in turn: right, and wrong without any wait."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hiscore.decoding.worker.cuda_queues import CudaQueues
+from hiscore.decoding.worker.device_queues import Queue
+from hiscore.decoding.worker.interface import NO_PAGES, DecodeBatch
+from hiscore.decoding.worker.offload_schedule import OffloadSchedule
+from hiscore.decoding.worker.step_runner import StepOutputs
+from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.settings import BackupProtocol
+from tests.support.decode_worker import TINY
+from tests.support.decoding import greedy
+from tests.support.offload_load import Load, Run
+from tests.support.queue_mutations import Kind, Mutated
+from tests.support.tensor_memory import TensorMemory
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+
+# More than 1 ms: longer than the host takes to launch a step of the load, which is what makes queues fall behind.
+SLOW = 2_500_000
+DELAYS = {
+    "offload slow": {Queue.COMPUTE: 0, Queue.OFFLOAD: SLOW},
+    "compute slow": {Queue.COMPUTE: SLOW, Queue.OFFLOAD: 0},
+}
+PROTOCOLS: list[BackupProtocol] = ["ring", "deferred", "blocking"]
+
+
+class Queues(Mutated, TensorMemory, CudaQueues):
+    """CUDA queues and memory, one kind of call left out."""
+
+
+def run(load: Load, delay: str, drop: Kind | None = None) -> Queues:
+    device = torch.device("cuda")
+    on = Queues(device, DELAYS[delay], device)
+    on.drop = drop
+    torch.cuda.synchronize()
+    Run(load, on).run()
+    return on
+
+
+def loads(protocol: BackupProtocol) -> list[Load]:
+    return [Load(protocol, page, 3, seed=page, steps=20) for page in (1, 4)]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_right_with_all_waits_and_wrong_without_any_one(protocol: BackupProtocol) -> None:
+    runs = [(load, delay) for load in loads(protocol) for delay in DELAYS]
+    kinds: set[Kind] = set()
+    for load, delay in runs:
+        on = run(load, delay)
+        assert not on.faults
+        kinds |= set(on.calls)
+    assert len(kinds) >= 11
+    assert {kind for kind in kinds if not any(run(*x, drop=kind).faults for x in runs)} == set()
+
+
+class Sleeping:
+    """A model whose forwards take about 30 ms and whose copies take 120, after which they have landed."""
+
+    def __init__(self) -> None:
+        self.cache: Any = None
+        self.staging = torch.zeros(0)
+        self.ops: Any = self
+        self.fed = torch.zeros(2, dtype=torch.int32)
+
+    def forward(self, *_: Any) -> StepOutputs:
+        torch.cuda._sleep(50_000_000)
+        return StepOutputs(*torch.zeros(4, 1).unbind())
+
+    def offload_step(self, *_: Any) -> None:
+        torch.cuda._sleep(200_000_000)
+
+    def restore_prompt(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_ring_overlaps(protocol: BackupProtocol) -> None:
+    """What has landed when the second forward ends?"""
+    queues, model = CudaQueues(torch.device("cuda")), Sleeping()
+    schedule = OffloadSchedule(protocol, 4, 1, 1)
+    config = replace(TINY, max_sequences=1)
+    worker = CacheWorker(model, model, queues, schedule, config)  # type: ignore[arg-type]
+    worker.restore(0, 1, NO_PAGES, NO_PAGES)
+    model.forward()
+    torch.cuda.synchronize()
+    took = []
+    for position in (1, 2):
+        batch = DecodeBatch(np.zeros(1, np.int32), np.array([position], np.int32), greedy(1))
+        began = time.perf_counter()
+        worker.step(batch)
+        took.append(time.perf_counter() - began)
+    queues._streams[Queue.COMPUTE].synchronize()
+    assert not worker.drained(0)
+    # Landed: position 1 where the second forward waited for its copy, only the prompt (0) under the ring.
+    assert schedule.lag()[0] == (2 if protocol == "ring" else 1)
+    # The host waits for the first forward under `blocking`, and for nothing else anywhere.
+    assert (took[1] > 0.01) == (protocol == "blocking")
+    assert took[0] < 0.01
+    torch.cuda.synchronize()
+    assert worker.drained(0)

@@ -1,0 +1,307 @@
+"""What a worker launches and in which order, on a device that only writes down its calls."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hiscore.decoding.worker.device_queues import Event, Queue
+from hiscore.decoding.worker.interface import (
+    NO_PAGES,
+    NOT_FINITE,
+    CacheConfig,
+    DecodeBatch,
+    PrefillChunk,
+    SamplingBatch,
+)
+from hiscore.decoding.worker.offload_schedule import OffloadSchedule
+from hiscore.decoding.worker.step_runner import COUNTERS, StepOutputs, new_fed
+from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.settings import BackupProtocol
+
+VOCABULARY = 5
+
+
+def at(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def greedy(rows: int) -> SamplingBatch:
+    return SamplingBatch(
+        np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows, np.float32), np.zeros(rows)
+    )
+
+
+class Recorder:
+    """Queues, model, runner and cache operations; `log` has all calls but queries."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.done: set[int] = set()
+        self.free: list[Event] = []
+        self.events = 0
+        counts = torch.zeros(1, dtype=torch.int64)
+        self.cache: Any = SimpleNamespace(
+            hits=counts, misses=counts.clone(), mass=torch.zeros(2, dtype=torch.float64)
+        )
+        self.staging = torch.zeros(0)
+        self.ops: Any = self
+        self.fed = new_fed(4, torch.device("cpu"))
+        self.logits = torch.eye(VOCABULARY)
+
+    # Queues.
+
+    def use(self, queue: Queue) -> "Recorder":
+        self.log.append(("use", queue.value))
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.log.append(("end",))
+
+    def event(self) -> Event:
+        if self.free:
+            return self.free.pop()
+        self.events += 1
+        return Event(self.events - 1)
+
+    def recycle(self, event: Event) -> None:
+        assert event not in self.free
+        self.free.append(event)
+
+    def record(self, event: Event, queue: Queue) -> None:
+        self.done.discard(event)
+        self.log.append(("record", event, queue.value))
+
+    def wait(self, queue: Queue, event: Event) -> None:
+        self.log.append(("wait", event, queue.value))
+
+    def completed(self, event: Event) -> bool:
+        return event in self.done
+
+    def block(self, event: Event) -> None:
+        self.log.append(("block", event))
+
+    # Model and runner.
+
+    def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
+        self.log.append(("prefill", *((chunk.start, chunk.end) for chunk in chunks)))
+        return self.logits[: sum(chunk.is_last for chunk in chunks)]
+
+    def forward(self, seq_indices: np.ndarray, positions: np.ndarray, full_attention: bool) -> StepOutputs:
+        self.log.append(("forward", seq_indices.tolist(), positions.tolist(), full_attention))
+        readback = torch.arange(COUNTERS + len(seq_indices))
+        slots = torch.from_numpy(positions), torch.from_numpy(positions + 100)
+        return StepOutputs(self.logits[: len(seq_indices)], *slots, readback)
+
+    # Cache operations.
+
+    def offload_step(self, *slots: Tensor) -> None:
+        self.log.append(("copy", *(each.tolist() for each in slots)))
+
+    def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
+        self.log.append(("copy prompt", slots.tolist(), host_pages.tolist()))
+
+    def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
+        self.log.append(("restore", slots.tolist(), host_pages.tolist()))
+
+    def take(self) -> list[tuple[Any, ...]]:
+        """The log since it was taken last."""
+        log, self.log = self.log, []
+        return log
+
+
+def worker_on(device: Any, protocol: BackupProtocol = "ring", width: int = 2, page: int = 4) -> CacheWorker:
+    sizes = dict.fromkeys(("lru_pages", "ring_pages", "host_pages", "device_pages"), 0)
+    config = CacheConfig(
+        page_size=page, **sizes, staging_pages=8, max_sequences=4, prefill_token_budget=0, context_length=0
+    )
+    return CacheWorker(device, device, device, OffloadSchedule(protocol, width, 4, 8), config)
+
+
+def step(worker: CacheWorker, position: int) -> None:
+    worker.step(DecodeBatch(at(1), at(position), greedy(1)))
+
+
+def test_a_step_under_ring_copies_beside_the_next_and_waits_for_the_copy_a_ring_before() -> None:
+    device = Recorder()
+    worker = worker_on(device)
+    worker.restore(1, 3, at(5), at(2))
+    assert device.take() == [("use", "compute"), ("restore", [32, 33, 34], [5]), ("end",)]
+
+    def step_log(position: int, copy_event: int, copied: int) -> list[tuple[Any, ...]]:
+        return [
+            ("use", "compute"), ("forward", [1], [position], False), ("end",),
+            ("record", copy_event, "compute"), ("wait", copy_event, "offload"),
+            ("use", "offload"), ("copy", [position], [position + 100]), ("end",),
+            ("record", copied, "offload"),
+        ]  # fmt: skip
+
+    step(worker, 3)
+    assert device.take() == step_log(3, 0, 0)
+    step(worker, 4)
+    assert device.take() == step_log(4, 1, 1)
+    step(worker, 5)
+    assert device.take() == [("wait", 0, "compute"), *step_log(5, 2, 2)]
+    assert not worker.drained(1)
+    device.done = {0, 1}
+    step(worker, 6)  # the copies of 3 and 4 have completed: no wait, and their events serve again
+    assert device.take() == step_log(6, 1, 1)
+    assert worker._schedule.offloaded_tokens == 2
+    device.done = {1, 2}
+    assert worker.drained(1)
+    assert device.take() == []
+
+
+def test_a_step_under_blocking_copies_when_the_host_has_waited_for_its_forward() -> None:
+    device = Recorder()
+    worker = worker_on(device, "blocking")
+    worker.restore(1, 3, at(5), at(2))
+    device.take()
+    step(worker, 3)
+    forward = [("use", "compute"), ("forward", [1], [3], False), ("end",), ("record", 0, "compute")]
+    assert device.take() == forward
+    step(worker, 4)
+    copy = [("use", "compute"), ("copy", [3], [103]), ("end",), ("record", 0, "compute")]
+    forward = [("use", "compute"), ("forward", [1], [4], False), ("end",), ("record", 1, "compute")]
+    assert device.take() == [("block", 0), *copy, *forward]
+    assert not worker.drained(1)
+    assert device.take() == []  # the forward has not completed
+    device.done = {0}
+    assert not worker.drained(1)
+    device.done = {1}
+    assert not worker.drained(1)
+    copy = [("use", "compute"), ("copy", [4], [104]), ("end",), ("record", 1, "compute")]
+    assert device.take() == copy
+    device.done = {0, 1}
+    assert worker.drained(1)
+    worker.release(1, NO_PAGES, NO_PAGES)
+
+
+def chunk(start: int, tokens: int, is_last: bool = False, host: np.ndarray | None = None) -> PrefillChunk:
+    staging, pages = at(3, 1, 6), at(10, 11, 12, 13, 14, 15, 16, 17, 18, 19) if host is None else host
+    return PrefillChunk(1, np.zeros(tokens, np.int32), start, staging, pages, is_last)
+
+
+def copies(log: list[tuple[Any, ...]]) -> list[tuple[list[int], list[int]]]:
+    return [call[1:] for call in log if call[0] == "copy prompt"]
+
+
+def test_a_prompt_is_offloaded_by_whole_pages_and_to_its_end() -> None:
+    """Of 4 tokens each, out of staging pages of 16: 3, 1 and 6."""
+    device = Recorder()
+    worker = worker_on(device)
+    staged = [*range(48, 64), *range(16, 32), *range(96, 112)]
+    pages = list(range(10, 20))
+    expected = []
+    for start, tokens, first, end in ((0, 3, 0, 0), (3, 3, 0, 4), (6, 14, 4, 20), (20, 4, 20, 24)):
+        worker.prefill([chunk(start, tokens)], greedy(0))
+        if end > first:
+            expected.append((staged[first:end], pages[first // 4 :]))
+    assert copies(device.log) == expected
+    device.take()
+    worker.prefill([chunk(24, 2, is_last=True)], greedy(1))
+    assert copies(device.log) == [(staged[24:26], pages[6:])]
+    assert worker._schedule.lag().tolist() == [0, 26, 0, 0]
+    device.take()
+    worker.prefill([chunk(0, 5, is_last=True, host=NO_PAGES)], greedy(1))
+    assert copies(device.log) == []
+
+
+def test_a_prefill_waits_for_the_copies_of_the_staging_pages_that_it_begins() -> None:
+    device = Recorder()
+    worker = worker_on(device)
+    worker.prefill([chunk(0, 20)], greedy(0))  # staging pages 3 and 1, the latter in part
+    worker.prefill([chunk(20, 20)], greedy(0))
+    assert [call for call in device.take() if call[0] == "wait" and call[2] == "compute"] == []
+    done = worker._schedule._copies[-1].done
+    # Another prompt begins in pages 1 and 7: the last copy that read page 1 is the second.
+    worker.prefill([PrefillChunk(2, np.zeros(17, np.int32), 0, at(7, 1), NO_PAGES, False)], greedy(0))
+    assert device.take()[0] == ("wait", done, "compute")
+    worker.restore(3, 16, at(30), at(6))
+    assert device.take()[0] == ("use", "compute")  # it has been waited for
+
+
+def test_some_attend_to_everything() -> None:
+    """Whether any of a step's sequences does."""
+    device = Recorder()
+    worker = worker_on(device)
+    worker._full_attention[2] = True
+    for seq_index in (1, 2):
+        worker.restore(seq_index, 3, at(seq_index), at(seq_index))
+    seen = []
+    for indices in (at(1), at(1, 2)):
+        positions = np.array([worker._schedule._written[i] + 1 for i in indices], np.int32)
+        worker.step(DecodeBatch(indices, positions, greedy(len(indices))))
+        seen.append(next(call[3] for call in device.take() if call[0] == "forward"))
+    assert seen == [False, True]
+
+
+def test_greedy_tokens_of_a_step_are_read_as_they_are_and_sampled_ones_are_fed() -> None:
+    device = Recorder()
+    worker = worker_on(device)
+    worker.restore(1, 3, at(5), at(2))
+    result = worker.step(DecodeBatch(at(1), at(3), greedy(1))).result()
+    assert result.tokens.tolist() == [COUNTERS]
+    assert device.fed.tolist() == [0] * 5
+    device.logits = torch.full((1, VOCABULARY), -1e9)
+    device.logits[0, 3] = 0.0
+    sampling = SamplingBatch(np.ones(1, np.float32), at(0), np.ones(1, np.float32), np.array([0.5]))
+    result = worker.step(DecodeBatch(at(1), at(4), sampling)).result()
+    assert result.tokens.tolist() == [3]
+    assert device.fed.tolist() == [0, 3, 0, 0, 0]
+    device.logits = torch.full((1, VOCABULARY), torch.nan)
+    result = worker.step(DecodeBatch(at(1), at(5), sampling)).result()
+    assert result.tokens.tolist() == [NOT_FINITE]
+
+
+def test_a_prefills_tokens_are_fed_to_the_sequences_whose_prompts_end() -> None:
+    device = Recorder()
+    worker = worker_on(device)
+    chunks = [
+        PrefillChunk(i, np.zeros(2, np.int32), 0, at(i), NO_PAGES, last)
+        for i, last in ((0, True), (1, False), (3, True))
+    ]
+    result = worker.prefill(chunks, greedy(2)).result()
+    assert result.tokens.tolist() == [0, 1]
+    assert device.fed.tolist() == [0, 0, 0, 1, 0]
+
+
+def test_a_result_has_what_was_counted_since_the_last() -> None:
+    device = Recorder()
+    worker = worker_on(device)
+    mass = torch.tensor([1.5, 4.0], dtype=torch.float64).view(torch.int64)
+    first = worker.read(torch.cat((torch.tensor([5, 2]), mass, torch.tensor([7, 8, 9]))), 2, 0.25)
+    assert first.tokens.tolist() == [7, 8]
+    assert (first.hits, first.misses, first.seconds) == (5, 2, 0.25)
+    assert (first.captured_mass, first.captured_rows) == (1.5, 4)
+    worker.restore(1, 3, at(5), at(2))
+    step(worker, 3)
+    step(worker, 4)
+    device.done = {0}
+    worker.drained(1)
+    mass = torch.tensor([2.0, 6.0], dtype=torch.float64).view(torch.int64)
+    second = worker.read(torch.cat((torch.tensor([6, 4]), mass)), 0, 0.5)
+    assert second.tokens.tolist() == []
+    assert (second.hits, second.misses, second.captured_mass, second.captured_rows) == (1, 2, 0.5, 2)
+    assert (second.offloaded_tokens, second.offload_lag) == (1, 1)
+    third = worker.read(torch.cat((torch.tensor([6, 4]), mass)), 0, 0.5)
+    assert (third.hits, third.captured_mass, third.offloaded_tokens, third.offload_lag) == (0, 0, 0, 1)
+
+
+def test_a_sequence_with_copies_in_flight_is_not_released_and_one_without_an_index_is() -> None:
+    device = Recorder()
+    worker = worker_on(device)
+    worker.restore(1, 3, at(5), at(2))
+    step(worker, 3)
+    with pytest.raises(RuntimeError, match="sequence 1 has copies under way"):
+        worker.release(1, NO_PAGES, NO_PAGES)
+    device.done = {0}
+    worker.release(1, NO_PAGES, NO_PAGES)
+    assert worker._schedule.lag().tolist() == [0] * 4
+    worker.release(-1, at(5), NO_PAGES)
