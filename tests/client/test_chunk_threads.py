@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +15,7 @@ from hiscore_client.chunk_threads import ChunkThreads
 from hiscore_client.sans_io import Operation, Rpc, Sleep
 
 # Where a hang would otherwise be the failure.
-PATIENCE_S = 30
+PATIENCE_S = 10
 
 
 class FakeCall:
@@ -29,6 +30,8 @@ class FakeCall:
         if not self.answered:
             self.cancelled = True
             self.fail("CANCELLED", "cancelled")
+            # Lets the thread of this chunk end before that of the failure, whose error counts nevertheless.
+            time.sleep(0.02)
 
     def succeed(self, result: Any) -> None:
         self.answered = True
@@ -58,6 +61,12 @@ class FakeTriton:
     def close(self) -> None:
         pass
 
+    def answer_all(self) -> None:
+        """After a test that failed, so that no thread waits for ever."""
+        for call in self.calls:
+            if not call.answered:
+                call.fail("INTERNAL", "the test is over")
+
     def wait_for_calls(self, number: int) -> list[FakeCall]:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.calls) >= number, PATIENCE_S)
@@ -75,9 +84,10 @@ def threads(triton: FakeTriton) -> ChunkThreads:
 
 
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
+def pool(triton: FakeTriton) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(3) as executor:
         yield executor
+        triton.answer_all()
 
 
 def chunk(*steps: Rpc | Sleep) -> Operation[Any]:
@@ -122,7 +132,7 @@ def test_the_first_failure_is_kept_and_cancels_the_others_before_a_new_chunk_sta
 def test_a_chunk_that_waits_to_retry_is_woken_and_sends_nothing(
     threads: ChunkThreads, triton: FakeTriton, pool: ThreadPoolExecutor
 ) -> None:
-    waiting = pool.submit(threads.run, chunk(Sleep(PATIENCE_S * 10), INFER))
+    waiting = pool.submit(threads.run, chunk(Sleep(PATIENCE_S * 2), INFER))
     failing = pool.submit(threads.run, chunk(INFER))
     triton.wait_for_calls(1)[0].fail("INTERNAL", "broken")
     with pytest.raises(InferenceServerException, match="broken"):
@@ -160,8 +170,11 @@ def test_the_blocking_client_raises_the_first_failure_not_those_it_caused(triton
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(client.score, "q", list("abcdef"), labels=["x"])
             triton.wait_for_calls(3)[2].fail("INVALID_ARGUMENT", "bad item")
-            with pytest.raises(InvalidRequest, match="bad item"):
-                call.result(PATIENCE_S)
+            try:
+                with pytest.raises(InvalidRequest, match="bad item"):
+                    call.result(PATIENCE_S)
+            finally:
+                triton.answer_all()
     # The other three were never sent.
     assert [call.cancelled for call in triton.calls] == [True, True, False]
 

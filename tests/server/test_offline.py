@@ -25,8 +25,8 @@ from hiscore_client.offline.output_directory import UNFINISHED
 from hiscore_client.offline.run import run
 from hiscore_client.offline.shards import Shard
 from hiscore_client.offline.worker import ShardResult, score_shard
-from tests.client.command import COMMAND
-from tests.client.command import run as run_command
+from tests.client.cli.command import COMMAND
+from tests.client.cli.command import run as run_command
 from tests.server.conftest import StartServer
 from tests.server.counters import counted, settled
 from tests.server.gate import gate
@@ -194,7 +194,13 @@ def part_of(number: int) -> str:
 def test_a_full_server_holds_the_job_back_and_loses_no_row(
     start_server: StartServer, tiny_lm: Path, tmp_path: Path
 ) -> None:
-    server = start_server(tiny_lm, max_queue=1, query_cache_bytes=2**24, max_call_tokens=50_000)
+    server = start_server(
+        tiny_lm,
+        models="score,tokenizer,scorer",
+        max_queue=1,
+        query_cache_bytes=2**24,
+        max_call_tokens=50_000,
+    )
     table = [{"key": None, "query": None, "items": None, **make_row(number)} for number in range(FEWER)]
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "in.parquet", row_group_size=7)
     task = Task(id_column="key", labels=LABELS, apply_softmax=True, rows_per_shard=10, output_format="jsonl")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hiscore.launcher import Server
-from tests.client.command import lines, run, run_process
+from tests.client.cli.command import lines, run, run_process
 from tests.server.wire import score_texts
 from tests.support.comparison import INVARIANCE
 

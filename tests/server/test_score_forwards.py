@@ -74,7 +74,7 @@ def test_a_batch_of_calls_is_one_forward(lm: Server) -> None:
 def test_beyond_the_budget_a_call_is_split_and_its_query_computed_once(
     start_server: StartServer, tiny_llama: Path
 ) -> None:
-    server = start_server(tiny_llama, max_batch_tokens=256, query_cache_bytes=0)
+    server = start_server(tiny_llama, models="scorer", max_batch_tokens=256, query_cache_bytes=0)
     with counted(server) as risen:
         score_tokens(server, fresh(500, [10] * 100), LABELS)
     # Items are not cut where they fit, so that a forward may be less than full.
@@ -120,6 +120,6 @@ def test_a_repeated_query_is_served_from_the_cache(lm: Server) -> None:
 
 
 def test_without_a_cache_nothing_is_served_from_it(start_server: StartServer, tiny_llama: Path) -> None:
-    server = start_server(tiny_llama, max_batch_tokens=256, query_cache_bytes=0)
+    server = start_server(tiny_llama, models="scorer", max_batch_tokens=256, query_cache_bytes=0)
     call = fresh(100, [3, 4])
     assert [score_tokens(server, call, LABELS).cached_tokens for _ in range(2)] == [0, 0]

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from hiscore_client import RetryPolicy, config
 from hiscore_client.cli import show
-from tests.client.command import COMMAND, lines, run, run_process
+from tests.client.cli.command import COMMAND, lines, run, run_process
 from tests.client.faulty_server import FaultyServer, abort, checksum, until_cancelled, when
 
 LABELS = ["--label", " Yes", "--label", " No"]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hiscore_client import RetryPolicy, config
-from tests.client.command import COMMAND, lines, run
+from tests.client.cli.command import COMMAND, lines, run
+from tests.client.cli.test_score import on_terminal
 from tests.client.faulty_server import FaultyServer, refuse, until_cancelled, when
-from tests.client.test_cli import on_terminal
 
 TEXT = "The größte 🍎"
 RESULT = {"text": TEXT, "token_ids": [11, 12, 13, 14], "finish_reason": "stop"}
