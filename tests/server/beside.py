@@ -1,4 +1,4 @@
-"""Good calls beside whatever a test does: each must be answered, and rightly."""
+"""Valid calls made in the background of a test: each must get the right answer."""
 
 import threading
 from collections.abc import Iterator
@@ -20,21 +20,21 @@ PAUSE_S = 0.02
 
 @dataclass
 class Beside:
-    """calls: answered so far, all of them rightly; failure: of the first that was not."""
+    """The background calls: how many got the right answer, and the first failure."""
 
     calls: int = 0
     failure: BaseException | None = None
     ended: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
-        """Raise what went wrong."""
+        """Raise the failure, if there is one."""
         if self.failure:
             raise AssertionError("a good call beside failed") from self.failure
 
 
 @contextmanager
 def good_calls_beside(server: Server, checkpoint: Path) -> Iterator[Beside]:
-    """Calls in token space over gRPC and in text over HTTP, one after the other, checked with their truth."""
+    """Alternate calls by ids over gRPC and by text over HTTP, and compare their scores with the expected ones."""
     call = random_tokens(np.random.default_rng(0), 30, [4, 1, 9], VOCABULARY)
     expected = truth_of(checkpoint).scores(call.query, call.items, LABELS)
     in_text = score_texts(server, "Is it?", [" a", " b"], LABELS).scores

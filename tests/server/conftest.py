@@ -1,4 +1,4 @@
-"""Running servers, shared by all the tests of a session; nothing may be left of them at its end."""
+"""Servers shared by all tests of a session; at its end, none of their processes or files may be left."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support import tiny_models, tiny_tokenizers
 
 
 class StartServer(Protocol):
-    """Start a server on free ports, or give the running one of the same checkpoint and settings."""
+    """Start a server on free ports, or return the running one with the same checkpoint and settings."""
 
     def __call__(self, checkpoint: Path, **settings: Any) -> Server: ...
 
@@ -27,13 +27,13 @@ def smollm() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random causal LM without a tokenizer: the scorer alone can serve it."""
+    """A small random causal LM without a tokenizer: served by `scorer` and `decode` only."""
     return tiny_models.make("llama", tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="session")
 def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random causal LM with a tokenizer: all of the chain can serve it."""
+    """A small random causal LM with a tokenizer: served by all models."""
     directory = tiny_models.make("llama", tmp_path_factory.mktemp("tiny-lm"))
     tokenizer = tiny_tokenizers.train(tiny_tokenizers.smollm2(), tiny_models.VOCABULARY)
     return tiny_tokenizers.save(tokenizer, directory)
@@ -68,16 +68,16 @@ def server(start_server: StartServer, smollm: Path) -> Server:
 
 @pytest.fixture(scope="session")
 def lm(start_server: StartServer, tiny_lm: Path) -> Server:
-    """The small random causal LM behind a real tritonserver; a call may hold fewer tokens than usual."""
+    """The small random causal LM with all models, and a lower limit on the tokens of a call."""
     return start_server(tiny_lm, query_cache_bytes=2**24, max_call_tokens=50_000)
 
 
 @pytest.fixture(scope="session")
 def abused(start_server: StartServer, tiny_lm: Path) -> Server:
-    """For callers of bad will: Triton hands over one call at a time, and all models have small pools.
+    """A server for malicious callers: batches of one call, small pools, a short drain.
 
-    Where it hands over several, its Python backend answers all of them with the error of one whose text is shorter
-    than its tensor says. A stream that is cancelled just as it ends is held by Triton: its stop need not be long.
+    In a batch of several calls, Triton's Python backend answers all of them with the error of one whose text is
+    shorter than its tensor says. Triton leaks a stream that is cancelled just as it ends, which delays its stop.
     """
     return start_server(
         tiny_lm,

@@ -1,5 +1,6 @@
 """Sequence classifiers through the whole chain and by ids: raw logits, softmax, sigmoid."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from tests.support.comparison import check, truth_of
 from tests.support.strategies import Tokens
 
 pytestmark = pytest.mark.server
+
+tokenizer_of = cache(AutoTokenizer.from_pretrained)
 
 QUERY, ITEMS = "Is it a fruit? It is", [" an apple", "n't", "", " 19 hammers"]
 OPTIONS = [{}, {"apply_softmax": True, "temperature": 0.7}]
@@ -41,7 +44,7 @@ def classifier(start_server: StartServer, checkpoint: Path) -> Server:
 def test_texts_equal_transformers(
     way: str, item_first: bool, classifier: Server, checkpoint: Path, columns: tuple[str, int]
 ) -> None:
-    tokenizer, truth = AutoTokenizer.from_pretrained(checkpoint), truth_of(checkpoint)
+    tokenizer, truth = tokenizer_of(checkpoint), truth_of(checkpoint)
     whole = [tokenizer(item + QUERY if item_first else QUERY + item)["input_ids"] for item in ITEMS]
     for options in OPTIONS:
         answer = score_texts(

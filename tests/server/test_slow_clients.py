@@ -1,4 +1,4 @@
-"""Callers that send slowly, do not read, or vanish: they hold up nobody, and what they held is given back."""
+"""Callers that send slowly, do not read, or vanish: others are served, and their resources are released."""
 
 import json
 import socket
@@ -36,7 +36,7 @@ def _all_is_given_back(abused: Server) -> Iterator[None]:
     files = footprint(abused.pid, abused.name).files
     yield
     eventually(lambda: not any(gauges(abused).values()), lambda: gauges(abused))
-    # gRPC has some of its own; one for each of those that went would be more.
+    # gRPC keeps some files of its own, but fewer than one for each vanished caller.
     eventually(lambda: footprint(abused.pid, abused.name).files <= files + UNDER_WAY)
     others_are_served(abused)
 

@@ -1,6 +1,6 @@
-"""All kinds of calls at once, for long: memory, /dev/shm, open files and threads stay as they are.
+"""All kinds of calls at once, for a long time: memory, /dev/shm, open files and threads do not grow.
 
-SOAK_MINUTES says how long: half a minute, in CI two, in `make soak` thirty.
+SOAK_MINUTES sets the duration: half a minute by default, two in CI, thirty in `make soak`.
 """
 
 import os
