@@ -1,9 +1,8 @@
-"""A worker without a model, for tests of scheduling: the next token is a hash of all tokens that its memory holds.
+"""A worker without a model, for tests of scheduling: the next token is a hash of all tokens in its memory.
 
-It has the pools of a real one, in plain arrays, and a device that runs behind: what is launched is only done when
-a result is waited for or `drained` is asked. Freed memory is poisoned, so a sequence that reads another's
-pages, or its own too late, gives other tokens than alone. Whatever a caller does wrong is recorded in
-`violations` as well.
+It has the pools of a real one, in plain arrays, and a device that lags: launched work is done only when a
+result is awaited or `drained` is asked. Freed memory is poisoned, so a sequence that reads the wrong pages, or
+too late, gives other tokens than alone. Violations of the interface are recorded in `violations` as well.
 """
 
 import hashlib
@@ -39,7 +38,7 @@ TINY = CacheConfig(
 
 
 def next_token(tokens: Int32, temperature: float, draw: float) -> int:
-    """What follows tokens, int32 [n]."""
+    """The token after int32 [n] tokens."""
     digest = hashlib.blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=8).digest()
     drawn = int(draw * VOCABULARY) if temperature > 0 else 0
     return (int.from_bytes(digest, "little") + drawn) % VOCABULARY
@@ -67,7 +66,7 @@ class Held:
     length: int = -1  # tokens fed; -1: not admitted
     host: Int32 = field(default_factory=lambda: NO_PAGES)
     device: Int32 = field(default_factory=lambda: NO_PAGES)
-    unread: int = 0  # launches whose result nobody has waited for
+    unread: int = 0  # launches whose result has not been read
 
 
 @dataclass
@@ -108,14 +107,14 @@ class HashWorker:
         self._newest = np.full(cache_config.max_sequences, POISON, np.int32)
         self._tails: dict[int, dict[int, int]] = {}  # of each sequence: what has not landed, by position
 
-    # What the scheduler calls.
+    # What the engine calls.
 
     def prefill(self, chunks: Sequence[PrefillChunk], sampling: SamplingBatch) -> "Pending":
         self._raise("prefill", [chunk.seq_index for chunk in chunks])
         tokens = sum(len(chunk.tokens) for chunk in chunks)
-        self._check(tokens <= self.cache_config.prefill_token_budget, "too long a forward")
+        self._check(tokens <= self.cache_config.prefill_token_budget, "prefill exceeds its token budget")
         last = [chunk for chunk in chunks if chunk.is_last]
-        self._check(len(last) == len(sampling.uniforms), "not one row of sampling for each prompt's end")
+        self._check(len(last) == len(sampling.uniforms), "not one row of sampling for each prompt that ends")
         for chunk in chunks:
             if chunk.start == 0:
                 self._check(chunk.seq_index not in self.sequences, f"seq_index {chunk.seq_index} is taken")
@@ -144,7 +143,7 @@ class HashWorker:
         self.restores += 1
 
         def work() -> None:
-            self._staging[_places(staging_pages, STAGING_PAGE_SIZE)[:length]] = self._on_host(host_pages)[
+            self._staging[_slots(staging_pages, STAGING_PAGE_SIZE)[:length]] = self._on_host(host_pages)[
                 :length
             ]
 
@@ -202,14 +201,14 @@ class HashWorker:
         self._raise("release", [seq_index])
         if seq_index < 0:
             self._check(
-                self.kept.pop(host_pages.tobytes(), None) is not None, "nobody was preempted from there"
+                self.kept.pop(host_pages.tobytes(), None) is not None, "no preempted sequence holds them"
             )
         else:
             held = self.sequences.pop(seq_index, None)
             if held is None:
                 self.kept.pop(host_pages.tobytes(), None)  # it could not be restored
             else:
-                self._check(held.unread == 0, "released with a launch that nobody has read")
+                self._check(held.unread == 0, "released with a launch that has not been read")
                 self._check(self._is_drained(seq_index), "released with copies under way")
                 self._check(
                     held.length < 0 or np.array_equal(held.device, device_pages), "not its device pages"
@@ -219,10 +218,10 @@ class HashWorker:
                     self.kept[held.host.tobytes()] = held
                 elif held.length >= 0:
                     self._check(np.array_equal(held.host, host_pages), "not its host pages")
-        places = _places(host_pages, self.cache_config.page_size)
+        slots = _slots(host_pages, self.cache_config.page_size)
 
         def work() -> None:
-            self._host[places] = POISON
+            self._host[slots] = POISON
             if seq_index >= 0:
                 self._newest[seq_index] = POISON
                 self._tails.pop(seq_index, None)
@@ -233,18 +232,18 @@ class HashWorker:
 
     def _fill(self, chunks: Sequence[PrefillChunk], sampling: SamplingBatch) -> list[int]:
         for chunk in chunks:
-            places = _places(chunk.staging_pages, STAGING_PAGE_SIZE)
-            self._staging[places[chunk.start : chunk.end]] = chunk.tokens
+            slots = _slots(chunk.staging_pages, STAGING_PAGE_SIZE)
+            self._staging[slots[chunk.start : chunk.end]] = chunk.tokens
             if len(chunk.host_pages):
-                self._back_up(chunk, self._staging[places[: chunk.end]].tolist())
+                self._offload(chunk, self._staging[slots[: chunk.end]].tolist())
         sampled = []
         for row, chunk in enumerate(chunk for chunk in chunks if chunk.is_last):
-            prompt = self._staging[_places(chunk.staging_pages, STAGING_PAGE_SIZE)[: chunk.end]]
+            prompt = self._staging[_slots(chunk.staging_pages, STAGING_PAGE_SIZE)[: chunk.end]]
             sampled.append(self._sample(chunk.seq_index, prompt, sampling, row))
         return sampled
 
-    def _back_up(self, chunk: PrefillChunk, staged: list[int]) -> None:
-        """Whole pages, and at the prompt's end the rest."""
+    def _offload(self, chunk: PrefillChunk, staged: list[int]) -> None:
+        """Offload whole pages, and the rest at the prompt's end."""
         page = self.cache_config.page_size
         begin, end = chunk.start // page * page, chunk.end if chunk.is_last else chunk.end // page * page
         if chunk.start == 0:
@@ -276,7 +275,7 @@ class HashWorker:
         positions = np.array(list(tokens), np.int64)
 
         def work() -> None:
-            self._host[_places(pages, self.cache_config.page_size)[positions]] = list(tokens.values())
+            self._host[_slots(pages, self.cache_config.page_size)[positions]] = list(tokens.values())
             for position in tokens:
                 tail.pop(position, None)
 
@@ -315,7 +314,7 @@ class HashWorker:
         self.sequences[seq_index] = Held(pages)
 
     def _on_host(self, pages: Int32) -> Int32:
-        return self._host[_places(pages, self.cache_config.page_size)]
+        return self._host[_slots(pages, self.cache_config.page_size)]
 
     def _task(self, seq_indices: list[int], work: Callable[[], None]) -> int:
         number = next(self._numbers)
@@ -363,6 +362,6 @@ class Pending:
         return ForwardResult(np.array(tokens, np.int32), hits=2, misses=1, offloaded_tokens=len(tokens))
 
 
-def _places(pages: Int32, page: int) -> Int32:
-    """The places of pages' tokens, in order."""
+def _slots(pages: Int32, page: int) -> Int32:
+    """The slots of pages' tokens, in order."""
     return (pages[:, None] * page + np.arange(page, dtype=np.int32)).ravel()

@@ -23,7 +23,7 @@ from tests.support.decode_worker import EOS, TINY, VOCABULARY, HashWorker, alone
 
 
 class Letters:
-    """A tokenizer's decoding: a token is a letter; for some two of them make one."""
+    """A detokenizer: every token is a letter."""
 
     def push(self, token: int) -> str:
         return chr(ord("A") + token)
@@ -37,7 +37,7 @@ def text_of(tokens: list[int]) -> str:
 
 
 class Callers:
-    """Everyone who waits for a sequence. A caller is named by an object of its own, as Triton's are."""
+    """What all callers were sent. Each is identified by an object of its own, as Triton's are."""
 
     def __init__(self) -> None:
         self.tokens: dict[Any, list[int]] = {}
@@ -76,16 +76,16 @@ class Caller:
 def running(
     worker: HashWorker, callers: Callers, max_queue: int = 1000, quantum: int = 4, **more: Any
 ) -> Iterator[DecodeEngine]:
-    """An engine; at its end all must have come back, and the worker must have seen nothing wrong."""
+    """An engine; at its end all memory must be free, and the worker must have seen no violation."""
     engine = DecodeEngine(worker, Letters, frozenset({EOS}), max_queue, callers.emit, quantum=quantum, **more)
     try:
         yield engine
     finally:
         engine.close()
-    assert_all_came_back(engine, worker)
+    assert_all_is_free(engine, worker)
 
 
-def assert_all_came_back(engine: DecodeEngine, worker: HashWorker) -> None:
+def assert_all_is_free(engine: DecodeEngine, worker: HashWorker) -> None:
     assert worker.violations == []
     assert not worker.sequences
     assert not worker.kept
@@ -148,7 +148,7 @@ ARRIVALS = given(
 def join_and_leave(
     calls: list[tuple[DecodeCall, int, int | None]], delay: int, quantum: int, dense: bool, chunk: int
 ) -> None:
-    """Each call comes when so many steps have been launched, and may be cancelled some steps later."""
+    """Each call arrives after a number of steps, and may be cancelled some steps later."""
     worker = HashWorker(replace(TINY, dense=dense, prefill_token_budget=chunk), delay)
     callers = Callers()
     names = [Caller(name) for name in range(len(calls))]
@@ -161,7 +161,9 @@ def join_and_leave(
         )  # the first is submitted from here, the others by the engine's thread
 
         def go_on(nobody_is_left: bool) -> None:
-            """Make happen what is due at this step; with nobody left to make steps, the next call is."""
+            """Submit and cancel what is due at this step; with nothing running there are no steps: the next
+            call.
+            """
             with one_at_a_time:
                 while arrivals and (nobody_is_left or calls[arrivals[0]][1] <= worker.steps):
                     submitted.append(arrivals.pop(0))
@@ -199,7 +201,7 @@ def test_many_arrivals_change_no_sequence(**arrivals: Any) -> None:
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_200_sequences_through_pools_for_20(dense: bool) -> None:
+def test_200_sequences_share_pools_for_20(dense: bool) -> None:
     cache_config = CacheConfig(
         page_size=4, lru_pages=4, ring_pages=2, host_pages=400, device_pages=120, staging_pages=16,
         max_sequences=20, prefill_token_budget=64, context_length=100, dense=dense,
@@ -227,7 +229,7 @@ def test_200_sequences_through_pools_for_20(dense: bool) -> None:
 
 
 def test_a_long_prompt_is_counted_while_it_is_computed() -> None:
-    """Before its first token nothing else tells that the engine is at work."""
+    """Before its first token no other counter shows that the engine is working."""
     worker, callers = HashWorker(replace(TINY, prefill_token_budget=5)), Callers()
     counted: list[int] = []
 
@@ -239,7 +241,7 @@ def test_a_long_prompt_is_counted_while_it_is_computed() -> None:
     with running(worker, callers) as engine:
         engine.submit(long_call(1, prompt=40), Caller(0))
         callers.wait(lambda: len(callers.ends) == 1)
-    # Read one launch behind.
+    # Results are read one launch later.
     assert counted == [0, 0, 5, 10, 15, 20, 25, 30]
 
 
@@ -252,9 +254,9 @@ def test_the_next_step_is_launched_before_the_last_is_read() -> None:
     with running(worker, callers) as engine:
         engine.submit(wanted, name)
     assert_as_alone(callers, name, wanted)
-    # A step feeds the token before it, which has not been read: only the device knows it.
+    # A step is fed the token before it, which has not been read: only the device knows it.
     assert set(ahead[1:]) == {1}
-    assert worker.steps == 39  # and a sequence that ends at max_tokens has no row for nothing
+    assert worker.steps == 39  # a sequence that ends at max_tokens has no row in vain
 
 
 STAGES = [
@@ -270,7 +272,7 @@ STAGES = [
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_end_at_each_stage_gives_everything_back(stage: Status, how: str) -> None:
-    """Sequences of all sorts crowd small pools; whatever is found at this stage is ended."""
+    """Sequences of all kinds share small pools; some are ended while they have this status."""
     worker, callers = HashWorker(replace(TINY, prefill_token_budget=6), delay=5), Callers()
     calls = [long_call(i, prompt=20 + i, sparse=bool(i % 3)) for i in range(12)]
     names = [Caller(i) for i in range(12)]
@@ -278,8 +280,8 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Status, how: str) -> 
     with running(worker, callers) as engine:
         plan = engine._scheduler.schedule
 
-        def plan_and_end(drained: Callable[[int], bool]) -> Any:
-            planned = plan(drained)
+        def schedule_and_end(drained: Callable[[int], bool]) -> Any:
+            scheduled = plan(drained)
             for sequence in engine._scheduler.queues[stage]:
                 if not sequence.ended and len(ended) < 6 and sequence.reply_to not in ended:
                     ended.append(sequence.reply_to)
@@ -288,9 +290,9 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Status, how: str) -> 
                     else:
                         sequence.call = replace(sequence.call, deadline=0.0)
                         engine._deadlines.insert(0, (0.0, id(sequence.reply_to)))
-            return planned
+            return scheduled
 
-        engine._scheduler.schedule = plan_and_end  # type: ignore[method-assign]
+        engine._scheduler.schedule = schedule_and_end  # type: ignore[method-assign]
         for name, wanted in zip(names, calls, strict=True):
             engine.submit(wanted, name)
         callers.wait(lambda: len(callers.ends) == 12)
@@ -298,7 +300,7 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Status, how: str) -> 
     told = 0
     for name, wanted in zip(names, calls, strict=True):
         end = callers.ends[name]
-        if name in ended and end != "length":  # some had their last token on its way
+        if name in ended and end != "length":  # the last token of some was in flight already
             told += 1
             if how == "cancel":
                 assert end == "cancelled"
@@ -324,11 +326,11 @@ def test_a_sequence_is_cancelled_within_two_steps() -> None:
         callers.wait(lambda: name in callers.ends)
     assert callers.ends[name] == "cancelled"
     assert worker.steps <= 12
-    engine.cancel(name)  # and is known no more
+    engine.cancel(name)  # unknown by now: ignored
 
 
 class Gate:
-    """Holds the engine's thread up when a step feeds a position, until the test lets it go."""
+    """Blocks the engine's thread when a step is fed a position, until the test opens it."""
 
     def __init__(self, position: int, rows: int) -> None:
         self.position, self.rows = position, rows
@@ -343,7 +345,7 @@ class Gate:
         assert self.reached.wait(20)
 
 
-# What runs is not in the queue; and who waits for pages is, though more could run.
+# A running sequence does not count as waiting; one that waits for pages does, even if more could run.
 @pytest.mark.parametrize(("runs", "sparse"), [(4, True), (2, False)])
 def test_a_full_queue_refuses(runs: int, sparse: bool) -> None:
     worker, callers = HashWorker(), Callers()
@@ -365,7 +367,7 @@ def test_a_full_queue_refuses(runs: int, sparse: bool) -> None:
         gates[1].open.set()
         engine.cancel(names[runs])
         callers.wait(lambda: len(callers.ends) == runs + 3)
-        engine.submit(wanted[names[-1]], names[-1])  # there is room again
+        engine.submit(wanted[names[-1]], names[-1])
         assert (engine.stats().full, engine.stats().cancelled) == (1, 1)
     assert callers.ends.pop(names[runs]) == "cancelled"
     for name in callers.ends:
@@ -374,7 +376,7 @@ def test_a_full_queue_refuses(runs: int, sparse: bool) -> None:
 
 @pytest.mark.parametrize("arrivals", [0, 1, 3])
 def test_calls_that_arrive_during_a_launch_count_against_the_queue(arrivals: int) -> None:
-    """All on the engine's thread: some arrive while a step is launched, more when its predecessor is read."""
+    """On the engine's thread: some arrive while a step is launched, more while the one before is read."""
     worker, callers = HashWorker(), Callers()
     names = [Caller(number) for number in range(20)]
     accepted: list[int] = []
@@ -432,11 +434,11 @@ def test_close_runs_what_was_accepted_and_takes_no_more() -> None:
 
 
 def test_a_call_accepted_just_before_closing_is_run() -> None:
-    """The idle engine wakes up to find both the call and that it is to end."""
+    """The idle engine wakes up to find the call and that it is closing."""
     worker, callers = HashWorker(), Callers()
     name, wanted = Caller(0), long_call(1)
     with running(worker, callers) as engine:
-        with engine._inbox._changed:  # so that the engine's thread sees neither before both
+        with engine._inbox._changed:  # so that the engine's thread sees both at once
             engine.submit(wanted, name)
             engine._inbox.close()
         engine._thread.join(20)
@@ -445,7 +447,7 @@ def test_a_call_accepted_just_before_closing_is_run() -> None:
 
 
 def test_what_is_asked_while_closing() -> None:
-    """A call is refused, a cancellation heeded, and the others run to their end."""
+    """A new call is refused, a cancellation works, and the others run to their end."""
     worker, callers = HashWorker(), Callers()
     stays, goes = Caller(0), Caller(1)
     refused: list[RequestError] = []
@@ -468,7 +470,7 @@ def test_what_is_asked_while_closing() -> None:
 
 
 @pytest.mark.parametrize("where", ["prefill", "prefill result", "admit", "restore", "step", "step result"])
-def test_a_failure_ends_those_it_concerns_alone(where: str) -> None:
+def test_a_failure_ends_only_the_sequences_concerned(where: str) -> None:
     worker, callers = HashWorker(delay=2), Callers()
     calls = {Caller(i): long_call(i, prompt=20) for i in range(10)}
     failures: list[Exception] = []
@@ -531,7 +533,7 @@ def test_a_dead_engine_answers_all_and_refuses_more() -> None:
         engine.submit(wanted, name)
     callers.wait(lambda: len(callers.ends) == len(calls))
     engine.close()
-    for name, wanted in calls.items():  # who had all of its tokens by then has not been hurt
+    for name, wanted in calls.items():  # those that had all of their tokens are unharmed
         if not isinstance(callers.ends[name], RequestError):
             assert callers.ends[name] == "length"
             assert callers.tokens[name] == alone(wanted)[0]
@@ -558,7 +560,7 @@ def test_text_ends_before_a_stop_string_and_what_is_held_back_comes_with_the_end
 
 
 def test_an_engine_with_nothing_to_launch_polls_and_then_sleeps() -> None:
-    """While offloads are under way it polls, which waits for a moment; with nothing under way it blocks."""
+    """While offloads are under way it polls; with nothing to wait for it blocks."""
     worker, callers = HashWorker(), Callers()
     landed = threading.Event()
     drained = worker.drained
@@ -582,14 +584,14 @@ def test_an_engine_with_nothing_to_launch_polls_and_then_sleeps() -> None:
     # Its first iterations launch the prompt and read it.
     assert polled[:3] != [True] * 3
     assert all(polled[3:])
-    # It blocks until it is closed: no second iteration with nothing to do.
+    # Then it blocks until it is closed.
     assert [idle for _, idle, _ in asked[1:]].count(True) == 1
 
 
 def test_a_deadline_is_its_own_sequence_s() -> None:
     callers, name, wanted = Callers(), Caller(0), long_call(1, deadline=1e12)
     with running(HashWorker(), callers) as engine:
-        engine._deadlines.append((0.0, id(name)))  # as of one that had the same place in memory
+        engine._deadlines.append((0.0, id(name)))  # left by one whose reply_to had the same address
         engine.submit(wanted, name)
     assert_as_alone(callers, name, wanted)
 
@@ -620,11 +622,11 @@ def test_a_call_that_waits_too_long_expires_and_one_that_runs_does_not(
         assert_as_alone(callers, name, wanted)
 
 
-# Controls: what these tests must not let pass.
+# Controls: errors that these tests must find.
 
 
 class Mixing(HashWorker):
-    """Gives two rows each other's tokens, once."""
+    """Swaps the tokens of two rows, once."""
 
     def _decode(self, rows: DecodeBatch, pages: Any) -> list[int]:
         tokens = super()._decode(rows, pages)
@@ -632,14 +634,14 @@ class Mixing(HashWorker):
 
 
 class Leaking(HashWorker):
-    """Reads one page of another sequence."""
+    """Reads the pages of another sequence, once."""
 
     def _decode(self, rows: DecodeBatch, pages: Any) -> list[int]:
         return super()._decode(rows, pages[::-1] if self.steps == 20 else pages)
 
 
 class Forgetting(HashWorker):
-    """Says that copies have landed which have not."""
+    """Reports offloads as landed that have not."""
 
     def drained(self, seq_index: int) -> bool:
         super().drained(seq_index)
@@ -647,7 +649,7 @@ class Forgetting(HashWorker):
 
 
 @pytest.mark.parametrize("broken", [Mixing, Leaking, Forgetting])
-def test_a_broken_worker_is_found_out(broken: type[HashWorker]) -> None:
+def test_control_a_broken_worker_is_found(broken: type[HashWorker]) -> None:
     worker, callers = broken(delay=6), Callers()
     calls = {Caller(i): long_call(i, prompt=20) for i in range(8)}
     with pytest.raises(AssertionError), running(worker, callers, quantum=3) as engine:  # noqa: PT012

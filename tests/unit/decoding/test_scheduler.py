@@ -27,7 +27,7 @@ def sequence(prompt: int = 8, max_tokens: int = 8, sparse: bool = True) -> Seque
 
 
 class Drive:
-    """Does what the engine does, one iteration late as it does it, without tokens."""
+    """Does what the engine does, reading one iteration later as it does, but without tokens."""
 
     def __init__(self, cache_config: CacheConfig = TINY, quantum: int = 0) -> None:
         self.scheduler = Scheduler(cache_config, quantum)
@@ -72,7 +72,7 @@ def test_the_life_of_a_sequence() -> None:
     assert (admission.length, admission.first_token, admission.full_attention) == (30, None, False)
     assert sequence(sparse=False).admission().full_attention
     drive.undrained = {each.seq_index}
-    assert drive.go(3).decode_batch is None  # until its prompt's backup has landed
+    assert drive.go(3).decode_batch is None  # until its prompt is offloaded
     assert each.status is Status.ADMITTED
     assert len(each.staging_pages) == 2
     drive.undrained = set()
@@ -83,7 +83,7 @@ def test_the_life_of_a_sequence() -> None:
         positions += schedule.decode_batch.positions.tolist()
     assert positions == [30, 31]
     assert len(each.staging_pages) == 0
-    assert each.status is Status.DRAINING  # the last of its tokens is on its way: no row for nothing
+    assert each.status is Status.DRAINING  # its last token is in flight: no row in vain
     seq_index, host, device = each.seq_index, each.host_pages, each.device_pages
     drive.undrained = {seq_index}
     assert drive.go(4).releases == []
@@ -104,7 +104,7 @@ def test_a_sequence_of_one_token_is_never_admitted() -> None:
     schedule = drive.go()
     assert schedule.completed == [each]
     assert schedule.admitted == []
-    # Nor is it backed up, as others are.
+    # Nor is it offloaded, as others are.
     assert [len(chunk.host_pages) for chunk in schedule.chunks] == [0]
     assert drive.until(each, Status.FINISHED) <= 3
     drive.add(other := sequence(max_tokens=2))
@@ -139,8 +139,8 @@ def test_neither_short_prompts_nor_long_ones_hold_each_other_up() -> None:
         if long.status is Status.PREFILLING:
             waits.append(drive.until(short, Status.DRAINING))
     assert waits
-    assert max(waits) == 1  # a half of the forward is theirs
-    assert len(waits) <= 2 * -(-110 // 24)  # and the other is the long prompt's
+    assert max(waits) == 1  # half of the forward is theirs
+    assert len(waits) <= 2 * -(-110 // 24)  # and the other half is the long prompt's
 
 
 @settings(max_examples=50, deadline=None)
@@ -171,8 +171,8 @@ def test_a_prefill_forward_is_full_and_the_oldest_has_a_half(
     assert all(each.status is Status.FINISHED for _, each in pending)
 
 
-def test_a_large_sequence_is_overtaken_so_often_and_no_more() -> None:
-    # The large one needs all pages of the device; a small one comes at each step.
+def test_a_large_sequence_is_overtaken_a_limited_number_of_times() -> None:
+    # The large one needs every device page; a small one arrives at each step.
     drive, large = Drive(), sequence(prompt=40, max_tokens=40, sparse=False)
     drive.add(sequence(max_tokens=20), large)
     started: list[Sequence] = []
@@ -185,7 +185,7 @@ def test_a_large_sequence_is_overtaken_so_often_and_no_more() -> None:
     assert large.status is Status.PREFILLING
     before = sum(each.status is not Status.WAITING for each in started)
     assert before == MAX_OVERTAKEN
-    # Those that it has kept waiting are not kept for ever.
+    # Those that waited for it are not starved in turn.
     assert drive.until(started[-1], Status.FINISHED) < 2000
 
 
@@ -209,7 +209,7 @@ def test_small_sequences_pass_a_large_one_meanwhile() -> None:
 
 
 def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: bool) -> list[Sequence]:
-    """Sequences that take every seq_index of `TINY`, one after the other so that the first has run longest."""
+    """As many sequences as may run in `TINY`, started one after the other: the first has run longest."""
     sequences = []
     for _ in range(number):
         drive.add(each := sequence(max_tokens=max_tokens, **options))
@@ -218,18 +218,18 @@ def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: bool) -
     return sequences
 
 
-def test_who_has_run_longest_is_preempted_and_comes_back_without_a_prefill() -> None:
+def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> None:
     drive = Drive(quantum=10)
     running = fill(drive)
     drive.add(late := sequence())
     before = [each.steps_run for each in running]
     preempted_after = drive.until(running[0], Status.DRAINING)
-    assert preempted_after == 10  # steps that the other has waited
+    assert preempted_after == 10  # steps that the late one has waited
     assert before == sorted(before, reverse=True)
     host = running[0].host_pages
     seq_index = running[0].seq_index
     drive.undrained = {seq_index}
-    assert drive.go(5).releases == []  # not before its backups have landed
+    assert drive.go(5).releases == []  # not before its offloads have landed
     assert late.status is Status.WAITING
     assert all(each.status is Status.RUNNING for each in running[1:])
     drive.undrained = set()
@@ -239,7 +239,7 @@ def test_who_has_run_longest_is_preempted_and_comes_back_without_a_prefill() -> 
     assert running[0].host_pages is host
     assert drive.scheduler.preemptions == 1
     length, received = running[0].length, running[0].received
-    assert length == 8 + received - 1  # all but the newest have been fed
+    assert length == 8 + received - 1  # all but the newest token have been fed
     while running[0].status is Status.PREEMPTED:
         schedule = drive.go()
     assert schedule.resumed == schedule.admitted == [running[0]]
@@ -316,11 +316,11 @@ def test_nobody_is_preempted_without_a_quantum_or_before_it() -> None:
 
 
 def test_nobody_is_preempted_in_vain() -> None:
-    # Two sequences would have to go, or pages of the host that a preempted sequence keeps.
+    # Two would have to be preempted, or host pages would be needed, which a preempted sequence keeps.
     for cache_config, late in (
         (TINY, sequence(prompt=30, max_tokens=20, sparse=False)),
         (replace(TINY, host_pages=70), sequence(prompt=20, max_tokens=20)),
-        (replace(TINY, staging_pages=2), sequence(prompt=8)),  # who has grown beyond could not come back
+        (replace(TINY, staging_pages=2), sequence(prompt=8)),  # longer ones could not be resumed
     ):
         drive = Drive(cache_config, quantum=5)
         running = fill(drive, max_tokens=60)
@@ -347,22 +347,22 @@ def test_sequences_take_turns_and_each_runs_a_quantum_at_least() -> None:
     assert all(each.received == 100 for each in sequences)
 
 
-def test_one_is_restored_in_an_iteration() -> None:
+def test_one_is_resumed_per_iteration() -> None:
     drive = Drive(quantum=4)
     sequences = [sequence(max_tokens=60) for _ in range(12)]
     drive.add(*sequences)
-    restored = 0
+    resumed = 0
     while not drive.scheduler.idle:
         schedule = drive.go()
         assert len(schedule.resumed) <= 1
-        restored += len(schedule.resumed)
-    assert restored == drive.scheduler.preemptions > 0
+        resumed += len(schedule.resumed)
+    assert resumed == drive.scheduler.preemptions > 0
 
 
-def test_preempted_sequences_come_back_past_those_that_wait_for_their_pages_on_the_host() -> None:
-    """Or nobody could go on: the front of the queue waits for pages that only they can free."""
+def test_preempted_sequences_are_resumed_past_those_that_wait_for_their_host_pages() -> None:
+    """Otherwise a deadlock: the front of the queue waits for host pages that only they can free."""
     drive = Drive(replace(TINY, host_pages=90, max_sequences=1), quantum=4)
-    sequences = [sequence(max_tokens=60) for _ in range(5)]  # 17 pages of the host each
+    sequences = [sequence(max_tokens=60) for _ in range(5)]  # 17 host pages each
     late = [sequence(prompt=20, max_tokens=90) for _ in range(3 * LOOK_AHEAD)]  # 28 pages each
     drive.add(*sequences, *late)
     for each in late:
@@ -375,6 +375,17 @@ def test_preempted_sequences_come_back_past_those_that_wait_for_their_pages_on_t
     for each in (*sequences, *late):
         drive.until(each, Status.FINISHED, most=20_000)
     assert drive.scheduler.blocks.host.num_used == 0
+
+
+def test_what_a_preempted_sequence_held_is_released_even_if_nothing_else_is_left() -> None:
+    drive, each = Drive(), sequence()
+    drive.add(each)
+    drive.go()
+    drive.scheduler._move(each, Status.PREEMPTED)
+    drive.scheduler.end(each)
+    assert not drive.scheduler.idle
+    assert len(drive.scheduler.schedule(lambda seq_index: True).releases) == 1
+    assert drive.scheduler.idle
 
 
 @pytest.mark.parametrize("status", [each for each in Status if each is not Status.FINISHED])
@@ -390,7 +401,7 @@ def test_an_end_at_each_stage_gives_all_back(status: Status) -> None:
     drive.scheduler.end(victim)
     sampled = victim.sampled
     drive.until(victim, Status.FINISHED, most=4)
-    assert victim.sampled == sampled  # it was launched no more
+    assert victim.sampled == sampled  # it was not launched again
     for each in sequences:
         if each is not victim:
             drive.until(each, Status.FINISHED)
@@ -408,7 +419,7 @@ RUNS = given(
 
 
 def get_through(data: st.DataObject, quantum: int, dense: bool, host_pages: int, chunk: int) -> None:
-    """Whatever comes and ends whenever: no deadlock, and in the end all pages are back."""
+    """Whenever calls arrive and end: no deadlock, and all pages are free in the end."""
     cache_config = replace(
         TINY, host_pages=host_pages, dense=dense, prefill_token_budget=chunk, context_length=80
     )

@@ -1,4 +1,4 @@
-"""A sequence ends where it should, and no text is sent that a stop string may yet take back."""
+"""A sequence ends where it should, and no text is sent that may turn out to be part of a stop string."""
 
 from collections.abc import Callable, Sequence
 
@@ -29,7 +29,7 @@ def sent_by(stops: Sequence[str], pieces: Sequence[str]) -> tuple[list[str], boo
 
 
 def cut(text: str, stops: Sequence[str]) -> str | None:
-    """The text before the stop string that is complete first, the longest of those that are; None without one."""
+    """The text before the stop string completed first, the longest if several are; None without one."""
     for end in range(len(text) + 1):
         ends_here = [len(stop) for stop in stops if text[:end].endswith(stop)]
         if ends_here:
@@ -38,13 +38,13 @@ def cut(text: str, stops: Sequence[str]) -> str | None:
 
 
 def held(text: str, stops: Sequence[str]) -> int:
-    """The length of the longest end of a text that begins a stop string."""
+    """The length of the longest suffix of a text that begins a stop string."""
     starts = {stop[:length] for stop in stops for length in range(len(stop))} | {""}
     return max(len(start) for start in starts if text.endswith(start))
 
 
 def is_right(search: Search, stops: Sequence[str], pieces: Sequence[str]) -> bool:
-    """Whether just the text before the first stop string is sent, and each part of it as soon as may be."""
+    """Whether exactly the text before the first stop string is sent, and each part as soon as possible."""
     sent, found = search(stops, pieces)
     text = "".join(pieces)
     if cut(text, stops) is not None:
@@ -77,12 +77,12 @@ def all_at_the_end(stops: Sequence[str], pieces: Sequence[str]) -> tuple[list[st
 
 
 @pytest.mark.parametrize("search", [within_pieces, all_at_the_end])
-def test_control_a_wrong_search_is_found_out(search: Search) -> None:
+def test_control_a_wrong_search_is_found(search: Search) -> None:
     find(st.tuples(STOPS, PIECES), lambda case: not is_right(search, *case))
 
 
 def test_control_the_automaton_needs_its_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After 'aa' of 'aab' comes 'a': the newest 'aa' must still count."""
+    """After 'aa' of 'aab' comes another 'a': the last two still begin it."""
     assert sent_by(["aab"], list("aaab")) == (["", "", "a", ""], True)
 
     def no_fallbacks(self: StopStrings) -> None:
@@ -112,11 +112,11 @@ EOS = frozenset({25})
 
 
 def run(tokens: list[int], **options: object) -> list[NewText]:
-    """Take tokens until the sequence ends."""
-    end = StopChecker(SamplingParams(**{"max_tokens": 100, **options}), EOS, Letters())  # type: ignore[arg-type]
+    """Append tokens until the sequence ends."""
+    checker = StopChecker(SamplingParams(**{"max_tokens": 100, **options}), EOS, Letters())  # type: ignore[arg-type]
     taken = []
     for token in tokens:
-        taken.append(end.append(token))
+        taken.append(checker.append(token))
         if taken[-1].finish_reason:
             break
     return taken
@@ -162,12 +162,12 @@ def test_a_stop_string_that_the_flushed_text_completes_counts() -> None:
 
 
 def test_cancelling_sends_what_was_held_back() -> None:
-    end = StopChecker(SamplingParams(stop=("bx",)), EOS, Letters())
-    assert end.append(1) == ("", "")
-    assert end.flush() == "b"
+    checker = StopChecker(SamplingParams(stop=("bx",)), EOS, Letters())
+    assert checker.append(1) == ("", "")
+    assert checker.flush() == "b"
 
 
 def test_without_a_tokenizer_there_are_only_ids() -> None:
-    end = StopChecker(SamplingParams(max_tokens=3), EOS)
-    assert [end.append(token) for token in (1, 0, 2)] == [("", ""), ("", ""), ("", "length")]
+    checker = StopChecker(SamplingParams(max_tokens=3), EOS)
+    assert [checker.append(token) for token in (1, 0, 2)] == [("", ""), ("", ""), ("", "length")]
     assert StopChecker(SamplingParams(), EOS).append(25) == ("", "stop")

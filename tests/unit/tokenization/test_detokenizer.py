@@ -1,4 +1,4 @@
-"""The pieces of a sequence's text are together the text of all its tokens, and no piece has half a character."""
+"""The pieces together are the text of all tokens, and no piece has half a character."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def decoded_by(decoder: Any) -> Callable[[], Tokenizer]:
 
     def build() -> Tokenizer:
         parts = json.loads(tiny.metaspace().to_str())
-        # Where bytes are decoded, they are no special tokens.
+        # Byte tokens that are decoded are not special.
         parts["added_tokens"] = [
             token for token in parts["added_tokens"] if not token["content"].startswith("<0x")
         ]
@@ -110,7 +110,7 @@ def test_a_text_comes_in_whole_characters(name: str) -> None:
 
 @pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])
 def test_control_tokens_decoded_alone_are_wrong(name: str) -> None:
-    """The tests above would notice if every token were decoded by itself."""
+    """The tests above would fail if every token were decoded by itself."""
 
     def differs(ids: list[int]) -> bool:
         return "".join(truth(name, [token]) for token in ids) != truth(name, ids)
@@ -120,13 +120,13 @@ def test_control_tokens_decoded_alone_are_wrong(name: str) -> None:
 
 @pytest.mark.parametrize(("constant", "value"), [("REPLACEMENT", "nothing ends so"), ("KEPT", 2)])
 def test_control_each_rule_is_needed(constant: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sending half a character, and keeping too small a window, are found out."""
+    """Sending half a character and keeping too small a window are found."""
     monkeypatch.setattr(detokenizer, constant, value)
     find(ids_of(DEFAULT), lambda ids: "".join(pieces(DECODERS[DEFAULT], ids)) != truth(DEFAULT, ids))
 
 
 def test_control_a_run_of_bytes_is_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte fallback gives up a whole run for one broken byte: what was sent of the run would be wrong."""
+    """One invalid byte makes a whole run of bytes invalid: what was sent of the run would be wrong."""
     name = "gemma's decoder"
     ids = TOKENIZERS[name].convert_tokens_to_ids(["<0xE4>", "<0xBD>", "<0xA0>", "<0xFF>"])
     assert truth(name, ids[:3]) == "你"
@@ -168,7 +168,7 @@ def test_what_has_no_text_does_not_part_a_character(name: str) -> None:
 def test_a_long_sequence_costs_no_more_for_a_token(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokens decoded for each new one are bounded: else the cost would grow with the square of the length."""
+    """Each new token decodes a bounded number: the cost must not grow with the square of the length."""
     tokenizer, factory = TOKENIZERS[name], DECODERS[name]
     lone = tokenizer.convert_tokens_to_ids("<0xFF>") if factory.byte_ids else _lone_byte(tokenizer)
     token = {
@@ -181,7 +181,7 @@ def test_a_long_sequence_costs_no_more_for_a_token(
     monkeypatch.setattr(factory, "decode", lambda tokens: decoded.append(len(tokens)) or decode(tokens))
     length = 500
     assert "".join(pieces(factory, [token] * length)) == truth(name, [token] * length)
-    # The window and what is kept of it for each token, and the rest at the end.
+    # For each token the window and what is kept of it; in the end the rest.
     assert sum(decoded) <= length * (detokenizer.MAX_WINDOW + 1 + detokenizer.KEPT) + length
 
 
