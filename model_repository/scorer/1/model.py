@@ -1,7 +1,6 @@
 """The `scorer` model: token ids in, scores out. The logic is in `hiscore.scoring`."""
 
 import gc
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from hiscore.serving.batcher import Batcher
 from hiscore.serving.metrics import Counters, TotalsFeed
 from hiscore.serving.triton_io import parameters, request_id, required_tensor, serve
 from hiscore.settings import CANARY_ID, ScorerSettings, from_model_config
-
-log = logging.getLogger("hiscore.scoring.scorer.model")
 
 COUNTERS = {
     "hiscore_batches_total": "Batches that the scorer formed",

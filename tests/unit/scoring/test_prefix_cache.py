@@ -99,3 +99,12 @@ def test_pages_in_use_are_not_evicted() -> None:
     cache.end_batch()
     assert cache.allocate(1) == [slots[0] // PAGE]
     assert hit(cache, query(1)) == 0
+
+
+def test_clearing_frees_all_pages_even_those_in_use() -> None:
+    cache = PrefixCache(3, reserve=0)
+    hit(cache, query(1))
+    cache.acquire_query(query(1, first_id=1), PAGE)
+    cache.clear()
+    assert sorted(cache.allocate(3)) == [0, 1, 2]
+    assert cache.acquire_query(query(1), PAGE)[1] == 0
