@@ -156,6 +156,22 @@ def test_a_prompt_that_does_not_fit_the_pool_is_refused_and_leaks_no_page() -> N
     assert len(small.allocate(2)) == 2
 
 
+def test_the_reserve_holds_two_prompts_that_span_forwards() -> None:
+    """Shapes found by search that need more than half of it: a reserve for one prompt would be too small."""
+    reserve = pool_reserve(64, 64)
+    shapes = [(37, [23, 22]), (8, [44, 20, 3]), (38, [12])]
+    prompts = [Tokens([1] * query, [[2] * item for item in items]).prompt() for query, items in shapes]
+    pack(prompts, 64, PrefixCache(reserve, reserve, caching=False))
+    with pytest.raises(PoolExhausted):
+        pack(prompts, 64, PrefixCache(reserve // 2, 0, caching=False))
+
+
+def test_the_token_that_an_empty_item_is_read_at_is_computed() -> None:
+    cache = PrefixCache(8, reserve=0)
+    without, with_empty = Tokens([1] * 2 * PAGE, [[2]]).prompt(), Tokens([1] * 2 * PAGE, [[2], []]).prompt()
+    assert pack([without, without, with_empty], 1_000, cache).cached_tokens == (0, 2 * PAGE, PAGE)
+
+
 def test_ten_thousand_items_pack_without_a_loop_over_items() -> None:
     """Counts lines of Python instead of time: any loop over the items would execute a line for each."""
     prompt = Tokens([1] * 50, [[2] * 50] * 10_000).prompt()
