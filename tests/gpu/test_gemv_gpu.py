@@ -1,15 +1,15 @@
-"""Steps of few rows on a GPU: kernels that start while those before are still at work."""
+"""Decode steps of few rows on a GPU: kernels that start while earlier ones still run."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
+    pytest.skip("needs a GPU with programmatic dependent launch", allow_module_level=True)
 
 from hiscore.kernels import gemv
-from hiscore.layers import triton_ops as kernel_ops
+from hiscore.layers import triton_ops
 from hiscore.layers.ops import Ops
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
@@ -59,12 +59,12 @@ def run(weights: list[LayerWeights], ops: Ops, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("rows", [kernel_ops.PDL_MIN_ROWS, 1_920])
+@pytest.mark.parametrize("rows", [triton_ops.PDL_MIN_ROWS, 1_920])
 def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many rows: embedding and norms chained, between products that are not."""
-    assert kernel_ops.SUPPORTS_PDL, "written for a device of compute capability 9.0"
+    assert triton_ops.SUPPORTS_PDL
     weights, norm = layers(), torch.ones(WIDTH, device="cuda")
     ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu")
     generator = torch.Generator().manual_seed(rows)
@@ -75,9 +75,9 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
         x, _ = ops.embed(ids, table, 1.0, norm)
         return run(weights, ops, x)
 
-    monkeypatch.setattr(kernel_ops, "SUPPORTS_PDL", False)
+    monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", False)
     expected = embed_and_run()
-    monkeypatch.setattr(kernel_ops, "SUPPORTS_PDL", True)
+    monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", True)
     assert torch.equal(embed_and_run(), expected)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -94,13 +94,13 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
 
 @pytest.mark.parametrize("rows", [1, 2, gemv.GEMV_MAX_ROWS])
 def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel_ops.SUPPORTS_PDL, "written for a device of compute capability 9.0"
+    assert triton_ops.SUPPORTS_PDL
     weights = layers()
     ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", use_gemv=True)
     x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1)).cuda()
-    monkeypatch.setattr(kernel_ops, "SUPPORTS_PDL", False)
+    monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", False)
     expected = run(weights, ops, x)
-    monkeypatch.setattr(kernel_ops, "SUPPORTS_PDL", True)
+    monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", True)
     run(weights, ops, x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
