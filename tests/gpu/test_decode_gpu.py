@@ -248,7 +248,7 @@ def differing(worker: CacheWorker, driver: Driver) -> int:
         whole = host_rows(worker, stream, torch.arange(stream.length))
         assert whole.isfinite().all()
         for layer in range(shape.layers):
-            for head in range(shape.heads):
+            for head in range(shape.kv_heads):
                 positions, rows = device_rows(worker, stream, layer, head)
                 assert stream.length - 1 in positions
                 assert 0 in positions or layer not in worker._cache.dense
