@@ -34,15 +34,15 @@ def test_ranks_are_shared_and_spearman_sees_order_alone() -> None:
 
 
 def test_the_interval_holds_the_true_value_as_often_as_it_says() -> None:
-    """Normal classes one apart have an AUC of Phi(1 / sqrt(2)) = 0.7602; 50 of 60 are 4 sigma below 57."""
+    """Normal classes one apart have an AUC of Phi(1 / sqrt(2)) = 0.7602; 32 of 40 are 4 sigma below 38."""
     held = 0
-    for seed in range(60):
+    for seed in range(40):
         rng = np.random.default_rng(seed)
         positive = np.arange(200) < 100
         found = auc_interval(rng.normal(positive * 1.0, 1.0), positive, resamples=200)
         assert found.low < found.value < found.high
         held += found.low < 0.7602 < found.high
-    assert 50 <= held < 60
+    assert 32 <= held < 40
 
 
 def test_a_gain_is_resampled_in_pairs() -> None:

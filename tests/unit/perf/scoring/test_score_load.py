@@ -14,7 +14,7 @@ from perf.loadgen.window import Meter, Point
 from perf.scoring.score_load import CPU, GPU, Windows
 from perf.scoring.score_load import measure as measure_all
 
-LOAD = replace(CPU, rate=20, seconds=dict.fromkeys(CPU.seconds, 10.0), calls=100)
+LOAD = replace(CPU, rate=30, seconds=dict.fromkeys(CPU.seconds, 5.0), calls=100, pool=200)
 
 
 class Server:
