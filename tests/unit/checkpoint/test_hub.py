@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,12 +105,18 @@ def test_a_repository_with_pickle_alone_is_refused(tmp_path: Path) -> None:
     assert fetched == ["config.json"]
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "reason"), [(None, "RepositoryNotFoundError"), ("http://127.0.0.1:9", "")]
-)
-def test_no_repository_or_no_hub(endpoint: str | None, reason: str, tmp_path: Path) -> None:
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nothing listens, and nothing else can."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{holder.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("reason", ["RepositoryNotFoundError", ""], ids=["no repository", "no hub"])
+def test_no_repository_or_no_hub(reason: str, nobody: str, tmp_path: Path) -> None:
     with hub(FILES) as (address, _):
-        done = resolve("org/other", endpoint or address, tmp_path)
+        done = resolve("org/other", address if reason else nobody, tmp_path)
     assert done.returncode == 1
     assert "'org/other' is no local directory, and fetching it from the hub failed" in done.stderr
     assert reason in done.stderr
