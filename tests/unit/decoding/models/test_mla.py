@@ -12,6 +12,8 @@ from hiscore.decoding.sparse import residency
 from tests.support import tiny_dsa
 from tests.support.dsa_streams import CAPACITY, LENGTHS, STEPS, Streams, prompts
 
+pytestmark = pytest.mark.slow  # whole models
+
 # As in test_dsa_decoder.
 EXACT = 1e-9
 

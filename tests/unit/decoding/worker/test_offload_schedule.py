@@ -54,6 +54,7 @@ def faults(load: Load, timing: str, drop: Kind | None = None, only: int | None =
     return on.faults
 
 
+@pytest.mark.slow
 @given(
     protocol=st.sampled_from(PROTOCOLS),
     page=st.sampled_from([1, 4, 16]),
@@ -92,6 +93,7 @@ def test_without_any_kind_of_wait_query_or_record_something_breaks(protocol: Bac
     assert {kind for kind in kinds if not any(faults(*x, kind) for x in runs)} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_no_single_wait_is_too_many(protocol: BackupProtocol) -> None:
     """Where the other queue is slow, leaving out one call alone is seen, whichever it is."""

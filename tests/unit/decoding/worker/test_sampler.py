@@ -79,6 +79,7 @@ def test_what_is_left_is_renormalised(kind: str) -> None:
 LOGITS = st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=12, unique=True).map(torch.tensor)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(LOGITS, st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 14), st.integers(1, 1023))
 def test_the_sets_are_those_of_transformers(
@@ -142,6 +143,7 @@ def mixed_batch(count: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor, Te
     return logits, temperature, top_k, top_p, torch.rand(count, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [1, 7, 1000, 49_152])
 def test_a_row_does_not_depend_on_the_others(vocabulary: int) -> None:
     batch = mixed_batch(23, vocabulary)

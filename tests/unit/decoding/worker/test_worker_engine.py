@@ -27,6 +27,8 @@ from tests.support.decoding import (
     spoil,
 )
 
+pytestmark = pytest.mark.slow  # whole models
+
 # Family, tokens selected, tokens in the buffer.
 SETTINGS = {
     "dense": ("mistral", 16, 24),

@@ -14,6 +14,8 @@ from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.deepseek.latent_cache import StagedLatents
 from tests.support.decoding import Driver, LateCopies, build, host_rows, prompt
 
+pytestmark = pytest.mark.slow  # whole models
+
 # Family, tokens selected, tokens in the buffer.
 SETTINGS = {
     "dense": ("llama", 16, 24),

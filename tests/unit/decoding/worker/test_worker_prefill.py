@@ -12,6 +12,8 @@ from hiscore.decoding.worker import worker as worker_module
 from hiscore.decoding.worker.interface import NO_PAGES
 from tests.support.decoding import Driver, LateCopies, build, host_rows, prompt
 
+pytestmark = pytest.mark.slow  # whole models
+
 # Selector: family, tokens selected, tokens in the buffer. Parts of 23 tokens end in the middle of all pages but
 # those of one token.
 SETTINGS = {"quest": ("gemma2", 96, 128), "exact": ("llama", 16, 24)}

@@ -13,6 +13,8 @@ from hiscore.decoding.sparse import residency
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decoding import CONTEXT, Driver, build, checkpoint, prompt
 
+pytestmark = pytest.mark.slow  # whole models
+
 # Family, tokens selected, tokens in the buffer, the long sequence's prompt.
 SPARSE = {
     "quest": ("gemma2", 160, 192, 350),

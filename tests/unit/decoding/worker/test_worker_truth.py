@@ -15,6 +15,8 @@ from tests.support import tiny_dsa, tiny_models
 from tests.support.decode_truth import DecodeTruth
 from tests.support.decoding import Driver, build, prompt
 
+pytestmark = pytest.mark.slow  # whole models
+
 # Sums of 60 terms in another order, with 53 bits; norms and rotary tables are float32 in both.
 EXACT = 1e-9
 # With 24 bits: what the contract allows.

@@ -1,0 +1,60 @@
+"""What a step feeds, samples and leaves to be read, without a model."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.decoding.kv_cache.step_batch import StepBatch
+from hiscore.decoding.worker.interface import NOT_FINITE
+from hiscore.decoding.worker.step_runner import COUNTERS, EagerRunner, decode_greedily, new_fed
+
+
+class Counted:
+    hits, misses = torch.tensor([3]), torch.tensor([4])
+    mass = torch.tensor([0.5, 2.0], dtype=torch.float64)
+
+
+class Successor:
+    """The most probable token is the one after the token fed; after 8 nothing is finite."""
+
+    def __init__(self) -> None:
+        self.cache: Any = Counted()
+        self.staging = torch.zeros(0)
+        self.seen: list[tuple[list[int], list[int], list[int]]] = []
+
+    def decode(self, ids: Tensor, batch: StepBatch, ops: Any) -> tuple[Tensor, Tensor, Tensor]:
+        self.seen.append((ids.tolist(), batch.seq_indices.tolist(), batch.positions.tolist()))
+        logits = torch.eye(10)[(ids.long() + 1) % 10]
+        logits[ids == 8] = torch.nan
+        return logits, batch.positions + 10, batch.positions + 20
+
+
+def test_sequences_are_fed_their_newest_tokens() -> None:
+    model = Successor()
+    runner = EagerRunner(model, ops=None, max_sequences=3)
+    runner.fed.copy_(torch.tensor([1, 4, 8, 0]))
+    outputs = runner.forward(np.array([2, 0], np.int32), np.array([7, 5], np.int32), False)
+    assert model.seen == [([8, 1], [2, 0], [7, 5])]
+    assert outputs.host_slots.tolist() == [17, 15]
+    assert outputs.buffer_slots.tolist() == [27, 25]
+    assert outputs.readback[:2].tolist() == [3, 4]
+    assert outputs.readback[2:COUNTERS].view(torch.float64).tolist() == [0.5, 2.0]
+    assert outputs.readback[COUNTERS:].tolist() == [NOT_FINITE, 2]
+    assert runner.fed.tolist()[:2] == [2, 4]
+    runner.forward(np.array([0, 1], np.int32), np.array([6, 9], np.int32), False)
+    assert model.seen[1] == ([2, 4], [0, 1], [6, 9])
+
+
+def test_padding_feeds_no_sequence() -> None:
+    """Its sample goes to the last element."""
+    fed = new_fed(2, torch.device("cpu"))
+    assert fed.tolist() == [0, 0, 0]
+    fed.copy_(torch.tensor([5, 6, 0]))
+    batch = StepBatch(
+        torch.tensor([1, -1, -1], dtype=torch.int32), torch.tensor([3, 0, 0], dtype=torch.int32)
+    )
+    outputs = decode_greedily(Successor(), batch, fed, ops=None)
+    assert fed.tolist() == [5, 7, 6]
+    assert outputs.readback[COUNTERS:].tolist() == [7, 6, 6]
