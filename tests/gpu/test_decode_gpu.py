@@ -17,18 +17,10 @@ from hiscore.decoding.worker.interface import SamplingBatch
 from hiscore.decoding.worker.step_runner import StepOutputs
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
+from tests.support.decode_client import serving
 from tests.support.decode_truth import DecodeTruth, near_best
-from tests.support.decoding import (
-    Driver,
-    build,
-    checkpoint,
-    device_rows,
-    greedy,
-    host_rows,
-    prompt,
-    serving,
-    spoil,
-)
+from tests.support.decoding import build, checkpoint, greedy, prompt, spoil
+from tests.support.worker_driver import Driver, device_rows, host_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 

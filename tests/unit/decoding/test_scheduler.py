@@ -277,14 +277,14 @@ def test_who_starts_begins_its_turn_anew(preempt: bool) -> None:
 
 @pytest.mark.parametrize("large_first", [False, True])
 def test_only_those_that_are_passed_over_are_overtaken(large_first: bool) -> None:
-    drive, large = Drive(), sequence(prompt=40, max_tokens=40, sparse=False)
+    drive, large = Drive(), [sequence(prompt=40, max_tokens=40, sparse=False) for _ in range(2)]
     small = [sequence(prompt=4, max_tokens=4) for _ in range(2)]
     drive.add(sequence(max_tokens=100))
     drive.go()
-    drive.add(*([large, *small] if large_first else [*small, large]))
+    drive.add(*([*large, *small] if large_first else [*small, *large]))
     drive.go()
-    assert large.status is Status.WAITING
-    assert large.times_overtaken == (2 if large_first else 0)
+    assert [each.status for each in large] == [Status.WAITING] * 2
+    assert [each.times_overtaken for each in large] == [2 if large_first else 0] * 2
     assert [each.times_overtaken for each in small] == [0, 0]
 
 

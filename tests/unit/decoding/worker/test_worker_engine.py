@@ -15,17 +15,10 @@ from hiscore.decoding.sequence import Status
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import Code, RequestError
 from tests.support import decode_cache
-from tests.support.decoding import (
-    Client,
-    Driver,
-    LateCopies,
-    Outcome,
-    build,
-    host_rows,
-    prompt,
-    serving,
-    spoil,
-)
+from tests.support.decode_client import Client, Outcome, serving
+from tests.support.decoding import build, prompt, spoil
+from tests.support.late_copies import LateCopies
+from tests.support.worker_driver import Driver, host_rows
 
 pytestmark = pytest.mark.slow  # whole models
 

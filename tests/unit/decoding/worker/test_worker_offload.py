@@ -12,7 +12,9 @@ from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.deepseek.latent_cache import StagedLatents
-from tests.support.decoding import Driver, LateCopies, build, host_rows, prompt
+from tests.support.decoding import build, prompt
+from tests.support.late_copies import LateCopies
+from tests.support.worker_driver import Driver, host_rows
 
 pytestmark = pytest.mark.slow  # whole models
 

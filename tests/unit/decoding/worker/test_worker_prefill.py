@@ -10,7 +10,9 @@ from torch import Tensor
 
 from hiscore.decoding.worker import worker as worker_module
 from hiscore.decoding.worker.interface import NO_PAGES
-from tests.support.decoding import Driver, LateCopies, build, host_rows, prompt
+from tests.support.decoding import build, prompt
+from tests.support.late_copies import LateCopies
+from tests.support.worker_driver import Driver, host_rows
 
 pytestmark = pytest.mark.slow  # whole models
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hiscore.decoding.sparse import residency
 from hiscore.decoding.worker.worker import CacheWorker
-from tests.support.decoding import CONTEXT, Driver, build, checkpoint, prompt
+from tests.support.decoding import CONTEXT, build, checkpoint, prompt
+from tests.support.worker_driver import Driver
 
 pytestmark = pytest.mark.slow  # whole models
 

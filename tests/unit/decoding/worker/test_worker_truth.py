@@ -13,7 +13,8 @@ from hiscore.decoding.sparse import residency
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support import tiny_dsa, tiny_models
 from tests.support.decode_truth import DecodeTruth
-from tests.support.decoding import Driver, build, prompt
+from tests.support.decoding import build, prompt
+from tests.support.worker_driver import Driver
 
 pytestmark = pytest.mark.slow  # whole models
 

@@ -1,0 +1,92 @@
+"""An engine over a worker, and a client of it."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hiscore.decoding.engine import DecodeEngine
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.sequence import DecodeCall, Output
+from hiscore.decoding.stats import EngineStats
+from hiscore.decoding.stop_strings import Detokenizer
+from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.errors import RequestError
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What a call was sent so far; end: its finish reason or its error."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    end: str | RequestError | None = None
+
+
+class Client:
+    """Submits calls to an engine and keeps their outputs; `hook` is called on the engine's thread after each."""
+
+    def __init__(self) -> None:
+        self.engine: DecodeEngine
+        self.failures: list[Exception] = []
+        self.hook: Callable[[Outcome], None] = lambda outcome: None
+        self._changed = threading.Condition()
+
+    def submit(
+        self, tokens: np.ndarray, max_tokens: int, deadline: float = math.inf, **options: Any
+    ) -> Outcome:
+        outcome = Outcome()
+        options = {"ignore_eos": True, **options}
+        call = DecodeCall(tokens, SamplingParams(max_tokens=max_tokens, **options), deadline)
+        self.engine.submit(call, outcome)
+        return outcome
+
+    def emit(self, outcome: Outcome, output: Output | RequestError) -> None:
+        with self._changed:
+            assert outcome.end is None, "an answer after the last"
+            if isinstance(output, RequestError):
+                outcome.end = output
+            else:
+                outcome.tokens += output.token_ids
+                outcome.text += output.text
+                outcome.end = output.finish_reason or None
+            self._changed.notify_all()
+        self.hook(outcome)
+
+    def wait(self, outcomes: list[Outcome], timeout: float = 120) -> None:
+        with self._changed:
+            ended = self._changed.wait_for(lambda: all(each.end is not None for each in outcomes), timeout)
+        assert ended, "a sequence does not end"
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+
+@contextmanager
+def serving(
+    worker: CacheWorker,
+    quantum: int = 0,
+    eos: frozenset[int] = frozenset(),
+    detokenizer: Callable[[], Detokenizer] | None = None,
+) -> Iterator[Client]:
+    """An engine over a worker; at its end all memory must be free."""
+    client = Client()
+    client.engine = DecodeEngine(
+        worker, detokenizer, eos, 10_000, client.emit, on_failure=client.failures.append, quantum=quantum
+    )
+    try:
+        yield client
+    finally:
+        client.engine.close()
+    pools, stats = client.engine._scheduler.blocks, client.stats
+    used = [pool.num_used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)]
+    assert used == [0, 0, 0, 0]
+    assert client.engine._scheduler.idle
+    assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
+    assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)
+    assert (worker._schedule.lag() == 0).all()
