@@ -263,7 +263,7 @@ def test_the_host_has_what_the_device_has(workers: Any, selector: str, backup: s
     torch.cuda.synchronize()
     assert differing(worker, driver) == 0
     newest, page_size = driver.sequences[seq_indices[0]], worker.cache_config.page_size
-    worker._cache.host_kv[1, int(newest.host[(newest.length - 1) // page_size])] += 1  # the control
+    worker._cache.host_kv[1, int(newest.host_pages[(newest.length - 1) // page_size])] += 1  # the control
     assert differing(worker, driver) > 0
     for seq_index in seq_indices:
         driver.leave(seq_index)
