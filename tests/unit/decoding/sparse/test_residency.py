@@ -1,8 +1,5 @@
 """Tables, LRU and copies against a plain Python model, with every byte checked after every step."""
 
-import os
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hiscore.decoding.kv_cache.cache import HUGE_PAGE, KVCache
+from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse import residency
@@ -142,10 +139,11 @@ def play(steps: int, seed: int = 3) -> Play:
     return game
 
 
-def test_a_thousand_steps_match_a_plain_model() -> None:
-    game = play(1_000)
-    assert game.joined > 50
-    assert 1_000 < game.misses < game.selected
+@pytest.mark.parametrize("steps", [60, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_steps_match_a_plain_model(steps: int) -> None:
+    game = play(steps)
+    assert game.joined > steps / 20
+    assert steps < game.misses < game.selected
 
 
 def test_a_wrong_victim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +188,8 @@ def test_a_copy_of_the_wrong_page_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
         play(200)
 
 
-def test_a_ring_too_short_for_the_backup_is_noticed() -> None:
+@pytest.mark.slow
+def test_a_ring_too_short_for_the_offload_is_noticed() -> None:
     """One page fewer, and a page leaves the ring before the backup of its tokens has landed."""
     short = CacheShape(**{**vars_of(SHAPE), "ring_pages": 1})
 
@@ -236,54 +235,6 @@ def test_padding_alone_changes_nothing() -> None:
     places = swap_in(cache, 0, as_selection([], SHAPE, 3), rows)
     assert not places.any()
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in before.items())
-
-
-def test_bytes_are_those_of_the_tensors() -> None:
-    cache = KVCache.allocate(SHAPE, torch.bfloat16, torch.device("cpu"))
-    for name, size in SHAPE.bytes(torch.bfloat16).items():
-        tensor = getattr(cache, name)
-        assert tensor.numel() * tensor.element_size() == size, name
-
-
-def test_a_pool_on_a_cpu_takes_memory_as_it_is_written() -> None:
-    """Several servers on one machine each plan with a share of what it has; the control writes all of it."""
-    size = 2**28
-    shape = replace(SHAPE, host_pages=size // SHAPE.bytes(torch.float32)["host_kv"] * SHAPE.host_pages)
-    before = resident_bytes()
-    cache = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
-    assert resident_bytes() - before < size // 2
-    cache.host_kv.fill_(1.0)
-    assert resident_bytes() - before > size // 2
-
-
-def test_the_host_pool_begins_where_a_huge_page_does() -> None:
-    for _ in range(3):
-        host = KVCache.allocate(SHAPE, torch.bfloat16, torch.device("cpu")).host_kv
-        assert host.data_ptr() % HUGE_PAGE == 0
-        assert not host.any()
-    # The control: memory as NumPy gives it.
-    assert np.zeros(2**25, np.int8).ctypes.data % HUGE_PAGE
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("top_pages", 8, "lru_pages is 7, must be at least 8"),
-        ("top_pages", 2, "top_pages is 2, must be at least 3"),
-        ("ring_pages", 0, "ring_pages is 0"),
-        ("index_kind", "keys", "page_size is 4"),
-        ("index_kind", "none", "index_kind is 'none'"),
-        ("host_pages", 2**30, "host_pages"),
-        ("max_pages", 2**21, "max_pages is 2097152, must be at most 2097151"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(field: str, value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CacheShape(**{**vars_of(SHAPE), field: value})
 
 
 def test_a_buffer_of_another_size_is_refused() -> None:

@@ -1,0 +1,93 @@
+"""Sizes of the cache that fit together and that do not, and the shapes that follow from them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hiscore.decoding.kv_cache.shape import MAX_SELECTABLE_PAGES, CacheShape, IndexKind, newest_selected
+
+SHAPE = CacheShape(
+    layers=4, kv_heads=3, kv_parts=2, head_dim=8, page_size=4, max_sequences=6, max_pages=24, host_pages=80,
+    device_pages=48, lru_pages=7, ring_pages=2, top_pages=5, dense_layers=frozenset({1}), index_kind="bounds",
+    sharing_layers=frozenset({2}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("layers", 0, "layers is 0, must be at least 1"),
+        ("max_sequences", 0, "max_sequences is 0"),
+        ("device_pages", 0, "device_pages is 0, must be at least 1"),
+        ("top_pages", 8, "lru_pages is 7, must be at least 8"),
+        ("top_pages", 2, "top_pages is 2, must be at least 3"),
+        ("ring_pages", 0, "ring_pages is 0"),
+        ("index_kind", "keys", "page_size is 4, but 'keys' selects single tokens"),
+        ("index_kind", "dsa", "page_size is 4, but 'dsa' selects single tokens"),
+        ("index_kind", "none", "index_kind is 'none'"),
+        ("host_pages", 2**29, r"host_pages is 536870912 with 4 tokens each"),
+        ("device_pages", 2**29, r"device_pages is 536870912 with 4 tokens each"),
+        ("max_pages", 2**21, "max_pages is 2097152, must be at most 2097151"),
+        ("lru_pages", 2**21, "lru_pages is 2097152, must be at most 2097151"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SHAPE, **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"top_pages": 7},  # as many as the LRU pages
+        {"top_pages": 3},  # the ring's and the first
+        {"top_pages": 1, "index_kind": "keys", "page_size": 1},
+        {"host_pages": 2**29 - 1},  # 2^31 - 4 slots
+        {"max_pages": MAX_SELECTABLE_PAGES, "lru_pages": MAX_SELECTABLE_PAGES},
+        {"max_pages": 2**21, "dense_layers": frozenset(range(4)), "index_kind": "none", "device_pages": 0},
+    ],
+)
+def test_sizes_just_within_the_bounds_are_taken(sizes: dict[str, object]) -> None:
+    shape = replace(SHAPE, **sizes)  # type: ignore[arg-type]
+    assert all(getattr(shape, name) == value for name, value in sizes.items())
+
+
+def test_layers_are_dense_or_sparse_and_some_share_a_selection() -> None:
+    assert SHAPE.sparse_layers == (0, 2, 3)
+    assert SHAPE.indexed_layers == (0, 3)
+    assert SHAPE.buffer_pages == 9
+
+
+@pytest.mark.parametrize(
+    ("kind", "page_size", "shape"),
+    [
+        ("bounds", 4, (2, 80, 3, 2, 8)),
+        ("keys", 1, (2, 80, 3, 8)),
+        ("dsa", 1, (2, 80, 5)),
+    ],
+)
+def test_an_index_has_a_part_for_each_indexed_layer(
+    kind: IndexKind, page_size: int, shape: tuple[int, ...]
+) -> None:
+    sizes = replace(SHAPE, index_kind=kind, page_size=page_size, index_dim=5).tensors(torch.float32)
+    assert sizes["index"] == (shape, torch.float32)
+
+
+def test_tensors_have_the_shapes_that_their_sizes_say() -> None:
+    sizes = {name: size for name, (size, _) in SHAPE.tensors(torch.bfloat16).items()}
+    assert sizes["host_kv"] == (4, 80, 3, 2, 4, 8)
+    assert sizes["dense_kv"] == (1, 320, 2, 3, 8)
+    assert sizes["buffer"] == (3, 192, 2, 3, 8)
+    assert sizes["host_block_table"] == sizes["device_block_table"] == (6, 24)
+    assert sizes["device_page_of"] == (3, 80, 3)
+    assert sizes["host_page_of"] == sizes["last_use"] == (3, 48, 3)
+    # A buffer longer than the longest sequence still has an entry for each of its pages.
+    assert replace(SHAPE, max_pages=4).tensors(torch.bfloat16)["device_block_table"][0] == (6, 9)
+    assert SHAPE.bytes(torch.bfloat16)["buffer"] == 3 * 192 * 2 * 3 * 8 * 2
+
+
+def test_what_every_selection_contains() -> None:
+    kinds: list[IndexKind] = ["none", "bounds", "keys", "dsa"]
+    assert [newest_selected(kind, 3) for kind in kinds] == [0, 3, 1, 0]
+    assert SHAPE.newest_selected == 2
