@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_kernels_select_move_and_attend_as_plain_torch_does(tmp_path: Path) -> None:
     from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps

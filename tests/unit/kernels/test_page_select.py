@@ -168,14 +168,15 @@ def play(case: str, steps: int, full: bool = True) -> None:
     for _ in range(steps):
         pair.join()
         pair.step(kernels, scores)
-    assert int(pair.cache.misses) > 3 * steps
+    assert int(pair.cache.misses) > (3 * steps if steps >= 4 else steps)
     assert int(pair.cache.hits) > int(pair.cache.misses) / 10
     assert pair.cache.mass.cpu().tolist() == pytest.approx(pair.mass, rel=1e-5)
 
 
+@pytest.mark.parametrize("steps", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_selection_and_residency_do_what_plain_torch_does(case: str) -> None:
-    play(case, 8)
+def test_selection_and_residency_do_what_plain_torch_does(case: str, steps: int) -> None:
+    play(case, steps)
 
 
 @pytest.mark.parametrize("case", ["quest", "dsa"])
@@ -205,7 +206,7 @@ def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
 
 
 def test_lists_are_no_longer_than_what_a_selector_chooses() -> None:
-    play("quest", 4, full=False)
+    play("quest", 2, full=False)
 
 
 @pytest.mark.parametrize("mutation", ["a younger victim", "ties to any", "no sink"])
@@ -233,7 +234,8 @@ def test_a_wrong_choice_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatc
         play(case, 8)
 
 
-def test_a_block_of_places_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_the_block_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows longer than a block: every running number goes on from one block to the next."""
     kernel = page_select.select_pages
 
