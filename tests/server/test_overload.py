@@ -7,7 +7,6 @@ from pathlib import Path
 from queue import Queue
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
@@ -17,7 +16,7 @@ from hiscore.scoring.layout import lay_out
 from hiscore.scoring.request import MultiItemPrompt
 from tests.server.busy import inputs, score
 from tests.server.conftest import StartServer
-from tests.server.counters import settled
+from tests.server.counters import processor_seconds, settled
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -113,12 +112,6 @@ def goodput_in_a_flood(
     seconds = [took for took, error in found if error is None]
     errors = [f"{error.status()} {error.message()}" for _, error in found if error is not None]
     return len(seconds) / (time.monotonic() - first), seconds, errors
-
-
-def processor_seconds(server: Server) -> float:
-    """Those that the scorer's process has had so far: what the machine does beside is no matter of ours."""
-    (scorer,) = (child for child in psutil.Process(server.pid).children() if "stub" in child.name())
-    return float(sum(scorer.cpu_times()[:2]))
 
 
 def test_at_three_times_saturation_goodput_stays_and_the_accepted_do_not_wait_long(

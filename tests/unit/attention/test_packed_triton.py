@@ -24,7 +24,11 @@ from tests.unit.attention.test_packed_torch import CALLS
 @pytest.mark.parametrize("budget", [1_000, 37])
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "soft_cap"), [(4, 2, 16, None), (6, 2, 24, 1.5)], ids=["plain", "odd"]
+    ("heads", "kv_heads", "head_dim", "soft_cap"),
+    [
+        pytest.param(4, 2, 16, None, id="plain"),
+        pytest.param(6, 2, 24, 1.5, id="odd", marks=pytest.mark.slow),
+    ],
 )
 def test_attention_equals_the_dense_mask(
     budget: int, window: int | None, heads: int, kv_heads: int, head_dim: int, soft_cap: float | None
@@ -78,6 +82,7 @@ def fixed_sums(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(np, "matmul", plain_matmul)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 40])
 def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, fixed_sums: None) -> None:
     """An item in a call, behind other calls and with its query in the pool: the same bits as alone."""

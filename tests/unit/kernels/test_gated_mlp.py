@@ -11,6 +11,7 @@ from hiscore.layers.weights import Linear
 from tests.support.layers import DEVICE, random
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiprocessors", [1, 100])
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("tile", [SMALL, MEDIUM, LARGE], ids=["small", "medium", "large"])

@@ -65,6 +65,7 @@ def test_few_rows_are_taken_where_they_may_be() -> None:
     assert taken == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_steps_take_it_for_16_bits_without_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Tile] = []
 
