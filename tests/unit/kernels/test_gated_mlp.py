@@ -15,7 +15,7 @@ from tests.support.layers import DEVICE, random
 @pytest.mark.parametrize("multiprocessors", [1, 100])
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("tile", [SMALL, MEDIUM, LARGE], ids=["small", "medium", "large"])
-def test_a_gated_product_equals_plain_torch(tile: Tile, activation: str, multiprocessors: int) -> None:
+def test_a_gated_product_equals_pytorch(tile: Tile, activation: str, multiprocessors: int) -> None:
     """Tiles over the edges. Bound: float32 sums; on a GPU, which takes 16 bits only, a rounding of 8 bits each."""
     dtype, near = (torch.bfloat16, 2**-7) if DEVICE == "cuda" else (torch.float32, 1e-5)
     for rows, inputs, outputs in ((1, 8, 8), (130, 72, 200), (300, 200, 72), (2200, 16, 136)):

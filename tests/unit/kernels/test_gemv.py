@@ -13,7 +13,7 @@ from tests.support.layers import random
 
 @pytest.mark.parametrize("inputs", [24, 1024, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rows", [1, 3, gemv.GEMV_MAX_ROWS])
-def test_products_of_few_rows_equal_plain_torch(rows: int, inputs: int) -> None:
+def test_products_of_few_rows_equal_pytorch(rows: int, inputs: int) -> None:
     """Bound: float32 sums of up to 3,000 products, in another order."""
     x, weight, bias = (
         random(rows, inputs, seed=1),

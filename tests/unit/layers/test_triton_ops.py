@@ -19,7 +19,7 @@ from tests.support.layers import DEVICE, Tables, layer_of, random
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("normed", [True, False])
-def test_steps_equal_plain_torch(activation: str, normed: bool) -> None:
+def test_operations_equal_pytorch(activation: str, normed: bool) -> None:
     """Widths that are no powers of two, so that every mask is used. Bounds: float32 sums over 24 to 40 values."""
     heads, kv_heads, head_dim, width, rows = 3, 1, 24, 40, 5
     sizes = (heads, kv_heads, head_dim, 1e-6, activation)
@@ -54,7 +54,7 @@ def test_steps_equal_plain_torch(activation: str, normed: bool) -> None:
     torch.testing.assert_close(pool, other_pool, atol=1e-5, rtol=1e-5)
 
 
-def test_few_rows_are_taken_where_they_may_be() -> None:
+def test_gemv_is_taken_where_it_may_be() -> None:
     taken = []
     ops = TritonOps(4, 2, 16, 1e-6, "silu", use_gemv=True)
     for rows, inputs in ((4, 40), (5, 40), (4, gemv.GEMV_MAX_INPUTS + 1), (0, 40)):
@@ -66,7 +66,7 @@ def test_few_rows_are_taken_where_they_may_be() -> None:
 
 
 @pytest.mark.slow
-def test_steps_take_it_for_16_bits_without_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gated_kernel_is_taken_for_16_bits_without_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Tile] = []
 
     def watched(x: Any, weight: Any, gelu: bool, tile: Tile, multiprocessors: int) -> torch.Tensor:
@@ -127,7 +127,7 @@ def assert_same_bits(found: Quantised, expected: Quantised) -> None:
     torch.testing.assert_close(found.values.float(), expected.values.float(), atol=0, rtol=0)
 
 
-def test_rows_are_quantised_to_the_same_bits_as_in_plain_torch(true_fp8: None) -> None:
+def test_rows_are_quantised_to_the_same_bits_as_in_pytorch(true_fp8: None) -> None:
     x = random(64, 2_112, seed=13) * torch.logspace(-12, 12, 64, device=DEVICE)[:, None]
     # Zeros; a peak below which nothing is scaled up; and steps of 1/8, many of them right between two numbers.
     x[0], x[1] = 0, 1e-33
@@ -145,8 +145,8 @@ def test_rows_are_quantised_to_the_same_bits_as_in_plain_torch(true_fp8: None) -
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
-def test_steps_make_in_fp8_what_they_make_otherwise_and_quantise_it(activation: str, true_fp8: None) -> None:
-    """To the same bits: fp8 changes how a row is stored and nothing before. Plain torch's steps do the same."""
+def test_operations_give_in_fp8_what_they_give_otherwise_quantised(activation: str, true_fp8: None) -> None:
+    """To the same bits: fp8 changes how a row is stored and nothing before. PyTorch operations do the same."""
     width, rows = 80, 5
     weight, post, table = random(width, seed=1), random(width, seed=2), random(50, width, seed=3)
     ids = torch.tensor([3, 49, 0, 3, 7], dtype=torch.int32, device=DEVICE)
