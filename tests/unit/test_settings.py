@@ -45,6 +45,11 @@ def test_a_setting_out_of_bounds_is_named_with_its_bound(
     assert says in error["msg"]
 
 
+def test_bounds_that_depend_on_each_other_may_be_met_exactly() -> None:
+    given = {"sparse_top_k": 64, "device_buffer_size": 64, "backup_ring": 64}
+    assert DecodeSettings(**DECODE | given).backup_ring == 64
+
+
 def test_bounds_of_a_selection_do_not_bind_where_nothing_is_selected() -> None:
     given = {"selector": "dense", "sparse_top_k": 8, "device_buffer_size": 4, "backup_ring": 16}
     assert DecodeSettings(**DECODE | given).backup_ring == 16

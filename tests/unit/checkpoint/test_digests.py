@@ -37,6 +37,14 @@ def test_control_what_has_not_changed_is_good(checkpoint: Path) -> None:
     check_digests(checkpoint)
 
 
+def test_digests_are_of_files_and_not_of_their_own_list(checkpoint: Path) -> None:
+    (checkpoint / "folder").mkdir()
+    before = (checkpoint / SUMS).read_text()
+    assert [line.split()[1] for line in before.splitlines()] == ["config.json", "model.safetensors"]
+    write_digests(checkpoint)
+    assert (checkpoint / SUMS).read_text() == before
+
+
 def test_a_tampered_file_is_named(checkpoint: Path) -> None:
     flip(checkpoint / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors' has the SHA-256 \w{64}, not \w{64}"):

@@ -42,6 +42,23 @@ def test_built_once(root: Path) -> None:
     assert sorted(path.name for path in root.iterdir()) == [".model.lock", "model"]
 
 
+def test_a_directory_appears_at_once(root: Path) -> None:
+    """It is the very directory that was built, renamed: a copy would be there before it is whole."""
+    built: list[int] = []
+
+    def build(directory: Path) -> None:
+        assert not (root / "model").exists()
+        built.append(directory.stat().st_ino)
+
+    assert [download_cache.cached("model", build).stat().st_ino] == built
+
+
+def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HISCORE_CACHE", "~/cache")
+    assert download_cache.cache_root() == tmp_path / "cache"
+
+
 def race(build: Callable[[Path], None]) -> list[list[str]]:
     """What every one of the concurrent builders finds in the directory that it was given."""
     start = Barrier(BUILDERS)

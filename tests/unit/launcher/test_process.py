@@ -88,6 +88,14 @@ def test_a_stub_that_dies_is_missed_and_stays_missed(start: Callable[[str], Proc
     assert process.lost_stub()
 
 
+def test_a_stub_that_dies_right_after_the_start_is_missed(start: Callable[[str], Process]) -> None:
+    process = start(SERVER)
+    first, _ = stubs(process)
+    process.wait_until(lambda: True, timeout_s=30)
+    first.kill()  # before anybody has asked for lost stubs
+    wait_for(process.lost_stub)
+
+
 def test_a_dead_server_has_not_lost_a_stub(start: Callable[[str], Process]) -> None:
     process = start(SERVER)
     stubs(process)

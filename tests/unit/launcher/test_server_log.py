@@ -1,6 +1,8 @@
 """What a server's log says about why it stopped."""
 
-from hiscore.launcher.server_log import error_lines
+from pathlib import Path
+
+from hiscore.launcher.server_log import MOST_LINES, error_lines, failure_reason
 
 
 def test_the_error_lines_of_a_log_keep_their_continuation() -> None:
@@ -16,3 +18,22 @@ def test_the_error_lines_of_a_log_keep_their_continuation() -> None:
         "  model.py(3)",
         '"and this"',
     ]
+
+
+def test_the_newest_errors_are_kept_but_not_those_that_come_without_a_gpu() -> None:
+    harmless = "E1121 07:00:00.000001 1 a.cc:1] CudaDriverHelper has not been initialized"
+    errors = [f"{level}1121 07:00:00.000001 1 a.cc:1] {place}" for place in range(30) for level in "EF"]
+    lines = [*errors, harmless, "W1121 07:00:00.000001 1 a.cc:1] a warning"]
+    assert error_lines("\n".join(lines)) == errors[-MOST_LINES:]
+
+
+def test_without_errors_the_end_of_the_log_must_do() -> None:
+    lines = [f"I1121 07:00:00.000001 1 a.cc:1] {place}" for place in range(30)]
+    assert error_lines("\n".join(lines)) == lines[-MOST_LINES:]
+
+
+def test_the_log_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("E1121 07:00:00.000001 1 a.cc:1] broken\n")
+    assert failure_reason(log) == f"\n  E1121 07:00:00.000001 1 a.cc:1] broken\n(whole log: {log})"
+    assert "the log above" in failure_reason(None)
