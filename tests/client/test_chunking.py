@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore_client import (
-    ChunkLimits,
-)
+from hiscore_client import ChunkLimits
 from hiscore_client.chunking import split_into_chunks
 
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from hiscore_client import (
-    InvalidRequest,
-)
+from hiscore_client import InvalidRequest
 from hiscore_client.config import make_config
 
 

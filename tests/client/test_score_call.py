@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from hiscore_client import (
-    InvalidRequest,
-)
-from hiscore_client.score_call import ScoreOptions
+from hiscore_client import ChunkLimits, InvalidRequest
+from hiscore_client.config import ClientConfig, make_config
+from hiscore_client.sans_io import Rpc
+from hiscore_client.score_call import ScoreOptions, ids_call, text_call
 
 
 def test_only_options_off_their_defaults_are_sent() -> None:
@@ -22,3 +22,51 @@ def test_only_options_off_their_defaults_are_sent() -> None:
 def test_a_temperature_that_json_or_the_server_cannot_take_is_refused(temperature: float) -> None:
     with pytest.raises(InvalidRequest, match="'temperature'"):
         ScoreOptions(apply_softmax=True, temperature=temperature).parameters()
+
+
+def config(**limits: int) -> ClientConfig:
+    return make_config("host:1", ChunkLimits(**limits), None, 4, None)
+
+
+@pytest.mark.parametrize(
+    ("query", "labels", "chunks"),
+    [
+        # 10 bytes: the query, the labels and the items, as UTF-8.
+        ("qq", None, [slice(0, 3)]),
+        ("qqq", None, [slice(0, 2), slice(2, 3)]),
+        ("q", ["x", "y"], [slice(0, 2), slice(2, 3)]),
+        ("", ["ä"], [slice(0, 3)]),
+        ("q", ["ä"], [slice(0, 2), slice(2, 3)]),
+    ],
+)
+def test_bytes_of_a_request_include_query_and_labels(
+    query: str, labels: list[str] | None, chunks: list[slice]
+) -> None:
+    options = ScoreOptions()
+    call = text_call(config(max_bytes=10), query, ["aaa", "bbb", "cc"], labels, None, options, None, "id")
+    assert call.chunks == chunks
+    assert call.num_items == 3
+
+
+@pytest.mark.parametrize("limit", range(8, 13))
+def test_tokens_of_a_request_include_its_delimiters(limit: int) -> None:
+    items = [[3, 3, 3], [4], [5, 5]]
+    call = ids_call(config(max_tokens=limit), [1, 2], items, [7], ScoreOptions(), None, "id")
+    sizes = [call.inputs(chunk)[0].shape()[1] for chunk in call.chunks]
+    assert max(sizes) <= limit
+    # As many as fit: 2 + 1 for the query, one more for each item.
+    assert len(sizes) == {8: 2, 9: 2, 10: 2, 11: 2, 12: 1}[limit]
+
+
+def test_a_request_has_the_time_left_in_seconds_and_microseconds_and_its_own_id() -> None:
+    call = text_call(config(max_items=1), "q", ["a", "b"], None, [7], ScoreOptions(), 2.5, "id")
+    step = next(call.request(1))
+    assert isinstance(step, Rpc)
+    assert 0 < step.arguments["client_timeout"] <= 2.5
+    assert step.arguments["timeout"] == int(step.arguments["client_timeout"] * 1e6)
+    assert step.arguments["request_id"] == "id/1"
+    whole = text_call(config(), "q", ["a", "b"], None, [7], ScoreOptions(), None, "id")
+    step = next(whole.request(0))
+    assert isinstance(step, Rpc)
+    assert step.arguments["request_id"] == "id"
+    assert not {"timeout", "client_timeout"} & set(step.arguments)

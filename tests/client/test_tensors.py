@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore_client import (
-    InvalidRequest,
-)
+from hiscore_client import InvalidRequest
 from hiscore_client.tensors import as_id_array, encode_text, encode_texts, insert_delimiters
 
 token_lists = st.lists(st.integers(0, 2**31 - 1), max_size=6)
