@@ -233,17 +233,17 @@ def test_an_abort_at_each_stage_gives_everything_back(
     aborted: list[Any] = []
     with serving(late(workers(selector, sequences=2)), quantum=3) as client:
         scheduler = client.engine._scheduler
-        plan = scheduler.plan
+        schedule = scheduler.schedule
 
-        def plan_and_abort(drained: Callable[[int], bool]) -> Any:
-            planned = plan(drained)
+        def schedule_and_abort(drained: Callable[[int], bool]) -> Any:
+            scheduled = schedule(drained)
             for sequence in scheduler.queues[stage]:
                 if not sequence.ended and len(aborted) < 3 and sequence.reply_to not in aborted:
                     aborted.append(sequence.reply_to)
                     client.engine.cancel(sequence.reply_to)
-            return planned
+            return scheduled
 
-        scheduler.plan = plan_and_abort
+        scheduler.schedule = schedule_and_abort
         outcomes = [client.submit(**each) for each in calls[:8]]
         client.wait(outcomes)
     assert aborted, f"none was seen {stage}"
