@@ -56,17 +56,20 @@ class CacheWorker:
     @torch.inference_mode()
     def step(self, batch: DecodeBatch) -> PendingForward:
         seq_indices, positions = batch.seq_indices, batch.positions
+        # Collect copies that have completed; wait for those that this step needs.
         self._collect_copies()
         if (held := self._schedule.held_copy) is not None:
             self._queues.block(held.forward)
             self._launch_held_copy()
         self._wait_for(self._schedule.step_waits_for(seq_indices, positions))
+        # Launch the forward, sampling and the readback of the tokens.
         with self._queues.use(Queue.COMPUTE):
             pending = PendingResult(self, len(seq_indices))
             full_attention = bool(self._full_attention[seq_indices].any())
             outputs = self._runner.forward(seq_indices, positions, full_attention)
             pending.copy_to_host(self._sample(outputs.logits, seq_indices, batch.sampling, outputs.readback))
         self._schedule.step_launched(seq_indices, positions)
+        # Offload the new keys and values.
         slots = outputs.host_slots, outputs.buffer_slots
         if self._schedule.blocking:
             self._schedule.hold_copy(self._record(Queue.COMPUTE), seq_indices, positions)
