@@ -24,14 +24,14 @@ from tests.support.worker_driver import Driver, device_rows, host_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
-# Family, tokens selected, tokens in the buffer: so few that most of a stream's rows come from the host.
+# Family, tokens selected, tokens in the buffer: so few that most of a sequence's rows come from the host.
 SPARSE = {
     "dense": ("qwen3", 16, 24),
     "quest": ("qwen3", 160, 192),
     "exact": ("llama", 16, 24),
     "dsa": ("glm-shared", 16, 24),
 }
-# Everything is selected up to 256 tokens, and a stream that may become longer still swaps pages in.
+# Everything is selected up to 256 tokens, and a sequence that may become longer still swaps pages in.
 WHOLE = {**SPARSE, "quest": ("qwen3", 256, 256), "exact": ("llama", 256, 256)}
 DTYPES = [torch.float32, torch.bfloat16]
 # Two float32 implementations that add in different orders; what the contract calls a near tie.
@@ -77,7 +77,7 @@ def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 def run(
     worker: CacheWorker, length: int = 350, steps: int = 12, cold: bool = False
 ) -> tuple[list[Tensor], int]:
-    """A long stream and a short one, which joins later and leaves earlier: all logits, and the misses."""
+    """A long sequence and a short one, which joins later and leaves earlier: all logits, and the misses."""
     driver = Driver(worker)
     first, logits = driver.admit(prompt(length), 500 - length)
     found = [logits]
@@ -121,7 +121,7 @@ def test_greedy_tokens_are_transformers(
 
 @pytest.mark.parametrize("selector", ["quest", "exact", "dsa"])
 def test_what_is_selected_is_what_the_cpu_selects(workers: Any, selector: str) -> None:
-    """Far beyond what a step selects: a greedy stream, and plain torch that is fed the same tokens."""
+    """Far beyond what a step selects: a greedy sequence, and plain torch that is fed the same tokens."""
     of = SPARSE[selector]
     on_cpu = Driver(workers(selector, *of, device="cpu"))
     given, tokens = PROMPTS[3], generate(workers(selector, *of))[3]
@@ -194,7 +194,7 @@ def test_kernels_that_start_early_give_the_bits_of_kernels_that_wait(
 
 # Quest always selects the pages of the ring, so the rings must be of one size.
 @pytest.mark.parametrize(("selector", "ring"), [("quest", 1), ("dsa", 4)])
-def test_the_protocol_of_the_backup_changes_no_token(workers: Any, selector: str, ring: int) -> None:
+def test_the_backup_protocol_changes_no_token(workers: Any, selector: str, ring: int) -> None:
     tokens = {
         protocol: generate(workers(selector, *SPARSE[selector], backup=protocol, ring=ring), 40)
         for protocol in ("ring", "deferred", "blocking")
@@ -236,13 +236,13 @@ def test_where_rows_come_from_changes_no_bit(workers: Any, selector: str, dtype:
 def differing(worker: CacheWorker, driver: Driver) -> int:
     """Tokens of layers and heads whose rows on the device, where there are any, are not the host's."""
     shape, wrong = worker._cache.shape, 0
-    for stream in driver.sequences.values():
-        whole = host_rows(worker, stream, torch.arange(stream.length))
+    for sequence in driver.sequences.values():
+        whole = host_rows(worker, sequence, torch.arange(sequence.length))
         assert whole.isfinite().all()
         for layer in range(shape.layers):
             for head in range(shape.kv_heads):
-                positions, rows = device_rows(worker, stream, layer, head)
-                assert stream.length - 1 in positions
+                positions, rows = device_rows(worker, sequence, layer, head)
+                assert sequence.length - 1 in positions
                 assert 0 in positions or layer not in worker._cache.dense
                 wrong += int((whole[layer, positions, :, head] != rows).any(-1).any(-1).sum())
     return wrong
@@ -306,17 +306,17 @@ def test_nothing_waits_in_a_steady_step(workers: Any, selector: str, backup: str
 
 
 @pytest.mark.parametrize("selector", ["exact", "dsa"])
-def test_a_row_that_is_not_finite_fails_its_stream_alone(workers: Any, selector: str) -> None:
-    """A token's embedding is not a number, and a stream comes upon it while it decodes."""
+def test_a_row_that_is_not_finite_fails_its_sequence_alone(workers: Any, selector: str) -> None:
+    """A token's embedding is not a number, and a sequence comes upon it while it decodes."""
     family = {"exact": "llama-biased", "dsa": "glm-shared"}[selector]  # whose heads are no embeddings
     worker = workers(selector, family, 16, 24, chunk=32)  # its own: nothing else may use it after this
     expected = generate(worker)
     seen = [{*given.tolist(), *tokens} for given, tokens in zip(PROMPTS, expected, strict=True)]
     victim, token = next(
-        (stream, token)
-        for stream, tokens in enumerate(expected)
+        (sequence, token)
+        for sequence, tokens in enumerate(expected)
         for token in tokens[1:-2]
-        if sum(token in each for each in seen) == 1 and token not in PROMPTS[stream]
+        if sum(token in each for each in seen) == 1 and token not in PROMPTS[sequence]
     )
     torch.cuda.synchronize()
     spoil(worker, token)
@@ -331,7 +331,7 @@ def test_a_row_that_is_not_finite_fails_its_stream_alone(workers: Any, selector:
 
 
 def ahead(worker: CacheWorker, steps: int = 16) -> list[Tensor]:
-    """Steps launched without reading any: their logits, and what the host has of the stream in the end."""
+    """Steps launched without reading any: their logits, and what the host has of the sequence in the end."""
     torch.cuda.synchronize()
     driver = Driver(worker)
     seq_index, _ = driver.admit(prompt(60), 100)
@@ -339,8 +339,8 @@ def ahead(worker: CacheWorker, steps: int = 16) -> list[Tensor]:
     found = [driver.read(each) for each in launched]
     driver.drain(seq_index)
     torch.cuda.synchronize()
-    stream = driver.sequences[seq_index]
-    found.append(host_rows(worker, stream, torch.arange(stream.length)))
+    sequence = driver.sequences[seq_index]
+    found.append(host_rows(worker, sequence, torch.arange(sequence.length)))
     driver.leave(seq_index)
     return found
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support import tiny_dsa
-from tests.support.dsa_streams import CAPACITY, Streams, prompts
+from tests.support.dsa_sequences import CAPACITY, Sequences, prompts
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 pytestmark = pytest.mark.skipif(
@@ -20,7 +20,7 @@ def test_kernels_select_move_and_attend_as_plain_torch_does(tmp_path: Path) -> N
     from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 
     checkpoint = tiny_dsa.make("glm-shared", tmp_path)
-    plain, kernels = Streams(checkpoint, prompts()), Streams(checkpoint, prompts())
+    plain, kernels = Sequences(checkpoint, prompts()), Sequences(checkpoint, prompts())
     decoder = kernels.decoder
     kernels.steps = TritonCacheOps(
         kernels.cache, decoder.attention_shape, CAPACITY, value_dim=decoder.architecture.latent_rank

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from hiscore.decoding.sparse import residency
 from tests.support import tiny_dsa
-from tests.support.dsa_streams import CAPACITY, LENGTHS, STEPS, Streams, prompts
+from tests.support.dsa_sequences import CAPACITY, LENGTHS, STEPS, Sequences, prompts
 
 pytestmark = pytest.mark.slow  # whole models
 
@@ -19,32 +19,32 @@ EXACT = 1e-9
 
 
 @torch.inference_mode()
-def largest_error(checkpoint: Path) -> tuple[float, Streams]:
+def largest_error(checkpoint: Path) -> tuple[float, Sequences]:
     """Greedy decoding of all prompts beside transformers, which is fed the same tokens."""
-    model, streams = tiny_dsa.reference(checkpoint, torch.float64), Streams(checkpoint, prompts())
+    model, sequences = tiny_dsa.reference(checkpoint, torch.float64), Sequences(checkpoint, prompts())
     kept = [DynamicCache(config=model.config) for _ in LENGTHS]
     expected = [
         model(ids[None], past_key_values=cache, use_cache=True).logits[0, -1]
         for ids, cache in zip(prompts(), kept, strict=True)
     ]
-    found, error = torch.stack(streams.logits), 0.0
+    found, error = torch.stack(sequences.logits), 0.0
     for _ in range(STEPS):
         error = max(error, float((found - torch.stack(expected)).abs().nan_to_num(1e9).max()))
         fed = torch.stack(expected).argmax(dim=1)
-        found = streams.decode(fed, [0, 1, 2])
+        found = sequences.decode(fed, [0, 1, 2])
         expected = [
             model(token[None, None], past_key_values=cache, use_cache=True).logits[0, -1]
             for token, cache in zip(fed, kept, strict=True)
         ]
-    return error, streams
+    return error, sequences
 
 
 @pytest.mark.parametrize("name", ["deepseek", "glm", "glm-shared", "glm-alternating"])
 def test_offloaded_decode_matches_transformers_cached_decode(name: str, tmp_path: Path) -> None:
-    error, streams = largest_error(tiny_dsa.make(name, tmp_path))
+    error, sequences = largest_error(tiny_dsa.make(name, tmp_path))
     assert error < EXACT
-    assert int(streams.cache.misses) > 200
-    assert int(streams.cache.hits) > int(streams.cache.misses)
+    assert int(sequences.cache.misses) > 200
+    assert int(sequences.cache.hits) > int(sequences.cache.misses)
 
 
 def test_a_copy_left_out_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +56,9 @@ def test_a_copy_left_out_is_told_apart(tmp_path: Path, monkeypatch: pytest.Monke
 
 @torch.inference_mode()
 def test_where_rows_come_from_and_who_else_decodes_changes_no_bit(tmp_path: Path) -> None:
-    """All from the host at every step, and each stream alone: only what is selected counts."""
+    """All from the host at every step, and each sequence alone: only what is selected counts."""
     checkpoint = tiny_dsa.make("glm-shared", tmp_path)
-    warm, cold, alone = (Streams(checkpoint, prompts()) for _ in range(3))
+    warm, cold, alone = (Sequences(checkpoint, prompts()) for _ in range(3))
     fed = torch.arange(3)
     for _ in range(STEPS):
         found = warm.decode(fed, [0, 1, 2])
@@ -80,31 +80,33 @@ def everything(tmp_path: Path) -> Callable[[Tensor], Tensor]:
 
 
 @torch.inference_mode()
-def test_a_full_stream_attends_to_everything(everything: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+def test_a_full_sequence_attends_to_everything(
+    everything: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
     """And its neighbours' bits do not change."""
     checkpoint = tiny_dsa.make("deepseek", tmp_path)
-    mixed, plain = Streams(checkpoint, prompts(), full=0), Streams(checkpoint, prompts())
+    mixed, plain = Sequences(checkpoint, prompts(), full=0), Sequences(checkpoint, prompts())
     ids, fed = prompts()[0], torch.tensor([7, 8, 9])
     for _ in range(5):
         found, usual = mixed.decode(fed, [0, 1, 2]), plain.decode(fed, [0, 1, 2])
         ids = torch.cat((ids, fed[:1]))
         assert (found[0] - everything(ids)).abs().max() < EXACT
         assert torch.equal(found[1:], usual[1:])
-        # Control: with its selection the stream says something else.
+        # Control: with its selection the sequence says something else.
         assert (found[0] - usual[0]).abs().max() > 1e-3
         fed = usual.argmax(dim=1)
 
 
 @torch.inference_mode()
 def test_dense_layers_attend_to_everything(everything: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
-    """All layers dense: the whole of a stream is at home, and no buffer holds any of it."""
+    """All layers dense: `dense_kv` holds the whole of a sequence, and no buffer any of it."""
     layers = frozenset(range(tiny_dsa.SIZES["num_hidden_layers"]))
-    streams = Streams(tiny_dsa.make("deepseek", tmp_path), prompts(), dense=layers)
+    offloaded = Sequences(tiny_dsa.make("deepseek", tmp_path), prompts(), dense=layers)
     sequences, fed = prompts(), torch.tensor([7, 8, 9])
     for _ in range(5):
-        found = streams.decode(fed, [0, 1, 2])
+        found = offloaded.decode(fed, [0, 1, 2])
         sequences = [torch.cat((ids, token[None])) for ids, token in zip(sequences, fed, strict=True)]
         for logits, ids in zip(found, sequences, strict=True):
             assert (logits - everything(ids)).abs().max() < EXACT
         fed = found.argmax(dim=1)
-    assert int(streams.cache.misses) == 0
+    assert int(offloaded.cache.misses) == 0

@@ -26,7 +26,7 @@ SETTINGS = {
     "dsa": ("glm-shared", 16, 24),
 }
 PROTOCOLS = ["ring", "deferred", "blocking"]
-STREAMS = 6
+SEQUENCES = 6
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_the_host_has_what_was_written(
 ) -> None:
     """late: copies run when a forward waits for them, and not before."""
     family, top_k, buffer = SETTINGS[selector]
-    worker = build(path(family), selector, top_k, buffer, backup=backup, sequences=STREAMS)
+    worker = build(path(family), selector, top_k, buffer, backup=backup, sequences=SEQUENCES)
     if late:
         LateCopies(patience=1_000).install(worker)
     lengths = lengths_of(worker)
@@ -152,7 +152,7 @@ def test_the_host_has_what_was_written(
 
 @pytest.mark.parametrize("backup", PROTOCOLS)
 def test_short_sequences_that_never_outgrow_their_buffer(path: Any, kept: list[Tensor], backup: str) -> None:
-    worker = build(path("llama"), "exact", backup=backup, sequences=STREAMS)
+    worker = build(path("llama"), "exact", backup=backup, sequences=SEQUENCES)
     LateCopies(patience=1_000).install(worker)
     faults, watched = life(worker, kept, [1, 2, 5], 19, 3)
     assert faults == []
@@ -205,7 +205,7 @@ def keys_alone(offload: Any) -> Any:
 
 @pytest.mark.parametrize("mutation", [skipped, into_the_next_page, twice, of_another_row, keys_alone])
 @pytest.mark.parametrize("selector", ["quest", "exact"])
-def test_a_wrong_backup_is_seen(
+def test_a_wrong_offload_is_seen(
     path: Any, kept: list[Tensor], selector: str, mutation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, top_k, buffer = SETTINGS[selector]

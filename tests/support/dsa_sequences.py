@@ -24,7 +24,7 @@ STEPS = 24
 CAPACITY = max(LENGTHS) + STEPS
 
 
-class Streams:
+class Sequences:
     """Prompts prefilled whole, moved to the host, and decoded step by step through small buffers."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Streams:
         return self.decoder.tail(x[-1:], attended[-1:])[0] @ self.decoder.weights.head.T
 
     def decode(self, ids: Tensor, slots: list[int], cold: bool = False) -> Tensor:
-        """One step that feeds ids [R] to streams; their logits [R, vocabulary]. The backup lands at once."""
+        """One step that feeds ids [R] to sequences; their logits [R, vocabulary]. The backup lands at once."""
         if cold:
             for slot in slots:
                 forget(self.cache, slot)
