@@ -25,7 +25,6 @@ from hiscore.decoding.worker.interface import NOT_FINITE, PendingForward, Worker
 from hiscore.errors import Code, RequestError, to_request_error
 
 log = logging.getLogger(__name__)
-
 QUANTUM = 256
 
 
@@ -81,7 +80,6 @@ class DecodeEngine:
         self._tally = Tally()
         self._live: dict[int, Sequence] = {}  # by the id of reply_to
         self._deadlines: list[tuple[float, int]] = []  # a heap of these ids
-
         self._thread = threading.Thread(target=self._run, name="hiscore-decode", daemon=True)
         self._thread.start()
 
@@ -97,8 +95,7 @@ class DecodeEngine:
         """
         check_fits(call, self._cache_config)
         detokenizer = self._detokenizer() if self._detokenizer else None
-        stop_checker = StopChecker(call.params, self._eos_ids, detokenizer)
-        self._inbox.put(Sequence(call, reply_to, stop_checker))
+        self._inbox.put(Sequence(call, reply_to, StopChecker(call.params, self._eos_ids, detokenizer)))
 
     def cancel(self, reply_to: Any) -> None:
         """End a sequence, from any thread. Its last output says "cancelled", unless it has ended meanwhile."""
@@ -118,7 +115,13 @@ class DecodeEngine:
         try:
             self._overlap_loop()
         except Exception as error:
-            self._die(error)
+            log.critical("decode stops: its thread failed", exc_info=error)
+            arrived = self._inbox.fail()
+            self._on_failure(error)
+            answer = RequestError("internal error, see the server's log", Code.INTERNAL)
+            for sequence in [*self._live.values(), *arrived]:
+                self._emit(sequence.reply_to, answer)
+            self._on_death(error)
 
     def _overlap_loop(self) -> None:
         in_flight: list[InFlight] = []
@@ -164,9 +167,9 @@ class DecodeEngine:
             # Checked again: the id may have been that of another sequence, which is gone.
             waiting, call = sequence.status is Status.WAITING, sequence.call
             if call.deadline <= now or (waiting and call.start_by <= now):
-                progress = f"after {sequence.received} of at most {call.params.max_tokens} tokens"
-                where = "in the queue" if waiting else progress
+                where = f"after {sequence.received} of at most {call.params.max_tokens} tokens"
                 if waiting:
+                    where = "in the queue"
                     self._tally.count_rejection("late")
                 self._end(sequence, RequestError(f"Request timeout expired {where}", Code.UNAVAILABLE))
 
@@ -234,10 +237,7 @@ class DecodeEngine:
 
     @contextmanager
     def _fail_only(self, sequences: list[Sequence], launching: bool = False) -> Iterator[None]:
-        """An exception raised inside ends these sequences and no other.
-
-        launching: they were counted as in flight, but the launch failed.
-        """
+        """An exception raised inside ends these sequences and no other; `launching`: none of them is in flight."""
         try:
             yield
         except Exception as error:
@@ -248,12 +248,3 @@ class DecodeEngine:
                 sequence.in_flight -= launching
                 if not sequence.ended:
                     self._end(sequence, answer)
-
-    def _die(self, error: Exception) -> None:
-        log.critical("decode stops: its thread failed", exc_info=error)
-        arrived = self._inbox.fail()
-        self._on_failure(error)
-        answer = RequestError("internal error, see the server's log", Code.INTERNAL)
-        for sequence in [*self._live.values(), *arrived]:
-            self._emit(sequence.reply_to, answer)
-        self._on_death(error)

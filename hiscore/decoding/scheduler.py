@@ -67,8 +67,7 @@ class Scheduler:
 
     Args:
         cache_config: Sizes of the pools and of a prefill forward.
-        quantum: Steps that a sequence runs before it may be preempted, and waits before another is preempted for
-            it; 0 turns preemption off.
+        quantum: Steps that a sequence runs before it may be preempted, and waits before it preempts; 0: never.
     """
 
     def __init__(self, cache_config: CacheConfig, quantum: int) -> None:
@@ -106,11 +105,7 @@ class Scheduler:
             self._move(sequence, Status.DRAINING)
 
     def schedule(self, is_drained: Callable[[int], bool]) -> Schedule:
-        """The next iteration. Sequences are updated as if all of it were launched already.
-
-        Args:
-            is_drained: `Worker.drained`, of a seq_index.
-        """
+        """The next iteration; sequences are updated as if it were launched. is_drained: see `Worker.drained`."""
         schedule = Schedule(releases=self._releases)
         self._releases = []
         for sequence in list(self.draining):
@@ -162,9 +157,8 @@ class Scheduler:
             sequence.times_overtaken = sequence.steps_run = 0
             if preempted:
                 schedule.resumed.append(sequence)
-                self._admit(sequence, schedule)
-            else:
-                self._move(sequence, Status.PREFILLING)
+                schedule.admitted.append(sequence)
+            self._move(sequence, Status.ADMITTED if preempted else Status.PREFILLING)
 
     def _schedule_prefill(self, schedule: Schedule) -> None:
         """Divide the tokens of one forward among the prompts that are not complete."""
@@ -201,11 +195,8 @@ class Scheduler:
             if sequence.all_sampled:
                 self._move(sequence, Status.DRAINING)
             else:
-                self._admit(sequence, schedule)
-
-    def _admit(self, sequence: Sequence, schedule: Schedule) -> None:
-        schedule.admitted.append(sequence)
-        self._move(sequence, Status.ADMITTED)
+                schedule.admitted.append(sequence)
+                self._move(sequence, Status.ADMITTED)
 
     def _preempt(self) -> None:
         """Preempt the sequence that has run longest, if the first in the queue has waited long enough."""
