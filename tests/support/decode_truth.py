@@ -1,4 +1,4 @@
-"""The truth of decoding: transformers' cached decode, with attention in the model's own precision throughout."""
+"""The reference for decoding: transformers' cached decode, with attention in the model's own precision."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -66,7 +66,7 @@ def attention(top_k: int | None) -> Callable[..., tuple[Tensor, None]]:
 
 
 def gemma_norm(norm: Any, x: Tensor) -> Tensor:
-    """Gemma's norm with its weights' product in x's dtype, as other families have it, not always in float32.
+    """Gemma's norm, but multiplied by its weights in x's dtype, as in other families, instead of in float32.
 
     Else its rounding would be all that a comparison in float64 shows.
     """
@@ -106,6 +106,6 @@ class DecodeTruth:
 
 
 def near_best(logits: Tensor, tokens: Sequence[int]) -> Tensor:
-    """How far below the best one each token's logit is: [n] for logits [n, vocabulary]."""
+    """How far each token's logit is below the largest one: [n] for logits [n, vocabulary]."""
     picked = logits.gather(1, torch.tensor(list(tokens))[:, None])[:, 0]
     return logits.amax(1) - picked

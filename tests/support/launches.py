@@ -1,4 +1,4 @@
-"""Launches of every kernel, in the sizes of users' models; on a CPU they only show what would be launched."""
+"""Launch every kernel at the sizes of real models; without a GPU the launches are only recorded."""
 
 from dataclasses import replace
 from unittest import mock
@@ -45,7 +45,7 @@ def scorer(
     sandwich: bool = False,
     fp8: bool = False,
 ) -> None:
-    """The steps of a layer and its attention."""
+    """The operations of a layer and its attention."""
     hidden, inner, heads, kv_heads, head_dim = sizes
     ops = TritonOps(heads, kv_heads, head_dim, 1e-6, "gelu_pytorch_tanh" if sandwich else "silu")
     weight, update = torch.zeros(hidden), torch.zeros(ROWS, hidden, dtype=dtype)
@@ -68,7 +68,7 @@ def scorer(
 
 
 def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int | None = None) -> None:
-    """A step over a cache and the copies beside it."""
+    """A decode step over a cache, and the copies beside it."""
     cache = KVCache.allocate(sizes, dtype, torch.device("cpu"))
     windows = tuple(512 if layer in sizes.dense_layers else None for layer in range(sizes.layers))
     shape = AttentionShape(heads, sizes.kv_heads, sizes.head_dim, 0.1, None, windows)
@@ -101,7 +101,7 @@ def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int |
 
 
 def chained(sizes: tuple[int, ...], rows: int) -> None:
-    """The steps of a layer for few rows, where a kernel may start before the last has ended."""
+    """The operations of a layer for few rows, where a kernel may start before the previous one has ended."""
     hidden, inner, heads, kv_heads, head_dim = sizes
     ops, dtype = TritonOps(heads, kv_heads, head_dim, 1e-6, "silu", use_gemv=True), torch.bfloat16
     norm = torch.zeros(hidden)
@@ -121,7 +121,7 @@ def chained(sizes: tuple[int, ...], rows: int) -> None:
 
 
 def gated(sizes: tuple[int, ...]) -> None:
-    """The MLP's first product, of many rows."""
+    """The gated product of an MLP, for many rows."""
     hidden, inner, *_ = sizes
     x, weight = (torch.zeros(count, hidden, dtype=torch.bfloat16) for count in (ROWS, 2 * inner))
     for tile in (gated_mlp.SMALL, gated_mlp.MEDIUM, gated_mlp.LARGE):
@@ -130,7 +130,7 @@ def gated(sizes: tuple[int, ...]) -> None:
 
 
 def launch_everything() -> None:
-    """What the served families launch, in the dtypes that they are served in."""
+    """What the supported families launch, in the dtypes that they are served in."""
     bfloat16, float32 = torch.bfloat16, torch.float32
     gated(QWEN3)
     gated(SMOLLM2)

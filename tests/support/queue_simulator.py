@@ -15,7 +15,7 @@ from hiscore.decoding.worker.device_queues import Event, Queue
 
 Work = Callable[[], None]
 Cell = tuple[str, int]
-"""A token's place: a memory ("device", "host") and an index in it."""
+"""Where a token is: a memory ("device" or "host") and an index in it."""
 
 POISON = -1
 TORN = -2  # between the start and the end of a write, or read while it changed
