@@ -76,7 +76,7 @@ def write_many(directory: Path) -> None:
         (directory / f"{i:03}").write_bytes(os.urandom(100))
 
 
-def test_concurrent_builders() -> None:
+def test_concurrent_builders(capfd: pytest.CaptureFixture[str]) -> None:
     builds = []
 
     def build(directory: Path) -> None:
@@ -85,6 +85,7 @@ def test_concurrent_builders() -> None:
 
     assert race(build) == [[f"{i:03}" for i in range(500)]] * BUILDERS
     assert len(builds) == 1
+    assert capfd.readouterr().err == ""  # without progress nothing is said of waiting
 
 
 def test_control_without_the_lock_builders_collide(monkeypatch: pytest.MonkeyPatch) -> None:
