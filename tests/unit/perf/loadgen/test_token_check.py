@@ -40,3 +40,11 @@ def test_prompts_that_get_the_same_tokens_prove_nothing() -> None:
     same = [replace(stream, tokens=streams(1)[0].tokens) for stream in streams(4)]
     with pytest.raises(WrongScores, match="would not show"):
         FirstTokens().agreement("pool", same, 12)
+
+
+def test_sequences_that_differ_after_their_first_token_fail() -> None:
+    first, found = FirstTokens(), streams(10)
+    first.agreement("pool", found, 12)
+    others = [replace(s, tokens=[[s.ids[0], *(-1 for _ in s.ids[1:])]]) for s in found]
+    with pytest.raises(WrongScores, match="in 12% of the tokens"):
+        first.agreement("pool", others, 12)

@@ -104,3 +104,11 @@ def test_a_call_sent_ahead_of_its_time_fails() -> None:
     sent[5].sent = sent[5].intended - 0.001
     with pytest.raises(UnsoundLoad, match="before it was due"):
         check_open_loop("a window", sent, 100.0)
+
+
+@pytest.mark.parametrize(("late", "took"), [(0.02, 0.1), (0.008, 0.005)])
+def test_a_share_of_a_slow_calls_time_or_some_milliseconds_are_not_late(late: float, took: float) -> None:
+    sent = samples(took=took)
+    for sample in sent:
+        sample.sent, sample.done = sample.intended + late, sample.intended + late + took
+    check_open_loop("a window", sent, 100.0)
