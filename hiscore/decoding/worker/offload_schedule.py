@@ -171,9 +171,6 @@ class OffloadSchedule:
     def step_launched(self, seq_indices: Int32, positions: Int32) -> None:
         """Take note of a step's launched forward."""
         self._written[seq_indices] = positions
-        if self.blocking:
-            # The order of the COMPUTE queue is enough.
-            self._tickets[seq_indices, positions % self.width] = 0
 
     def hold_copy(self, forward: Event, seq_indices: Int32, positions: Int32) -> None:
         """Hold a step's copy back until its forward has completed: for `blocking` only."""
@@ -195,7 +192,7 @@ class OffloadSchedule:
         """
         ticket = self._add(Copy(done, seq_indices.copy(), positions.copy(), len(seq_indices)))
         self._newest_ticket[seq_indices] = ticket
-        if not self.blocking:
+        if not self.blocking:  # whose copies are on the COMPUTE queue: its order is enough
             self._tickets[seq_indices, positions % self.width] = ticket
 
     def drained(self, seq_index: int) -> bool:

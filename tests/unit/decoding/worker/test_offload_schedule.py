@@ -253,7 +253,6 @@ def test_a_copy_is_waited_for_once_and_not_after_it_has_completed() -> None:
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_step_waits_for_the_copy_a_ring_before_it(width: int) -> None:
-    """Not for the newest of the sequences, nor for the oldest: for the last of those that its rows need."""
     schedule = OffloadSchedule("ring", width, 3, 1)
     for seq_index in (0, 1):
         schedule.restored(seq_index, 1)
@@ -264,9 +263,19 @@ def test_a_step_waits_for_the_copy_a_ring_before_it(width: int) -> None:
         schedule.step_launched(*batch)
         schedule.step_copied(Event(position), *batch)
     assert waits == [None] * width + [Event(position) for position in range(1, 9 - width)]
-    # What runs beside another that is further on needs no more than that one.
+    # A sequence without copies has nothing to wait for.
     schedule.restored(2, 1)
     assert schedule.step_waits_for(at(2), at(1)) is None
+
+
+def test_a_step_waits_for_the_last_copy_that_any_of_its_rows_needs() -> None:
+    for order in ((0, 1), (1, 0)):
+        schedule = OffloadSchedule("deferred", 1, 2, 1)
+        for seq_index in order:
+            schedule.restored(seq_index, 3)
+            schedule.step_launched(at(seq_index), at(3))
+            schedule.step_copied(Event(seq_index), at(seq_index), at(3))
+        assert schedule.step_waits_for(at(0, 1), at(4, 4)) == order[1]
 
 
 def test_what_was_not_launched_did_not_happen() -> None:
