@@ -338,6 +338,7 @@ def test_what_does_not_continue_a_sequence_or_frees_too_early_is_refused() -> No
     assert schedule.offloaded_tokens == 5
     with pytest.raises(ValueError, match="1 token"):
         OffloadSchedule("ring", 0, 1, 1)
+    assert [OffloadSchedule(protocol, 4, 1, 1).width for protocol in PROTOCOLS] == [4, 1, 1]
 
 
 def test_a_prompts_parts_are_copied_beside_the_forwards_after_them() -> None:
