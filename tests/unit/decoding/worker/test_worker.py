@@ -183,6 +183,17 @@ def test_a_step_under_blocking_copies_when_the_host_has_waited_for_its_forward()
     worker.release(1, NO_PAGES, NO_PAGES)
 
 
+def test_where_work_completes_at_once_a_held_copy_has_landed_when_drained_has_launched_it() -> None:
+    device = Recorder()
+    device.completed = lambda event: True  # type: ignore[method-assign]
+    worker = worker_on(device, "blocking")
+    worker.restore(1, 3, at(5), at(2))
+    step(worker, 3)
+    assert worker._schedule.lag().tolist() == [0, 1, 0, 0]
+    assert worker.drained(1)
+    assert worker._schedule.lag().tolist() == [0, 0, 0, 0]
+
+
 def chunk(start: int, tokens: int, is_last: bool = False, host: np.ndarray | None = None) -> PrefillChunk:
     staging, pages = at(3, 1, 6), at(10, 11, 12, 13, 14, 15, 16, 17, 18, 19) if host is None else host
     return PrefillChunk(1, np.zeros(tokens, np.int32), start, staging, pages, is_last)
@@ -294,14 +305,15 @@ def test_a_result_has_what_was_counted_since_the_last() -> None:
     assert (third.hits, third.captured_mass, third.offloaded_tokens, third.offload_lag) == (0, 0, 0, 1)
 
 
-def test_a_sequence_with_copies_in_flight_is_not_released_and_one_without_an_index_is() -> None:
+@pytest.mark.parametrize("seq_index", [0, 3])
+def test_a_sequence_with_copies_in_flight_is_not_released_and_one_without_an_index_is(seq_index: int) -> None:
     device = Recorder()
     worker = worker_on(device)
-    worker.restore(1, 3, at(5), at(2))
-    step(worker, 3)
-    with pytest.raises(RuntimeError, match="sequence 1 has copies under way"):
-        worker.release(1, NO_PAGES, NO_PAGES)
+    worker.restore(seq_index, 3, at(5), at(2))
+    worker.step(DecodeBatch(at(seq_index), at(3), greedy(1)))
+    with pytest.raises(RuntimeError, match=f"sequence {seq_index} has copies under way"):
+        worker.release(seq_index, NO_PAGES, NO_PAGES)
     device.done = {0}
-    worker.release(1, NO_PAGES, NO_PAGES)
+    worker.release(seq_index, NO_PAGES, NO_PAGES)
     assert worker._schedule.lag().tolist() == [0] * 4
     worker.release(-1, at(5), NO_PAGES)
