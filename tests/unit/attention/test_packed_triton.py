@@ -1,7 +1,6 @@
 """The packed attention kernel against a dense mask. Without a GPU it runs in Triton's interpreter, on the CPU."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from hiscore.prefill.cuda_runner import InputLayout
 from hiscore.scoring.packing import pack, pool_reserve
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from tests.support.dense import dense_attention
+from tests.support.fixed_sums import fix_sums
 from tests.support.layers import DEVICE, random
 from tests.support.strategies import Tokens, random_tokens
 from tests.unit.attention.test_packed_torch import CALLS
@@ -63,23 +63,9 @@ def test_attention_equals_the_dense_mask(
         torch.testing.assert_close(last.double(), expected[scored], atol=1e-5, rtol=0)
 
 
-def plain_matmul(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
-    """a @ b with the terms of every sum added one after another, from the first to the last."""
-    total = np.zeros((a.shape[0], b.shape[1]), dtype)
-    for column, row in zip(a.T, b, strict=True):
-        total += column[:, None] * row
-    return total
-
-
 @pytest.fixture
 def fixed_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's tl.dot is a product of the CPU's BLAS, which may add up each row of a tile differently.
-
-    A GPU's tensor core adds up all rows of a tile alike. With `plain_matmul` the interpreter does so too, on any
-    CPU, so that equal bits mean what they mean on a GPU: the kernel feeds every row the same blocks.
-    """
-    if DEVICE == "cpu":
-        monkeypatch.setattr(np, "matmul", plain_matmul)
+    fix_sums(monkeypatch)
 
 
 @pytest.mark.slow

@@ -20,6 +20,10 @@ SHARED_BYTES = 227 * 1024
 # attention, with heads of 256, always keeps some values on the stack.
 SPILL_BYTES = 32
 SPILL_BYTES_OF = {"packed_attention": 128}
+# Compiling every kernel takes minutes on one busy core; only a hang takes this long.
+HANGS_AFTER_S = 3_000
+
+pytestmark = pytest.mark.timeout(2 * HANGS_AFTER_S)
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +34,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=HANGS_AFTER_S,
     )
 
 

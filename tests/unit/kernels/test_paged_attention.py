@@ -23,6 +23,7 @@ from tests.support.decode_kernels import (
     random,
     rows_of,
 )
+from tests.support.fixed_sums import fix_sums
 
 
 def filled(shape: CacheShape, seed: int = 0) -> KVCache:
@@ -94,6 +95,7 @@ def test_attention_in_half_precision_equals_plain_torch(dtype: torch.dtype) -> N
 
 
 def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    fix_sums(monkeypatch)
     monkeypatch.setattr(paged_triton, "SPLIT", 32)
     cache = filled(ATTENTION)
     shape = attention_shape(ATTENTION, 3)

@@ -112,6 +112,13 @@ def test_a_buffer_is_no_longer_than_a_stream(selector: str) -> None:
     assert large < 1.01 * small
 
 
+def test_a_buffer_of_the_asked_size_holds_ring_and_lru_pages() -> None:
+    settings = CacheSettings(selector="quest", sparse_top_k=256, device_buffer_size=1_024, backup_ring=33)
+    shape, cache_config = plan_cache(settings, SMALL, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
+    assert (shape.ring_pages, shape.top_pages, shape.buffer_pages) == (2, 8, 32)
+    assert (cache_config.ring_pages, cache_config.lru_pages) == (2, 30)
+
+
 @pytest.mark.parametrize("selector", ["quest", "exact"])
 def test_what_is_always_selected_has_room(selector: str) -> None:
     """The first page and the newest, whatever was asked for."""
