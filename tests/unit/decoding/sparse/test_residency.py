@@ -243,6 +243,21 @@ def test_a_buffer_of_another_size_is_refused() -> None:
         known.admit(0, 10, 80, buffer=8)
 
 
+def test_more_device_pages_than_host_pages_are_refused() -> None:
+    cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    with pytest.raises(ValueError, match="device_pages has 6 pages for a sequence of 5"):
+        residency.admit(cache, 0, 10, torch.arange(5), torch.arange(6))
+
+
+def test_host_pages_are_looked_up_in_the_sequences_table_and_0_beyond_a_list() -> None:
+    cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    cache.host_block_table[2, :4] = torch.tensor([40, 41, 42, 43])
+    batch = StepBatch(torch.tensor([2], dtype=torch.int32), torch.tensor([15], dtype=torch.int32))
+    selection = as_selection([[[1, 3], [0, 2], [2, 3]]], SHAPE, 1)
+    expected = [[41, 43, 0, 0, 0], [40, 42, 0, 0, 0], [42, 43, 0, 0, 0]]
+    assert residency.host_pages_of(cache, selection, batch)[0].tolist() == expected
+
+
 class Waits(TorchDispatchMode):
     """Notes what would make the host wait for a CUDA device: reads of numbers, sizes that depend on data, and
     single numbers of the host put to listed places (torch copies them there, and waits for that copy)."""

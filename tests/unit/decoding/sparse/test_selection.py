@@ -311,6 +311,24 @@ def test_everything_is_all_pages() -> None:
         [0, -1, -1],
     ]
     assert select_all_pages(rows, 2, page_size=4).counts.tolist() == [[3, 3], [0, 0], [1, 1]]
+    assert select_all_pages(rows, 2, page_size=4).mass.tolist() == [[1, 1], [0, 0], [1, 1]]
+
+
+def test_rows_that_get_all_of_their_pages_are_not_scored() -> None:
+    rows, keys, q = streams(0)
+    cache = cache_of(page=1, top=7, ring=4, index="keys")
+    selector = ExactSelector(cache, attention_shape())
+    write(cache, selector, rows, keys, chunk=64)
+    # Rows of 37, 1, 20, 64, no and 7 tokens.
+    scored = selector.scores(1, q, rows).abs().sum((1, 2)) > 0
+    assert scored.tolist() == [True, False, True, True, False, False]
+
+
+def test_pages_beyond_a_row_s_length_never_displace_negative_scores() -> None:
+    scores = torch.tensor([[[-3.0, -1.0, -2.0, 5.0, 5.0]]])
+    lengths, budgets = torch.tensor([3]), torch.tensor([2])
+    selection = select_top_pages(scores, lengths, torch.zeros(1, 5, dtype=torch.bool), budgets, 2)
+    assert selection.pages.tolist() == [[[1, 2]]]
 
 
 def test_an_indexer_chooses_by_its_own_scores_alone() -> None:
@@ -338,3 +356,7 @@ def test_an_indexer_chooses_by_its_own_scores_alone() -> None:
     assert selection.pages[0, 0].tolist() == best(scores[:39], set(), 7)
     assert selection.pages[0, 0].tolist() != best(scores[:39], set(), 7, tie=-1)
     assert selection.pages[1, 0].tolist() == [0, 1, 2, 3, 4, -1, -1]
+    # The mass is the softmax of the scores; a float32 of at most 1.
+    shares = softmax_of(scores[:39], None)
+    captured = math.fsum(shares[token] for token in selection.pages[0, 0].tolist())
+    assert selection.mass[:, 0].tolist() == pytest.approx([captured, 1.0], abs=1e-6)
