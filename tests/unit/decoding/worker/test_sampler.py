@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from hiscore.decoding.batch import uniform
-from hiscore.decoding.worker.sampler import finite, greedy, sample
+from hiscore.decoding.worker.interface import SamplingBatch
+from hiscore.decoding.worker.sampler import finite, greedy, sample, sample_batch
 
 GRID = torch.arange(1 << 14, dtype=torch.float64) / (1 << 14)
 """Uniforms so close together that every token of a share above 1/16384 is drawn by one of them."""
@@ -200,3 +201,16 @@ def test_what_is_not_finite_is_named_and_still_gives_an_id() -> None:
             ids = sample(logits, *arguments, torch.full((6,), 0.7, dtype=torch.float64), filtered=filtered)
             assert bool(((ids >= 0) & (ids < 3)).all())
             assert int(ids[-1]) == 1
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.5), (1, 1.0)])
+def test_a_batch_is_sampled_if_one_row_is_and_filtered_if_one_row_is(top_k: int, top_p: float) -> None:
+    """Probabilities 0.6 and 0.4, draws at 0.9: the first row is greedy, only the last is filtered to one token."""
+    logits = torch.tensor([[0.6, 0.4]]).log().repeat(3, 1)
+    sampling = SamplingBatch(
+        np.array([0, 1, 1], np.float32),
+        np.array([0, 0, top_k], np.int32),
+        np.array([1, 1, top_p], np.float32),
+        np.full(3, 0.9),
+    )
+    assert sample_batch(logits, sampling).tolist() == [0, 1, 0]
