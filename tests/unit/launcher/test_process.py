@@ -88,8 +88,11 @@ def test_a_stub_that_dies_is_missed_and_stays_missed(start: Callable[[str], Proc
     assert process.lost_stub()
 
 
-def test_a_stub_that_dies_right_after_the_start_is_missed(start: Callable[[str], Process]) -> None:
-    process = start(SERVER)
+@pytest.mark.parametrize("script", [SERVER, "sleep 60 & sleep 60 & exec sleep 60"], ids=["gone", "zombie"])
+def test_a_stub_that_dies_right_after_the_start_is_missed(
+    start: Callable[[str], Process], script: str
+) -> None:
+    process = start(script)
     first, _ = stubs(process)
     process.wait_until(lambda: True, timeout_s=30)
     first.kill()  # before anybody has asked for lost stubs
