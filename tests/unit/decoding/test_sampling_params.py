@@ -97,6 +97,31 @@ def test_what_is_not_allowed_is_refused(given: dict[str, object], says: str) -> 
     assert len(error.value.message) < 200
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_tokens": 1},
+        {"max_tokens": 2**31 - 1},
+        {"temperature": 0},
+        {"top_k": 2**31 - 1},
+        {"top_p": 5e-324},
+        {"top_p": 1.0},
+        {"seed": 2**63 - 1},
+        {"seed": -(2**63)},
+        {"stop": json.dumps(["x" * 256] * 64)},
+        {"stop_token_ids": json.dumps([0, 2**31 - 1])},
+        {"stop_token_ids": json.dumps(list(range(1024)))},
+    ],
+)
+def test_the_bounds_themselves_are_allowed(given: dict[str, object]) -> None:
+    (name, value), params = *given.items(), parse_sampling_params(json.dumps(given))
+    read = getattr(params, name)
+    if isinstance(value, str):
+        assert sorted(read) == sorted(json.loads(value))
+    else:
+        assert read == value
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
