@@ -53,10 +53,10 @@ def test_layers_may_share_a_selection_but_not_the_first() -> None:
     [
         ({"rope_type": "default", "rope_theta": 10_000.0}, 1.0),
         (YARN, 0.1 * 0.8 * math.log(4) + 1),
-        ({**YARN, "factor": 1.0}, 1.0),
+        ({**YARN, "factor": 0.5}, 1.0),
         ({**YARN, "mscale_all_dim": 0}, 1.0),
     ],
-    ids=["plain", "yarn", "yarn-of-1", "yarn-without"],
+    ids=["plain", "yarn", "yarn-of-a-half", "yarn-without"],
 )
 def test_yarn_scales_attention_by_the_square_of_its_factor(rope: dict[str, Any], temperature: float) -> None:
     a = architecture(rope_parameters=rope)

@@ -92,6 +92,7 @@ def test_a_plain_config_is_served() -> None:
         ({"q_lora_rank": None}, "q_lora_rank"),
         ({"num_attention_heads": 8, "num_key_value_heads": 2}, "num_key_value_heads 2"),
         ({"scoring_func": "softmax"}, "scoring_func 'softmax'"),
+        ({"topk_method": "greedy"}, "topk_method 'greedy'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope type 'dynamic'"),
     ],
 )
