@@ -40,3 +40,10 @@ def test_no_items_are_one_empty_chunk() -> None:
 def test_limits_below_one_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         ChunkLimits(**bad)
+
+
+def test_a_chunk_may_have_exactly_the_limit() -> None:
+    assert split_into_chunks([3, 3], 4, 5, 10) == [slice(0, 2)]
+    assert split_into_chunks([3, 3], 5, 5, 10) == [slice(0, 1), slice(1, 2)]
+    assert split_into_chunks([1, 1, 1], 0, 3, 10) == [slice(0, 3)]
+    assert split_into_chunks([1, 1, 1], 0, 2, 10) == [slice(0, 2), slice(2, 3)]

@@ -153,6 +153,14 @@ def test_exit_codes_of_failures(url: str, server: FaultyServer, code: str, messa
     assert done.stderr.decode() == f"hiscore: {message}\n"
 
 
+def test_the_exit_code_is_that_of_the_first_failure(url: str, server: FaultyServer) -> None:
+    server.faults.extend([abort("INTERNAL", "broken"), abort("INVALID_ARGUMENT", "bad")])
+    stdin = b'{"query": "q", "items": ["a"]}\n' * 3
+    done = run("score", *LABELS, "--in-flight", "1", url=url, stdin=stdin)
+    assert done.returncode == 1
+    assert [line.get("error", {}).get("message") for line in lines(done.stdout)] == ["broken", "bad", None]
+
+
 @pytest.fixture
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "RetryPolicy", partial(RetryPolicy, first_pause=0.001))
