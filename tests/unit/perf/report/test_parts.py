@@ -10,7 +10,14 @@ from tests.unit.perf.report.made_results import point
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, ""), (0.01234, "0.0123"), (99.94, "99.9"), (123.4, "123"), (12_345.6, "12,346")],
+    [
+        (None, ""),
+        (0.01234, "0.0123"),
+        (99.94, "99.9"),
+        (123.4, "123"),
+        (999.6, "1,000"),
+        (12_345.6, "12,346"),
+    ],
 )
 def test_numbers_have_three_digits_or_all_before_the_point(value: float | None, text: str) -> None:
     assert number(value) == text
