@@ -326,6 +326,7 @@ def test_a_sequence_is_cancelled_within_two_steps() -> None:
         callers.wait(lambda: name in callers.ends)
     assert callers.ends[name] == "cancelled"
     assert worker.steps <= 12
+    assert engine.stats().cancelled == 0  # it counts those that had not begun
     engine.cancel(name)  # unknown by now: ignored
 
 
@@ -528,16 +529,25 @@ def test_a_dead_engine_answers_all_and_refuses_more() -> None:
     engine = DecodeEngine(
         worker, None, frozenset({EOS}), 100, callers.emit, on_failure=failures.append, on_death=deaths.append
     )
-    worker.fail = lambda at, seq_indices: OSError("gone") if at == "drained" and worker.steps > 5 else None
+    late = Caller(8)
+
+    def fail(at: str, seq_indices: list[int]) -> Exception | None:
+        if at != "drained" or worker.steps <= 5:
+            return None
+        engine.submit(long_call(8), late)  # not taken any more
+        return OSError("gone")
+
+    worker.fail = fail
     for name, wanted in calls.items():
         engine.submit(wanted, name)
-    callers.wait(lambda: len(callers.ends) == len(calls))
+    callers.wait(lambda: len(callers.ends) == len(calls) + 1)
     engine.close()
     for name, wanted in calls.items():  # those that had all of their tokens are unharmed
         if not isinstance(callers.ends[name], RequestError):
             assert callers.ends[name] == "length"
             assert callers.tokens[name] == alone(wanted)[0]
     errors = [end for end in callers.ends.values() if isinstance(end, RequestError)]
+    assert isinstance(callers.ends[late], RequestError)
     assert len(errors) >= 4
     assert {error.code for error in errors} == {Code.INTERNAL}
     assert [str(each) for each in failures + deaths] == ["gone", "gone"]

@@ -284,6 +284,28 @@ def test_metrics_are_updated_while_something_is_held(
     eventually(lambda: triton.sender._metrics_settled)
 
 
+def test_closing_updates_the_metrics(triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "METRICS_S", 1e9)
+    triton.open(Caller())
+    eventually(lambda: triton.updates == 1)
+    triton.sender.close()
+    assert triton.updates == 2
+
+
+def test_an_error_is_not_sent_to_a_stream_that_is_closed(
+    triton: FakeTriton, caplog: pytest.LogCaptureFixture
+) -> None:
+    triton.hold()
+    caller = Caller(broken=True)
+    triton.open(caller)
+    triton.put(caller, Output([1], "a", ""))
+    triton.put(caller, RequestError("no"))
+    triton.gate.set()
+    eventually(lambda: caller.cancel_calls)
+    assert caller.responses == [("broken", True)]
+    assert "sending to a stream failed" not in caplog.text
+
+
 def test_closing_sends_what_was_put(triton: FakeTriton) -> None:
     triton.hold()
     caller = Caller()
