@@ -1,1 +1,1 @@
-"""Decoding: streams of tokens, with their keys and values backed up to the host."""
+"""Decoding: streaming generation with the KV cache offloaded to the host."""
