@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 AUDIT := $(VENV)/audit
+# One pytest worker per core. A worker of the server tests starts servers of its own, 2 GiB and more.
+PARALLEL := -n auto --maxprocesses 8
+PARALLEL_SERVERS := -n auto --maxprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve check test test-gpu soak bench bench-gpu lint format docs audit clean
@@ -29,11 +32,11 @@ serve: $(INSTALLED) ## Run the server in the foreground (settings: docs/settings
 	@exec $(BIN)/python -m hiscore.launcher
 
 check: lint ## What to run before every commit: lint, then the fast unit tests, in parallel
-	@$(BIN)/python -m pytest -q -n auto -m "not slow" tests/unit tests/client
+	@$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" tests/unit tests/client
 
 test: lint ## Lint, then run every test that needs no GPU
-	@$(BIN)/python -m pytest -q -n auto tests/unit tests/client
-	@$(BIN)/python -m pytest -q tests/server
+	@$(BIN)/python -m pytest -q $(PARALLEL) tests/unit tests/client
+	@$(BIN)/python -m pytest -q $(PARALLEL_SERVERS) tests/server
 
 test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
 	@$(BIN)/python -m pytest tests/gpu tests/unit/kernels tests/unit/layers/test_triton_ops.py tests/unit/attention/test_packed_triton.py
