@@ -16,7 +16,7 @@ class Code(Enum):
 
 
 REASONS = ("full", "late", "cancelled")
-"""Why a request is turned away before it starts, as metrics count it."""
+"""Why a request is rejected before it starts, as metrics count it."""
 
 
 class RequestError(Exception):

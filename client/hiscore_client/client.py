@@ -165,7 +165,7 @@ class ScoreClient:
             ignore_eos: Continue after the model's end-of-sequence token.
             stop: Strings that end the text; they are not part of it.
             stop_token_ids: Token ids that end the text.
-            sparse: False: attend to every token, whatever the server's selector.
+            sparse: False: attend to every token, regardless of the server's selector.
             timeout: Seconds for the whole stream; None: no limit.
             request_id: Identifies the call in the server's log; by default a new one.
 

@@ -15,7 +15,7 @@ class HiscoreError(Exception):
 
 
 class InvalidRequest(HiscoreError):
-    """The call can never succeed as it is; the message names the field and, if there is one, the bound."""
+    """The call can never succeed; the message names the field and, if there is one, the bound."""
 
 
 class Overloaded(HiscoreError):

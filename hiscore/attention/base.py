@@ -22,8 +22,8 @@ class AttentionShape:
 class Attention(Protocol):
     """Computes softmax(soft_cap(q k^T scale)) v for the rows of one forward.
 
-    A row sees its segment's context, then its own segment causally (see `metadata.Forward`). Whoever runs a
-    forward first tells the implementation of its segments.
+    A row sees its segment's context, then its own segment causally (see `metadata.Forward`). The caller
+    first gives an implementation the segments of the forward.
     """
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:

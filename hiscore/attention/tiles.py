@@ -17,7 +17,7 @@ TILE_FIELDS = 6
 
 @dataclass(frozen=True)
 class Tiles:
-    """What the attention kernel reads beside the rows; all int32."""
+    """The attention kernel's inputs other than the rows; all int32."""
 
     segment_starts: Int32
     """[T]: first row of each row's segment."""

@@ -2,4 +2,4 @@
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be used. The message, for whoever starts the server, says why and what to do."""
+    """A checkpoint cannot be used. The message tells the operator why and what to do."""

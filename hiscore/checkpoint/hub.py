@@ -21,7 +21,7 @@ WANTED = [
     "chat_template.jinja",
     "chat_template.json",
 ]
-# A pattern's * also matches slashes, and some repositories hold the weights twice, in another layout.
+# A pattern's * also matches slashes, and some repositories contain the weights again in another layout.
 UNWANTED = ["*/*", "consolidated*"]
 
 
@@ -45,7 +45,7 @@ def download(repository: str, *, progress: bool = True) -> Path:
         disable_progress_bars()
     try:
         directory = Path(snapshot_download(repository, allow_patterns=WANTED, ignore_patterns=UNWANTED))
-    # Network, permissions, a wrong name, a full disk: whoever starts the server must be told which.
+    # Network, permissions, a wrong name, a full disk: the operator must be told which.
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "no reason given")
         raise CheckpointError(

@@ -31,7 +31,7 @@ def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> Sampling
 
     Args:
         sequences: R sequences.
-        positions: int32 [R]: where the sampled tokens will stand.
+        positions: int32 [R]: positions of the sampled tokens.
     """
     params = [sequence.call.params for sequence in sequences]
     # A temperature beyond float32 is clamped: every finite logit is equally likely long before.

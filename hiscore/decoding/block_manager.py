@@ -69,7 +69,7 @@ class BlockPool:
 
 @dataclass(frozen=True)
 class PagesNeeded:
-    """Pages of each pool; a sequence needs one index besides."""
+    """Pages of each pool. A sequence also needs one index."""
 
     host: int
     device: int
@@ -78,7 +78,7 @@ class PagesNeeded:
 
 @dataclass(frozen=True)
 class Release:
-    """What a sequence has given back.
+    """What a sequence has freed.
 
     Attributes:
         seq_index: -1 if it held none.
@@ -155,12 +155,12 @@ class BlockManager:
         sequence.staging_pages = self.staging.allocate(needed.staging)
 
     def free_staging(self, sequence: Sequence) -> None:
-        """Take a sequence's staging pages back."""
+        """Free a sequence's staging pages."""
         self.staging.free(sequence.staging_pages)
         sequence.staging_pages = NO_PAGES
 
     def free(self, sequence: Sequence, keep_host: bool) -> Release:
-        """Take everything back from a sequence, except its host pages if it is only preempted (`keep_host`)."""
+        """Free everything that a sequence holds, except its host pages if it is only preempted (`keep_host`)."""
         release = Release(
             sequence.seq_index, NO_PAGES if keep_host else sequence.host_pages, sequence.device_pages
         )

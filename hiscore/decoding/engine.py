@@ -1,8 +1,8 @@
-"""The decode engine: one thread that schedules and launches, and hands tokens on.
+"""The decode engine: one thread that schedules, launches and emits tokens.
 
-Overlap scheduling: the results of iteration n are read while iteration n + 1 runs, so the device never waits
-for the host. A sequence that turns out to have ended in iteration n has a row in n + 1 for nothing; that token
-is dropped, and the sequence is freed when it has been read.
+Overlap scheduling: the results of iteration n are read while iteration n + 1 runs, so the device never waits for
+the host. A sequence that turns out to have ended in iteration n still has a row in n + 1; that token is dropped,
+and the sequence is freed once it has been read.
 """
 
 import heapq
@@ -46,7 +46,7 @@ class InFlight:
 
 
 class DecodeEngine:
-    """Runs calls to their end, side by side.
+    """Runs calls concurrently.
 
     Args:
         worker: The device side.
@@ -107,7 +107,7 @@ class DecodeEngine:
         self._thread.join()
 
     def stats(self) -> EngineStats:
-        """What it has done and holds, from any thread."""
+        """Statistics so far, from any thread."""
         stats = self._tally.snapshot(self._scheduler, self._cache_config)
         return replace(stats, full=self._inbox.num_refused)
 
@@ -205,7 +205,7 @@ class DecodeEngine:
         self._inbox.update_room(waiting, startable)
 
     def _collect(self, entry: InFlight) -> None:
-        """Wait for a result, and hand its tokens on."""
+        """Wait for a result, and emit its tokens."""
         for sequence in entry.sequences:
             sequence.in_flight -= 1
         with self._fail_only(entry.sequences):

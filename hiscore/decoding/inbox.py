@@ -1,4 +1,4 @@
-"""What other threads ask of the engine's: new calls, cancellations, and to close."""
+"""What other threads send to the engine's thread: new calls, cancellations, and the request to close."""
 
 import threading
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from hiscore.decoding.sequence import Sequence
 from hiscore.errors import Code, RequestError
 
-# Nothing wakes the engine when an offload lands. With nothing else to do, it asks this often.
+# Nothing wakes the engine when an offload completes. With nothing else to do, it polls this often.
 POLL_S = 0.0005
 
 
@@ -48,7 +48,7 @@ class Inbox:
             self._changed.notify_all()
 
     def cancel(self, reply_to: Any) -> None:
-        """Ask for the end of a sequence."""
+        """Request that a sequence be cancelled."""
         with self._changed:
             self._cancelled.append(reply_to)
             self._changed.notify_all()
@@ -60,11 +60,11 @@ class Inbox:
             self._changed.notify_all()
 
     def take(self, idle: bool, poll: bool) -> tuple[list[Sequence], list[Any]] | None:
-        """Take all that has been asked for.
+        """Take everything that has been queued.
 
         Args:
             idle: The engine holds nothing: block until there is something.
-            poll: It only waits for offloads to land: block for `POLL_S` at most.
+            poll: It only waits for offloads to complete: block for `POLL_S` at most.
 
         Returns:
             New sequences, and each `reply_to` whose sequence is to be cancelled. None if the engine is idle, the

@@ -1,6 +1,6 @@
 """From a request to a validated call: a prompt in ids or in text, its parameters, its deadlines.
 
-Encoding a large text takes seconds, so a thread of its own does that.
+Encoding a large text takes seconds, so a separate thread does that.
 """
 
 import threading
@@ -110,9 +110,9 @@ class PromptReader:
 
 
 class RequestIntake:
-    """Reads requests and hands each on, with its `reply_to`: to `submit`, or to `refuse` with the error.
+    """Reads requests and passes each, with its `reply_to`, to `submit`, or with the error to `refuse`.
 
-    Both are called on the thread that calls `accept`, or for a large text on a thread of its own.
+    Both are called on the thread that calls `accept`, or for a large text on a separate thread.
 
     Args:
         prompts: Reads the prompts.

@@ -1,9 +1,9 @@
 """Decides what is launched next, without a thread, a clock or a device.
 
 Sequences start in order of arrival. One that does not fit yet may be overtaken by smaller ones a limited number of
-times; after that, freed memory is kept for it. Every running sequence is in every step, beside at most one prefill
-forward. The oldest prompt is guaranteed half of that forward, so that short prompts cannot starve it; the rest
-goes to the shortest first, so that a long prompt does not delay them either.
+times; after that, freed memory is kept for it. Every running sequence is in every step; an iteration also has at
+most one prefill forward. The oldest prompt is guaranteed half of that forward, so that short prompts cannot starve
+it; the rest goes to the shortest first, so that a long prompt does not delay them either.
 
 A sequence that has run for a quantum of steps is preempted for the one at the front of the queue, if that has
 waited as long and would fit in its place. It goes to the back of the queue and keeps its pages on the host.
@@ -40,7 +40,7 @@ class Schedule:
     """What to launch, in this order.
 
     Attributes:
-        releases: Indices and pages that no longer belong to anybody.
+        releases: Indices and pages that no longer belong to any sequence.
         stepped: Sequences of the decode step.
         decode_batch: One row for each of `stepped`; None if there are none.
         resumed: Preempted sequences to copy back into staging.
@@ -147,7 +147,7 @@ class Scheduler:
             if wait or not self.blocks.can_allocate(needed):
                 passed_over.append(sequence)
                 if sequence.times_overtaken >= MAX_OVERTAKEN:
-                    # Host pages come free only when sequences end, so those that hold some must be able to go on.
+                    # Host pages are freed only when sequences end, so those that hold some must be able to go on.
                     lacks_host = needed.host > self.blocks.host.num_free
                     barred |= {Status.WAITING} if lacks_host else {Status.WAITING, Status.PREEMPTED}
                 continue

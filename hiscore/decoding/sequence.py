@@ -67,7 +67,7 @@ class Sequence:
     """A call, the pages that it holds, and how far it has come.
 
     Attributes:
-        call: What was asked for.
+        call: The request.
         reply_to: Passed through: the engine's caller knows the sequence by it.
         stop_checker: Decides when it ends, and which text may be sent until then.
         status: Changed by the scheduler alone.

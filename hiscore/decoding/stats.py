@@ -1,4 +1,4 @@
-"""What decoding has done and what it holds, and the metrics that show it."""
+"""Statistics of decoding, and the metrics that show them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -49,7 +49,7 @@ class EngineStats:
         captured: Sum of the selected attention mass.
         captured_rows: Number of rows summed.
         preemptions: Sequences preempted.
-        full: Calls turned away because the queue was full.
+        full: Calls rejected because the queue was full.
         late: Calls that timed out in the queue.
         cancelled: Calls cancelled in the queue.
         waiting: Calls in the queue.
@@ -99,9 +99,9 @@ class Tally:
         """Count a launch.
 
         Args:
-            result: What it gave.
+            result: Its result.
             cache_config: Gives the tokens of a page.
-            tokens: Tokens sent of it.
+            tokens: Tokens sent from it.
             prompt_tokens: Tokens that it prefilled; 0 for a decode step.
         """
         t, is_step = self.total, not prompt_tokens
@@ -125,7 +125,7 @@ class Tally:
         self.total = replace(self.total, **{reason: getattr(self.total, reason) + 1})
 
     def snapshot(self, scheduler: Scheduler, cache_config: CacheConfig) -> EngineStats:
-        """The counters, and what the scheduler holds now."""
+        """The counters, and the scheduler's current state."""
         blocks = scheduler.blocks
         return replace(
             self.total,

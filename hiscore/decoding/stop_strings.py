@@ -42,7 +42,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that may be sent now, and whether a stop string was found: it and all after it are dropped."""
+        """The text that may be sent now, and whether a stop string was found: it and what follows are dropped."""
         self._held += text
         state, first = self._state, len(self._held) - len(text)
         for end, character in enumerate(text, first + 1):
@@ -110,18 +110,20 @@ class StopChecker:
         self._tokens_left -= 1
         if token in self._end_ids:
             return NewText(self._flush()[0], "stop")
-        text, found = (
+        text, stopped = (
             self._stop_strings.push(self._detokenizer.push(token)) if self._detokenizer else ("", False)
         )
-        if not found and not self._tokens_left:
-            rest, found = self._flush()
-            return NewText(text + rest, "stop" if found else "length")
-        return NewText(text, "stop" if found else "")
+        if not stopped and not self._tokens_left:
+            rest, stopped = self._flush()
+            return NewText(text + rest, "stop" if stopped else "length")
+        return NewText(text, "stop" if stopped else "")
 
     def flush(self) -> str:
         """The text still held back, if the sequence ends for another reason."""
         return self._flush()[0]
 
     def _flush(self) -> tuple[str, bool]:
-        text, found = self._stop_strings.push(self._detokenizer.flush()) if self._detokenizer else ("", False)
-        return (text, True) if found else (text + self._stop_strings.flush(), False)
+        text, stopped = (
+            self._stop_strings.push(self._detokenizer.flush()) if self._detokenizer else ("", False)
+        )
+        return (text, True) if stopped else (text + self._stop_strings.flush(), False)

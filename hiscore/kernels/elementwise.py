@@ -1,6 +1,6 @@
 """Operations between the matrix products, each one pass over its rows: one program for each token.
 
-`_store_row` stores the input of a projection: as it is, or under FP8 as float8_e4m3fn with a scale for each row
+`_store_row` stores the input of a projection: unchanged, or under FP8 as float8_e4m3fn with a scale for each row
 (float32 [T]), computed while the row is in registers.
 """
 

@@ -1,4 +1,4 @@
-"""Products of a few rows with a weight, at the speed of reading the weight: for decode steps of few sequences.
+"""Multiply a few rows by a weight at the speed of reading the weight: for decode steps of few sequences.
 
 cuBLAS works on tiles of rows and leaves most of a GPU idle on a weight of a few MiB. Here each program holds its
 part of the weight in registers. Under programmatic dependent launch (`chained`) it starts while earlier kernels
@@ -132,7 +132,7 @@ def pdl_launch_kwargs(chained: bool) -> dict[str, bool]:
 
 
 def fits(rows: int, inputs: int) -> bool:
-    """Whether `multiply` takes so many rows of so many inputs."""
+    """Whether `multiply` supports this many rows and inputs."""
     return 0 < rows <= GEMV_MAX_ROWS and inputs <= GEMV_MAX_INPUTS
 
 

@@ -152,7 +152,7 @@ def select_pages(
     if not SOFTMAX:
         share = share / total
     share = tl.where(scored > 0, share, 1.0)
-    # NaN scores say nothing of their row, and must not spoil the sum over all rows.
+    # NaN scores say nothing about their row, and must not spoil the sum over all rows.
     tl.atomic_add(total_mass, tl.where(share >= 0, share, 0.0).to(tl.float64))
     tl.atomic_add(total_mass + 1, 1.0)
     tl.store(mass + pair, share)
@@ -213,7 +213,7 @@ def _make_room(
     position, misses, lru_pages,
     KV_HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Give the missing pages the places of the least recently used ones, both in ascending order."""
+    """Assign the least recently used device pages to the missing pages, both in ascending order."""
     for begin in range(0, lru_pages, BLOCK):
         entry = begin + tl.arange(0, BLOCK)
         there = entry < lru_pages

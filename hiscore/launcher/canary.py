@@ -1,10 +1,10 @@
 """Canaries: small real calls that show whether each model still answers.
 
-Triton 2.51 reports a model as ready whatever has become of its process. A dead process can be seen from outside; a
-process that hangs, or a device that no longer computes, only by asking for an answer.
+Triton 2.51 reports a model as ready even when its process is dead. A dead process can be seen from outside; a
+process that hangs, or a device that no longer computes, shows only when a call gets no answer.
 
-A busy model may take long to answer, so it is not asked: if its counters have risen since the last look, it works.
-A canary therefore costs a loaded server nothing, and no load is mistaken for a fault.
+A busy model may be slow to answer, so it gets no canary: if its counters have risen since the last check, it
+works. Canaries therefore cost a loaded server nothing, and load is never mistaken for a fault.
 """
 
 import http.client
@@ -31,7 +31,7 @@ class Probe:
         model: Its name.
         path: Where to POST.
         body: The JSON body.
-        expected: A word of a good answer.
+        expected: A string that a good answer contains.
         counters: Metrics of the model that rise when it works.
     """
 
@@ -42,7 +42,7 @@ class Probe:
     counters: tuple[str, ...]
 
     def accepts(self, status: int, text: str) -> bool:
-        """Whether an answer is good. In a stream, an error may come beside the expected word."""
+        """Whether an answer is good. In a stream, an error may follow the expected string."""
         return status == 200 and self.expected in text and '"error"' not in text
 
     def work(self, metrics: str) -> float:
@@ -53,7 +53,7 @@ class Probe:
 
 
 def probes(models: Sequence[str], checkpoint: Path) -> list[Probe]:
-    """A probe for each model that has a process of its own; the ensemble has none."""
+    """A probe for each model that has its own process; the ensemble has none."""
     classifies = is_classifier(json.loads((checkpoint / "config.json").read_text()).get("architectures"))
     labels = [] if classifies else [0]
     every = [
@@ -148,7 +148,7 @@ class HttpTransport:
 
 
 class Canary:
-    """Watches one model, one look at a time.
+    """Watches one model, one check at a time.
 
     `misses` is how many canaries in a row it has not answered.
     """
@@ -159,12 +159,16 @@ class Canary:
         self._work_seen: float | None = None
 
     def look(self) -> str:
-        """Send a canary unless the model has worked since the last look; the bad answer, or "" if all is well."""
+        """Send a canary unless the model has worked since the last check.
+
+        Returns:
+            The bad answer, or "" if all is well.
+        """
         work, complaint = self._work(), ""
         if work is None or self._work_seen is None or work == self._work_seen:
             status, text = self._transport.call(self._probe.path, json.dumps(self._probe.body))
             if self._probe.accepts(status, text):
-                # The canary has raised the counters itself: that must not pass for work at the next look.
+                # The canary has raised the counters itself: that must not count as work at the next check.
                 work = self._work()
             else:
                 complaint = f"{status} {text}".strip()
@@ -178,12 +182,12 @@ class Canary:
 
 
 class Canaries:
-    """Looks at every model every `interval_s` seconds, each in a thread of its own.
+    """Checks every model every `interval_s` seconds, each in its own thread.
 
     Args:
         canaries: One per model.
-        interval_s: Seconds between looks.
-        max_misses: A model that has not answered so many canaries in a row is silent.
+        interval_s: Seconds between checks.
+        max_misses: Unanswered canaries in a row that make a model silent.
     """
 
     def __init__(self, canaries: Sequence[Canary], interval_s: float, max_misses: int) -> None:

@@ -9,7 +9,7 @@ from hiscore.settings import Device
 
 
 def choose_device(device: Device) -> tuple[Literal["cpu", "cuda"], str]:
-    """The device, with the reason in words; "auto" is a GPU if there is one that torch can use."""
+    """The device and the reason for it; "auto" is a GPU if there is one that torch can use."""
     if device != "auto":
         return device, "DEVICE is set"
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):

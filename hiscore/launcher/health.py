@@ -1,6 +1,6 @@
-"""The launcher's own HTTP endpoints for probes and Prometheus: is it alive, and should calls come here?
+"""The launcher's own HTTP endpoints for probes and Prometheus: is it alive, and should it get calls?
 
-Triton's ``/v2/health/ready`` says yes whatever has become of a model. These answers come from the watchdog.
+Triton's ``/v2/health/ready`` says yes even when a model is dead. These answers come from the watchdog.
 """
 
 import threading
@@ -13,7 +13,7 @@ METRICS = """\
 # HELP hiscore_restarts_total Restarts of tritonserver by the launcher
 # TYPE hiscore_restarts_total counter
 hiscore_restarts_total {restarts}
-# HELP hiscore_healthy Whether every model has answered lately
+# HELP hiscore_healthy Whether every model answered its last canary
 # TYPE hiscore_healthy gauge
 hiscore_healthy {healthy}
 """

@@ -55,12 +55,12 @@ def check_exposure(settings: ServeSettings, distribution: Distribution) -> None:
         return
     version = triton_version(distribution)
     if version is None or version < FIRST_SAFE_VERSION:
-        found = "an unknown version" if version is None else "{}.{}".format(*version)
+        installed = "an unknown version" if version is None else "{}.{}".format(*version)
         safe = "{}.{}".format(*FIRST_SAFE_VERSION)
         raise LaunchError(
-            f"BIND_ADDRESS {settings.bind_address} opens tritonserver ({found}) to other machines, and versions "
-            f"before {safe} (26.07) have known vulnerabilities: name a newer one in TRITONSERVER, keep to "
-            "127.0.0.1 behind a gateway, or set ALLOW_KNOWN_CVES=1 where every caller is trusted"
+            f"BIND_ADDRESS {settings.bind_address} opens tritonserver ({installed}) to other machines, and "
+            f"versions before {safe} (26.07) have known vulnerabilities: name a newer one in TRITONSERVER, keep "
+            "to 127.0.0.1 behind a gateway, or set ALLOW_KNOWN_CVES=1 where every caller is trusted"
         )
 
 
@@ -75,7 +75,7 @@ def is_loopback(address: str) -> bool:
 def triton_version(distribution: Distribution) -> tuple[int, int] | None:
     """Major and minor version of a tritonserver; None if unknown.
 
-    A release has it in a file beside ``bin/``; the binary cannot be asked.
+    A release keeps it in a file next to ``bin/``; the binary cannot print it.
     """
     if distribution.is_wheel:
         return WHEEL_VERSION
@@ -94,7 +94,7 @@ def check_numpy(version: str) -> None:
 
 
 def check_python(scripts: Path) -> None:
-    """Check that ``python3``, from which the stub takes its packages, is beside the running interpreter."""
+    """Check that ``python3``, from which the stub takes its packages, is next to the running interpreter."""
     if not (scripts / "python3").exists():
         raise LaunchError(f"{scripts} has no python3: run hiscore from a virtual environment")
 

@@ -1,4 +1,4 @@
-"""Start a tritonserver, wait until it is ready, stop it, and see that its stubs are gone, too."""
+"""Start a tritonserver, wait until it is ready, stop it, and make sure that its stubs are gone, too."""
 
 import http.client
 import json
@@ -91,7 +91,7 @@ class Process:
             if time.monotonic() > deadline:
                 raise LaunchError(f"tritonserver was not ready after {timeout_s} seconds (READY_TIMEOUT_S)")
             time.sleep(POLL_SECONDS)
-        # Take stock of the stubs now: one that dies before the next look would go unnoticed.
+        # Take stock of the stubs now: one that dies before the next check would go unnoticed.
         self.lost_stub()
 
     def stop(self, drain_s: float) -> None:

@@ -132,8 +132,8 @@ class Server:
             write_repository(settings.model_repository, self._workspace.path / "models", values)
             distribution.link_backends(self._workspace.path / "backends")
             distribution.link_libpython(self._workspace.path / "lib")
-            asked = Ports(settings.http_port, settings.grpc_port, settings.metrics_port)
-            self._launch(asked)
+            requested = Ports(settings.http_port, settings.grpc_port, settings.metrics_port)
+            self._launch(requested)
         except BaseException:
             self.stop()
             raise
@@ -171,11 +171,11 @@ class Server:
         canaries = [Canary(probe, transport) for probe in probes(self.models, self.checkpoint)]
         return Canaries(canaries, settings.canary_seconds, settings.canary_misses)
 
-    def _launch(self, asked: Ports) -> None:
+    def _launch(self, requested: Ports) -> None:
         settings, workspace = self.settings, self._own_workspace
         crashed = False
         while True:
-            self.ports = asked.choose(settings.bind_address)
+            self.ports = requested.choose(settings.bind_address)
             flags = tritonserver_flags(
                 repository=workspace.path / "models",
                 backends=workspace.path / "backends",
@@ -204,7 +204,7 @@ class Server:
                     crashed = True
                     continue
                 # Somebody took a port between our choice and Triton's use of it: choose again.
-                if self.ports != asked and self.ports.taken(settings.bind_address):
+                if self.ports != requested and self.ports.taken(settings.bind_address):
                     continue
                 raise LaunchError(f"{error}{failure_reason(self.log_path)}") from None
 

@@ -16,7 +16,7 @@ from hiscore.settings import ServeSettings
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-# Without a look at the server for this long, the watchdog counts as dead.
+# A watchdog that has not checked the server for this long counts as dead.
 LONGEST_LOOK_SECONDS = 12.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0

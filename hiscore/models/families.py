@@ -1,4 +1,4 @@
-"""The families of checkpoints that are served, and all that tells them apart.
+"""The families of checkpoints that are served, and everything in which they differ.
 
 A family is a `model_type` of transformers. To add one:
 
@@ -7,11 +7,11 @@ A family is a `model_type` of transformers. To add one:
    default changes nothing; `models/config.py` copies it into `Architecture`, and the loader or a layer acts on it.
 2. Go through the family's `configuration_*.py` and `modeling_*.py` in transformers. For every key that changes the
    computation and is not implemented for all of its values, add a rule: what is not refused here is computed, and
-   would be computed wrongly without a word.
+   would silently be computed wrongly.
 3. Add a random checkpoint to `tests/support/tiny_models.py` (or `tiny_dsa.py`): tests compare every family there
    with transformers' own model.
 
-Nothing here imports torch: the launcher asks which models a checkpoint can serve before anything heavy is loaded.
+Nothing here imports torch: the launcher reads this table before anything heavy is loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ def key(name: str, implemented: Callable[[Any], bool], reason: str) -> Rule:
     Args:
         name: The key. Where it is missing the family's default holds, which must be implemented.
         implemented: Whether a value of the key is computed.
-        reason: What is said of any other value, in place of `{value}`.
+        reason: Message for any other value, which replaces `{value}`.
     """
 
     def rule(config: Config) -> str | None:
@@ -71,8 +71,8 @@ def rope_types(*implemented: str) -> Rule:
     def rule(config: Config) -> str | None:
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         variants = [value for value in rope.values() if isinstance(value, dict)] or [rope]
-        found = {str(variant.get("rope_type", variant.get("type", "default"))) for variant in variants}
-        for rope_type in sorted(found - set(implemented)):
+        present = {str(variant.get("rope_type", variant.get("type", "default"))) for variant in variants}
+        for rope_type in sorted(present - set(implemented)):
             return f"rope type '{rope_type}' is none of {', '.join(implemented)}"
         return None
 
@@ -125,7 +125,7 @@ class DecoderFamily:
             ),
             key("use_bidirectional_attention", unset, "it attends in both directions"),
             *self.own_rules,
-            # Frequencies that change with the length of the sequence would change with what shares the batch.
+            # Other types change frequencies with the length of the sequence, and so with what shares the batch.
             rope_types("default", "linear", "llama3", "yarn"),
         )
 

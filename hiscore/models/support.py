@@ -1,4 +1,4 @@
-"""What a checkpoint can serve, and the facts that validation needs of it; from its JSON files alone."""
+"""What a checkpoint can serve, and the facts that validation needs, from its JSON files alone."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from hiscore.settings import Selector
 
 MODELS = ("score", "tokenizer", "scorer", "decode")
 DEFAULT_MODELS = MODELS
-"""What is loaded where MODELS does not say."""
+"""What is loaded if MODELS is not set."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 

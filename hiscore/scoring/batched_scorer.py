@@ -43,7 +43,7 @@ class BatchedScorer:
     def join(self, job: ScoreRequest, answers: Sequence[Outputs]) -> Outputs:
         """Concatenate the scores of a request's parts.
 
-        Only the cached tokens of the first part count: what later parts find, the request itself put there.
+        Only the cached tokens of the first part count: the request itself put there what later parts hit.
         """
         scores = np.concatenate([part["scores"] for part in answers], axis=1)
         usage = np.array([[len(job.prompt.tokens), answers[0]["usage"][0, 1]]], np.int32)

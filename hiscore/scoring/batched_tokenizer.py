@@ -22,7 +22,7 @@ class EncodeStats:
 class BatchedTokenizer:
     """`BatchedModel` of `TextRequest`, with costs in characters; answers are `Outputs`.
 
-    Encoding is a computation on the CPU: it gets a thread of its own, and requests stay whole.
+    Encoding is a computation on the CPU: it gets its own thread, and requests are never split.
     """
 
     async_launch = False

@@ -1,6 +1,6 @@
 """Requests in text to requests in token ids, exact to the token and with the query encoded once.
 
-The reference is what a user gets who sends one item at a time: ``tokenizer(query + item)``, special tokens
+The reference is what a user would get by sending one item at a time: ``tokenizer(query + item)``, special tokens
 included. The longest common prefix of those token sequences becomes the query, the rest are the items' own tokens.
 Where `safe_splits` finds a safe split in the query, only the text beyond it is encoded with every item.
 """

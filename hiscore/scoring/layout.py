@@ -1,7 +1,7 @@
 """The wire layout of a prompt: query, then a delimiter and an item for each item, then one last delimiter.
 
 Delimiters only mark where items begin and end. Their ids are never read, and they are dropped before anything is
-computed. Whoever lays a prompt out also sends their positions, so nobody searches for them.
+computed. Their positions are sent along, so nothing ever searches for them.
 """
 
 import numpy as np

@@ -59,7 +59,7 @@ class _PackedPrompt:
         self.query = prompt.query_length
         self.tokens = prompt.tokens
         self.cached = cached
-        self.begin = begin - cached  # index of token 0 in the batch's sequence, if it were there
+        self.begin = begin - cached  # index that token 0 has, or would have, in the batch's sequence
         self.end = self.begin + len(prompt.tokens)
         self.first_item = first_item
         # Of node i, where node 0 is the query and the others are items: tokens bounds[i] to bounds[i + 1].

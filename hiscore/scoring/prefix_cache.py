@@ -1,11 +1,11 @@
-"""Which pages of the KV pool hold what: cached queries, and what a prompt keeps from one forward to the next.
+"""Bookkeeping of the KV pool's pages: cached queries, and what a prompt keeps from one forward to the next.
 
 The pool's slots, one per token, come in pages of `PAGE`. Full pages of recent queries stay cached under a hash of
 all token ids up to their end, so queries with a common prefix share pages. Pages for prompts that span several
 forwards are allocated from the same pool and freed again.
 
-This is bookkeeping only: no tensor, no device. Whatever reads or writes the pool runs in the order in which it was
-packed, so a page may be reused as soon as the forwards that use it have been packed.
+No tensor, no device. All reads and writes of the pool run in the order in which they were packed, so a page may be
+reused as soon as the forwards that use it have been packed.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ class PrefixCache:
         return [self._take_page() for _ in range(pages)]
 
     def free(self, pages: list[int]) -> None:
-        """Put allocated pages back."""
+        """Free allocated pages."""
         self._free_pages.extend(pages)
 
     def end_batch(self) -> None:

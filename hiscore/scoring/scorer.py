@@ -218,7 +218,7 @@ def _pick_dtype(dtype: str, device: torch.device) -> str:
 
 
 def _check_fp8(device: torch.device) -> None:
-    """Refuse fp8 on a CPU, which could compute it, but slower than bfloat16: nobody wants that."""
+    """Refuse fp8 on a CPU, which would compute it more slowly than bfloat16."""
     needed = "DTYPE=fp8 needs a CUDA device of compute capability {}.{} or later".format(*FP8_CAPABILITY)
     if device.type != "cuda":
         raise ValueError(f"{needed}, and the scorer runs on the CPU: set DTYPE to bfloat16 or float32")

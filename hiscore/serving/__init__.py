@@ -1,1 +1,1 @@
-"""The thin edge to Triton's Python backend: tensors in, tensors or errors out, metrics beside."""
+"""The thin edge to Triton's Python backend: tensors in, tensors or errors out, and metrics."""

@@ -31,7 +31,7 @@ class BatchedModel(Protocol[Job]):
     """A model whose jobs can be computed in batches."""
 
     async_launch: bool
-    """`launch` only queues work on a device. Otherwise it computes, and gets a thread of its own."""
+    """`launch` only queues work on a device. Otherwise it computes, and gets its own thread."""
 
     def cost(self, job: Job) -> int:
         """The size of a job, in the unit of `BatchLimits.max_batch_cost`."""

@@ -1,14 +1,14 @@
 """A model's own queue, and the threads that form batches from it and answer them.
 
-Triton's dynamic batcher cannot be the queue that counts: any limit or timeout in its config turns off its
+Triton's dynamic batcher cannot serve as the queue: any limit or timeout in its config turns off its
 prefetching, and then a request that arrives while the model is busy may sleep for half a second. So `execute` only
 validates requests and queues them here, and a batch is formed at the last moment, by cost, from all that wait.
 
 While the device computes one batch, the next is launched behind it. Where a launch only queues work on a device,
-whoever finds room makes it: the caller of `submit`, or the thread that has just seen a batch end. Switching
-threads would cost each request 0.3 ms. A launch that computes has a thread of its own, so that requests are still
-accepted or refused meanwhile. After each of its parts a large job goes to the end of the queue, so that it does
-not hold up small ones.
+it is made by the first thread that sees room: the caller of `submit`, or the thread that has just seen a batch
+end. Switching threads would cost each request 0.3 ms. A launch that computes has its own thread, so that requests
+are still accepted or refused meanwhile. After each of its parts a large job goes to the end of the queue, so that
+it does not hold up small ones.
 
 A request that finds the model idle may run on the calling thread (`run_alone`), to be answered by what `execute`
 returns: that reaches the caller about 0.9 ms sooner than a response sender does.
@@ -31,9 +31,10 @@ from hiscore.serving.totals import Totals
 
 log = logging.getLogger(__name__)
 
-# Before a batch is formed, so many of the callers that have waited this long are asked whether they have gone.
-ASK_AFTER_S = 0.1
-MOST_ASKED = 16
+# Before a batch is formed, up to MAX_POLLED of the requests that have waited for POLL_AFTER_S are checked for
+# cancellation.
+POLL_AFTER_S = 0.1
+MAX_POLLED = 16
 
 
 class Batcher(Generic[Job]):
@@ -186,12 +187,12 @@ class Batcher(Generic[Job]):
         with self._changed:
             if not self._can_launch():
                 return set()
-            # Asking takes a round trip to the server: not for requests that are launched as they come.
-            since = time.monotonic() - ASK_AFTER_S
-            first = islice(self._waiting, MOST_ASKED)
-            asked = [request for request in first if not request.answered and request.since < since]
+            # Each check is a round trip to the server: not for requests that are launched as they come.
+            since = time.monotonic() - POLL_AFTER_S
+            first = islice(self._waiting, MAX_POLLED)
+            polled = [request for request in first if not request.answered and request.since < since]
         try:
-            return {id(request) for request in asked if request.reply_to.is_cancelled()}
+            return {id(request) for request in polled if request.reply_to.is_cancelled()}
         except Exception:
             log.exception("cannot tell which requests were cancelled: they are served")
             return set()

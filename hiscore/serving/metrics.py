@@ -1,4 +1,4 @@
-"""Our metrics beside Triton's, updated at most once per batch or once a second.
+"""Our metrics, exported alongside Triton's, updated at most once per batch or once a second.
 
 Every update is a round trip to the server's process: none belongs into a loop over requests, items or tokens.
 """
@@ -19,7 +19,7 @@ SECONDS = {
     "hiscore_device_seconds_total": "Seconds spent on waiting for launched batches",
     "hiscore_answer_seconds_total": "Seconds spent on sending answers",
 }
-REJECTS = {"hiscore_rejects_total": f"Calls turned away, by reason: {', '.join(REASONS)}"}
+REJECTS = {"hiscore_rejects_total": f"Calls rejected, by reason: {', '.join(REASONS)}"}
 
 
 class _Metrics:
@@ -65,7 +65,7 @@ class Gauges(_Metrics):
 
 
 class Rejects:
-    """Counters of the requests that were turned away, by reason."""
+    """Counters of rejected requests, by reason."""
 
     def __init__(self, labels: dict[str, str]) -> None:
         self._counters = {reason: Counters(REJECTS, labels | {"reason": reason}) for reason in REASONS}

@@ -1,7 +1,7 @@
 """Sends streamed responses: one thread sends for all streams, and notices which callers have cancelled.
 
 Sending a response is a round trip of a fraction of a millisecond, so producers never wait for it: they queue their
-outputs, and what gathers for a stream while others are sent to goes out as one response.
+outputs, and what accumulates for a stream meanwhile goes out as one response.
 """
 
 import logging
@@ -20,7 +20,7 @@ from hiscore.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-# Asking whether a caller has cancelled is a round trip as well: so often, and so many at a time.
+# Polling for a cancellation is a round trip as well: every POLL_S seconds, MAX_POLLED streams at a time.
 POLL_S = 0.05
 MAX_POLLED = 64
 METRICS_S = 1.0
@@ -49,7 +49,7 @@ class ResponseStream:
             to a response sender.
         pending: Outputs not yet sent.
         error: Ends the stream after them.
-        cancelled: The caller has cancelled, and is not asked again.
+        cancelled: The caller has cancelled, and is not polled again.
     """
 
     reply_to: Any
@@ -72,7 +72,7 @@ class ResponseSender:
         send: Sends one response, `(reply_to, outputs or error, last)`; returns whether the stream is still open.
         is_cancelled: Whether the caller behind a `reply_to` has cancelled.
         cancel: Called with a stream whose caller has cancelled, repeatedly until its last output comes, which is
-            expected all the same.
+            expected nevertheless.
         update_metrics: Called about once a second while there are streams, and after that until it returns that
             nothing is held any more.
     """
@@ -120,7 +120,7 @@ class ResponseSender:
                 poll_at = time.monotonic() + POLL_S
             if (now >= metrics_at and not self._metrics_settled) or self._closing:
                 idle = self._try(self._update_metrics)
-                # What the last stream held is freed a little after its end.
+                # What the last stream held is freed shortly after its end.
                 self._metrics_settled = idle and not self._open and now >= self._last_event + METRICS_S
                 metrics_at = now + METRICS_S
 

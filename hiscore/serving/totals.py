@@ -13,7 +13,7 @@ class Totals:
         launch_seconds: Spent in `BatchedModel.launch`.
         device_seconds: Spent waiting for launched batches.
         answer_seconds: Spent sending answers.
-        rejects: Requests turned away, by reason: full, late, cancelled.
+        rejects: Rejected requests, by reason: full, late, cancelled.
     """
 
     queue_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""The edge to Triton: reads requests, and answers each of them on its own response sender.
+"""The interface to Triton: reads requests, and answers each of them on its own response sender.
 
 An exception that leaves `execute` would fail every request of the batch and send its text, paths included, to all
 callers. So none does: a `RequestError` answers its own request; anything else is logged with its traceback and
@@ -48,8 +48,8 @@ class ReplyTo:
             streamed: Begin an error's message with its code, since Triton drops the code of streamed responses.
 
         Returns:
-            Whether it was sent as it is. If it could not be, for want of shared memory say, an error was sent
-            instead, as the last response.
+            Whether it was sent. If not, for example for lack of shared memory, an error was sent instead, as the
+            last response.
         """
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
@@ -97,8 +97,8 @@ def serve(
                 return [_response(answer, request_id(request))]
             except Exception as error:
                 return [_response(to_request_error(error), request_id(request))]
-        asked_us = request.timeout()
-        wait_s = min(timeout_s, asked_us / 1e6) if asked_us else timeout_s
+        requested_us = request.timeout()
+        wait_s = min(timeout_s, requested_us / 1e6) if requested_us else timeout_s
         queued.append(QueuedRequest(job, ReplyTo.of(request), now + wait_s))
     batcher.submit(queued)
     return None
@@ -135,10 +135,10 @@ def parameters(request: Any) -> str:
 
 def tensor(request: Any, name: str) -> npt.NDArray[Any] | None:
     """An input as a view of shared memory, or None if it was not sent."""
-    found = pb_utils.get_input_tensor_by_name(request, name)
-    if found is None:
+    triton_tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if triton_tensor is None:
         return None
-    values: npt.NDArray[Any] = found.as_numpy()
+    values: npt.NDArray[Any] = triton_tensor.as_numpy()
     return values
 
 

@@ -41,7 +41,7 @@ class Precision(Settings):
 
 
 class TextLimit(Settings):
-    """How much text one call may hold."""
+    """How much text one call may contain."""
 
     section = "Limits of one call"
 
@@ -51,7 +51,7 @@ class TextLimit(Settings):
 
 
 class Limits(TextLimit):
-    """What one scoring call may hold; more is refused before any work is done on it."""
+    """Limits of one scoring call; anything larger is refused before any work is done on it."""
 
     max_items: PositiveInt = Field(default=10_000, description="items")
     max_labels: PositiveInt = Field(default=1_000, description="labels")

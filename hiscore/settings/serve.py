@@ -110,7 +110,7 @@ class Lifecycle(Settings):
 
 
 class FaultHandling(Settings):
-    """How a dead or hanging model is found, and what happens then."""
+    """How a dead or hanging model is detected, and what happens then."""
 
     section = "Faults"
 

@@ -1,9 +1,9 @@
 r"""Where a text can be split so that its two parts, encoded separately, give the tokens of the whole.
 
-A query shared by many items need not be encoded once per item if such a place in it is known to be safe whatever
-follows. This module knows one kind of place, and the tokenizers for which it is proved.
+A query shared by many items need not be encoded once per item if some place in it is a safe split regardless of
+what follows. This module knows one kind of place, and the tokenizers for which it is proved.
 
-A *split point* lies between two characters ``a|b`` where
+A *split point* is between two characters ``a|b`` where
 
 - ``a`` is not whitespace and ``b`` is an ASCII space, or
 - ``a`` is a Han ideograph or a kana letter and ``b`` is one of ``、。，：；？！`` (such texts have few spaces).

@@ -41,7 +41,7 @@ def find_files(path: Path) -> tuple[Path, ...]:
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a name in the path begins with . or _, like the files that Spark writes beside its data."""
+    """Whether a name in the path begins with . or _, like the files that Spark writes next to its data."""
     return any(part.startswith((".", "_")) for part in path.parts)
 
 

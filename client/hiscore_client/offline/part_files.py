@@ -87,7 +87,7 @@ def id_type_of(source: Path, column: str | None) -> pa.DataType:
 
 
 def _as_text(value: Any) -> str | None:
-    """Convert an id to text: a string as it is, any other value as JSON."""
+    """Convert an id to text: a string unchanged, any other value as JSON."""
     if value is None:
         return None
     return _escape_surrogates(value) if isinstance(value, str) else json.dumps(value, default=str)

@@ -111,7 +111,7 @@ def add_up(
         summary = Summary(
             summary.rows + result.rows,
             summary.errors + result.errors,
-            summary.rows_found + result.rows * result.found,
+            summary.rows_found + result.rows * result.resumed,
             summary.shards + 1,
         )
         on_progress(summary)

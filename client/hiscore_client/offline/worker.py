@@ -21,14 +21,14 @@ class ShardResult:
         shard: Its index.
         rows: Rows in its output.
         errors: Of these, rows with an error.
-        found: An earlier run had already written the output.
+        resumed: An earlier run had already written the output.
         error: The first error of this run; empty: none.
     """
 
     shard: int
     rows: int
     errors: int
-    found: bool = False
+    resumed: bool = False
     error: str = ""
 
 
@@ -44,7 +44,7 @@ def score_shard(job: Job, shard: Shard) -> ShardResult:
     path = part_path(job.output, shard.index, task.output_format)
     if path.exists():
         return ShardResult(
-            shard.index, shard.rows, count_errors(path, shard.rows, task.output_format), found=True
+            shard.index, shard.rows, count_errors(path, shard.rows, task.output_format), resumed=True
         )
     rows = read_shard(source, shard, task)
     lines = []

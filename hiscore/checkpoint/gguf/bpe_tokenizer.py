@@ -50,7 +50,7 @@ def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
     """The content of tokenizer_config.json; without special tokens that the file does not name."""
     tokens = metadata["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {
-        # This class uses tokenizer.json as it is. A model's own class would build its own tokenizer.
+        # This class uses tokenizer.json unchanged. A model's own class would build its own tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": metadata["llama.context_length"],
         "clean_up_tokenization_spaces": False,

@@ -1,7 +1,7 @@
 """Every tensor of decoding's KV cache, and how they are allocated.
 
-Keys and values lie in pages of `page_size` tokens. The host pool holds all pages of all sequences. The device
-holds a small buffer for the sparse layers, into which selected pages are swapped; all pages of the dense
+Keys and values are stored in pages of `page_size` tokens. The host pool holds all pages of all sequences. The
+device holds a small buffer for the sparse layers, into which selected pages are swapped; all pages of the dense
 layers; and the index that a selector reads. Dense layers and index are addressed by host pages, the buffer by
 pages of its own.
 """
@@ -132,5 +132,5 @@ def _host_pool(size: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
 
 def _untouched_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """Zeros that occupy no memory until they are written: NumPy maps zero pages, torch.zeros writes them."""
-    # NumPy lacks some of torch's dtypes; an integer of the same size stands in.
+    # NumPy lacks some of torch's dtypes; an integer of the same size is used instead.
     return torch.from_numpy(np.zeros(tuple(size), f"i{dtype.itemsize}")).to(device).view(dtype)

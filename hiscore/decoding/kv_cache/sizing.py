@@ -1,4 +1,4 @@
-"""How large the KV cache is: from settings, the checkpoint and the memory at hand to pages of each pool."""
+"""How large the KV cache is: pages of each pool, from the settings, the checkpoint and the available memory."""
 
 import logging
 from bisect import bisect_left
@@ -16,7 +16,7 @@ from hiscore.settings import CacheSettings
 log = logging.getLogger(__name__)
 
 CONTEXT_PAGE = 256
-"""A context that memory has no room for is cut to a multiple of so many tokens."""
+"""A context that does not fit in memory is cut to a multiple of this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def plan_cache(
     Args:
         settings: Selector, its sizes, and the width of the offload ring.
         model: The checkpoint's shape.
-        memory: What there is.
+        memory: What is available.
         dtype: Of keys and values.
         chunk: Tokens of a prefill forward.
 

@@ -1,8 +1,8 @@
 """Which pages of a sequence are on the device, and how selected ones get there: tables, LRU and copies.
 
 A sequence's part of the device buffer has two areas. The ring holds its newest pages, each at a fixed index.
-The rest is managed as LRU: it starts with the first page and those before the ring, and takes what selectors
-ask for. Each layer and KV head has its own residency. A sequence that fits into its buffer has none:
+The rest is managed as LRU: it starts with the first page and those before the ring, and takes the pages that
+selectors select. Each layer and KV head has its own residency. A sequence that fits into its buffer has none:
 `KVCache.fully_resident`.
 """
 
@@ -63,7 +63,7 @@ def admit(
     written = -(-length // shape.page_size) if shape.sparse_layers else 0
     if resident:
         return InitialPages(torch.arange(written), device_pages[:written])
-    # The next token may start a page, which then takes the place of the ring's oldest.
+    # The next token may start a page, which then replaces the ring's oldest.
     ring_start = max(0, length // shape.page_size - shape.ring_pages + 1)
     ring = torch.arange(ring_start, written)
     sink = min(1, ring_start)

@@ -49,7 +49,7 @@ class TorchCacheOps:
             raise TypeError("without an index there is nothing to select by")
         selection = self._selector.select(scores, batch)
         device_pages = swap_in(self._cache, layer, selection, batch)
-        # NaN scores say nothing of their row, and must not spoil the sum over all rows.
+        # NaN scores say nothing about their row, and must not spoil the sum over all rows.
         captured = selection.mass.double().nan_to_num(0.0).sum()
         self._cache.mass += torch.stack((captured, batch.valid.sum() * selection.mass.shape[1]))
         return SelectedPages(selection.pages, PageLists(device_pages, selection.counts), selection.mass)

@@ -1,6 +1,6 @@
 """`CacheOps` in Triton, for CUDA devices.
 
-Nothing waits for the device, and no size depends on what is in its memory: a CUDA graph can hold a whole step.
+Nothing waits for the device, and no size depends on what is in its memory: a CUDA graph can capture a whole step.
 """
 
 import torch

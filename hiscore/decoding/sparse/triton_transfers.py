@@ -7,14 +7,14 @@ from torch import Tensor
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.kernels import kv_transfer, page_scores
 
-# Bytes in flight from the host at once: a few times what the bus holds. More were not faster.
+# Bytes in flight from the host at once: a few times the bus's bandwidth-delay product. More was not faster.
 BYTES_IN_FLIGHT = 2**18
 # Elements that one program copies at once.
 COPY_ELEMENTS = 4096
-# Programs that offload a prompt: few, because forwards run beside them and are held up on each multiprocessor that
+# Programs that offload a prompt: few, because concurrent forwards are held up on each multiprocessor that
 # stores to the host. With twice the elements each, they saturate the bus.
 PROMPT_OFFLOAD_PROGRAMS = 3
-# Offloads of at most so many tokens are too short to hold up anything, and use as many programs as swap-ins.
+# Offloads of at most this many tokens are too short to hold up anything, and use as many programs as swap-ins.
 SHORT_OFFLOAD_TOKENS = 64
 
 

@@ -27,7 +27,7 @@ from hiscore.settings import CacheSettings, DecodeSettings
 
 log = logging.getLogger(__name__)
 
-# Tokens of a prefill forward: running sequences may have to wait for one between two of their tokens.
+# Tokens of a prefill forward: running sequences may have to wait for one such forward between two tokens.
 PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 2_048}
 # Default of MAX_STREAMS.
 MAX_SEQUENCES = {"cpu": 32, "cuda": 64}
@@ -72,7 +72,7 @@ def build_worker(
     dtype: torch.dtype,
     prefill_token_budget: int,
 ) -> CacheWorker:
-    """Build a worker with everything decided.
+    """Build a worker from settings that leave nothing to choose.
 
     Args:
         checkpoint: A directory.
@@ -146,7 +146,7 @@ def _latent_shape(decoder: DsaDecoder) -> ModelShape:
 
 def _host_bytes(device: torch.device) -> int:
     share = int(HOST_SHARE * _free_host_bytes())
-    # Beside a GPU the pool is pinned: all of it is taken at once.
+    # With a GPU the pool is pinned: all of it is allocated at once.
     return share if device.type == "cuda" else max(share, MIN_CPU_BYTES)
 
 

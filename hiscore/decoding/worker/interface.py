@@ -207,7 +207,7 @@ class Worker(Protocol):
         ...
 
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
-        """Take back a sequence's pages and its row in the tables; it may never have been admitted.
+        """Free a sequence's pages and its row in the tables; it may never have been admitted.
 
         Call it when all of its launches have been read and it is `drained`.
 

@@ -24,9 +24,9 @@ next forward.
 And at the edges of a sequence's life:
 
 - A copy waits for the forward that wrote what it reads, and so for all work launched on the COMPUTE queue
-  before. So host pages that change hands are never written while an old swap-in reads them.
+  before. So reused host pages are never written while an old swap-in reads them.
 - Staging pages are overwritten only after the copies of the prompt that they held.
-- A sequence gives up its index, pages and staging only when it is drained: when all of its copies have completed.
+- A sequence frees its index, pages and staging only when it is drained: when all of its copies have completed.
 """
 
 from collections import deque
@@ -77,7 +77,7 @@ class HeldCopy:
 
 
 class OffloadSchedule:
-    """Says what forwards wait for, and keeps account of copies. For one thread.
+    """Decides what forwards wait for, and keeps track of copies. For one thread.
 
     The caller asks what to wait for, launches the work and reports each launch; what it does not report did not
     happen. It also reports each copy that has completed, in order: `oldest_copy` says which event to look at.
@@ -119,7 +119,7 @@ class OffloadSchedule:
         return self._copies[0].done if self._copies else None
 
     def copy_completed(self) -> None:
-        """Take note that the oldest copy has completed; its event is free."""
+        """Record that the oldest copy has completed; its event is free."""
         copy = self._copies.popleft()
         self._landed[copy.seq_indices] = copy.positions
         self._completed += 1
@@ -134,7 +134,7 @@ class OffloadSchedule:
         return self._wait_for(int(self._staging_tickets[pages].max(initial=0)))
 
     def prompt_copied(self, done: Event, seq_index: int, start: int, end: int, staging_pages: Int32) -> None:
-        """Take note of a launched copy of a prompt's tokens [start, end), which follow those copied before.
+        """Record a launched copy of a prompt's tokens [start, end), which follow those copied before.
 
         Args:
             done: Event recorded behind the copy.
@@ -150,7 +150,7 @@ class OffloadSchedule:
         self._written[seq_index] = end - 1
 
     def restored(self, seq_index: int, length: int) -> None:
-        """Take note of a launched restore: the host has all `length` tokens of the sequence."""
+        """Record a launched restore: the host has all `length` tokens of the sequence."""
         self._written[seq_index] = self._landed[seq_index] = length - 1
 
     def step_waits_for(self, seq_indices: Int32, positions: Int32) -> Event | None:
@@ -169,7 +169,7 @@ class OffloadSchedule:
         return self._wait_for(ticket)
 
     def step_launched(self, seq_indices: Int32, positions: Int32) -> None:
-        """Take note of a step's launched forward."""
+        """Record a step's launched forward."""
         self._written[seq_indices] = positions
 
     def hold_copy(self, forward: Event, seq_indices: Int32, positions: Int32) -> None:
@@ -183,7 +183,7 @@ class OffloadSchedule:
         return held
 
     def step_copied(self, done: Event, seq_indices: Int32, positions: Int32) -> None:
-        """Take note of a step's launched copy.
+        """Record a step's launched copy.
 
         Args:
             done: Event recorded behind the copy.
@@ -205,7 +205,7 @@ class OffloadSchedule:
         return not held and bool(self._newest_ticket[seq_index] <= self._completed)
 
     def release(self, seq_index: int) -> None:
-        """Forget the sequence, which leaves for good or for later.
+        """Forget a sequence that has ended or is preempted.
 
         Raises:
             RuntimeError: It is not drained.

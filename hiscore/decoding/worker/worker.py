@@ -149,7 +149,7 @@ class CacheWorker:
     @torch.inference_mode()
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
         if seq_index >= 0:
-            self.drained(seq_index)  # collects what has completed since it was asked last
+            self.drained(seq_index)  # collects what has completed since the last call
             self._schedule.release(seq_index)
 
     # Queues.

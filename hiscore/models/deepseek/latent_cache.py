@@ -20,7 +20,7 @@ MAX_ELEMENTS = 2**24
 
 
 class LatentCache(Protocol):
-    """Rows and index keys of all sequences of a forward. Whoever runs it first tells the cache where they are."""
+    """Rows and index keys of all sequences of a forward. Its owner first sets where they are."""
 
     def keep(self, layer: int, row: Tensor, index_key: Tensor | None) -> None:
         """Keep new rows.
@@ -106,7 +106,7 @@ class StagedLatents:
         self._selected: list[Tensor | None] = []
 
     def plan(self, segments: Sequence[Segment]) -> None:
-        """Say where the rows of the next forward are."""
+        """Set where the rows of the next forward are."""
         new = [segment.slots[len(segment.slots) - segment.rows :] for segment in segments]
         self._new_slots = torch.cat([self._new_slots[:0], *new])
         self._pieces, first = [], 0

@@ -234,7 +234,7 @@ def test_a_late_request_is_answered_and_never_launched(device: Device) -> None:
 
 
 def test_a_cancelled_request_is_never_launched(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batcher_module, "ASK_AFTER_S", 0.0)
+    monkeypatch.setattr(batcher_module, "POLL_AFTER_S", 0.0)
     batcher = device.batcher(max_cost=1, in_flight=1)
     submit(device, batcher, 1)
     assert device.wait(lambda: device.launched == [[1]])
