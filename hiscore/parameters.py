@@ -56,7 +56,15 @@ def number(name: str, value: object) -> float:
 
 
 def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    """The only row, [n], of a tensor with Triton's leading batch dimension, [1, n], of the right dtype.
+    """The only row of a tensor with Triton's leading batch dimension.
+
+    Args:
+        name: Of the tensor, for messages.
+        values: [1, n].
+        dtype: That it must have.
+
+    Returns:
+        [n], a view.
 
     Raises:
         RequestError: It has another shape or dtype.
@@ -72,7 +80,12 @@ def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) ->
 
 
 def check_ids(name: str, ids: Int32, vocab_size: int) -> None:
-    """Check that every id, int32 [n], is a row of the model's embedding; those of added tokens are.
+    """Check that every id is a row of the model's embedding, as those of added tokens are.
+
+    Args:
+        name: Of the tensor, for messages.
+        ids: int32 [n].
+        vocab_size: Rows of the embedding.
 
     Raises:
         RequestError: One of them is not.

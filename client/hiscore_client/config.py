@@ -69,7 +69,16 @@ def make_config(
     headers: Mapping[str, str] | None,
     load_balancing: LoadBalancing = "pick_first",
 ) -> ClientConfig:
-    """Fill in defaults; without ``url``, the address is HISCORE_URL or else localhost:8001."""
+    """Fill in defaults. See `ScoreClient` for the arguments.
+
+    Args:
+        url: None: the environment variable HISCORE_URL, or else localhost:8001.
+        limits: None: the defaults of `ChunkLimits`.
+        retry: None: the defaults of `RetryPolicy`.
+        max_in_flight: At least 1.
+        headers: None: none.
+        load_balancing: ``pick_first`` or ``round_robin``.
+    """
     return ClientConfig(
         url=url or os.environ.get("HISCORE_URL") or DEFAULT_URL,
         limits=limits or ChunkLimits(),

@@ -163,6 +163,13 @@ def make_generation(
 ) -> Generation:
     """Build a call of the model ``decode``.
 
+    Args:
+        config: Settings of the client.
+        prompt: Text or token ids.
+        options: How to sample, and when to stop.
+        timeout: Seconds for the whole stream; None: no limit.
+        request_id: Of the call.
+
     Raises:
         InvalidRequest: An argument that cannot be sent.
     """

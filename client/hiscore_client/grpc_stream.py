@@ -31,7 +31,14 @@ def make_channel(
     credentials: grpc.ChannelCredentials | None,
     options: Sequence[tuple[str, Any]],
 ) -> Any:
-    """Open a channel of ``grpc`` or ``grpc.aio``; with the same options it shares tritonclient's connection."""
+    """Open a channel; with tritonclient's options it shares tritonclient's connection.
+
+    Args:
+        module: ``grpc`` or ``grpc.aio``.
+        url: ``host:port``.
+        credentials: For TLS; None: no TLS.
+        options: gRPC's channel options.
+    """
     if credentials is None:
         return module.insecure_channel(url, options=options)
     return module.secure_channel(url, credentials, options=options)

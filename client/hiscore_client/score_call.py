@@ -124,6 +124,16 @@ def text_call(
 ) -> ScoreCall:
     """Build a call of the model ``score``, which takes text.
 
+    Args:
+        config: Settings of the client.
+        query: What all items share.
+        items: Each is scored on its own.
+        labels: Labels as text, or None.
+        label_token_ids: Labels as token ids, or None.
+        options: Options of the call.
+        timeout: Seconds for the whole call; None: no limit.
+        request_id: Of the call.
+
     Raises:
         InvalidRequest: An argument that cannot be sent.
     """
@@ -165,6 +175,15 @@ def ids_call(
     request_id: str,
 ) -> ScoreCall:
     """Build a call of the model ``scorer``, which takes token ids.
+
+    Args:
+        config: Settings of the client.
+        query_ids: What all items share.
+        item_ids: The ids of each item.
+        label_token_ids: Empty for a classifier.
+        options: Options of the call.
+        timeout: Seconds for the whole call; None: no limit.
+        request_id: Of the call.
 
     Raises:
         InvalidRequest: An argument that cannot be sent.

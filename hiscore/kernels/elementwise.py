@@ -30,7 +30,13 @@ def _store_row(value, out, scales, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def quantise(x, out, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """x [T, WIDTH] to out float8_e4m3fn [T, WIDTH] and scales float32 [T]. Grid: (T,)."""
+    """Quantise rows to fp8, each with its own scale. Grid: (T,).
+
+    Args:
+        x: [T, WIDTH].
+        out: Out: float8_e4m3fn [T, WIDTH].
+        scales: Out: float32 [T].
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = tl.load(x + row * WIDTH + column, mask=column < WIDTH, other=0.0)
@@ -175,7 +181,12 @@ def rope_and_cache(
 
 @triton.jit
 def activate(gate_up, out, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    """out [T, WIDTH] = act(gate) * up, from gate_up [T, 2 WIDTH]. Grid: (T, blocks of BLOCK)."""
+    """act(gate) * up. Grid: (T, blocks of BLOCK).
+
+    Args:
+        gate_up: [T, 2 WIDTH], gate first.
+        out: Out: [T, WIDTH].
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -185,7 +196,13 @@ def activate(gate_up, out, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def activate_fp8(gate_up, out, scales, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    """`activate` to fp8. Grid: (T,): a row has one scale, so one program computes all of it."""
+    """`activate` to fp8. Grid: (T,): a row has one scale, so one program computes all of it.
+
+    Args:
+        gate_up: [T, 2 WIDTH], gate first.
+        out: Out: float8_e4m3fn [T, WIDTH].
+        scales: Out: float32 [T].
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     value = _gated(gate_up + token * 2 * WIDTH + column, column < WIDTH, WIDTH, GELU)

@@ -49,8 +49,15 @@ LARGE = Tile(128, 128, 64, warps=8, stages=3, programs=1)
 def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile | None:
     """The tile with which the kernel was faster than cuBLAS on an H200, or None where it was slower.
 
-    Measured by perf/results/h200/gated_product.json. With more inputs there is less to gain, and the last wave of
-    cuBLAS leaves less of the GPU idle.
+    With more inputs there is less to gain, and the last wave of cuBLAS leaves less of the GPU idle.
+
+    Args:
+        rows: Of x.
+        inputs: Columns of x.
+        outputs: Of each of gate and up.
+        multiprocessors: Of the device.
+
+    Source: perf/results/h200/gated_product.json.
     """
     if not rows or inputs % 8 or outputs % 8:  # tensor descriptors need rows aligned to 16 bytes
         return None

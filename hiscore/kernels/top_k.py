@@ -25,13 +25,17 @@ def float_key(value):
 
 @triton.jit
 def kth_largest(keys, count, k, most, BLOCK: tl.constexpr):
-    """Find the k-th largest of keys uint32 [count], 1 <= k <= count < 2^21.
+    """Find the k-th largest key.
+
+    Args:
+        keys: uint32 [count].
+        count: Below 2^21.
+        k: 1 <= k <= count.
+        most: uint32, no key is greater.
 
     Returns:
         A uint32 threshold and how many keys equal to it are selected. A search that ends early returns less than
         the k-th largest, but more than the next one.
-
-    most: uint32, no key is greater.
     """
     low = tl.zeros([], tl.uint32)
     step = low + (1 << 30)

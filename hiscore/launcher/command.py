@@ -73,7 +73,13 @@ def tritonserver_flags(
 
 
 def tls_flags(cert: Path | None, key: Path | None, client_ca: Path | None) -> list[str]:
-    """Flags for TLS over gRPC; with a client CA, only callers with one of its certificates are let in."""
+    """Flags for TLS over gRPC.
+
+    Args:
+        cert: The server's certificate; None: no TLS.
+        key: Its key.
+        client_ca: Only callers with a certificate of this CA are let in; None: all are.
+    """
     if cert is None or key is None:
         return []
     mutual = ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={client_ca}"] if client_ca else []

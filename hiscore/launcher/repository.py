@@ -39,7 +39,12 @@ def _quoted(value: object) -> str:
 
 
 def write_repository(source: Path, target: Path, values: Mapping[str, Values]) -> None:
-    """Write each model named in `values` from its template and its ``1/`` directory under `source`.
+    """Write the models that tritonserver loads.
+
+    Args:
+        source: Directory with a template and a ``1/`` directory for each model.
+        target: Directory to write to.
+        values: Placeholder -> value, per model; only the models named here are written.
 
     Raises:
         LaunchError: A template is missing or does not fit its values; the message names the file.

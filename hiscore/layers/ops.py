@@ -92,11 +92,29 @@ class Ops(Protocol):
         weight: Tensor,
         fp8: bool = False,
     ) -> Any:
-        """`add_norm` of a projection of h. The result is only for `project` and `gate`."""
+        """`add_norm` of a projection of h. The result is only for `project` and `gate`.
+
+        Args:
+            x: See `add_norm`.
+            projection: Of [T, in] to [T, hidden].
+            h: Its input.
+            post_weight: See `add_norm`.
+            weight: See `add_norm`.
+            fp8: See `add_norm`.
+        """
         return self.add_norm(x, self.project(projection, h), post_weight, weight, fp8)
 
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
-        """act(gate) * up of a joint projection to gate and up: [T, in] to [T, F]."""
+        """act(gate) * up of a joint projection to gate and up.
+
+        Args:
+            projection: Of [T, in] to [T, 2 F], gate first.
+            h: Its input.
+            fp8: Whether the result is quantised.
+
+        Returns:
+            [T, F].
+        """
         return self.activate(self.project(projection, h), fp8)
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:

@@ -97,6 +97,12 @@ def encode_requests(
 ) -> list[TokenizedRequest | RequestError]:
     """Encode the texts of all requests together.
 
+    Args:
+        tokenizer: The checkpoint's.
+        requests: Texts as they were sent.
+        limits: Bounds of one call.
+        facts: Sizes to validate against.
+
     Returns:
         One answer per request; a `RequestError` for those that cannot be served.
     """

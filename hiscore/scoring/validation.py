@@ -13,6 +13,11 @@ from hiscore.settings import Limits
 def check_prompt(prompt: MultiItemPrompt, limits: Limits, facts: CheckpointFacts) -> None:
     """Check a prompt against the server's limits and the model.
 
+    Args:
+        prompt: Query and items.
+        limits: Bounds the number of items and tokens.
+        facts: Sizes of the vocabulary and the context.
+
     Raises:
         RequestError: More items or tokens than the limits allow, ids out of the vocabulary, query plus an item
             longer than the context, or query and an item both empty.

@@ -93,6 +93,11 @@ def _parquet_rows(path: Path, task: Task) -> int:
 def read_shard(path: Path, shard: Shard, task: Task) -> list[InputRow]:
     """Read the rows of a shard, in order.
 
+    Args:
+        path: The input file.
+        shard: Which of its rows.
+        task: Names the columns.
+
     Raises:
         InvalidRequest: The file cannot be read, or has changed since it was scanned.
     """

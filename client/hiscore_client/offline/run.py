@@ -101,6 +101,11 @@ def add_up(
 ) -> Summary:
     """Sum up the results of shards as they arrive.
 
+    Args:
+        results: Of the shards, in any order.
+        max_errors: Rows that may fail.
+        on_progress: Called with the sum after each shard.
+
     Raises:
         HiscoreError: More rows failed than ``max_errors``.
     """

@@ -75,6 +75,11 @@ class KVCache:
     def allocate(cls, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> "KVCache":
         """Allocate an empty cache.
 
+        Args:
+            shape: All sizes.
+            dtype: Of keys and values.
+            device: Of everything but the host pool.
+
         Raises:
             HostMemoryRefused: The host pool cannot be pinned for a CUDA device.
         """

@@ -46,7 +46,7 @@ class SelectedPages:
 class CacheOps(Protocol):
     """Operations on the cache, in the order of a step; then those on prompts.
 
-    Throughout, staging is [L, slots, C, H, head_dim], and its slots, int32 [n], are in the order of positions.
+    Throughout, staging is [L, slots, C, H, head_dim], and slots in it are in the order of positions.
     """
 
     def slot_mapping(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,16 @@ class CacheOps(Protocol):
         """
 
     def page_scores(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
-        """Score pages by their bounds or keys: rotated queries [R, heads, head_dim] -> [R, heads, pages]."""
+        """Score pages by their bounds or keys.
+
+        Args:
+            layer: Index among all layers.
+            q: [R, heads, head_dim], rotated queries.
+            batch: Rows of the step.
+
+        Returns:
+            [R, heads, pages].
+        """
         ...
 
     def indexer_scores(self, layer: int, q: Tensor, gates: Tensor, batch: StepBatch) -> Tensor:
@@ -86,7 +95,13 @@ class CacheOps(Protocol):
         ...
 
     def select_pages(self, layer: int, scores: Tensor, batch: StepBatch) -> SelectedPages:
-        """Select pages by scores [R, heads, pages] and swap the missing ones into the buffer."""
+        """Select pages by their scores and swap the missing ones into the buffer.
+
+        Args:
+            layer: Index among all layers.
+            scores: [R, heads, pages].
+            batch: Rows of the step.
+        """
         ...
 
     def all_pages(self, batch: StepBatch) -> PageLists:
@@ -94,17 +109,44 @@ class CacheOps(Protocol):
         ...
 
     def attend(self, layer: int, q: Tensor, lists: PageLists, batch: StepBatch) -> Tensor:
-        """softmax(cap(q k^T * scale)) v over listed pages: [R, heads, head_dim] -> [R, heads, value_dim]."""
+        """softmax(cap(q k^T * scale)) v over listed pages.
+
+        Args:
+            layer: Index among all layers.
+            q: [R, heads, head_dim].
+            lists: Pages that each row attends to.
+            batch: Rows of the step.
+
+        Returns:
+            [R, heads, value_dim].
+        """
         ...
 
     def offload_step(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
-        """Copy a step's new tokens, all layers, to the host pool: int32 [R] each, from `slot_mapping`."""
+        """Copy a step's new tokens, all layers, to the host pool.
+
+        Args:
+            host_slots: int32 [R], from `slot_mapping`.
+            buffer_slots: int32 [R], from `slot_mapping`.
+        """
 
     def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy a prompt, or a part that starts at a page, from staging to int32 host pages, all layers."""
+        """Copy a prompt, or a part of one that starts at a page, from staging to the host, all layers.
+
+        Args:
+            staging: Where the prompt was prefilled.
+            slots: int32 [n], its slots in staging.
+            host_pages: int32, its host pages.
+        """
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy a sequence from its host pages, int32, back to staging, all layers."""
+        """Copy a sequence from the host back to staging, all layers.
+
+        Args:
+            staging: Updated in place.
+            slots: int32 [n], slots in staging to write.
+            host_pages: int32, the sequence's host pages.
+        """
 
     def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
         """Add a prompt's keys to the index of all sparse layers; does nothing for an indexer, which has its own.
@@ -117,7 +159,19 @@ class CacheOps(Protocol):
         """
 
     def fill_buffer(self, staging: Tensor, slots: Tensor, buffer_slots: Tensor) -> None:
-        """Copy tokens from staging to the buffer, all sparse layers: slots int32 [n] each."""
+        """Copy tokens from staging to the buffer, all sparse layers.
+
+        Args:
+            staging: Where the prompt was prefilled.
+            slots: int32 [n], slots in staging.
+            buffer_slots: int32 [n], slots in the buffer.
+        """
 
     def fill_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
-        """Copy tokens from staging to `dense_kv`, all dense layers: slots int32 [n] each."""
+        """Copy tokens from staging to `dense_kv`, all dense layers.
+
+        Args:
+            staging: Where the prompt was prefilled.
+            slots: int32 [n], slots in staging.
+            host_slots: int32 [n], slots in `dense_kv`.
+        """

@@ -161,7 +161,15 @@ def swap_in(cache: KVCache, layer: int, selection: Selection, batch: StepBatch) 
 
 
 def copy_pages(cache: KVCache, layer: int, host_pages: Tensor, heads: Tensor, device_pages: Tensor) -> None:
-    """Copy pages of single heads of a layer from the host pool into the buffer: int64 [n] each."""
+    """Copy pages of single heads of a layer from the host pool into the buffer.
+
+    Args:
+        cache: Updated in place.
+        layer: Index among all layers.
+        host_pages: int64 [n].
+        heads: int64 [n], KV heads.
+        device_pages: int64 [n].
+    """
     copied = cache.host_kv[layer][host_pages, heads]  # [n, C, P, head_dim]
     buffer = cache.buffer[cache.sparse[layer]].unflatten(0, (-1, cache.shape.page_size))
     buffer[device_pages, :, :, heads] = copied.transpose(1, 2)

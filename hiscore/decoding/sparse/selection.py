@@ -39,10 +39,16 @@ class Selector(Protocol):
         """
 
     def scores(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
-        """Score pages for rotated queries [R, heads, head_dim].
+        """Score pages.
+
+        Args:
+            layer: Index among all layers.
+            q: [R, heads, head_dim], rotated queries.
+            batch: Rows of the step.
 
         Returns:
-            [R, heads, N], N the most pages of a row; 0 beyond a row's pages and in rows that get all of theirs.
+            [R, heads, N], where N is the largest number of pages of a row; 0 beyond a row's pages and in rows that
+            get all of theirs.
         """
         ...
 
@@ -101,9 +107,18 @@ def select_by_attention(
 def attention_shares(
     cache: KVCache, scores: Tensor, batch: StepBatch, soft_cap: float | None = None
 ) -> Tensor:
-    """Softmax over each row's pages, averaged over a KV head's group: [R, heads, N] -> [R, H, N].
+    """Softmax over each row's pages, averaged over the query heads of each KV head.
 
     A row that gets all of its pages has no scores; its pages share attention equally.
+
+    Args:
+        cache: Read only.
+        scores: [R, heads, N].
+        batch: Rows of the step.
+        soft_cap: Applied to the scores; None: none.
+
+    Returns:
+        [R, H, N].
     """
     heads = cache.shape.kv_heads
     lengths, _ = page_budgets(cache, batch)
@@ -144,7 +159,7 @@ def select_top_pages(
     Args:
         scores: [R, H, N].
         lengths: int64 [R], pages that each row has.
-        forced: bool [R, N], pages to select whatever their scores.
+        forced: bool [R, N], pages to select regardless of their scores.
         budgets: int64 [R], pages that each row gets, forced ones included.
         width: Length of the lists, at least the greatest budget.
         shares: [R, H, N], summed over the selected pages to `Selection.mass`; by default the scores.

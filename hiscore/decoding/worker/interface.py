@@ -188,7 +188,14 @@ class Worker(Protocol):
         ...
 
     def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
-        """Copy the first `length` tokens of a preempted sequence from the host to staging; `admit` follows."""
+        """Copy a preempted sequence from the host to staging; `admit` follows.
+
+        Args:
+            seq_index: The sequence's row in the per-sequence tables.
+            length: Tokens to copy, from the first.
+            host_pages: int32, in the order of positions.
+            staging_pages: int32, in the order of positions.
+        """
         ...
 
     def admit(self, admission: Admission) -> None:

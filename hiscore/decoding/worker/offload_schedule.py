@@ -173,7 +173,13 @@ class OffloadSchedule:
         self._written[seq_indices] = positions
 
     def hold_copy(self, forward: Event, seq_indices: Int32, positions: Int32) -> None:
-        """Hold a step's copy back until its forward has completed: for `blocking` only."""
+        """Hold a step's copy back until its forward has completed: for `blocking` only.
+
+        Args:
+            forward: Event recorded behind the forward.
+            seq_indices: int32 [R].
+            positions: int32 [R].
+        """
         self.held_copy = HeldCopy(forward, seq_indices.copy(), positions.copy())
 
     def take_held_copy(self) -> HeldCopy:

@@ -62,7 +62,14 @@ def feed(ids: Tensor, logits: Tensor, rows: Tensor, fed: Tensor, cache: KVCache)
 
 
 def decode_greedily(model: DecodeModel, batch: StepBatch, fed: Tensor, ops: CacheOps) -> StepOutputs:
-    """Run the model over a batch, take its inputs from `fed` and write the greedy tokens back to it."""
+    """Run one decode step of the model and sample greedily.
+
+    Args:
+        model: The model.
+        batch: R rows.
+        fed: Input token of each sequence; the greedy tokens are written back to it.
+        ops: The cache operations of the step.
+    """
     logits, host_slots, buffer_slots = model.decode(torch.index_select(fed, 0, batch.table_rows), batch, ops)
     rows = batch.table_rows.where(batch.valid, len(fed) - 1)
     readback = feed(greedy(logits), logits, rows, fed, model.cache)

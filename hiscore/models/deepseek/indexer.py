@@ -44,7 +44,17 @@ def index_query(
 
 
 def index_key(w: IndexerWeights, a: Indexer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The index keys of new rows, [T, head_dim], which the cache keeps."""
+    """Compute the index keys of new rows, which the cache keeps.
+
+    Args:
+        w: Of the layer.
+        a: Sizes.
+        h: [T, hidden], the layer's normalised input.
+        cos, sin: [T, rope_dim / 2].
+
+    Returns:
+        [T, head_dim].
+    """
     k = torch.nn.functional.layer_norm(w.key(h), (a.head_dim,), w.key_norm, w.key_norm_bias, LATENT_EPS)
     return _rotated(k, cos, sin, a.interleaved)
 

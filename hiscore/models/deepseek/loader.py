@@ -111,7 +111,13 @@ class _Shaped:
         return tensor
 
     def linear(self, outs: dict[str, int], inner: int, bias: bool = False) -> Linear:
-        """Read projections of the same input as one: `outs` has their names and widths, in order."""
+        """Read projections of the same input as one.
+
+        Args:
+            outs: Name and width of each projection, in order.
+            inner: Width of the input.
+            bias: Whether they have biases.
+        """
         weight = torch.cat([self.tensor(f"{name}.weight", out, inner) for name, out in outs.items()])
         if not bias:
             return Linear(weight)
@@ -126,6 +132,12 @@ def load_weights(
     checkpoint: Path, a: DsaArchitecture, device: torch.device, dtype: torch.dtype
 ) -> DsaWeights:
     """Load, fuse and absorb a checkpoint's weights.
+
+    Args:
+        checkpoint: Directory with safetensors.
+        a: What the config says.
+        device: Where the weights are kept.
+        dtype: Of the weights.
 
     Raises:
         UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
