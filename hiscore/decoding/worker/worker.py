@@ -5,7 +5,6 @@ which copy. On a CUDA device the host waits nowhere but in `PendingForward.resul
 steps of the `blocking` protocol.
 """
 
-import time
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,9 +27,10 @@ from hiscore.decoding.worker.interface import (
     SamplingBatch,
 )
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
+from hiscore.decoding.worker.pending_result import PendingResult
 from hiscore.decoding.worker.sampler import sample_batch
 from hiscore.decoding.worker.step_runner import COUNTERS, StepRunner, feed
-from hiscore.device import download, upload
+from hiscore.device import upload
 
 
 class CacheWorker:
@@ -64,7 +64,7 @@ class CacheWorker:
         self._wait_for(self._schedule.step_waits_for(seq_indices, positions))
         # Launch the forward, sampling and the readback of the tokens.
         with self._queues.use(Queue.COMPUTE):
-            pending = PendingResult(self, len(seq_indices))
+            pending = PendingResult(self.read, len(seq_indices), self._device)
             full_attention = bool(self._full_attention[seq_indices].any())
             outputs = self._runner.forward(seq_indices, positions, full_attention)
             pending.copy_to_host(self._sample(outputs.logits, seq_indices, batch.sampling, outputs.readback))
@@ -88,7 +88,7 @@ class CacheWorker:
         self._collect_copies()
         self._wait_for(self._schedule.staging_waits_for(np.concatenate(new_pages)))
         with self._queues.use(Queue.COMPUTE):
-            pending = PendingResult(self, len(last))
+            pending = PendingResult(self.read, len(last), self._device)
             pending.copy_to_host(self._sample(self._model.prefill(chunks), last, sampling))
         for chunk in chunks:
             if len(chunk.host_pages):
@@ -244,33 +244,3 @@ def _staging_pages(chunk: PrefillChunk, start: int, end: int, only_new: bool = F
     """The staging pages of tokens [start, end) of a prompt; only_new: those that hold no earlier token of it."""
     first = -(-start // STAGING_PAGE_SIZE) if only_new else start // STAGING_PAGE_SIZE
     return chunk.staging_pages[first : -(-end // STAGING_PAGE_SIZE)]
-
-
-class PendingResult:
-    """`PendingForward`; on a CUDA device its result waits for one event, behind the copy of the readback."""
-
-    def __init__(self, worker: CacheWorker, rows: int) -> None:
-        """Start the clock, on the queue in use."""
-        self._worker, self._rows = worker, rows
-        self._started = time.perf_counter()
-        self._begin = _timed_event() if worker._device.type == "cuda" else None
-
-    def copy_to_host(self, readback: Tensor) -> None:
-        """Launch the copy of `StepOutputs.readback` to the host, and stop the clock behind it."""
-        if self._begin is None:
-            self._readback, self._seconds = readback, time.perf_counter() - self._started
-            return
-        self._readback = download(readback)
-        self._copy_done = _timed_event()
-
-    def result(self) -> ForwardResult:
-        if self._begin is not None:
-            self._copy_done.synchronize()
-            self._seconds = self._begin.elapsed_time(self._copy_done) / 1e3
-        return self._worker.read(self._readback, self._rows, self._seconds)
-
-
-def _timed_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
