@@ -19,7 +19,7 @@ def upload(values: npt.NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 
 
 def download(values: Tensor) -> Tensor:
-    """Start a copy to the host, which holds the values once the device's current stream has got there.
+    """Start a copy to the host, complete when the device's current stream has reached it.
 
     Args:
         values: Tensors of the CPU are returned as they are.

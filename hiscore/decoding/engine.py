@@ -237,7 +237,7 @@ class DecodeEngine:
 
     @contextmanager
     def _fail_only(self, sequences: list[Sequence], launching: bool = False) -> Iterator[None]:
-        """An exception raised inside ends these sequences and no other; `launching`: none of them is in flight."""
+        """An exception inside ends these sequences only; `launching`: they were counted as in flight too early."""
         try:
             yield
         except Exception as error:

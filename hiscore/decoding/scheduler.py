@@ -32,7 +32,7 @@ MAX_OVERTAKEN = 16
 # How many from the front of each queue are considered in an iteration.
 LOOK_AHEAD = 16
 
-Queue = dict[Sequence, None]  # a set in order of insertion
+Fifo = dict[Sequence, None]  # a set in order of insertion
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Scheduler:
 
     def __init__(self, cache_config: CacheConfig, quantum: int) -> None:
         self.blocks = BlockManager(cache_config)
-        self.queues: dict[Status, Queue] = {status: {} for status in Status if status is not Status.FINISHED}
+        self.queues: dict[Status, Fifo] = {status: {} for status in Status if status is not Status.FINISHED}
         self.waiting = self.queues[Status.WAITING]
         self.prefilling = self.queues[Status.PREFILLING]
         self.admitted = self.queues[Status.ADMITTED]

@@ -1,4 +1,4 @@
-"""A request on its way through a batcher."""
+"""A request that a batcher has queued or launched."""
 
 import time
 from collections.abc import Sequence

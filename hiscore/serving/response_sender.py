@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hiscore.arrays import Outputs
 from hiscore.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -24,9 +25,6 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 MAX_POLLED = 64
 METRICS_S = 1.0
-
-# Response tensors by name; as in `triton_io`, which cannot be imported without Triton.
-Outputs = dict[str, npt.NDArray[Any]]
 
 
 class Output(Protocol):

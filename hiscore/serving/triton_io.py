@@ -24,7 +24,7 @@ from hiscore.serving.queued_request import QueuedRequest
 
 log = logging.getLogger(__name__)
 
-refusals = ErrorLog()
+error_log = ErrorLog()
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def serve(
 
 def _response(answer: Outputs | RequestError, request_id: str, streamed: bool = False) -> Any:
     if isinstance(answer, RequestError):
-        refusals.write(request_id, answer)
+        error_log.write(request_id, answer)
         code = getattr(pb_utils.TritonError, answer.code.value)
         message = f"{answer.code.value}: {answer.message}" if streamed else answer.message
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))

@@ -41,7 +41,7 @@ def request_bytes(
     model: ModelShape, settings: CacheSettings, length: int, dtype: torch.dtype = torch.bfloat16
 ) -> dict[str, int]:
     """Bytes on the device of one request of `length` tokens, by tensor of the cache."""
-    shape, _ = plan_cache(settings, model, MemoryBudget(PLENTY, PLENTY, 1), dtype, chunk=1)
+    shape, _ = plan_cache(settings, model, MemoryBudget(PLENTY, PLENTY, 1), dtype, prefill_token_budget=1)
     pages = -(-length // shape.page_size)
     device_pages = min(pages, shape.buffer_pages) if shape.sparse_layers else 0
     sizes = replace(shape, host_pages=pages, device_pages=device_pages).bytes(dtype)

@@ -60,7 +60,11 @@ class MemoryBudget:
 
 
 def plan_cache(
-    settings: CacheSettings, model: ModelShape, memory: MemoryBudget, dtype: torch.dtype, chunk: int
+    settings: CacheSettings,
+    model: ModelShape,
+    memory: MemoryBudget,
+    dtype: torch.dtype,
+    prefill_token_budget: int,
 ) -> tuple[CacheShape, CacheConfig]:
     """Divide the memory among the pools; cut the context if there is no room for one sequence of that length.
 
@@ -69,7 +73,7 @@ def plan_cache(
         model: The checkpoint's shape.
         memory: What is available.
         dtype: Of keys and values.
-        chunk: Tokens of a prefill forward.
+        prefill_token_budget: Tokens of one prefill forward at most.
 
     Returns:
         Shapes of the cache's tensors, and the sizes that the scheduler plans with.
@@ -80,7 +84,7 @@ def plan_cache(
 
     def plan(context_pages: int) -> tuple[CacheShape, CacheConfig]:
         context = min(context_pages * CONTEXT_PAGE, model.context_length)
-        return _plan(settings, replace(model, context_length=context), memory, dtype, chunk)
+        return _plan(settings, replace(model, context_length=context), memory, dtype, prefill_token_budget)
 
     def too_long(context_pages: int) -> bool:
         try:
@@ -101,7 +105,11 @@ def plan_cache(
 
 
 def _plan(
-    settings: CacheSettings, model: ModelShape, memory: MemoryBudget, dtype: torch.dtype, chunk: int
+    settings: CacheSettings,
+    model: ModelShape,
+    memory: MemoryBudget,
+    dtype: torch.dtype,
+    prefill_token_budget: int,
 ) -> tuple[CacheShape, CacheConfig]:
     minimal = _shape_of_one_page(settings, model, memory.max_sequences)
     max_pages, bytes_of = minimal.max_pages, minimal.bytes(dtype)
@@ -129,7 +137,8 @@ def _plan(
         page_size=shape.page_size, lru_pages=shape.lru_pages, ring_pages=shape.ring_pages,
         host_pages=host_pages, device_pages=device_pages,
         staging_pages=staging_tokens // STAGING_PAGE_SIZE, max_sequences=memory.max_sequences,
-        prefill_token_budget=chunk, context_length=model.context_length, dense=not shape.sparse_layers,
+        prefill_token_budget=prefill_token_budget, context_length=model.context_length,
+        dense=not shape.sparse_layers,
     )  # fmt: skip
     return shape, cache_config
 

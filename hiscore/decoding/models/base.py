@@ -17,7 +17,7 @@ class DecodeModel(Protocol):
 
     cache: KVCache
     staging: Tensor
-    """Pool in which prompts are prefilled: [L, slots, C, H, D]."""
+    """Pool in which prompts are prefilled: [L, slots, C, H, head_dim]."""
 
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
         """Run parts of prompts in one forward.

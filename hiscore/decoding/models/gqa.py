@@ -19,11 +19,13 @@ from hiscore.prefill.runner import make_runner
 class GroupedModel:
     """Prefills like the scorer; decodes with the same decoder over pages of the cache."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, staging_tokens: int, chunk: int) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, staging_tokens: int, prefill_token_budget: int
+    ) -> None:
         a = decoder.architecture
         self.cache = cache
         self._decoder = decoder
-        self._runner = make_runner(decoder, staging_tokens, chunk)
+        self._runner = make_runner(decoder, staging_tokens, prefill_token_budget)
         self.staging = self._runner.pool
         self._head = LMHead(decoder.weights.head, a.logit_soft_cap)
         self._ops = _make_ops(decoder)
@@ -72,20 +74,20 @@ class CacheAttention:
 def pack_chunks(chunks: list[PrefillChunk]) -> Forward:
     """Pack parts of prompts into one forward: each attends to its prompt's earlier parts and to itself."""
     ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
-    slots = [staging_slots(chunk.staging_pages, chunk.end) for chunk in chunks]
+    prompt_slots = [staging_slots(chunk.staging_pages, chunk.end) for chunk in chunks]
     groups = tuple(
-        Group(int(end) - len(chunk.tokens), int(end), of[: chunk.start].astype(np.int64), slice(0, 0))
-        for chunk, end, of in zip(chunks, ends, slots, strict=True)
+        Group(int(end) - len(chunk.tokens), int(end), slots[: chunk.start].astype(np.int64), slice(0, 0))
+        for chunk, end, slots in zip(chunks, ends, prompt_slots, strict=True)
     )
     last = np.array([chunk.is_last for chunk in chunks])
     positions = [chunk.start + np.arange(len(chunk.tokens)) for chunk in chunks]
-    kept = [of[chunk.start :] for chunk, of in zip(chunks, slots, strict=True)]
+    new_slots = [slots[chunk.start :] for chunk, slots in zip(chunks, prompt_slots, strict=True)]
     return Forward(
         input_ids=np.concatenate([chunk.tokens for chunk in chunks]).astype(np.int32),
         positions=np.concatenate(positions).astype(np.int32),
         cu_seqlens=np.concatenate(([0], ends)).astype(np.int32),
         groups=groups,
-        slot_mapping=np.concatenate(kept).astype(np.int64),
+        slot_mapping=np.concatenate(new_slots).astype(np.int64),
         scored_rows=ends[last].astype(np.int64) - 1,
         answers=np.arange(last.sum(), dtype=np.int64),
     )

@@ -25,10 +25,10 @@ class LatentModel:
     def __init__(self, decoder: DsaDecoder, cache: KVCache, staging_tokens: int) -> None:
         self.cache = cache
         self._decoder, self._device = decoder, decoder.device
-        most = CUDA_ELEMENTS if decoder.device.type == "cuda" else MAX_ELEMENTS
+        max_elements = CUDA_ELEMENTS if decoder.device.type == "cuda" else MAX_ELEMENTS
         top_k = cache.shape.top_pages
         self._staged = StagedLatents(
-            decoder.architecture, staging_tokens, decoder.device, decoder.dtype, top_k, most
+            decoder.architecture, staging_tokens, decoder.device, decoder.dtype, top_k, max_elements
         )
         self.staging = self._staged.pool
         self._head = LMHead(decoder.weights.head, None)

@@ -14,15 +14,15 @@ def fill_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -
     """Fill a sequence's tables, and copy the pages that its device buffer starts with from staging."""
     page_size, device = model.cache.shape.page_size, model.staging.device
     slots = staging_slots(admission.staging_pages, admission.length)
-    seeds = admit(
+    initial = admit(
         model.cache, admission.seq_index, admission.length,
         torch.from_numpy(admission.host_pages.astype(np.int64)),
         torch.from_numpy(admission.device_pages.astype(np.int64)),
         admission.full_attention,
     )  # fmt: skip
     offsets = np.arange(page_size)
-    positions = (seeds.pages.numpy()[:, None] * page_size + offsets).ravel()
-    buffer_slots = (seeds.device_pages.numpy()[:, None] * page_size + offsets).ravel()
+    positions = (initial.pages.numpy()[:, None] * page_size + offsets).ravel()
+    buffer_slots = (initial.device_pages.numpy()[:, None] * page_size + offsets).ravel()
     exists = positions < admission.length
     buffer_slots = buffer_slots[exists].astype(np.int32)
     ops.fill_buffer(model.staging, upload(slots[positions[exists]], device), upload(buffer_slots, device))

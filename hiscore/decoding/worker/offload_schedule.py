@@ -79,8 +79,8 @@ class HeldCopy:
 class OffloadSchedule:
     """Decides what forwards wait for, and keeps track of copies. For one thread.
 
-    The caller asks what to wait for, launches the work and reports each launch; what it does not report did not
-    happen. It also reports each copy that has completed, in order: `oldest_copy` says which event to look at.
+    The caller asks what to wait for, launches the work, and then reports the launch. It also reports each copy
+    that has completed, in order: `oldest_copy` is the event to check.
     """
 
     def __init__(self, protocol: BackupProtocol, width: int, max_sequences: int, staging_pages: int) -> None:
