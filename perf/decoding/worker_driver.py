@@ -89,7 +89,7 @@ class Driver:
     def feed(self, tokens: Int32) -> Tensor:
         """Step over these tokens, int32 [R], instead of the samples: logits, float32 [R, vocabulary]."""
         with torch.inference_mode():
-            fed = self._worker._runner.fed
+            fed = self._worker._runner.input_ids
             fed[: len(tokens)] = torch.from_numpy(tokens).to(fed.device)
         _synchronize()
         self.result: ForwardResult = self._launch().result()

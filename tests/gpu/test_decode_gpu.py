@@ -158,7 +158,7 @@ def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype
             return self._decode(rows, self._make_ops(bucket.reach, bucket.full_attention))
 
     eager = LaunchingRunner(
-        runner._model, runner._attention, runner._value_width, worker.cache_config, worker._queues
+        runner._model, runner._attention, runner._value_dim, worker.cache_config, worker._queues
     )
     worker._runner = eager
     try:
@@ -184,7 +184,7 @@ def test_kernels_that_start_early_give_the_bits_of_kernels_that_wait(
     monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", False)
     runner = worker._runner
     waiting = GraphRunner(
-        runner._model, runner._attention, runner._value_width, worker.cache_config, worker._queues
+        runner._model, runner._attention, runner._value_dim, worker.cache_config, worker._queues
     )
     monkeypatch.setattr(worker, "_runner", waiting)
     late, _ = run(worker)
@@ -293,7 +293,7 @@ def test_nothing_waits_in_a_steady_step(workers: Any, selector: str, backup: str
     torch.cuda.set_sync_debug_mode("error")
     try:
         with pytest.raises(RuntimeError, match="synchronizing"):
-            worker._runner.fed.max().item()  # the control
+            worker._runner.input_ids.max().item()  # the control
         launched = []
         for _ in range(10):
             driver.sampling = next(kinds)

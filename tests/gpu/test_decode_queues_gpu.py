@@ -67,7 +67,7 @@ class Sleeping:
         self.cache: Any = None
         self.staging = torch.zeros(0)
         self.ops: Any = self
-        self.fed = torch.zeros(2, dtype=torch.int32)
+        self.input_ids = torch.zeros(2, dtype=torch.int32)
 
     def forward(self, *_: Any) -> StepOutputs:
         torch.cuda._sleep(50_000_000)

@@ -30,7 +30,7 @@ from hiscore.decoding.worker.interface import (
     SamplingBatch,
 )
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule, ring_pages
-from hiscore.decoding.worker.step_runner import COUNTERS, StepOutputs, new_fed
+from hiscore.decoding.worker.step_runner import COUNTERS, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.settings import BackupProtocol
 from tests.support.queue_simulator import POISON, Cell, Memory
@@ -123,7 +123,7 @@ class FakeRunner:
     def __init__(self, run: "Run") -> None:
         self._run = run
         self.ops: Any = FakeOps(run)
-        self.fed = new_fed(SEQUENCES, torch.device("cpu"))
+        self.input_ids = new_input_ids(SEQUENCES, torch.device("cpu"))
 
     def forward(self, seq_indices: Int32, positions: Int32, full_attention: bool) -> StepOutputs:
         rows = [(self._run.at[i], p) for i, p in zip(seq_indices.tolist(), positions.tolist(), strict=True)]

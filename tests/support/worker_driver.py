@@ -90,7 +90,7 @@ class Driver:
             self._forget(seq_index)
         if fed is not None:
             at = torch.tensor(list(seq_indices), device=self.worker._device)
-            self.worker._runner.fed[at] = torch.tensor(list(fed), dtype=torch.int32, device=at.device)
+            self.worker._runner.input_ids[at] = torch.tensor(list(fed), dtype=torch.int32, device=at.device)
         if on_cuda and (cold or fed is not None):
             torch.cuda.synchronize()
         self._end_staging()
@@ -111,7 +111,10 @@ class Driver:
         """End a sequence, or preempt it."""
         self.drain(seq_index)
         sequence = self.sequences.pop(seq_index)
-        sequence.last_token, sequence.received = int(self.worker._runner.fed[seq_index]), sequence.sampled
+        sequence.last_token, sequence.received = (
+            int(self.worker._runner.input_ids[seq_index]),
+            sequence.sampled,
+        )
         released = self.blocks.free(sequence, keep_host=preempt)
         self.worker.release(released.seq_index, released.host, released.device)
         return sequence

@@ -31,7 +31,12 @@ class InitialPages:
 
 
 def admit(
-    cache: KVCache, seq_index: int, length: int, host_pages: Tensor, device_pages: Tensor, full: bool = False
+    cache: KVCache,
+    seq_index: int,
+    length: int,
+    host_pages: Tensor,
+    device_pages: Tensor,
+    full_attention: bool = False,
 ) -> InitialPages:
     """Set a sequence's tables; the caller then copies the pages that are returned.
 
@@ -42,23 +47,23 @@ def admit(
         host_pages: int64 on the CPU, for its whole life.
         device_pages: int64 on the CPU. As many as host pages: the whole sequence is resident. Else the LRU area,
             then the ring. None without sparse layers.
-        full: It attends to everything.
+        full_attention: It attends to everything.
 
     Raises:
         ValueError: The number of device pages is neither.
     """
     shape = cache.shape
     resident = len(device_pages) == len(host_pages) or not shape.sparse_layers
-    if not resident and (full or len(device_pages) != shape.lru_pages + shape.ring_pages):
+    if not resident and (full_attention or len(device_pages) != shape.lru_pages + shape.ring_pages):
         raise ValueError(
             f"device_pages has {len(device_pages)} pages for a sequence of {len(host_pages)}: it needs as many, "
-            f"or lru_pages {shape.lru_pages} and ring_pages {shape.ring_pages} unless it is full"
+            f"or lru_pages {shape.lru_pages} and ring_pages {shape.ring_pages} without full attention"
         )
     device = cache.host_block_table.device
     cache.host_block_table[seq_index, : len(host_pages)] = upload(host_pages.int(), device)
     cache.device_block_table[seq_index, : len(device_pages)] = upload(device_pages.int(), device)
     cache.fully_resident[seq_index].fill_(resident)
-    cache.full_attention[seq_index].fill_(full)
+    cache.full_attention[seq_index].fill_(full_attention)
     cache.reset(upload(host_pages, device), upload(device_pages, device))
     written = -(-length // shape.page_size) if shape.sparse_layers else 0
     if resident:

@@ -29,8 +29,7 @@ class TritonCacheOps(TritonTransfers):
         cache: The cache.
         shape: Attention over the cache's heads (a latent is one KV head).
         max_length: Tokens of the longest sequence in a batch; sets the launch grids.
-        full: Batches may contain sequences with `KVCache.full_attention`; page lists are as long as max_length
-            then.
+        full_attention: Sequences may attend to everything; page lists are then as long as max_length.
         value_dim: Leading channels of a latent that are its value; None with separate values.
     """
 
@@ -39,11 +38,11 @@ class TritonCacheOps(TritonTransfers):
         cache: KVCache,
         shape: AttentionShape,
         max_length: int,
-        full: bool = False,
+        full_attention: bool = False,
         value_dim: int | None = None,
     ) -> None:
         super().__init__(cache)
-        self._shape, self._full, self._value_dim = shape, full, value_dim
+        self._shape, self._full_attention, self._value_dim = shape, full_attention, value_dim
         self._max_pages = triton.cdiv(max_length, cache.shape.page_size)
         # Triton's default for float32 is TF32, with 10 bits of mantissa.
         self._precision = "ieee" if cache.buffer.dtype == torch.float32 else "tf32"
@@ -109,7 +108,7 @@ class TritonCacheOps(TritonTransfers):
         cache, sizes, at = self._cache, self._cache.shape, self._cache.sparse[layer]
         by_indexer = sizes.index_kind == "dsa"
         rows, heads = scores.shape[:2]
-        width = self._max_pages if self._full else min(sizes.top_pages, self._max_pages)
+        width = self._max_pages if self._full_attention else min(sizes.top_pages, self._max_pages)
 
         def empty(*size: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty((rows, sizes.kv_heads, *size), dtype=dtype, device=scores.device)

@@ -89,7 +89,7 @@ def build_worker(
         cache = _allocate(shape, dtype, device)
         staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
         model: DecodeModel = LatentModel(latent, cache, staging_tokens)
-        attention, value_width = latent.attention_shape, latent.architecture.latent_rank
+        attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
     else:
         grouped = Decoder(checkpoint, device, dtype)
         shape, cache_config = plan_cache(
@@ -98,8 +98,8 @@ def build_worker(
         cache = _allocate(shape, dtype, device)
         staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
         model = GroupedModel(grouped, cache, staging_tokens, prefill_token_budget)
-        attention, value_width = grouped.attention_shape, None
-    queues, runner = _make_runner(model, attention, value_width, cache_config)
+        attention, value_dim = grouped.attention_shape, None
+    queues, runner = _make_runner(model, attention, value_dim, cache_config)
     schedule = OffloadSchedule(
         settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.staging_pages
     )
@@ -107,16 +107,16 @@ def build_worker(
 
 
 def _make_runner(
-    model: DecodeModel, attention: AttentionShape, value_width: int | None, cache_config: CacheConfig
+    model: DecodeModel, attention: AttentionShape, value_dim: int | None, cache_config: CacheConfig
 ) -> tuple[DeviceQueues, StepRunner]:
     if model.staging.device.type != "cuda":
-        ops = TorchCacheOps(model.cache, attention, value_width)
+        ops = TorchCacheOps(model.cache, attention, value_dim)
         return ImmediateQueues(), EagerRunner(model, ops, cache_config.max_sequences)
     from hiscore.decoding.worker.cuda_graphs import GraphRunner
     from hiscore.decoding.worker.cuda_queues import CudaQueues
 
     queues = CudaQueues(model.staging.device)
-    return queues, GraphRunner(model, attention, value_width, cache_config, queues)
+    return queues, GraphRunner(model, attention, value_dim, cache_config, queues)
 
 
 def _allocate(shape: CacheShape, dtype: torch.dtype, device: torch.device) -> KVCache:

@@ -20,7 +20,7 @@ from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.cuda_queues import CudaQueues
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.interface import CacheConfig
-from hiscore.decoding.worker.step_runner import StepOutputs, decode_greedily, new_fed
+from hiscore.decoding.worker.step_runner import StepOutputs, decode_greedily, new_input_ids
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +69,14 @@ class GraphRunner:
         self,
         model: DecodeModel,
         attention: AttentionShape,
-        value_width: int | None,
+        value_dim: int | None,
         cache_config: CacheConfig,
         queues: CudaQueues,
     ) -> None:
-        self._model, self._attention, self._value_width = model, attention, value_width
+        self._model, self._attention, self._value_dim = model, attention, value_dim
         self._device = model.staging.device
         self.ops: CacheOps = self._make_ops(cache_config.context_length, full_attention=False)
-        self.fed = new_fed(cache_config.max_sequences, self._device)
+        self.input_ids = new_input_ids(cache_config.max_sequences, self._device)
         self._rows = buckets_up_to(cache_config.max_sequences, ROWS, 16)
         self._reaches = buckets_up_to(cache_config.context_length, REACHES, 2**30)
         self._captured: dict[Bucket, CapturedStep] = {}
@@ -110,10 +110,10 @@ class GraphRunner:
         return logits, slots.clone(), readback
 
     def _make_ops(self, reach: int, full_attention: bool) -> TritonCacheOps:
-        return TritonCacheOps(self._model.cache, self._attention, reach, full_attention, self._value_width)
+        return TritonCacheOps(self._model.cache, self._attention, reach, full_attention, self._value_dim)
 
     def _decode(self, rows: Tensor, ops: TritonCacheOps) -> PaddedOutputs:
-        outputs = decode_greedily(self._model, StepBatch(rows[0], rows[1]), self.fed, ops)
+        outputs = decode_greedily(self._model, StepBatch(rows[0], rows[1]), self.input_ids, ops)
         slots = torch.stack((outputs.host_slots, outputs.buffer_slots))
         return outputs.logits, slots, outputs.readback
 

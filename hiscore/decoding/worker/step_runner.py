@@ -37,42 +37,44 @@ class StepOutputs:
     readback: Tensor
 
 
-def new_fed(max_sequences: int, device: torch.device) -> Tensor:
-    """`StepRunner.fed`; the last element takes what padding writes."""
+def new_input_ids(max_sequences: int, device: torch.device) -> Tensor:
+    """`StepRunner.input_ids`; the last element takes what padding writes."""
     return torch.zeros(max_sequences + 1, dtype=torch.int32, device=device)
 
 
-def feed(ids: Tensor, logits: Tensor, rows: Tensor, fed: Tensor, cache: KVCache) -> Tensor:
+def feed(ids: Tensor, logits: Tensor, rows: Tensor, input_ids: Tensor, cache: KVCache) -> Tensor:
     """Feed sampled tokens to their sequences' next steps.
 
     Args:
         ids: int64 [R].
         logits: float32 [R, vocabulary] that they were sampled from.
-        rows: int64 [R]: where to write in `fed`.
-        fed: See `StepRunner`.
+        rows: int64 [R]: where to write in `input_ids`.
+        input_ids: See `StepRunner`.
         cache: Its counters are read.
 
     Returns:
         `StepOutputs.readback`.
     """
-    fed.index_copy_(0, rows, ids.int())
+    input_ids.index_copy_(0, rows, ids.int())
     readable = ids.masked_fill(~finite(logits), NOT_FINITE)
     counters = torch.cat((cache.hits, cache.misses, cache.mass.view(torch.int64)))
     return torch.cat((counters, readable))
 
 
-def decode_greedily(model: DecodeModel, batch: StepBatch, fed: Tensor, ops: CacheOps) -> StepOutputs:
+def decode_greedily(model: DecodeModel, batch: StepBatch, input_ids: Tensor, ops: CacheOps) -> StepOutputs:
     """Run one decode step of the model and sample greedily.
 
     Args:
         model: The model.
         batch: R rows.
-        fed: Input token of each sequence; the greedy tokens are written back to it.
+        input_ids: Input token of each sequence; the greedy tokens are written back to it.
         ops: The cache operations of the step.
     """
-    logits, host_slots, buffer_slots = model.decode(torch.index_select(fed, 0, batch.table_rows), batch, ops)
-    rows = batch.table_rows.where(batch.valid, len(fed) - 1)
-    readback = feed(greedy(logits), logits, rows, fed, model.cache)
+    logits, host_slots, buffer_slots = model.decode(
+        torch.index_select(input_ids, 0, batch.table_rows), batch, ops
+    )
+    rows = batch.table_rows.where(batch.valid, len(input_ids) - 1)
+    readback = feed(greedy(logits), logits, rows, input_ids, model.cache)
     return StepOutputs(logits, host_slots, buffer_slots, readback)
 
 
@@ -81,8 +83,8 @@ class StepRunner(Protocol):
 
     ops: CacheOps
     """For the copies beside the forwards."""
-    fed: Tensor
-    """int32 [max_sequences + 1]: the token that each sequence feeds to its next step."""
+    input_ids: Tensor
+    """int32 [max_sequences + 1]: the token that each sequence is fed in its next step."""
 
     def forward(self, seq_indices: Int32, positions: Int32, full_attention: bool) -> StepOutputs:
         """Launch one step.
@@ -100,9 +102,9 @@ class EagerRunner:
 
     def __init__(self, model: DecodeModel, ops: CacheOps, max_sequences: int) -> None:
         self.ops = ops
-        self.fed = new_fed(max_sequences, model.staging.device)
+        self.input_ids = new_input_ids(max_sequences, model.staging.device)
         self._model = model
 
     def forward(self, seq_indices: Int32, positions: Int32, full_attention: bool) -> StepOutputs:
-        both = upload(np.stack((seq_indices, positions)), self.fed.device)
-        return decode_greedily(self._model, StepBatch(both[0], both[1]), self.fed, self.ops)
+        both = upload(np.stack((seq_indices, positions)), self.input_ids.device)
+        return decode_greedily(self._model, StepBatch(both[0], both[1]), self.input_ids, self.ops)

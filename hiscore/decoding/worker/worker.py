@@ -135,7 +135,7 @@ class CacheWorker:
                 index_from_staging(self._model, self._ops, admission)
             else:
                 # Restored: its index and dense layers are still there, but its seq_index may have changed.
-                self._runner.fed[admission.seq_index].fill_(admission.first_token)
+                self._runner.input_ids[admission.seq_index].fill_(admission.first_token)
 
     @torch.inference_mode()  # a held copy may be launched from here
     def drained(self, seq_index: int) -> bool:
@@ -215,7 +215,7 @@ class CacheWorker:
             return greedy_readback
         ids = sample_batch(logits, sampling)
         rows = upload(seq_indices.astype(np.int64), self._device)
-        return feed(ids, logits, rows, self._runner.fed, self._cache)
+        return feed(ids, logits, rows, self._runner.input_ids, self._cache)
 
     def read(self, readback: Tensor, rows: int, seconds: float) -> ForwardResult:
         """Make a result of `StepOutputs.readback` on the host.

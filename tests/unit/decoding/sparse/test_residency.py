@@ -280,7 +280,7 @@ def test_admission_waits_for_nothing() -> None:
     host, buffer = torch.arange(20), torch.arange(SHAPE.buffer_pages)
     with torch.inference_mode(), Waits() as waits:
         residency.admit(cache, 1, 70, host, buffer)
-        residency.admit(cache, 2, 9, host[:5] + 30, buffer[:5] + 20, full=True)
+        residency.admit(cache, 2, 9, host[:5] + 30, buffer[:5] + 20, full_attention=True)
     assert waits.found == []
     with Waits() as control:
         cache.last_use[:, buffer] = 3

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.worker.interface import NOT_FINITE
-from hiscore.decoding.worker.step_runner import COUNTERS, EagerRunner, decode_greedily, new_fed
+from hiscore.decoding.worker.step_runner import COUNTERS, EagerRunner, decode_greedily, new_input_ids
 
 
 class Counted:
@@ -34,7 +34,7 @@ class Successor:
 def test_sequences_are_fed_their_newest_tokens() -> None:
     model = Successor()
     runner = EagerRunner(model, ops=None, max_sequences=3)
-    runner.fed.copy_(torch.tensor([1, 4, 8, 0]))
+    runner.input_ids.copy_(torch.tensor([1, 4, 8, 0]))
     outputs = runner.forward(np.array([2, 0], np.int32), np.array([7, 5], np.int32), False)
     assert model.seen == [([8, 1], [2, 0], [7, 5])]
     assert outputs.host_slots.tolist() == [17, 15]
@@ -42,14 +42,14 @@ def test_sequences_are_fed_their_newest_tokens() -> None:
     assert outputs.readback[:2].tolist() == [3, 4]
     assert outputs.readback[2:COUNTERS].view(torch.float64).tolist() == [0.5, 2.0]
     assert outputs.readback[COUNTERS:].tolist() == [NOT_FINITE, 2]
-    assert runner.fed.tolist()[:2] == [2, 4]
+    assert runner.input_ids.tolist()[:2] == [2, 4]
     runner.forward(np.array([0, 1], np.int32), np.array([6, 9], np.int32), False)
     assert model.seen[1] == ([2, 4], [0, 1], [6, 9])
 
 
 def test_padding_feeds_no_sequence() -> None:
     """Its sample goes to the last element."""
-    fed = new_fed(2, torch.device("cpu"))
+    fed = new_input_ids(2, torch.device("cpu"))
     assert fed.tolist() == [0, 0, 0]
     fed.copy_(torch.tensor([5, 6, 0]))
     batch = StepBatch(

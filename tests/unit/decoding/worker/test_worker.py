@@ -18,7 +18,7 @@ from hiscore.decoding.worker.interface import (
     SamplingBatch,
 )
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
-from hiscore.decoding.worker.step_runner import COUNTERS, StepOutputs, new_fed
+from hiscore.decoding.worker.step_runner import COUNTERS, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.settings import BackupProtocol
 
@@ -49,7 +49,7 @@ class Recorder:
         )
         self.staging = torch.zeros(0)
         self.ops: Any = self
-        self.fed = new_fed(4, torch.device("cpu"))
+        self.input_ids = new_input_ids(4, torch.device("cpu"))
         self.logits = torch.eye(VOCABULARY)
 
     # Queues.
@@ -259,13 +259,13 @@ def test_greedy_tokens_of_a_step_are_read_as_they_are_and_sampled_ones_are_fed()
     worker.restore(1, 3, at(5), at(2))
     result = worker.step(DecodeBatch(at(1), at(3), greedy(1))).result()
     assert result.tokens.tolist() == [COUNTERS]
-    assert device.fed.tolist() == [0] * 5
+    assert device.input_ids.tolist() == [0] * 5
     device.logits = torch.full((1, VOCABULARY), -1e9)
     device.logits[0, 3] = 0.0
     sampling = SamplingBatch(np.ones(1, np.float32), at(0), np.ones(1, np.float32), np.array([0.5]))
     result = worker.step(DecodeBatch(at(1), at(4), sampling)).result()
     assert result.tokens.tolist() == [3]
-    assert device.fed.tolist() == [0, 3, 0, 0, 0]
+    assert device.input_ids.tolist() == [0, 3, 0, 0, 0]
     device.logits = torch.full((1, VOCABULARY), torch.nan)
     result = worker.step(DecodeBatch(at(1), at(5), sampling)).result()
     assert result.tokens.tolist() == [NOT_FINITE]
@@ -280,7 +280,7 @@ def test_a_prefills_tokens_are_fed_to_the_sequences_whose_prompts_end() -> None:
     ]
     result = worker.prefill(chunks, greedy(2)).result()
     assert result.tokens.tolist() == [0, 1]
-    assert device.fed.tolist() == [0, 0, 0, 1, 0]
+    assert device.input_ids.tolist() == [0, 0, 0, 1, 0]
 
 
 def test_a_result_has_what_was_counted_since_the_last() -> None:

@@ -116,7 +116,7 @@ def test_a_full_sequence_is_dense_beside_a_sparse_one(path: Any, selector: str) 
     assert torch.equal(first, expected)
     told_apart = 0.0
     for _ in range(STEPS):
-        tokens = [int(dense.worker._runner.fed[reference])]
+        tokens = [int(dense.worker._runner.input_ids[reference])]
         other, found = driver.step([sparse, full], fed=tokens * 2)
         # Two rows in the products here and one there: float64's rounding.
         assert (found - dense.step([reference])[0]).abs().max() < 1e-9
