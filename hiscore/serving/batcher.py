@@ -79,7 +79,8 @@ class Batcher(Generic[Job]):
                     self._waiting.append(request)
                 else:
                     refused.append(request)
-            self.totals.rejects["full"] += len(refused)
+            if not closing:
+                self.totals.rejects["full"] += len(refused)
             self._changed.notify_all()
         if self._model.async_launch:
             self._launch_ready()

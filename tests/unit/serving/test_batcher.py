@@ -291,6 +291,7 @@ def test_closing_runs_what_waits_and_refuses_what_arrives(device: Device) -> Non
     assert device.launched == [[1], [2], [3]]
     assert [device.answers[job] for job in (1, 2, 3)] == [10, 20, 30]
     assert submit(device, batcher, 5) == [5]
+    assert batcher.totals.rejects["full"] == 0
 
 
 def test_nothing_runs_on_the_spot_once_closing() -> None:
