@@ -17,7 +17,7 @@ from hiscore.arrays import Int32
 from hiscore.attention.metadata import NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
 from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
-from hiscore.cuda_graph import GraphCapture
+from hiscore.graph_capture import GraphCapture
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.attention.base import AttentionShape
-from hiscore.cuda_graph import GraphCapture
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
@@ -21,6 +20,7 @@ from hiscore.decoding.worker.cuda_queues import CudaQueues
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.interface import CacheConfig
 from hiscore.decoding.worker.step_runner import StepOutputs, decode_greedily, new_input_ids
+from hiscore.graph_capture import GraphCapture
 
 log = logging.getLogger(__name__)
 
