@@ -1,4 +1,4 @@
-"""A cache whose right contents are known: streams that join, take steps and leave, with poison behind them."""
+"""A cache with known contents: sequences join, take steps and leave, and freed pages are poisoned."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,24 +13,24 @@ from hiscore.decoding.sparse.residency import admit, slot_mapping
 from hiscore.decoding.sparse.selection import Selector
 
 Contents = Callable[[int, int, Tensor], Tensor]
-"""From a stream's number, a layer and positions int64 [n] to rows [n, C, H, D]."""
+"""From a sequence's number, a layer and positions int64 [n] to keys and values [n, C, H, D]."""
 
 
 def unique_contents(shape: CacheShape) -> Contents:
     """No two numbers are the same, and all are exact in float64."""
     row = shape.kv_parts * shape.kv_heads * shape.head_dim
 
-    def contents(stream: int, layer: int, positions: Tensor) -> Tensor:
-        token = (stream * shape.layers + layer) * shape.max_pages * shape.page_size + positions
+    def contents(sequence: int, layer: int, positions: Tensor) -> Tensor:
+        token = (sequence * shape.layers + layer) * shape.max_pages * shape.page_size + positions
         values = token[:, None] * row + torch.arange(row)
         return values.double().unflatten(1, (shape.kv_parts, shape.kv_heads, shape.head_dim))
 
     return contents
 
 
-def random_contents(shape: CacheShape, seed: int, streams: int) -> Contents:
+def random_contents(shape: CacheShape, seed: int, sequences: int) -> Contents:
     size = (
-        streams,
+        sequences,
         shape.layers,
         shape.max_pages * shape.page_size,
         shape.kv_parts,
@@ -38,13 +38,18 @@ def random_contents(shape: CacheShape, seed: int, streams: int) -> Contents:
         shape.head_dim,
     )
     values = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return lambda stream, layer, positions: values[stream, layer, positions]
+    return lambda sequence, layer, positions: values[sequence, layer, positions]
 
 
 class KnownCache:
-    """A `KVCache` and what a forward and the backup would do to it.
+    """A `KVCache`, written to as a forward and the offload would. Everything starts and ends as poison.
 
-    newest: of how many tokens the backup may be behind. Everything starts as poison and returns to it.
+    Args:
+        shape: All sizes.
+        contents: Keys and values of every token.
+        newest: Tokens by which the offload may be behind.
+        selector: Makes a selector over the cache, whose index is then written too.
+        dtype: Of keys and values.
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class KnownCache:
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.shape, self._newest = shape, newest
-        self.contents: Contents = lambda stream, layer, at: contents(stream, layer, at).to(dtype)
+        self.contents: Contents = lambda sequence, layer, at: contents(sequence, layer, at).to(dtype)
         self.cache = KVCache.allocate(shape, dtype, torch.device("cpu"))
         poison(self.cache, torch.arange(shape.host_pages), torch.arange(shape.device_pages))
         self.selector = selector(self.cache) if selector else None
@@ -70,14 +75,23 @@ class KnownCache:
 
     def admit(
         self,
-        slot: int,
+        seq_index: int,
         length: int,
         capacity: int,
         full: bool = False,
         number: int | None = None,
         buffer: int = 0,
     ) -> bool:
-        """Let a stream with a prompt in, if the pools have room; buffer: device pages, if not the usual number."""
+        """Admit a sequence if the pools have room; returns whether they do.
+
+        Args:
+            seq_index: Its row in the tables.
+            length: Tokens of its prompt.
+            capacity: Tokens that it may ever have.
+            full: It attends to everything.
+            number: Which contents it has; None: its own.
+            buffer: Device pages; 0: as many as it needs.
+        """
         shape = self.shape
         needed = -(-capacity // shape.page_size)
         device = buffer or (needed if full else min(needed, shape.buffer_pages))
@@ -85,85 +99,93 @@ class KnownCache:
             return False
         host_pages = torch.tensor([self._free_host.pop() for _ in range(needed)])
         device_pages = torch.tensor([self._free_device.pop() for _ in range(device)])
-        self.pages[slot], self.lengths[slot] = (host_pages, device_pages), length
-        self.number[slot] = self._next_number if number is None else number
+        self.pages[seq_index], self.lengths[seq_index] = (host_pages, device_pages), length
+        self.number[seq_index] = self._next_number if number is None else number
         self._next_number += 1
         everything = torch.arange(length)
-        self._to_host(slot, everything)
-        seeds = admit(self.cache, slot, length, host_pages, device_pages, full)
+        self._to_host(seq_index, everything)
+        seeds = admit(self.cache, seq_index, length, host_pages, device_pages, full)
         offsets = torch.arange(shape.page_size)
         seeded = (seeds.pages[:, None] * shape.page_size + offsets).flatten()
         into = (seeds.device_pages[:, None] * shape.page_size + offsets).flatten()[seeded < length]
-        home = host_pages[everything // shape.page_size] * shape.page_size + everything % shape.page_size
+        host_slots = (
+            host_pages[everything // shape.page_size] * shape.page_size + everything % shape.page_size
+        )
         for layer in range(shape.layers):
-            rows = self.contents(self.number[slot], layer, everything)
+            rows = self.contents(self.number[seq_index], layer, everything)
             if layer in shape.dense_layers:
-                self.cache.tokens(layer)[home] = rows
+                self.cache.tokens(layer)[host_slots] = rows
             else:
                 self.cache.tokens(layer)[into] = rows[seeded[seeded < length]]
                 if self.selector:
-                    self.selector.write(layer, rows[:, 0], home.int())
+                    self.selector.write(layer, rows[:, 0], host_slots.int())
         return True
 
-    def rows(self, slots: Sequence[int], padding: int = 0) -> StepBatch:
-        positions = [self.lengths[slot] for slot in slots]
+    def rows(self, seq_indices: Sequence[int], padding: int = 0) -> StepBatch:
+        positions = [self.lengths[seq_index] for seq_index in seq_indices]
         return StepBatch(
-            torch.tensor([*slots, *[-1] * padding], dtype=torch.int32),
+            torch.tensor([*seq_indices, *[-1] * padding], dtype=torch.int32),
             torch.tensor([*positions, *[0] * padding], dtype=torch.int32),
         )
 
     def write(self, rows: StepBatch) -> None:
-        """What a forward does before it attends: keep its tokens, in all layers."""
-        home, buffer = slot_mapping(self.cache, rows)
+        """Write a step's tokens in all layers, as a forward does before it attends."""
+        host_slots, buffer = slot_mapping(self.cache, rows)
         for layer in range(self.shape.layers):
-            for row, slot in enumerate(rows.seq_indices.tolist()):
-                if slot < 0:
-                    assert home[row] == buffer[row] == -1
+            for row, seq_index in enumerate(rows.seq_indices.tolist()):
+                if seq_index < 0:
+                    assert host_slots[row] == buffer[row] == -1
                     continue
-                at = (home if layer in self.shape.dense_layers else buffer)[row]
-                token = self.contents(self.number[slot], layer, rows.positions[row].long()[None])
+                at = (host_slots if layer in self.shape.dense_layers else buffer)[row]
+                token = self.contents(self.number[seq_index], layer, rows.positions[row].long()[None])
                 self.cache.tokens(layer)[at.long()] = token[0]
                 if self.selector and layer not in self.shape.dense_layers:
-                    self.selector.write(layer, token[:, 0], home[row, None])
+                    self.selector.write(layer, token[:, 0], host_slots[row, None])
 
     def end_step(self, rows: StepBatch) -> None:
-        """The backup lands as late as it may: when the newest tokens are one more than may be missing."""
-        for slot in rows.seq_indices[rows.valid].tolist():
-            self.lengths[slot] += 1
-            landed = self.lengths[slot] - self._newest
+        """Offload as late as allowed: when one token more than `newest` is missing from the host."""
+        for seq_index in rows.seq_indices[rows.valid].tolist():
+            self.lengths[seq_index] += 1
+            landed = self.lengths[seq_index] - self._newest
             if landed >= 0:
-                self._to_host(slot, torch.tensor([landed]))
+                self._to_host(seq_index, torch.tensor([landed]))
 
-    def leave(self, slot: int) -> None:
-        host_pages, device_pages = self.pages.pop(slot)
-        del self.lengths[slot], self.number[slot]
+    def leave(self, seq_index: int) -> None:
+        host_pages, device_pages = self.pages.pop(seq_index)
+        del self.lengths[seq_index], self.number[seq_index]
         poison(self.cache, host_pages, device_pages)
         self._free_host.extend(host_pages.tolist())
         self._free_device.extend(device_pages.tolist())
 
-    def _to_host(self, slot: int, positions: Tensor) -> None:
+    def _to_host(self, seq_index: int, positions: Tensor) -> None:
         page, offset = (
-            self.pages[slot][0][positions // self.shape.page_size],
+            self.pages[seq_index][0][positions // self.shape.page_size],
             positions % self.shape.page_size,
         )
         for layer in range(self.shape.layers):
-            rows = self.contents(self.number[slot], layer, positions)
+            rows = self.contents(self.number[seq_index], layer, positions)
             self.cache.host_kv[layer][page, :, :, offset] = rows.transpose(1, 2)
 
 
-def forget(cache: KVCache, slot: int) -> None:
-    """Let nothing of a stream's buffer but its ring count as resident."""
-    if not cache.fully_resident[slot]:
-        places = cache.device_block_table[slot, : cache.shape.lru_pages].long()
-        held = cache.host_page_of[:, places]
-        layer, place, head = torch.nonzero(held >= 0, as_tuple=True)
-        cache.device_page_of[layer, held[layer, place, head].long(), head] = -1
-        cache.host_page_of[:, places] = -1
-        cache.last_use[:, places] = -1
+def forget(cache: KVCache, seq_index: int) -> None:
+    """Drop residency of everything in a sequence's buffer but its ring."""
+    if not cache.fully_resident[seq_index]:
+        lru_pages = cache.device_block_table[seq_index, : cache.shape.lru_pages].long()
+        held = cache.host_page_of[:, lru_pages]
+        layer, entry, head = torch.nonzero(held >= 0, as_tuple=True)
+        cache.device_page_of[layer, held[layer, entry, head].long(), head] = -1
+        cache.host_page_of[:, lru_pages] = -1
+        cache.last_use[:, lru_pages] = -1
 
 
 def poison(cache: KVCache, host_pages: Tensor, device_pages: Tensor) -> None:
-    """Overwrite freed pages (int64 [n] each) with NaN wherever they lie, so that a stale read shows."""
+    """Overwrite freed pages with NaN in every tensor, so that a stale read shows.
+
+    Args:
+        cache: Updated in place.
+        host_pages: int64 [n].
+        device_pages: int64 [n].
+    """
     page, nan = cache.shape.page_size, float("nan")
     cache.host_kv[:, host_pages.to(cache.host_kv.device)] = nan
     cache.dense_kv.unflatten(1, (-1, page))[:, host_pages if len(cache.dense) else host_pages[:0]] = nan

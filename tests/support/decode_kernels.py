@@ -1,4 +1,4 @@
-"""What the tests of a decode step's kernels share: where they run, caches there, and equality to the bit."""
+"""Shared by the tests of a decode step's kernels: the device, caches on it, and equality to the bit."""
 
 import copy
 from dataclasses import replace
@@ -41,23 +41,23 @@ def on_device(cache: KVCache) -> KVCache:
     return moved
 
 
-def rows_of(slots: list[int], positions: list[int]) -> StepBatch:
-    return StepBatch(*(torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (slots, positions)))
+def rows_of(seq_indices: list[int], positions: list[int]) -> StepBatch:
+    return StepBatch(*(torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (seq_indices, positions)))
 
 
 def moved(rows: StepBatch, device: str = DEVICE) -> StepBatch:
     return StepBatch(rows.seq_indices.to(device), rows.positions.to(device))
 
 
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    """The same bits; poison too."""
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    """Assert the same bits; NaN included."""
     if DEVICE == "cuda":
-        # The host's pool is written by kernels, and reading it waits for nothing.
+        # Kernels write the host pool, and reading it on the CPU does not wait for them.
         torch.cuda.synchronize()
-    found, expected = found.cpu().contiguous(), expected.cpu().contiguous()
-    if found.is_floating_point():
-        found, expected = found.view(torch.uint8), expected.view(torch.uint8)
-    assert torch.equal(found, expected)
+    actual, expected = actual.cpu().contiguous(), expected.cpu().contiguous()
+    if actual.is_floating_point():
+        actual, expected = actual.view(torch.uint8), expected.view(torch.uint8)
+    assert torch.equal(actual, expected)
 
 
 def in_float64(cache: KVCache) -> KVCache:

@@ -45,12 +45,14 @@ class Sequences:
         )  # fmt: skip
         self.cache = KVCache.allocate(shape, torch.float64, CPU)
         poison(self.cache, torch.arange(shape.host_pages), torch.arange(shape.device_pages))
-        self.steps: CacheOps = TorchCacheOps(self.cache, self.decoder.attention_shape, a.latent_rank)
+        self.ops: CacheOps = TorchCacheOps(self.cache, self.decoder.attention_shape, a.latent_rank)
         self.lengths = [len(ids) for ids in prompts]
-        self.logits = [self._admit(slot, ids, slot == full) for slot, ids in enumerate(prompts)]
+        self.logits = [
+            self._admit(seq_index, ids, seq_index == full) for seq_index, ids in enumerate(prompts)
+        ]
 
-    def _admit(self, slot: int, ids: Tensor, full: bool) -> Tensor:
-        """Prefill in two chunks, then to the host, the index and the seeds; the last token's logits."""
+    def _admit(self, seq_index: int, ids: Tensor, full: bool) -> Tensor:
+        """Prefill in two chunks, then fill host, index and buffer; returns the last token's logits."""
         a, cache = self.decoder.architecture, self.cache
         staged = StagedLatents(a, len(ids), CPU, torch.float64)
         slots = torch.randperm(len(ids))
@@ -58,34 +60,35 @@ class Sequences:
         for start, end in ((0, half), (half, len(ids))):
             staged.plan([Segment(slots[:end], end - start, full or not cache.sparse)])
             x, attended = self.decoder.body(ids[start:end].int(), torch.arange(start, end).int(), staged)
-        host_pages = torch.arange(CAPACITY) + slot * CAPACITY
+        host_pages = torch.arange(CAPACITY) + seq_index * CAPACITY
         count = CAPACITY if full else min(CAPACITY, cache.shape.buffer_pages)
-        device_pages = torch.arange(count) + slot * CAPACITY
-        seeds = admit(cache, slot, len(ids), host_pages, device_pages, full)
-        home = host_pages[: len(ids)].int()
-        self.steps.offload_prompt(staged.pool, slots, host_pages)
-        self.steps.fill_buffer(staged.pool, slots[seeds.pages], seeds.device_pages)
-        self.steps.fill_dense(staged.pool, slots, home)
+        device_pages = torch.arange(count) + seq_index * CAPACITY
+        seeds = admit(cache, seq_index, len(ids), host_pages, device_pages, full)
+        host_slots = host_pages[: len(ids)].int()
+        self.ops.offload_prompt(staged.pool, slots, host_pages)
+        self.ops.fill_buffer(staged.pool, slots[seeds.pages], seeds.device_pages)
+        self.ops.fill_dense(staged.pool, slots, host_slots)
         for layer, keys in zip(staged.index_layers, staged.index_keys, strict=True):
             if layer in cache.sparse:
-                self.steps.write_index(layer, keys[slots], home)
+                self.ops.write_index(layer, keys[slots], host_slots)
         return self.decoder.tail(x[-1:], attended[-1:])[0] @ self.decoder.weights.head.T
 
-    def decode(self, ids: Tensor, slots: list[int], cold: bool = False) -> Tensor:
-        """One step that feeds ids [R] to sequences; their logits [R, vocabulary]. The backup lands at once."""
+    def decode(self, ids: Tensor, seq_indices: list[int], cold: bool = False) -> Tensor:
+        """Run one step that feeds ids [R]; returns logits [R, vocabulary]. The offload completes at once."""
         if cold:
-            for slot in slots:
-                forget(self.cache, slot)
-        positions = [self.lengths[slot] for slot in slots]
+            for seq_index in seq_indices:
+                forget(self.cache, seq_index)
+        positions = [self.lengths[seq_index] for seq_index in seq_indices]
         rows = StepBatch(
-            torch.tensor([*slots, -1], dtype=torch.int32), torch.tensor([*positions, 0], dtype=torch.int32)
+            torch.tensor([*seq_indices, -1], dtype=torch.int32),
+            torch.tensor([*positions, 0], dtype=torch.int32),
         )
-        step = LatentStep(self.cache, self.steps, rows)
+        step = LatentStep(self.cache, self.ops, rows)
         fed = torch.cat((ids, ids[:1])).int()
         hidden = self.decoder.tail(*self.decoder.body(fed, rows.positions, step))
-        self.steps.offload_step(*slot_mapping(self.cache, rows))
-        for slot in slots:
-            self.lengths[slot] += 1
+        self.ops.offload_step(*slot_mapping(self.cache, rows))
+        for seq_index in seq_indices:
+            self.lengths[seq_index] += 1
         return hidden[:-1] @ self.decoder.weights.head.T
 
 

@@ -76,28 +76,28 @@ def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int |
     staging = torch.zeros(sizes.layers, 64, sizes.kv_parts, sizes.kv_heads, sizes.head_dim, dtype=dtype)
     q = torch.zeros(ROWS, heads, sizes.head_dim, dtype=dtype)
     for full in (False, True):
-        steps = TritonCacheOps(cache, shape, sizes.max_pages * sizes.page_size, full, value_width)
-        home, buffer = steps.slot_mapping(rows)
+        ops = TritonCacheOps(cache, shape, sizes.max_pages * sizes.page_size, full, value_width)
+        host_slots, buffer = ops.slot_mapping(rows)
         for layer in range(sizes.layers):
             if layer in cache.dense:
-                lists = steps.all_pages(rows)
+                lists = ops.all_pages(rows)
             else:
                 if sizes.index_kind == "dsa":
-                    steps.write_index(layer, torch.zeros(ROWS, sizes.index_dim, dtype=dtype), home)
+                    ops.write_index(layer, torch.zeros(ROWS, sizes.index_dim, dtype=dtype), host_slots)
                     index_q = torch.zeros(ROWS, 64, sizes.index_dim, dtype=dtype)
-                    scores = steps.indexer_scores(layer, index_q, torch.zeros(ROWS, 64), rows)
+                    scores = ops.indexer_scores(layer, index_q, torch.zeros(ROWS, 64), rows)
                 else:
-                    steps.write_index(layer, q[:, : sizes.kv_heads], home)
-                    scores = steps.page_scores(layer, q, rows)
-                lists = steps.select_pages(layer, scores, rows).lists
-            steps.attend(layer, q, lists, rows)
-    steps.offload_step(home, buffer)
+                    ops.write_index(layer, q[:, : sizes.kv_heads], host_slots)
+                    scores = ops.page_scores(layer, q, rows)
+                lists = ops.select_pages(layer, scores, rows).lists
+            ops.attend(layer, q, lists, rows)
+    ops.offload_step(host_slots, buffer)
     slots, pages = ints(40), ints(-(-40 // sizes.page_size))
-    steps.offload_prompt(staging, slots, pages)
-    steps.restore_prompt(staging, slots, pages)
-    steps.index_prompt(staging, slots, pages, ints(40))
-    steps.fill_buffer(staging, slots, ints(40))
-    steps.fill_dense(staging, slots, ints(40))
+    ops.offload_prompt(staging, slots, pages)
+    ops.restore_prompt(staging, slots, pages)
+    ops.index_prompt(staging, slots, pages, ints(40))
+    ops.fill_buffer(staging, slots, ints(40))
+    ops.fill_dense(staging, slots, ints(40))
 
 
 def chained(sizes: tuple[int, ...], rows: int) -> None:

@@ -35,12 +35,12 @@ def shape_of(kind: str, top_tokens: int, dense: bool = False) -> CacheShape:
 
 def known_cache(shape: CacheShape, dtype: torch.dtype, attention: AttentionShape = ATTENTION) -> KnownCache:
     selector = QuestSelector if shape.index_kind == "bounds" else ExactSelector
-    contents = random_contents(shape, seed=7, streams=8)
+    contents = random_contents(shape, seed=7, sequences=8)
     known = KnownCache(
         shape, contents, newest=5, selector=lambda cache: selector(cache, attention), dtype=dtype
     )
-    for number, (slot, length) in enumerate(LENGTHS.items()):
-        assert known.admit(slot, length, 120, number=number)
+    for number, (seq_index, length) in enumerate(LENGTHS.items()):
+        assert known.admit(seq_index, length, 120, number=number)
     return known
 
 
@@ -50,23 +50,21 @@ def queries(rows: int, step: int, dtype: torch.dtype) -> Tensor:
 
 
 def dense_step(known: KnownCache, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
-    steps = TorchCacheOps(known.cache, ATTENTION)
-    return steps.attend(layer, q, steps.all_pages(rows), rows)
+    ops = TorchCacheOps(known.cache, ATTENTION)
+    return ops.attend(layer, q, ops.all_pages(rows), rows)
 
 
 def sparse_step(known: KnownCache, layer: int, q: Tensor, rows: StepBatch) -> Tensor:
-    steps = TorchCacheOps(known.cache, ATTENTION)
-    return steps.attend(
-        layer, q, steps.select_pages(layer, steps.page_scores(layer, q, rows), rows).lists, rows
-    )
+    ops = TorchCacheOps(known.cache, ATTENTION)
+    return ops.attend(layer, q, ops.select_pages(layer, ops.page_scores(layer, q, rows), rows).lists, rows)
 
 
-def clear(known: KnownCache, slots: list[int]) -> None:
-    """Nothing but the ring is on the device any more, poison in its place."""
+def clear(known: KnownCache, seq_indices: list[int]) -> None:
+    """Nothing but the ring is on the device any more, poison in its page_index."""
     page = known.shape.page_size
-    for slot in slots:
-        forget(known.cache, slot)
-        lru = known.pages[slot][1][: known.shape.lru_pages]
+    for seq_index in seq_indices:
+        forget(known.cache, seq_index)
+        lru = known.pages[seq_index][1][: known.shape.lru_pages]
         known.cache.buffer.unflatten(1, (-1, page))[:, lru] = float("nan")
 
 
@@ -77,12 +75,12 @@ def test_everything_out_of_the_host_is_dense_to_the_last_bit(kind: str, dtype: t
     dense = known_cache(shape_of(kind, 80, dense=True), dtype)
     assert not sparse.cache.fully_resident[list(LENGTHS)].any()
     for step in range(15):
-        slots = [slot for slot in LENGTHS if (slot + step) % 4]
-        rows = sparse.rows(slots, padding=step % 2)
+        seq_indices = [seq_index for seq_index in LENGTHS if (seq_index + step) % 4]
+        rows = sparse.rows(seq_indices, padding=step % 2)
         q = queries(len(rows.seq_indices), step, dtype)
         sparse.write(rows)
         dense.write(rows)
-        clear(sparse, slots)
+        clear(sparse, seq_indices)
         before = int(sparse.cache.misses)
         for layer in range(2):
             assert torch.equal(sparse_step(sparse, layer, q, rows), dense_step(dense, layer, q, rows))
@@ -128,11 +126,11 @@ def test_another_order_has_other_bits() -> None:
     rows = dense.rows([1])
     dense.write(rows)
     q = queries(1, 0, torch.float32)
-    steps = TorchCacheOps(dense.cache, ATTENTION)
-    lists = steps.all_pages(rows)
+    ops = TorchCacheOps(dense.cache, ATTENTION)
+    lists = ops.all_pages(rows)
     order = torch.randperm(lists.pages.shape[-1], generator=torch.Generator().manual_seed(1))
     turned = PageLists(lists.pages[..., order], lists.counts)
-    outs = [steps.attend(0, q, each, rows) for each in (lists, turned)]
+    outs = [ops.attend(0, q, each, rows) for each in (lists, turned)]
     assert not torch.equal(*outs)
     # Rounding of sums of 62 weights in float32.
     torch.testing.assert_close(*outs, atol=1e-5, rtol=0)
@@ -163,18 +161,27 @@ def test_it_is_the_softmax_of_its_definition(
     q = torch.randn(3, heads, width, generator=generator, dtype=torch.float64)
     positions = torch.tensor([22, 0, 13], dtype=torch.int32)
     counts = torch.tensor([[4], [0], [2]], dtype=torch.int32).expand(3, kv_heads)
-    places = torch.stack([torch.randperm(40, generator=generator)[: kv_heads * 5] for _ in range(3)])
-    places = places.view(3, kv_heads, 5).int()
+    device_pages = torch.stack([torch.randperm(40, generator=generator)[: kv_heads * 5] for _ in range(3)])
+    device_pages = device_pages.view(3, kv_heads, 5).int()
     out = paged_attention(
-        q, tokens, page, places, counts, positions, 0.3, soft_cap, window, value_width if latent else None
+        q,
+        tokens,
+        page,
+        device_pages,
+        counts,
+        positions,
+        0.3,
+        soft_cap,
+        window,
+        value_width if latent else None,
     )
     assert out.shape == (3, heads, value_width)
     assert not out[1].any()
     for row, last in [(0, [0, 1, 2]), (2, [0, 1])]:
         for head in range(heads):
             kv_head = head * kv_heads // heads
-            listed = places[row, kv_head, : int(counts[row, 0])].tolist()
-            seen = [place * page + offset for place in listed[:-1] for offset in range(page)]
+            listed = device_pages[row, kv_head, : int(counts[row, 0])].tolist()
+            seen = [page_index * page + offset for page_index in listed[:-1] for offset in range(page)]
             seen += [listed[-1] * page + offset for offset in last]
             seen = seen if window is None else seen[-window:]
             logits = [(q[row, head] * tokens[at, 0, kv_head]).sum() * 0.3 for at in seen]

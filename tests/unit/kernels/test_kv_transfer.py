@@ -29,83 +29,83 @@ NEWEST = 5
 
 def test_a_steps_tokens_reach_the_host_and_padding_writes_nothing() -> None:
     known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST, dtype=torch.float32)
-    for slot, length in ((0, 30), (3, 3), (5, 71)):
-        assert known.admit(slot, length, length + 9)
+    for seq_index, length in ((0, 30), (3, 3), (5, 71)):
+        assert known.admit(seq_index, length, length + 9)
     rows = known.rows([5, 0, 3], padding=2)
     known.write(rows)
     cache = on_device(known.cache)
-    steps = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
-    home, buffer = slot_mapping(known.cache, rows)
+    ops = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
+    host_slots, buffer = slot_mapping(known.cache, rows)
     before = known.cache.host_kv.clone()
-    steps.offload_step(home.to(DEVICE), buffer.to(DEVICE))
-    for slot, length in known.lengths.items():
-        known._to_host(slot, torch.tensor([length]))
+    ops.offload_step(host_slots.to(DEVICE), buffer.to(DEVICE))
+    for seq_index, length in known.lengths.items():
+        known._to_host(seq_index, torch.tensor([length]))
     assert_same(cache.host_kv, known.cache.host_kv)
     assert not torch.equal(before.nan_to_num(-1.0), known.cache.host_kv.nan_to_num(-1.0))
 
 
 @pytest.mark.parametrize("ring", [1, 2, 3])
 def test_new_tokens_go_where_plain_torch_says(ring: int) -> None:
-    """All positions of streams that fit their buffers and of one that does not, beside padding."""
+    """All positions of sequences that fit their buffers and of one that does not, with padding."""
     shape = replace(SHAPE, ring_pages=ring)
     known = KnownCache(shape, unique_contents(shape), NEWEST, dtype=torch.float32)
     capacities = {5: 4 * shape.buffer_pages, 0: 80, 3: 12}
-    for slot, capacity in capacities.items():
-        assert known.admit(slot, 2, capacity)
+    for seq_index, capacity in capacities.items():
+        assert known.admit(seq_index, 2, capacity)
     assert known.cache.fully_resident.tolist() == [False, False, False, True, False, True]
-    steps = TritonCacheOps(on_device(known.cache), attention_shape(shape, 1), 96)
+    ops = TritonCacheOps(on_device(known.cache), attention_shape(shape, 1), 96)
     stale = on_device(known.cache)
     stale.fully_resident.fill_(False)
     wrong, told_apart = TritonCacheOps(stale, attention_shape(shape, 1), 96), False
     for position in range(80):
-        slots = [slot for slot, capacity in capacities.items() if position < capacity]
-        rows = rows_of([-1, *slots, -1], [0, *[position] * len(slots), 0])
+        seq_indices = [seq_index for seq_index, capacity in capacities.items() if position < capacity]
+        rows = rows_of([-1, *seq_indices, -1], [0, *[position] * len(seq_indices), 0])
         expected = slot_mapping(known.cache, moved(rows, "cpu"))
-        for found, right in zip(steps.slot_mapping(rows), expected, strict=True):
-            assert_same(found, right)
-        # The control: without knowing which buffers hold all of their stream.
+        for actual, right in zip(ops.slot_mapping(rows), expected, strict=True):
+            assert_same(actual, right)
+        # The control: without knowing which buffers hold their whole sequence.
         told_apart |= not torch.equal(wrong.slot_mapping(rows)[1].cpu(), expected[1])
     assert told_apart
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 64])
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 27])
-def test_a_prompt_goes_to_the_host_home_and_buffer_and_back(
+def test_a_prompt_goes_to_the_host_dense_layers_and_buffer_and_back(
     length: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """at_once: pages of 4 tokens that a program copies, in turns of so many."""
+    """at_once: pages of 4 tokens that a program copies at a time."""
     monkeypatch.setattr(triton_transfers, "SHORT_OFFLOAD_TOKENS", 8)
     cache = on_device(KVCache.allocate(SHAPE, torch.float32, torch.device("cpu")))
     for tensor in (cache.host_kv, cache.dense_kv, cache.buffer):
         tensor.fill_(-1.0)
-    steps = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
-    elements = at_once * SHAPE.kv_parts * SHAPE.page_size * steps._padded // 2
+    ops = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
+    elements = at_once * SHAPE.kv_parts * SHAPE.page_size * ops._padded // 2
     monkeypatch.setattr(triton_transfers, "COPY_ELEMENTS", elements)
-    assert steps._copy_launch(2 * elements)[0] == at_once
+    assert ops._copy_launch(2 * elements)[0] == at_once
     staging = torch.arange(3 * 32 * 16, dtype=torch.float32, device=DEVICE).view(3, 32, 2, 2, 4)
     rng = np.random.default_rng(length)
     slots = torch.from_numpy(rng.permutation(32)[:length]).int().to(DEVICE)
     pages = torch.from_numpy(rng.permutation(80)[: -(-length // 4)]).int().to(DEVICE)
     each = torch.arange(length, device=DEVICE)
-    home = pages.long()[each // 4] * 4 + each % 4
-    steps.offload_prompt(staging, slots, pages)
-    steps.fill_dense(staging, slots, home.int())
-    steps.fill_buffer(staging, slots, (home % 48).int())
+    host_slots = pages.long()[each // 4] * 4 + each % 4
+    ops.offload_prompt(staging, slots, pages)
+    ops.fill_dense(staging, slots, host_slots.int())
+    ops.fill_buffer(staging, slots, (host_slots % 48).int())
 
     plain = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     for tensor in (plain.host_kv, plain.dense_kv, plain.buffer):
         tensor.fill_(-1.0)
     reference = TorchCacheOps(plain, attention_shape(SHAPE, 1))
     reference.offload_prompt(staging.cpu(), slots.cpu(), pages.cpu())
-    reference.fill_dense(staging.cpu(), slots.cpu(), home.cpu())
-    reference.fill_buffer(staging.cpu(), slots.cpu(), home.cpu() % 48)
+    reference.fill_dense(staging.cpu(), slots.cpu(), host_slots.cpu())
+    reference.fill_buffer(staging.cpu(), slots.cpu(), host_slots.cpu() % 48)
     for name in ("host_kv", "dense_kv", "buffer"):
         assert_same(getattr(cache, name), getattr(plain, name))
         assert (getattr(plain, name) >= 0).any()
 
     other = torch.full_like(staging, -2.0)
     elsewhere = torch.from_numpy(rng.permutation(32)[:length]).int().to(DEVICE)
-    steps.restore_prompt(other, elsewhere, pages)
+    ops.restore_prompt(other, elsewhere, pages)
     right = torch.full_like(staging, -2.0)
     right[:, elsewhere.long()] = staging[:, slots.long()]
     assert_same(other, right)

@@ -22,7 +22,7 @@ def test_kernels_select_move_and_attend_as_plain_torch_does(tmp_path: Path) -> N
     checkpoint = tiny_dsa.make("glm-shared", tmp_path)
     plain, kernels = Sequences(checkpoint, prompts()), Sequences(checkpoint, prompts())
     decoder = kernels.decoder
-    kernels.steps = TritonCacheOps(
+    kernels.ops = TritonCacheOps(
         kernels.cache, decoder.attention_shape, CAPACITY, value_dim=decoder.architecture.latent_rank
     )
     fed = torch.arange(3)

@@ -35,15 +35,15 @@ def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
     tables = np.random.default_rng(0).permuted(np.tile(np.arange(80), (6, 1)), axis=1)[:, :24]
     plain.host_block_table.copy_(torch.from_numpy(tables))
     cache = on_device(plain)
-    steps, reference = TritonCacheOps(cache, sizes, shape.max_pages * page), TorchCacheOps(plain, sizes)
+    ops, reference = TritonCacheOps(cache, sizes, shape.max_pages * page), TorchCacheOps(plain, sizes)
     # A prompt of 13 tokens, all at once; then tokens one by one, with padding.
-    slot, length = 2, 13
-    pages = plain.host_block_table[slot, : -(-length // page)]
-    home = pages[torch.arange(length) // page] * page + torch.arange(length) % page
+    seq_index, length = 2, 13
+    pages = plain.host_block_table[seq_index, : -(-length // page)]
+    host_slots = pages[torch.arange(length) // page] * page + torch.arange(length) % page
     staging = random(3, 40, 2, shape.kv_heads, shape.head_dim, seed=1)
     slots = torch.from_numpy(np.random.default_rng(1).permutation(40)[:length]).int()
-    steps.index_prompt(staging, slots.to(DEVICE), pages.to(DEVICE), home.to(DEVICE))
-    reference.index_prompt(staging.cpu(), slots, pages, home)
+    ops.index_prompt(staging, slots.to(DEVICE), pages.to(DEVICE), host_slots.to(DEVICE))
+    reference.index_prompt(staging.cpu(), slots, pages, host_slots)
     assert_same(cache.index, plain.index)
     last = length + 5
     for layer in shape.sparse_layers:
@@ -52,21 +52,21 @@ def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
             new = random(2, shape.kv_heads * 5, shape.head_dim, seed=position)[:, shape.kv_heads * 3 :][
                 :, : shape.kv_heads
             ]
-            at = int(plain.host_block_table[slot, position // page]) * page + position % page
+            at = int(plain.host_block_table[seq_index, position // page]) * page + position % page
             at = torch.tensor([-1, at], dtype=torch.int32)
-            steps.write_index(layer, new, at.to(DEVICE))
+            ops.write_index(layer, new, at.to(DEVICE))
             reference.write_index(layer, new.cpu(), at)
         assert_same(cache.index, plain.index)
-        rows = rows_of([-1, slot, slot], [0, last, length])
+        rows = rows_of([-1, seq_index, seq_index], [0, last, length])
         q = random(3, shape.kv_heads * 5, shape.head_dim, seed=layer)[:, : sizes.heads]
-        found = steps.page_scores(layer, q, rows).cpu()
+        actual = ops.page_scores(layer, q, rows).cpu()
         expected = reference.page_scores(layer, q.cpu(), moved(rows, "cpu"))
         for row, at in ((1, last), (2, length)):
             count = at // page + 1
             assert count > shape.top_pages
             assert expected[row, :, :count].abs().min() > 0
             # float32 sums of 24 products of about 1: 1e-5 is ten times their rounding.
-            torch.testing.assert_close(found[row, :, :count], expected[row, :, :count], atol=1e-5, rtol=0)
+            torch.testing.assert_close(actual[row, :, :count], expected[row, :, :count], atol=1e-5, rtol=0)
 
 
 def test_an_indexers_scores_equal_plain_torch() -> None:
@@ -84,15 +84,15 @@ def test_an_indexers_scores_equal_plain_torch() -> None:
     plain.index.copy_(random(*plain.index.shape).cpu())
     plain.host_block_table.copy_(torch.arange(6 * 90).view(6, 90) * 7 % 300)
     cache, sizes = on_device(plain), attention_shape(shape, 2)
-    steps, reference = TritonCacheOps(cache, sizes, 90), TorchCacheOps(plain, sizes)
+    ops, reference = TritonCacheOps(cache, sizes, 90), TorchCacheOps(plain, sizes)
     key, at = random(2, 24, seed=3), torch.tensor([-1, int(plain.host_block_table[1, 88])], dtype=torch.int32)
-    steps.write_index(2, key, at.to(DEVICE))
+    ops.write_index(2, key, at.to(DEVICE))
     reference.write_index(2, key.cpu(), at)
     assert_same(cache.index, plain.index)
     q, gates = random(3, 5, 24, seed=1), random(3, 5, seed=2)
     rows = rows_of([1, -1, 4], [88, 3, 30])
-    found = steps.indexer_scores(2, q, gates, rows).cpu()
+    actual = ops.indexer_scores(2, q, gates, rows).cpu()
     on_cpu = moved(rows, "cpu")
     expected = reference.indexer_scores(2, q.cpu(), gates.cpu(), on_cpu)
     for row, count in ((0, 89), (2, 31)):
-        torch.testing.assert_close(found[row, 0, :count], expected[row, 0, :count], atol=5e-5, rtol=0)
+        torch.testing.assert_close(actual[row, 0, :count], expected[row, 0, :count], atol=5e-5, rtol=0)

@@ -1,4 +1,4 @@
-"""Choosing pages and their places by kernels. Without a GPU they run in Triton's interpreter, on the CPU."""
+"""Selecting pages and looking them up by kernels. Without a GPU they run in Triton's interpreter, on the CPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,11 +53,11 @@ def plain_selection(
     shape = cache.shape
     own = shape.index_kind == "dsa"
     pages, mass = [], torch.zeros(len(scores), shape.kv_heads)
-    for row, (slot, position) in enumerate(
+    for row, (seq_index, position) in enumerate(
         zip(rows.seq_indices.tolist(), rows.positions.tolist(), strict=True)
     ):
-        count = position // shape.page_size + 1 if slot >= 0 else 0
-        budget = count if slot >= 0 and cache.full_attention[slot] else min(count, shape.top_pages)
+        count = position // shape.page_size + 1 if seq_index >= 0 else 0
+        budget = count if seq_index >= 0 and cache.full_attention[seq_index] else min(count, shape.top_pages)
         newest = {"bounds": shape.ring_pages, "keys": 1, "dsa": 0}[shape.index_kind]
         forced = set() if own else {0, *range(count - newest, count)}
         of_row = []
@@ -103,11 +103,11 @@ class Pair:
             if self.known.admit(free[0], length, end, self.full and bool(self.rng.random() < 0.15)):
                 self.ends[free[0]] = end
 
-    def step(self, steps: TritonCacheOps, scores: Callable[..., Tensor] = random) -> None:
+    def step(self, ops: TritonCacheOps, scores: Callable[..., Tensor] = random) -> None:
         known, shape = self.known, self.shape
-        slots = [slot for slot in self.ends if self.rng.random() < 0.8]
-        self.rng.shuffle(slots)
-        rows = known.rows(slots, padding=int(self.rng.integers(0, 3)))
+        seq_indices = [seq_index for seq_index in self.ends if self.rng.random() < 0.8]
+        self.rng.shuffle(seq_indices)
+        rows = known.rows(seq_indices, padding=int(self.rng.integers(0, 3)))
         if not len(rows.seq_indices):
             return
         known.write(rows)
@@ -119,24 +119,26 @@ class Pair:
                 shape.max_pages,
                 seed=int(self.rng.integers(1 << 30)),
             )
-            chosen = steps.select_pages(layer, given.to(DEVICE), moved(rows))
+            chosen = ops.select_pages(layer, given.to(DEVICE), moved(rows))
             selection = plain_selection(known.cache, given, rows, self.soft_cap)
             width = selection.pages.shape[2]
-            places = swap_in(known.cache, layer, selection, rows)
+            device_pages = swap_in(known.cache, layer, selection, rows)
             assert_same(chosen.pages[..., :width], selection.pages)
             assert (chosen.pages[..., width:] == -1).all()
             assert_same(chosen.lists.counts, selection.counts)
-            assert_same(chosen.lists.pages[..., :width], places)
+            assert_same(chosen.lists.pages[..., :width], device_pages)
             self.mass[0] += float(selection.mass.sum())
-            self.mass[1] += len(slots) * shape.kv_heads
+            self.mass[1] += len(seq_indices) * shape.kv_heads
             # Sums of up to 90 shares in float32.
             torch.testing.assert_close(chosen.mass.cpu(), selection.mass, atol=1e-6, rtol=0)
             for name in (*RESIDENCY, "host_kv", "dense_kv"):
                 assert_same(getattr(self.cache, name), getattr(known.cache, name))
         known.end_step(rows)
-        for slot in [slot for slot in slots if known.lengths[slot] >= self.ends[slot]]:
-            known.leave(slot)
-            del self.ends[slot]
+        for seq_index in [
+            seq_index for seq_index in seq_indices if known.lengths[seq_index] >= self.ends[seq_index]
+        ]:
+            known.leave(seq_index)
+            del self.ends[seq_index]
 
 
 def tied(*shape: int, seed: int) -> Tensor:
@@ -161,7 +163,7 @@ CASES = {
 
 
 def play(case: str, steps: int, full: bool = True) -> None:
-    """Streams join, step and leave; whatever differs between plain torch and the kernels is an error."""
+    """Sequences join, step and leave; any difference between plain torch and the kernels is an error."""
     shape, group, soft_cap, scores = CASES[case]
     pair = Pair(shape, group, 4, soft_cap, full)
     kernels = TritonCacheOps(pair.cache, pair.attention, shape.max_pages * shape.page_size, full)
@@ -181,14 +183,14 @@ def test_selection_and_residency_do_what_plain_torch_does(case: str, steps: int)
 
 @pytest.mark.parametrize("case", ["quest", "dsa"])
 def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
-    """A stream that has gone wrong fails by itself; what others captured is still counted, by both."""
+    """A sequence with NaN scores fails alone; what the others captured is still counted, by both."""
     shape, group, soft_cap, _ = CASES[case]
     pair = Pair(shape, group, 4, soft_cap, full=False)
     for _ in range(4):
         pair.join()
     pair.same()
-    longest = max(pair.ends, key=lambda slot: pair.known.lengths[slot])
-    rows = pair.known.rows([longest, *(slot for slot in pair.ends if slot != longest)])
+    longest = max(pair.ends, key=lambda seq_index: pair.known.lengths[seq_index])
+    rows = pair.known.rows([longest, *(seq_index for seq_index in pair.ends if seq_index != longest)])
     assert pair.known.lengths[longest] // shape.page_size + 1 > shape.top_pages
     given = random(len(rows.seq_indices), pair.attention.heads, shape.max_pages).cpu()
     given[0, 0, 0] = float("nan")
@@ -267,9 +269,9 @@ def test_a_graph_captured_once_serves_every_step() -> None:
     }
 
     def step(pair: Pair) -> tuple[Tensor, Tensor]:
-        steps = kernels[id(pair)]
-        chosen = steps.select_pages(0, steps.page_scores(0, q, rows), rows)
-        return chosen.pages, steps.attend(0, q, chosen.lists, rows)
+        ops = kernels[id(pair)]
+        chosen = ops.select_pages(0, ops.page_scores(0, q, rows), rows)
+        return chosen.pages, ops.attend(0, q, chosen.lists, rows)
 
     # Compiles, and touches nothing: all rows are padding.
     step(second)
@@ -278,16 +280,20 @@ def test_a_graph_captured_once_serves_every_step() -> None:
     with torch.cuda.graph(graph):
         captured = step(second)
     for turn in range(3):
-        slots = [slot for slot in first.ends if first.known.lengths[slot] + turn < first.ends[slot]]
-        assert slots
-        rows.seq_indices.copy_(torch.tensor([*slots, *[-1] * (6 - len(slots))]))
-        positions = [first.known.lengths[slot] + turn for slot in slots]
-        rows.positions.copy_(torch.tensor([*positions, *[0] * (6 - len(slots))]))
+        seq_indices = [
+            seq_index
+            for seq_index in first.ends
+            if first.known.lengths[seq_index] + turn < first.ends[seq_index]
+        ]
+        assert seq_indices
+        rows.seq_indices.copy_(torch.tensor([*seq_indices, *[-1] * (6 - len(seq_indices))]))
+        positions = [first.known.lengths[seq_index] + turn for seq_index in seq_indices]
+        rows.positions.copy_(torch.tensor([*positions, *[0] * (6 - len(seq_indices))]))
         q.copy_(random(*q.shape, seed=turn))
         pages, attended = step(first)
         graph.replay()
         assert_same(captured[0], pages)
-        assert_same(captured[1][: len(slots)], attended[: len(slots)])
+        assert_same(captured[1][: len(seq_indices)], attended[: len(seq_indices)])
         for name in RESIDENCY:
             assert_same(getattr(second.cache, name), getattr(first.cache, name))
     assert int(first.cache.misses) > 0

@@ -27,7 +27,7 @@ from tests.support.fixed_sums import fix_sums
 
 
 def filled(shape: CacheShape, seed: int = 0) -> KVCache:
-    """A cache of random tokens whose streams all own different, shuffled pages; the rest is poison."""
+    """A cache of random tokens whose sequences all own different, shuffled pages; the rest is poison."""
     rng = np.random.default_rng(seed)
     cache = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     for tensor in (cache.dense_kv, cache.buffer):
@@ -54,24 +54,24 @@ def test_dense_attention_equals_plain_torch(
     monkeypatch.setattr(paged_triton, "SPLIT", 32)
     cache = filled(ATTENTION)
     shape = attention_shape(ATTENTION, group, soft_cap=soft_cap, windows=(window, None))
-    steps = TritonCacheOps(cache, shape, 160)
+    ops = TritonCacheOps(cache, shape, 160)
     rows = rows_of([1, -1, 0, 2, 1], [159, 7, 0, 63, 64])
     # Nothing beyond a row's position may be read.
-    for slot, last in ((0, 0), (2, 63)):
+    for seq_index, last in ((0, 0), (2, 63)):
         beyond = torch.arange(last + 1, 160, device=DEVICE)
-        at = cache.host_block_table[slot, beyond // 8].long() * 8 + beyond % 8
+        at = cache.host_block_table[seq_index, beyond // 8].long() * 8 + beyond % 8
         cache.dense_kv[:, at] = float("nan")
     q = random(5, shape.heads + 2 * shape.kv_heads, 24, seed=1)[:, : shape.heads]
-    found = steps.attend(0, q, steps.all_pages(rows), rows)
+    actual = ops.attend(0, q, ops.all_pages(rows), rows)
     plain, on_cpu = in_float64(cache), moved(rows, "cpu")
     reference = TorchCacheOps(plain, shape)
     expected = reference.attend(0, q.cpu().double(), reference.all_pages(on_cpu), on_cpu)
     real = rows.seq_indices.cpu() >= 0
     # float32 means of at most 160 values of about 1: 1e-5 is ten times their rounding.
-    torch.testing.assert_close(found.cpu().double()[real], expected[real], atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual.cpu().double()[real], expected[real], atol=1e-5, rtol=0)
     # One token more or less shows.
-    shorter = steps.attend(0, q, steps.all_pages(rows), rows_of([1, -1, 0, 2, 1], [158, 7, 0, 62, 63]))
-    assert (found - shorter)[[0, 3, 4]].abs().amax((1, 2)).min() > 1e-4
+    shorter = ops.attend(0, q, ops.all_pages(rows), rows_of([1, -1, 0, 2, 1], [158, 7, 0, 62, 63]))
+    assert (actual - shorter)[[0, 3, 4]].abs().amax((1, 2)).min() > 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -81,17 +81,17 @@ def test_attention_in_half_precision_equals_plain_torch(dtype: torch.dtype) -> N
     cache, shape = filled(ATTENTION), attention_shape(ATTENTION, 3)
     for name in ("dense_kv", "buffer", "index", "host_kv"):
         setattr(cache, name, getattr(cache, name).to(dtype))
-    steps, rows = TritonCacheOps(cache, shape, 160), rows_of([2, 0], [159, 40])
+    ops, rows = TritonCacheOps(cache, shape, 160), rows_of([2, 0], [159, 40])
     q = random(2, shape.heads, 24, seed=1).to(dtype)
-    found = steps.attend(0, q, steps.all_pages(rows), rows)
-    assert found.dtype == dtype
+    actual = ops.attend(0, q, ops.all_pages(rows), rows)
+    assert actual.dtype == dtype
     reference, on_cpu = (
         TorchCacheOps(in_float64(cache), shape),
         moved(rows, "cpu"),
     )
     expected = reference.attend(0, q.cpu().double(), reference.all_pages(on_cpu), on_cpu)
     # Shares, and the result, are rounded to at least 8 bits; a result is a mean of values of at most about 4.
-    torch.testing.assert_close(found.cpu().double(), expected, atol=2**-7, rtol=2**-7)
+    torch.testing.assert_close(actual.cpu().double(), expected, atol=2**-7, rtol=2**-7)
 
 
 def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,32 +99,34 @@ def test_where_pages_lie_and_who_else_is_there_changes_no_bit(monkeypatch: pytes
     monkeypatch.setattr(paged_triton, "SPLIT", 32)
     cache = filled(ATTENTION)
     shape = attention_shape(ATTENTION, 3)
-    steps = TritonCacheOps(cache, shape, 160)
+    ops = TritonCacheOps(cache, shape, 160)
     rows = rows_of([1, 0], [157, 100])
     q = random(2, shape.heads, 24, seed=1)
-    dense = steps.attend(0, q, steps.all_pages(rows), rows)
+    dense = ops.attend(0, q, ops.all_pages(rows), rows)
     # The same tokens in the buffer, elsewhere and differently for each head, by lists instead of a table.
     rng = np.random.default_rng(2)
     pages = (
         torch.stack([torch.from_numpy(rng.permutation(60)[:20]) for _ in range(4)]).view(2, 2, 20).to(DEVICE)
     )
-    home, buffer = cache.dense_kv[0].unflatten(0, (-1, 8)), cache.buffer[0].unflatten(0, (-1, 8))
+    dense_kv, buffer = cache.dense_kv[0].unflatten(0, (-1, 8)), cache.buffer[0].unflatten(0, (-1, 8))
     buffer.fill_(float("nan"))
     pages[1, 0] = torch.tensor([x for x in range(60) if x not in pages[0, 0].tolist()][:20])
     pages[1, 1] = torch.tensor([x for x in range(60) if x not in pages[0, 1].tolist()][:20])
-    for row, slot in enumerate((1, 0)):
+    for row, seq_index in enumerate((1, 0)):
         for head in range(2):
-            buffer[pages[row, head], :, :, head] = home[cache.host_block_table[slot, :20].long(), :, :, head]
+            buffer[pages[row, head], :, :, head] = dense_kv[
+                cache.host_block_table[seq_index, :20].long(), :, :, head
+            ]
     counts = torch.tensor([[20, 20], [13, 13]], dtype=torch.int32, device=DEVICE)
     lists = PageLists(pages.int().contiguous(), counts)
-    assert_same(steps.attend(1, q, lists, rows), dense)
-    # Other rows, and grids for shorter streams.
+    assert_same(ops.attend(1, q, lists, rows), dense)
+    # Other rows, and grids for shorter sequences.
     short = TritonCacheOps(cache, shape, 104)
     alone = rows_of([0], [100])
     assert_same(short.attend(0, q[1:], short.all_pages(alone), alone)[0], dense[1])
     # The control: the same set in another order has other bits.
     lists.pages[:, :, :12] = lists.pages[:, :, :12].flip(2)
-    turned = steps.attend(1, q, lists, rows)
+    turned = ops.attend(1, q, lists, rows)
     torch.testing.assert_close(turned, dense, atol=1e-5, rtol=0)
     assert not torch.equal(turned, dense)
 
@@ -137,22 +139,22 @@ def test_a_latent_is_key_and_value_at_once() -> None:
     )  # fmt: skip
     cache = filled(shape)
     sizes = AttentionShape(36, 1, 40, 0.2, None, (None,))
-    steps = TritonCacheOps(cache, sizes, 300, value_dim=24)
+    ops = TritonCacheOps(cache, sizes, 300, value_dim=24)
     rows = rows_of([1, -1, 0], [299, 0, 99])
     counts = torch.tensor([[280], [0], [100]], dtype=torch.int32, device=DEVICE)
-    places = torch.randperm(600, generator=torch.Generator().manual_seed(1))[:560].view(2, 1, 280)
-    places = torch.cat((places[:1], places[:1], places[1:])).int().to(DEVICE)
+    pages = torch.randperm(600, generator=torch.Generator().manual_seed(1))[:560].view(2, 1, 280)
+    pages = torch.cat((pages[:1], pages[:1], pages[1:])).int().to(DEVICE)
     q = random(3, 36, 40, seed=2)
-    found = steps.attend(0, q, PageLists(places, counts), rows)
+    actual = ops.attend(0, q, PageLists(pages, counts), rows)
     reference = TorchCacheOps(in_float64(cache), sizes, value_dim=24)
     on_cpu = moved(rows, "cpu")
-    expected = reference.attend(0, q.cpu().double(), PageLists(places.cpu(), counts.cpu()), on_cpu)
-    torch.testing.assert_close(found[[0, 2]].cpu().double(), expected[[0, 2]], atol=1e-5, rtol=0)
+    expected = reference.attend(0, q.cpu().double(), PageLists(pages.cpu(), counts.cpu()), on_cpu)
+    torch.testing.assert_close(actual[[0, 2]].cpu().double(), expected[[0, 2]], atol=1e-5, rtol=0)
 
 
 def test_heads_apart_are_refused() -> None:
     cache = filled(ATTENTION)
-    steps = TritonCacheOps(cache, attention_shape(ATTENTION, 1), 160)
+    ops = TritonCacheOps(cache, attention_shape(ATTENTION, 1), 160)
     rows = rows_of([0], [5])
     with pytest.raises(ValueError, match="contiguous"):
-        steps.attend(0, random(1, 24, 2).transpose(1, 2), steps.all_pages(rows), rows)
+        ops.attend(0, random(1, 24, 2).transpose(1, 2), ops.all_pages(rows), rows)

@@ -27,11 +27,11 @@ def largest_error(checkpoint: Path) -> tuple[float, Sequences]:
         model(ids[None], past_key_values=cache, use_cache=True).logits[0, -1]
         for ids, cache in zip(prompts(), kept, strict=True)
     ]
-    found, error = torch.stack(sequences.logits), 0.0
+    actual, error = torch.stack(sequences.logits), 0.0
     for _ in range(STEPS):
-        error = max(error, float((found - torch.stack(expected)).abs().nan_to_num(1e9).max()))
+        error = max(error, float((actual - torch.stack(expected)).abs().nan_to_num(1e9).max()))
         fed = torch.stack(expected).argmax(dim=1)
-        found = sequences.decode(fed, [0, 1, 2])
+        actual = sequences.decode(fed, [0, 1, 2])
         expected = [
             model(token[None, None], past_key_values=cache, use_cache=True).logits[0, -1]
             for token, cache in zip(fed, kept, strict=True)
@@ -61,12 +61,12 @@ def test_where_rows_come_from_and_who_else_decodes_changes_no_bit(tmp_path: Path
     warm, cold, alone = (Sequences(checkpoint, prompts()) for _ in range(3))
     fed = torch.arange(3)
     for _ in range(STEPS):
-        found = warm.decode(fed, [0, 1, 2])
-        assert torch.equal(found, cold.decode(fed, [0, 1, 2], cold=True))
-        one = torch.cat([alone.decode(fed[slot, None], [slot]) for slot in range(3)])
+        actual = warm.decode(fed, [0, 1, 2])
+        assert torch.equal(actual, cold.decode(fed, [0, 1, 2], cold=True))
+        one = torch.cat([alone.decode(fed[seq_index, None], [seq_index]) for seq_index in range(3)])
         # Matrix products over other numbers of rows add in another order; a wrong row among those seen is 1e-3.
-        assert (found - one).abs().max() < 1e-11
-        fed = found.argmax(dim=1)
+        assert (actual - one).abs().max() < 1e-11
+        fed = actual.argmax(dim=1)
     assert int(cold.cache.misses) > 2 * int(warm.cache.misses)
 
 
@@ -88,12 +88,12 @@ def test_a_full_sequence_attends_to_everything(
     mixed, plain = Sequences(checkpoint, prompts(), full=0), Sequences(checkpoint, prompts())
     ids, fed = prompts()[0], torch.tensor([7, 8, 9])
     for _ in range(5):
-        found, usual = mixed.decode(fed, [0, 1, 2]), plain.decode(fed, [0, 1, 2])
+        actual, usual = mixed.decode(fed, [0, 1, 2]), plain.decode(fed, [0, 1, 2])
         ids = torch.cat((ids, fed[:1]))
-        assert (found[0] - everything(ids)).abs().max() < EXACT
-        assert torch.equal(found[1:], usual[1:])
+        assert (actual[0] - everything(ids)).abs().max() < EXACT
+        assert torch.equal(actual[1:], usual[1:])
         # Control: with its selection the sequence says something else.
-        assert (found[0] - usual[0]).abs().max() > 1e-3
+        assert (actual[0] - usual[0]).abs().max() > 1e-3
         fed = usual.argmax(dim=1)
 
 
@@ -104,9 +104,9 @@ def test_dense_layers_attend_to_everything(everything: Callable[[Tensor], Tensor
     offloaded = Sequences(tiny_dsa.make("deepseek", tmp_path), prompts(), dense=layers)
     sequences, fed = prompts(), torch.tensor([7, 8, 9])
     for _ in range(5):
-        found = offloaded.decode(fed, [0, 1, 2])
+        actual = offloaded.decode(fed, [0, 1, 2])
         sequences = [torch.cat((ids, token[None])) for ids, token in zip(sequences, fed, strict=True)]
-        for logits, ids in zip(found, sequences, strict=True):
+        for logits, ids in zip(actual, sequences, strict=True):
             assert (logits - everything(ids)).abs().max() < EXACT
-        fed = found.argmax(dim=1)
+        fed = actual.argmax(dim=1)
     assert int(offloaded.cache.misses) == 0

@@ -25,7 +25,7 @@ SHAPE = CacheShape(
 
 
 class Play:
-    """Random streams that select random pages, beside a model of each (slot, layer, head)."""
+    """Random sequences that select random pages, compared with a model of each (seq_index, layer, head)."""
 
     def __init__(self, shape: CacheShape, seed: int, newest: int = NEWEST) -> None:
         self.shape = shape
@@ -40,44 +40,48 @@ class Play:
         free = sorted(set(range(shape.max_sequences)) - set(self.ends))
         if not free:
             return
-        slot = int(self.rng.choice(free))
+        seq_index = int(self.rng.choice(free))
         length = int(self.rng.integers(1, shape.max_pages * shape.page_size - 4))
         end = int(self.rng.integers(length + 1, shape.max_pages * shape.page_size + 1))
         full = bool(self.rng.random() < 0.1)
-        if not self.known.admit(slot, length, end, full):
+        if not self.known.admit(seq_index, length, end, full):
             return
         self.joined += 1
-        self.ends[slot] = end
-        if not self.known.cache.fully_resident[slot]:
+        self.ends[seq_index] = end
+        if not self.known.cache.fully_resident[seq_index]:
             ring = max(0, length // shape.page_size - shape.ring_pages + 1)
             seeds = ([0] if ring else []) + list(range(max(1, ring - shape.lru_pages + 1), ring))
             for layer in range(len(shape.sparse_layers)):
                 for head in range(shape.kv_heads):
-                    self.models[slot, layer, head] = LruModel(shape.lru_pages, seeds, length)
+                    self.models[seq_index, layer, head] = LruModel(shape.lru_pages, seeds, length)
 
-    def leave(self, slot: int) -> None:
-        self.known.leave(slot)
-        del self.ends[slot]
-        self.models = {key: model for key, model in self.models.items() if key[0] != slot}
+    def leave(self, seq_index: int) -> None:
+        self.known.leave(seq_index)
+        del self.ends[seq_index]
+        self.models = {key: model for key, model in self.models.items() if key[0] != seq_index}
 
     def step(self) -> None:
-        slots = [slot for slot in self.ends if self.rng.random() < 0.8]
-        self.rng.shuffle(slots)
-        rows = self.known.rows(slots, padding=int(self.rng.integers(0, 3)))
+        seq_indices = [seq_index for seq_index in self.ends if self.rng.random() < 0.8]
+        self.rng.shuffle(seq_indices)
+        rows = self.known.rows(seq_indices, padding=int(self.rng.integers(0, 3)))
         self.known.write(rows)
         for at, layer in enumerate(self.shape.sparse_layers):
-            pages = [[self._pick(slot) for _ in range(self.shape.kv_heads)] for slot in slots]
+            pages = [[self._pick(seq_index) for _ in range(self.shape.kv_heads)] for seq_index in seq_indices]
             selection = as_selection(pages, self.shape, len(rows.seq_indices))
-            places = swap_in(self.known.cache, layer, selection, rows)
-            self._check(at, layer, slots, pages, places)
+            resident = swap_in(self.known.cache, layer, selection, rows)
+            self._check(at, layer, seq_indices, pages, resident)
         self.known.end_step(rows)
-        for slot in [slot for slot in slots if self.known.lengths[slot] >= self.ends[slot]]:
-            self.leave(slot)
+        for seq_index in [
+            seq_index for seq_index in seq_indices if self.known.lengths[seq_index] >= self.ends[seq_index]
+        ]:
+            self.leave(seq_index)
 
-    def _pick(self, slot: int) -> list[int]:
-        newest = self.known.lengths[slot] // self.shape.page_size
+    def _pick(self, seq_index: int) -> list[int]:
+        newest = self.known.lengths[seq_index] // self.shape.page_size
         at_most = (
-            newest + 1 if self.known.cache.full_attention[slot] else min(newest + 1, self.shape.top_pages)
+            newest + 1
+            if self.known.cache.full_attention[seq_index]
+            else min(newest + 1, self.shape.top_pages)
         )
         # Nearby pages more often than others, so that there are hits and misses.
         weights = 1.0 / (1 + np.abs(np.arange(newest + 1) - newest * self.rng.random()))
@@ -86,35 +90,46 @@ class Play:
         return sorted(pages.tolist())
 
     def _check(
-        self, at: int, layer: int, slots: list[int], pages: list[list[list[int]]], places: torch.Tensor
+        self,
+        at: int,
+        layer: int,
+        seq_indices: list[int],
+        pages: list[list[list[int]]],
+        resident: torch.Tensor,
     ) -> None:
         shape, cache = self.shape, self.known.cache
-        assert (places[len(slots) :] == 0).all()
+        assert (resident[len(seq_indices) :] == 0).all()
         buffer = cache.tokens(layer).unflatten(0, (-1, shape.page_size))
-        for row, slot in enumerate(slots):
-            host_pages, device_pages = self.known.pages[slot]
-            length = self.known.lengths[slot] + 1
+        for row, seq_index in enumerate(seq_indices):
+            host_pages, device_pages = self.known.pages[seq_index]
+            length = self.known.lengths[seq_index] + 1
             for head in range(shape.kv_heads):
                 chosen = pages[row][head]
-                assert set(places[row, head, : len(chosen)].tolist()) <= set(device_pages.tolist())
-                for page, place in zip(chosen, places[row, head].tolist(), strict=False):
+                assert set(resident[row, head, : len(chosen)].tolist()) <= set(device_pages.tolist())
+                for page, device_page in zip(chosen, resident[row, head].tolist(), strict=False):
                     first, last = page * shape.page_size, min((page + 1) * shape.page_size, length)
-                    right = self.known.contents(self.known.number[slot], layer, torch.arange(first, last))
-                    assert torch.equal(buffer[place, : last - first, :, head], right[:, :, head])
+                    right = self.known.contents(
+                        self.known.number[seq_index], layer, torch.arange(first, last)
+                    )
+                    assert torch.equal(buffer[device_page, : last - first, :, head], right[:, :, head])
                 self.selected += len(chosen)
-                if cache.fully_resident[slot]:
+                if cache.fully_resident[seq_index]:
                     continue
                 ring = range((length - 1) // shape.page_size - shape.ring_pages + 1, length)
-                model = self.models[slot, at, head]
+                model = self.models[seq_index, at, head]
                 self.misses += model.step([page for page in chosen if page not in ring], length - 1)
                 lru = device_pages[: shape.lru_pages]
-                held = [-1 if page is None else int(host_pages[page]) for page in model.held]
-                assert cache.host_page_of[at, lru, head].tolist() == held
-                assert cache.last_use[at, lru, head].tolist() == model.used
-                # Each way is the other's inverse, and nothing else of the stream counts as resident.
-                inverse = {page: int(place) for place, page in zip(lru, held, strict=True) if page >= 0}
-                where = cache.device_page_of[at, host_pages, head].tolist()
-                assert where == [inverse.get(page, -1) for page in host_pages.tolist()]
+                host_page_of = [-1 if page is None else int(host_pages[page]) for page in model.pages]
+                assert cache.host_page_of[at, lru, head].tolist() == host_page_of
+                assert cache.last_use[at, lru, head].tolist() == model.last_use
+                # The two tables are inverses, and nothing else of the sequence counts as resident.
+                inverse = {
+                    page: int(device_page)
+                    for device_page, page in zip(lru, host_page_of, strict=True)
+                    if page >= 0
+                }
+                device_page_of = cache.device_page_of[at, host_pages, head].tolist()
+                assert device_page_of == [inverse.get(page, -1) for page in host_pages.tolist()]
         assert int(cache.misses) == self.misses
         assert int(cache.hits) == self.selected - self.misses
 
@@ -148,14 +163,14 @@ def test_steps_match_a_plain_model(steps: int) -> None:
 
 def test_a_wrong_victim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = residency._least_recently_used
-    monkeypatch.setattr(residency, "_least_recently_used", lambda used, counts: right(-used, counts))
+    monkeypatch.setattr(residency, "_least_recently_used", lambda last_use, counts: right(-last_use, counts))
     with pytest.raises(AssertionError):
         play(200)
 
 
 def test_victims_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsorted(used: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        return used.argsort(dim=-1, stable=True)
+    def unsorted(last_use: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return last_use.argsort(dim=-1, stable=True)
 
     monkeypatch.setattr(residency, "_least_recently_used", unsorted)
     with pytest.raises(AssertionError):
@@ -165,12 +180,12 @@ def test_victims_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -
 def test_ties_broken_the_other_way_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = residency._least_recently_used
 
-    def higher_place_first(used: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        most = used.shape[-1] - 1
-        victims = most - right(used.flip(-1), counts)
+    def higher_index_first(last_use: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        most = last_use.shape[-1] - 1
+        victims = most - right(last_use.flip(-1), counts)
         return victims.masked_fill(victims < 0, most + 1).sort(dim=-1).values
 
-    monkeypatch.setattr(residency, "_least_recently_used", higher_place_first)
+    monkeypatch.setattr(residency, "_least_recently_used", higher_index_first)
     with pytest.raises(AssertionError):
         play(200)
 
@@ -190,7 +205,7 @@ def test_a_copy_of_the_wrong_page_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_a_ring_too_short_for_the_offload_is_noticed() -> None:
-    """One page fewer, and a page leaves the ring before the backup of its tokens has landed."""
+    """One page fewer, and a page leaves the ring before the offload of its tokens has completed."""
     short = CacheShape(**{**vars_of(SHAPE), "ring_pages": 1})
 
     def play_with(newest: int) -> None:
@@ -232,8 +247,8 @@ def test_padding_alone_changes_nothing() -> None:
     cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     before = {name: getattr(cache, name).clone() for name in SHAPE.tensors(torch.float32)}
     rows = StepBatch(torch.full((3,), -1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32))
-    places = swap_in(cache, 0, as_selection([], SHAPE, 3), rows)
-    assert not places.any()
+    resident = swap_in(cache, 0, as_selection([], SHAPE, 3), rows)
+    assert not resident.any()
     assert all(torch.equal(getattr(cache, name), tensor) for name, tensor in before.items())
 
 
@@ -259,30 +274,33 @@ def test_host_pages_are_looked_up_in_the_sequences_table_and_0_beyond_a_list() -
 
 
 class Waits(TorchDispatchMode):
-    """Notes what would make the host wait for a CUDA device: reads of numbers, sizes that depend on data, and
-    single numbers of the host put to listed places (torch copies them there, and waits for that copy)."""
+    """Records what would make the host wait for a CUDA device.
+
+    That is: reads of numbers, sizes that depend on data, and single host numbers put at listed indices, which torch
+    copies to the device and waits for.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         number = name == "index_put_" and args[2].dim() == 0
         if number or name in ("_local_scalar_dense", "nonzero", "masked_select", "unique"):
-            self.found.append(name)
+            self.names.append(name)
         return func(*args, **(kwargs or {}))
 
 
 def test_admission_waits_for_nothing() -> None:
-    """It is launched while a step runs: a wait for that would leave the device idle after it."""
+    """It is launched while a step runs: a wait would leave the device idle after that step."""
     cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     host, buffer = torch.arange(20), torch.arange(SHAPE.buffer_pages)
     with torch.inference_mode(), Waits() as waits:
         residency.admit(cache, 1, 70, host, buffer)
         residency.admit(cache, 2, 9, host[:5] + 30, buffer[:5] + 20, full_attention=True)
-    assert waits.found == []
+    assert waits.names == []
     with Waits() as control:
         cache.last_use[:, buffer] = 3
         assert cache.last_use.max().item() == 3
-    assert control.found == ["index_put_", "_local_scalar_dense"]
+    assert control.names == ["index_put_", "_local_scalar_dense"]

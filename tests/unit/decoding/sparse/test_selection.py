@@ -43,7 +43,7 @@ def attention_shape(soft_cap: float | None = None) -> AttentionShape:
     return AttentionShape(KV_HEADS * GROUP, KV_HEADS, WIDTH, 0.5, soft_cap, (None, None))
 
 
-def streams(seed: int) -> tuple[StepBatch, list[Tensor], Tensor]:
+def make_batch(seed: int) -> tuple[StepBatch, list[Tensor], Tensor]:
     """Rows with a padding row among them; keys [n, H, D] with many tokens alike; queries [R, heads, D]."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -55,10 +55,10 @@ def streams(seed: int) -> tuple[StepBatch, list[Tensor], Tensor]:
     for length in LENGTHS:
         different = normal(max(1, length // 2), KV_HEADS, WIDTH)
         keys.append(different[torch.randint(len(different), (length,), generator=generator)])
-    slots = torch.tensor([3, 0, 5, 1, -1, 6], dtype=torch.int32)
+    seq_indices = torch.tensor([3, 0, 5, 1, -1, 6], dtype=torch.int32)
     positions = torch.tensor([*[length - 1 for length in LENGTHS[:4]], 0, LENGTHS[4] - 1], dtype=torch.int32)
     keys.insert(4, torch.empty(0, KV_HEADS, WIDTH, dtype=torch.float64))
-    return StepBatch(slots, positions), keys, normal(len(slots), KV_HEADS * GROUP, WIDTH)
+    return StepBatch(seq_indices, positions), keys, normal(len(seq_indices), KV_HEADS * GROUP, WIDTH)
 
 
 def choose(selector: Selector, q: Tensor, rows: StepBatch) -> Selection:
@@ -66,15 +66,15 @@ def choose(selector: Selector, q: Tensor, rows: StepBatch) -> Selection:
 
 
 def write(cache: KVCache, selector: Selector, rows: StepBatch, keys: list[Tensor], chunk: int) -> None:
-    """Each stream's keys in chunks of so many tokens, some rows of which are not to be kept."""
+    """Write each sequence's keys in chunks, with a row after each that is not to be kept."""
     page = cache.shape.page_size
-    for slot, of_stream in zip(rows.seq_indices.tolist(), keys, strict=True):
-        for start in range(0, len(of_stream), chunk):
-            at = torch.arange(start, min(start + chunk, len(of_stream)))
-            slots = (cache.host_block_table[slot, at // page] * page + at % page).int()
+    for seq_index, of_sequence in zip(rows.seq_indices.tolist(), keys, strict=True):
+        for start in range(0, len(of_sequence), chunk):
+            at = torch.arange(start, min(start + chunk, len(of_sequence)))
+            slots = (cache.host_block_table[seq_index, at // page] * page + at % page).int()
             padded = torch.cat((slots, torch.tensor([-1], dtype=torch.int32)))
             selector.write(
-                1, torch.cat((of_stream[at], of_stream.new_full((1, KV_HEADS, WIDTH), 99.0))), padded
+                1, torch.cat((of_sequence[at], of_sequence.new_full((1, KV_HEADS, WIDTH), 99.0))), padded
             )
 
 
@@ -141,12 +141,12 @@ def quest_loop(
 
 
 def check(selection: Selection, rows: StepBatch, expected: list[list[tuple[list[int], float]]]) -> None:
-    for row, slot in enumerate(rows.seq_indices.tolist()):
+    for row, seq_index in enumerate(rows.seq_indices.tolist()):
         for head in range(KV_HEADS):
             count = int(selection.counts[row, head])
             pages = selection.pages[row, head].tolist()
             assert pages[count:] == [-1] * (len(pages) - count)
-            if slot < 0:
+            if seq_index < 0:
                 assert count == 0
                 assert selection.mass[row, head] == 0
                 continue
@@ -159,7 +159,7 @@ def check(selection: Selection, rows: StepBatch, expected: list[list[tuple[list[
 @pytest.mark.parametrize("cap", [None, 0.75])
 @pytest.mark.parametrize("seed", range(4))
 def test_exact_chooses_by_its_definition(seed: int, cap: float | None) -> None:
-    rows, keys, q = streams(seed)
+    rows, keys, q = make_batch(seed)
     cache = cache_of(page=1, top=9, ring=4, index="keys")
     selector = ExactSelector(cache, attention_shape(cap))
     write(cache, selector, rows, keys, chunk=64)
@@ -169,7 +169,7 @@ def test_exact_chooses_by_its_definition(seed: int, cap: float | None) -> None:
 
 
 def test_the_loop_notices_ties_broken_the_other_way() -> None:
-    rows, keys, q = streams(0)
+    rows, keys, q = make_batch(0)
     cache = cache_of(page=1, top=9, ring=4, index="keys")
     selector = ExactSelector(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)
@@ -185,7 +185,7 @@ def test_the_loop_notices_ties_broken_the_other_way() -> None:
 def test_quest_chooses_by_its_definition(
     page: int, top: int, ring: int, chunk: int, cap: float | None
 ) -> None:
-    rows, keys, q = streams(page)
+    rows, keys, q = make_batch(page)
     cache = cache_of(page, top, ring, "bounds")
     selector = QuestSelector(cache, attention_shape(cap))
     write(cache, selector, rows, keys, chunk)
@@ -197,7 +197,7 @@ def test_quest_chooses_by_its_definition(
 
 def test_quest_bounds_are_those_of_the_page_s_present_owner() -> None:
     """A page's first token starts it afresh: nothing of an earlier owner stays, whatever the chunks."""
-    rows, keys, q = streams(1)
+    rows, keys, q = make_batch(1)
     cache = cache_of(4, 5, 2, "bounds")
     selector = QuestSelector(cache, attention_shape())
     write(cache, selector, rows, [100 * k for k in keys], chunk=64)
@@ -208,7 +208,7 @@ def test_quest_bounds_are_those_of_the_page_s_present_owner() -> None:
 
 @pytest.mark.parametrize("kind", ["keys", "bounds"])
 def test_a_full_stream_gets_everything_and_changes_no_other(kind: str) -> None:
-    rows, keys, q = streams(2)
+    rows, keys, q = make_batch(2)
     page = 1 if kind == "keys" else 4
     cache = cache_of(page, 5, 2, kind)
     selector = (ExactSelector if kind == "keys" else QuestSelector)(cache, attention_shape())
@@ -229,7 +229,7 @@ def test_a_full_stream_gets_everything_and_changes_no_other(kind: str) -> None:
 def test_a_row_s_choice_is_its_own_to_the_last_bit(kind: str) -> None:
     """Random keys: the mass is a sum of all of a row's scores, so it would show any other order of sums."""
     generator = torch.Generator().manual_seed(3)
-    rows, keys, q = streams(3)
+    rows, keys, q = make_batch(3)
     keys = [torch.randn(k.shape, generator=generator, dtype=torch.float64) for k in keys]
     q = torch.randn(q.shape, generator=generator, dtype=torch.float64)
     cache = cache_of(1 if kind == "keys" else 4, 5, 2, kind)
@@ -246,7 +246,7 @@ def test_a_row_s_choice_is_its_own_to_the_last_bit(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["keys", "bounds"])
 def test_bfloat16_is_scored_in_float32(kind: str) -> None:
-    rows, keys, q = streams(3)
+    rows, keys, q = make_batch(3)
     chosen = []
     for dtype in (torch.bfloat16, torch.float32):
         cache = cache_of(1 if kind == "keys" else 4, 5, 2, kind)
@@ -315,7 +315,7 @@ def test_everything_is_all_pages() -> None:
 
 
 def test_rows_that_get_all_of_their_pages_are_not_scored() -> None:
-    rows, keys, q = streams(0)
+    rows, keys, q = make_batch(0)
     cache = cache_of(page=1, top=7, ring=4, index="keys")
     selector = ExactSelector(cache, attention_shape())
     write(cache, selector, rows, keys, chunk=64)

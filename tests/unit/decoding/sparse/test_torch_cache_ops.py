@@ -1,4 +1,4 @@
-"""A prompt's way from staging to the host, the buffer, home and the index, and back after a preemption."""
+"""A prompt from staging to the host, the buffer, the dense layers and the index; back after a preemption."""
 
 import torch
 from torch import Tensor
@@ -25,41 +25,42 @@ def random(*size: int, seed: int) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def step(cache: KVCache, slot: int) -> list[Tensor]:
+def step(cache: KVCache, seq_index: int) -> list[Tensor]:
     """What one step's row gets in each layer; its token goes to the host as well."""
-    steps = TorchCacheOps(cache, ATTENTION)
-    rows = StepBatch(torch.tensor([slot], dtype=torch.int32), torch.tensor([LENGTH], dtype=torch.int32))
-    home, buffer = slot_mapping(cache, rows)
+    ops = TorchCacheOps(cache, ATTENTION)
+    rows = StepBatch(torch.tensor([seq_index], dtype=torch.int32), torch.tensor([LENGTH], dtype=torch.int32))
+    host_slots, buffer = slot_mapping(cache, rows)
     outs = []
     for layer in range(LAYERS):
         q, kv = random(1, HEADS, WIDTH, seed=layer), random(1, 2, KV_HEADS, WIDTH, seed=9 + layer)
-        cache.tokens(layer)[(home if layer in cache.dense else buffer).long()] = kv
+        cache.tokens(layer)[(host_slots if layer in cache.dense else buffer).long()] = kv
         if layer in cache.dense:
-            lists = steps.all_pages(rows)
+            lists = ops.all_pages(rows)
         else:
-            steps.write_index(layer, kv[:, 0], home)
-            lists = steps.select_pages(layer, steps.page_scores(layer, q, rows), rows).lists
-        outs.append(steps.attend(layer, q, lists, rows))
-    steps.offload_step(home, buffer)
+            ops.write_index(layer, kv[:, 0], host_slots)
+            lists = ops.select_pages(layer, ops.page_scores(layer, q, rows), rows).lists
+        outs.append(ops.attend(layer, q, lists, rows))
+    ops.offload_step(host_slots, buffer)
     for layer in range(LAYERS):
         kv = random(1, 2, KV_HEADS, WIDTH, seed=9 + layer)
         assert torch.equal(
-            cache.host_kv[layer][home.long() // PAGE, :, :, home.long() % PAGE], kv.transpose(1, 2)
+            cache.host_kv[layer][host_slots.long() // PAGE, :, :, host_slots.long() % PAGE],
+            kv.transpose(1, 2),
         )
     return outs
 
 
 def admit(
-    cache: KVCache, staging: Tensor, slots: Tensor, slot: int, host_pages: Tensor, device_pages: Tensor
+    cache: KVCache, staging: Tensor, slots: Tensor, seq_index: int, host_pages: Tensor, device_pages: Tensor
 ) -> None:
-    steps, at = TorchCacheOps(cache, ATTENTION), torch.arange(LENGTH)
-    seeds = residency.admit(cache, slot, LENGTH, host_pages, device_pages)
-    home = (host_pages[at // PAGE] * PAGE + at % PAGE).int()
-    steps.fill_dense(staging, slots, home)
-    steps.index_prompt(staging, slots, host_pages.int(), home)
+    ops, at = TorchCacheOps(cache, ATTENTION), torch.arange(LENGTH)
+    seeds = residency.admit(cache, seq_index, LENGTH, host_pages, device_pages)
+    host_slots = (host_pages[at // PAGE] * PAGE + at % PAGE).int()
+    ops.fill_dense(staging, slots, host_slots)
+    ops.index_prompt(staging, slots, host_pages.int(), host_slots)
     tokens = (seeds.pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
     into = (seeds.device_pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
-    steps.fill_buffer(staging, slots[tokens[tokens < LENGTH]], into[tokens < LENGTH].int())
+    ops.fill_buffer(staging, slots[tokens[tokens < LENGTH]], into[tokens < LENGTH].int())
 
 
 def test_a_preempted_stream_goes_on_from_the_host_as_if_never_gone() -> None:
