@@ -276,8 +276,8 @@ def test_host_pages_are_looked_up_in_the_sequences_table_and_0_beyond_a_list() -
 class Waits(TorchDispatchMode):
     """Records what would make the host wait for a CUDA device.
 
-    That is: reads of numbers, sizes that depend on data, and single host numbers put at listed indices, which torch
-    copies to the device and waits for.
+    That is: reads of numbers, sizes that depend on data, and single host numbers put at listed indices, which
+    torch copies to the device and waits for.
     """
 
     def __init__(self) -> None:
