@@ -30,7 +30,7 @@ Rule = Callable[[Config], str | None]
 """Looks at a config.json; returns why it cannot be computed, or None."""
 
 
-def key(name: str, implemented: Callable[[Any], bool], reason: str) -> Rule:
+def key_rule(name: str, implemented: Callable[[Any], bool], reason: str) -> Rule:
     """A rule about one key of config.json.
 
     Args:
@@ -48,14 +48,16 @@ def key(name: str, implemented: Callable[[Any], bool], reason: str) -> Rule:
 
 
 def one_of(*values: object) -> Callable[[Any], bool]:
+    """For `key_rule`: the value is one of `values`."""
     return lambda value: value in values
 
 
 def unset(value: object) -> bool:
+    """For `key_rule`: the value is null, false, zero or empty."""
     return not value
 
 
-def heads(*suffixes: str, reason: str) -> Rule:
+def model_class_rule(*suffixes: str, reason: str) -> Rule:
     """The model class must end in one of `suffixes`."""
 
     def rule(config: Config) -> str | None:
@@ -65,7 +67,7 @@ def heads(*suffixes: str, reason: str) -> Rule:
     return rule
 
 
-def rope_types(*implemented: str) -> Rule:
+def rope_type_rule(*implemented: str) -> Rule:
     """All rope types of a config, which may have one for each kind of layer, must be `implemented`."""
 
     def rule(config: Config) -> str | None:
@@ -112,21 +114,23 @@ class DecoderFamily:
     def rules(self) -> tuple[Rule, ...]:
         """What a config must satisfy; the first rule that it breaks is reported."""
         return (
-            heads(CAUSAL_LM, CLASSIFIER, reason="is neither a causal LM nor a sequence classifier"),
-            key(
+            model_class_rule(
+                CAUSAL_LM, CLASSIFIER, reason="is neither a causal LM nor a sequence classifier"
+            ),
+            key_rule(
                 "quantization_config",
                 unset,
                 "its weights are quantised; float32, float16 and bfloat16 ones are served",
             ),
-            key(
+            key_rule(
                 self.activation_key,
                 one_of(None, "", "default", *ACTIVATIONS),
                 f"activation '{{value}}' is none of {', '.join(ACTIVATIONS)}",
             ),
-            key("use_bidirectional_attention", unset, "it attends in both directions"),
+            key_rule("use_bidirectional_attention", unset, "it attends in both directions"),
             *self.own_rules,
             # Other types change frequencies with the length of the sequence, and so with what shares the batch.
-            rope_types("default", "linear", "llama3", "yarn"),
+            rope_type_rule("default", "linear", "llama3", "yarn"),
         )
 
 
@@ -151,7 +155,7 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
             name="gemma3_text",
             qk_norm=True,
             own_rules=(
-                key(
+                key_rule(
                     "attn_logit_softcapping",
                     unset,
                     "it caps attention logits, which transformers' Gemma 3 does not compute",
@@ -194,18 +198,18 @@ class DsaFamily:
     def rules(self) -> tuple[Rule, ...]:
         """What a config must satisfy; the first rule that it breaks is reported."""
         return (
-            heads(CAUSAL_LM, reason="is no causal LM"),
+            model_class_rule(CAUSAL_LM, reason="is no causal LM"),
             _quantised_to,
-            key("hidden_act", one_of("silu"), "activation '{value}' is not silu"),
-            key(
+            key_rule("hidden_act", one_of("silu"), "activation '{value}' is not silu"),
+            key_rule(
                 "q_lora_rank",
                 lambda rank: rank is not None,
                 "q_lora_rank is null, and the indexer reads the query's low-rank form",
             ),
             _one_kv_head_per_head,
-            key("scoring_func", one_of("sigmoid"), "scoring_func '{value}' is not sigmoid"),
-            key("topk_method", one_of("noaux_tc"), "topk_method '{value}' is not noaux_tc"),
-            rope_types("default", "yarn"),
+            key_rule("scoring_func", one_of("sigmoid"), "scoring_func '{value}' is not sigmoid"),
+            key_rule("topk_method", one_of("noaux_tc"), "topk_method '{value}' is not noaux_tc"),
+            rope_type_rule("default", "yarn"),
         )
 
 

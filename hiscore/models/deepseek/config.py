@@ -1,8 +1,7 @@
 """Sizes and switches of a checkpoint with a lightning indexer, from its config.json and the table of families.
 
 The config is read by transformers, whose classes fill in each family's defaults. DeepSeek-V3.2 and GLM-MoE-DSA
-only
-differ in the indexer: how it pairs rotary dimensions, and that GLM's layers may share a selection.
+differ only in the indexer: how it pairs rotary dimensions, and that GLM's layers may share a selection.
 """
 
 import json
