@@ -37,5 +37,5 @@ class Forward:
     """int64 [T]: the pool slot of each row's key and value, or `NO_SLOT`."""
     scored_rows: Int64
     """int64 [R]: the rows read out, one for each item; empty items share their query's last row."""
-    answers: Int64
-    """int64 [R]: the item that each scored row answers, counted over the whole batch."""
+    scored_items: Int64
+    """int64 [R]: the item that each scored row belongs to, counted over the whole batch."""

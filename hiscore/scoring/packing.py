@@ -96,7 +96,7 @@ class _ForwardBuilder:
     groups: list[Group] = field(default_factory=list)
     slot_mapping: list[Int64] = field(default_factory=list)
     scored_rows: list[Int64] = field(default_factory=list)
-    answers: list[Int64] = field(default_factory=list)
+    scored_items: list[Int64] = field(default_factory=list)
 
     def add(self, p: _PackedPrompt, first: int, last: int) -> None:
         """Add tokens `first` to `last` of a prompt."""
@@ -110,9 +110,9 @@ class _ForwardBuilder:
         self.positions.append(np.arange(first, last) - np.repeat(origins, lengths))
         self.seqlens.append(ends + shift)
         self.slot_mapping.append(p.slots[first:last])
-        answered = np.flatnonzero((p.read_at >= first) & (p.read_at < last))
-        self.scored_rows.append(p.read_at[answered] + shift)
-        self.answers.append(answered + p.first_item)
+        read = np.flatnonzero((p.read_at >= first) & (p.read_at < last))
+        self.scored_rows.append(p.read_at[read] + shift)
+        self.scored_items.append(read + p.first_item)
 
         none = slice(0, 0)
         items = max(first, p.query)
@@ -137,7 +137,7 @@ class _ForwardBuilder:
             groups=tuple(self.groups),
             slot_mapping=np.concatenate(self.slot_mapping),
             scored_rows=np.concatenate(self.scored_rows),
-            answers=np.concatenate(self.answers),
+            scored_items=np.concatenate(self.scored_items),
         )
 
 

@@ -180,11 +180,11 @@ class Scorer:
         return PendingScores(requests, batch, host, shapes, copy_done, self.facts.is_classifier)
 
     def _in_order(self, hidden: Tensor, forwards: Sequence[Forward]) -> Tensor:
-        """Sort rows by the batch's items; several forwards may answer them in another order."""
-        answers = np.concatenate([np.empty(0, np.int64), *(forward.answers for forward in forwards)])
-        if (np.diff(answers) > 0).all():
+        """Sort rows by the batch's items; several forwards may have read them in another order."""
+        items = np.concatenate([np.empty(0, np.int64), *(forward.scored_items for forward in forwards)])
+        if (np.diff(items) > 0).all():
             return hidden
-        return hidden[upload(np.argsort(answers), self.device)]
+        return hidden[upload(np.argsort(items), self.device)]
 
     def _to_host(self, results: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         if self.device.type != "cuda":

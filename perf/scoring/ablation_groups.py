@@ -86,7 +86,7 @@ class Finished:
     answers: list[Any]
 
     def result(self) -> tuple[list[Any], None]:
-        """As `Pending.result`, without the statistics of the batch."""
+        """As `PendingScores.result`, without the statistics of the batch."""
         return self.answers, None
 
 

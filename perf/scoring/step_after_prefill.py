@@ -81,5 +81,5 @@ def decode_step(forward: Forward, tokens: Int32) -> Forward:
         groups=tuple(groups),
         slot_mapping=np.full(len(tokens), NO_SLOT, np.int64),
         scored_rows=rows,
-        answers=forward.answers,
+        scored_items=forward.scored_items,
     )

@@ -89,7 +89,7 @@ def pack_chunks(chunks: list[PrefillChunk]) -> Forward:
         groups=groups,
         slot_mapping=np.concatenate(new_slots).astype(np.int64),
         scored_rows=ends[last].astype(np.int64) - 1,
-        answers=np.arange(last.sum(), dtype=np.int64),
+        scored_items=np.arange(last.sum(), dtype=np.int64),
     )
 
 

@@ -37,7 +37,7 @@ def forward_of(lengths: list[int], groups: list[Group], scored: list[int]) -> Fo
         groups=tuple(groups),
         slot_mapping=np.full(rows, NO_SLOT, np.int64),
         scored_rows=np.array(scored, np.int64),
-        answers=np.arange(len(scored), dtype=np.int64),
+        scored_items=np.arange(len(scored), dtype=np.int64),
     )
 
 

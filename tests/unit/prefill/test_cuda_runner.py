@@ -41,7 +41,7 @@ def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
         ),
         slot_mapping=np.array([7, NO_SLOT, 9, NO_SLOT, 3], np.int64),
         scored_rows=np.array([4], np.int64),
-        answers=np.array([0], np.int64),
+        scored_items=np.array([0], np.int64),
     )
     layout = InputLayout(rows=8, tiles=3)
     buffer, slots = layout.pack(forward, rows_per_tile=2)

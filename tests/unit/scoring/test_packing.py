@@ -68,7 +68,7 @@ class Interpreter:
                         seen[rows[row]] = context + ids[first : row + 1]
                         # A token's position is the number of tokens that it sees before itself.
                         assert forward.positions[row] == len(seen[rows[row]]) - 1
-            for row, item in zip(forward.scored_rows, forward.answers, strict=True):
+            for row, item in zip(forward.scored_rows, forward.scored_items, strict=True):
                 assert item not in read
                 read[int(item)] = rows[row]
         return seen, [read[item] for item in range(len(read))]

@@ -26,7 +26,7 @@ def test_each_chunk_sees_its_prompts_earlier_tokens_and_itself() -> None:
     assert [group.context_slots.tolist() for group in forward.groups] == [list(range(32, 47)), [], [0]]
     assert all(group.context_rows == slice(0, 0) for group in forward.groups)
     assert forward.scored_rows.tolist() == [4, 5]
-    assert forward.answers.tolist() == [0, 1]
+    assert forward.scored_items.tolist() == [0, 1]
     assert [each.dtype.name for each in (forward.input_ids, forward.positions, forward.slot_mapping)] == [
         "int32",
         "int32",
