@@ -1,8 +1,8 @@
 """The chunks of one call of the blocking client, sent from several threads."""
 
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ def closed_as_cancelled(closed: threading.Event) -> Iterator[None]:
 
 
 class ChunkThreads:
-    """Runs the chunks of one call, each in the thread that calls `run`; the first failure stops the others.
+    """Runs the chunks of one call, several at a time; the first failure stops the others.
 
     Args:
         triton: Sends the requests.
@@ -39,8 +39,36 @@ class ChunkThreads:
         self._in_flight: set[Any] = set()
         self.first_failure: BaseException | None = None
 
+    def run_all(
+        self, operations: Sequence[Operation[T]], max_in_flight: int, on_result: Callable[[T], None]
+    ) -> list[T]:
+        """Run all chunks of the call.
+
+        Args:
+            operations: One per chunk.
+            max_in_flight: Chunks at a time.
+            on_result: Called with each result as it arrives.
+
+        Returns:
+            The results, in the order of the chunks.
+
+        Raises:
+            HiscoreError: The first failure, not those that it caused.
+        """
+        with ThreadPoolExecutor(min(max_in_flight, len(operations))) as pool:
+            futures = [pool.submit(self.run, operation) for operation in operations]
+            try:
+                for future in as_completed(futures):
+                    on_result(future.result())
+            except BaseException as error:
+                # A chunk cancelled by the first failure may have finished before the failed one.
+                first = self.first_failure or error
+                self.stop()
+                raise first from first.__cause__
+        return [future.result() for future in futures]
+
     def run(self, operation: Operation[T]) -> T:
-        """Run one chunk; a failure stops the others before this thread can take the next chunk.
+        """Run one chunk on this thread; a failure stops the others before this thread can take the next chunk.
 
         Raises:
             Cancelled: Another chunk failed.

@@ -3,8 +3,7 @@
 import threading
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 import grpc
@@ -79,16 +78,15 @@ class ScoreClient:
     ) -> ScoreResult:
         """Score each item, given as text, as a continuation of the query.
 
-        A causal LM takes exactly one of ``labels`` and ``label_token_ids``, a classifier neither. A score is the
-        label's probability over the whole vocabulary, or over the labels alone with ``apply_softmax``; a
-        classifier gives its logits.
+        A causal LM takes exactly one of ``labels`` and ``label_token_ids`` and gives the labels' probabilities;
+        a classifier takes neither and gives its logits.
 
         Args:
             query: What all items share.
             items: Each is scored on its own.
             labels: Each must be exactly one token.
             label_token_ids: The labels as token ids.
-            apply_softmax: Normalise over the labels instead of the whole vocabulary.
+            apply_softmax: Normalise probabilities over the labels instead of the whole vocabulary.
             temperature: Divides the logits; other than 1.0 only with ``apply_softmax``.
             item_first: Put the item before the query.
             timeout: Seconds for the whole call, all chunks and retries included; None: no limit.
@@ -206,43 +204,29 @@ class ScoreClient:
     def __enter__(self) -> "ScoreClient":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _send(self, call: ScoreCall, on_progress: Callable[[int], None] | None) -> ScoreResult:
-        indices = range(len(call.chunks))
-        if len(indices) == 1:
-            results = [run(call.request(0), self._perform)]
+        done = 0
+
+        def add(result: ScoreResult) -> None:
+            nonlocal done
+            done += len(result.scores)
             if on_progress:
-                on_progress(call.num_items)
-            return call.merge(results)
+                on_progress(done)
+
+        if len(call.chunks) == 1:
+            result = run(call.request(0), self._perform)
+            add(result)
+            return call.merge([result])
         threads = ChunkThreads(self._triton, self._closed)
-        with ThreadPoolExecutor(min(self._config.max_in_flight, len(indices))) as pool:
-            futures = [pool.submit(threads.run, call.request(index)) for index in indices]
-            try:
-                done = 0
-                for future in as_completed(futures):
-                    done += len(future.result().scores)
-                    if on_progress:
-                        on_progress(done)
-            except BaseException as error:
-                # A chunk cancelled by the first failure may have finished before the failed one.
-                first = threads.first_failure or error
-                threads.stop()
-                raise first from first.__cause__
-        return call.merge([future.result() for future in futures])
+        requests = [call.request(index) for index in range(len(call.chunks))]
+        return call.merge(threads.run_all(requests, self._config.max_in_flight, add))
 
     def _stream(self, generation: Generation) -> Generator[Chunk, None, None]:
         stream = GrpcStream(self._channel)
-
-        def perform(step: Rpc | Sleep) -> Any:
-            if isinstance(step, Sleep) or step.method not in ("open", "read"):
-                return self._perform(step)
-            with closed_as_cancelled(self._closed):
-                return getattr(stream, step.method)(**step.arguments)
-
+        perform = partial(self._perform, stream=stream)
         try:
             with with_request_id(generation.request_id):
                 chunk = run(generation.first_chunk(), perform)
@@ -258,8 +242,9 @@ class ScoreClient:
         finally:
             stream.cancel()
 
-    def _perform(self, step: Rpc | Sleep) -> Any:
+    def _perform(self, step: Rpc | Sleep, stream: GrpcStream | None = None) -> Any:
         if isinstance(step, Sleep):
             return self._closed.wait(step.seconds)
+        target = stream if step.method in ("open", "read") else self._triton
         with closed_as_cancelled(self._closed):
-            return getattr(self._triton, step.method)(**step.arguments)
+            return getattr(target, step.method)(**step.arguments)

@@ -78,11 +78,6 @@ class ScoreCall:
     deadline: Deadline
     request_id: str
 
-    @property
-    def num_items(self) -> int:
-        """Items of the whole call."""
-        return sum(chunk.stop - chunk.start for chunk in self.chunks)
-
     def request(self, index: int) -> Operation[ScoreResult]:
         """Send one chunk and read its result; its tensors are built when the operation starts."""
         chunk = self.chunks[index]
