@@ -158,7 +158,7 @@ class Canary:
         self._probe, self._transport = probe, transport
         self._work_seen: float | None = None
 
-    def look(self) -> str:
+    def check(self) -> str:
         """Send a canary unless the model has worked since the last check.
 
         Returns:
@@ -213,6 +213,6 @@ class Canaries:
 
     def _watch(self, canary: Canary) -> None:
         while not self._closed.wait(self._interval_s):
-            complaint = canary.look()
+            complaint = canary.check()
             if complaint and not self._closed.is_set():
                 log.warning("model %s has missed a canary: %s", canary.model, complaint)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 # Triton's lines start with level, date and time: "E1121 07:58:01.123456 ...".
 LINE_START = re.compile(r"([EWIF])\d{4} \d\d:\d\d:\d\d")
-MOST_LINES = 15
+MAX_LINES = 15
 # Logged as errors whenever there is no GPU.
 HARMLESS = ("CudaDriverHelper has not been initialized", "unable to create stream for")
 
@@ -27,4 +27,4 @@ def error_lines(log: str) -> list[str]:
         level = start.group(1) if start else level
         if level in ("E", "F") and line.strip() and not any(text in line for text in HARMLESS):
             kept.append(line)
-    return kept[-MOST_LINES:] or log.splitlines()[-MOST_LINES:]
+    return kept[-MAX_LINES:] or log.splitlines()[-MAX_LINES:]

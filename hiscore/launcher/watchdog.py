@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 # A watchdog that has not checked the server for this long counts as dead.
-LONGEST_LOOK_SECONDS = 12.0
+MAX_SECONDS_BETWEEN_CHECKS = 12.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 
 
-class Canaries(Protocol):
+class WatchedCanaries(Protocol):
     """What the watchdog asks of `hiscore.launcher.canary.Canaries`."""
 
     @property
@@ -52,7 +52,7 @@ class WatchedServer(Protocol):
     def lost_model(self) -> bool:
         """Whether a model's process has died."""
 
-    def start_canaries(self) -> Canaries | None:
+    def start_canaries(self) -> WatchedCanaries | None:
         """Canaries for the running server; None if they are turned off."""
 
     def kill(self) -> None:
@@ -110,12 +110,14 @@ class Watchdog:
         self.restarts = 0
         self._canaries = server.start_canaries()
         self._busy_with = ""
-        self._last_look = clock.monotonic()
+        self._last_check = clock.monotonic()
 
     @property
     def alive(self) -> bool:
         """Whether the watch goes on, or is busy with a restart or a stop."""
-        return bool(self._busy_with) or self._clock.monotonic() - self._last_look < LONGEST_LOOK_SECONDS
+        return (
+            bool(self._busy_with) or self._clock.monotonic() - self._last_check < MAX_SECONDS_BETWEEN_CHECKS
+        )
 
     @property
     def unready(self) -> str:
@@ -133,7 +135,7 @@ class Watchdog:
         """
         try:
             while True:
-                self._last_look = self._clock.monotonic()
+                self._last_check = self._clock.monotonic()
                 if fault := self._fault():
                     self._recover(fault)
                 self._idle()
@@ -176,7 +178,7 @@ class Watchdog:
                 fault = str(error)
         self._canaries = self._server.start_canaries()
         # Or a restart that took long would look as if the watch had ended.
-        self._last_look = self._clock.monotonic()
+        self._last_check = self._clock.monotonic()
         self._busy_with = ""
         log.warning("ready again %.1f s after the fault was seen", self._clock.monotonic() - began)
 

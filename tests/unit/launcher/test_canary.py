@@ -44,55 +44,55 @@ class FakeModel:
 
 def test_a_canary_is_what_the_probe_says() -> None:
     model = FakeModel()
-    assert Canary(PROBE, model).look() == ""
+    assert Canary(PROBE, model).check() == ""
     assert model.sent == [("/v2/models/scorer/infer", '{"a": 1}')]
 
 
 @pytest.mark.parametrize("counts_canaries", [True, False])
-def test_an_idle_model_is_asked_at_every_look(counts_canaries: bool) -> None:
+def test_an_idle_model_is_asked_at_every_check(counts_canaries: bool) -> None:
     """Also where the canary raises the model's counters: its own probe is no work."""
     model = FakeModel(counts_canaries=counts_canaries)
     canary = Canary(PROBE, model)
-    for looks in range(1, 6):
-        canary.look()
-        assert model.asked == looks
+    for checks in range(1, 6):
+        canary.check()
+        assert model.asked == checks
     assert canary.misses == 0
 
 
 def test_a_model_that_works_is_not_asked() -> None:
     model = FakeModel(answer=(0, "TimeoutError()"))  # it would not answer in time
     canary = Canary(PROBE, model)
-    canary.look()
+    canary.check()
     assert (model.asked, canary.misses) == (1, 1)
     for _ in range(5):
         model.work += 1
-        assert canary.look() == ""
+        assert canary.check() == ""
     assert (model.asked, canary.misses) == (1, 0)
     # As soon as it rests it is asked again.
-    canary.look()
+    canary.check()
     assert (model.asked, canary.misses) == (2, 1)
 
 
 def test_a_counter_that_restarts_is_work() -> None:
     model = FakeModel()
     canary = Canary(PROBE, model)
-    canary.look()
+    canary.check()
     model.work = 0
-    canary.look()
+    canary.check()
     assert model.asked == 1
 
 
 def test_a_model_whose_counters_cannot_be_read_is_asked() -> None:
     model = FakeModel()
     canary = Canary(PROBE, model)
-    canary.look()
+    canary.check()
     model.metrics_fail = True
-    canary.look()
+    canary.check()
     assert model.asked == 2
     # What is read for the first time since is no work either.
     model.metrics_fail = False
     model.work += 100
-    canary.look()
+    canary.check()
     assert model.asked == 3
 
 
@@ -110,12 +110,12 @@ def test_a_model_whose_counters_cannot_be_read_is_asked() -> None:
 def test_a_bad_answer_is_a_miss(bad: tuple[int, str]) -> None:
     model = FakeModel(bad)
     canary = Canary(PROBE, model)
-    complaint = canary.look()
+    complaint = canary.check()
     assert str(bad[0]) in complaint
     assert bad[1] in complaint
     assert canary.misses == 1
     model.answer = GOOD
-    assert canary.look() == ""
+    assert canary.check() == ""
     assert canary.misses == 0
 
 
@@ -137,7 +137,7 @@ def test_work_is_the_sum_of_the_models_own_counters() -> None:
 
 @pytest.fixture
 def three() -> Iterator[tuple[list[Canary], list[FakeModel], Canaries]]:
-    """Canaries of three models that nobody but the test asks to look."""
+    """Canaries of three models that nobody but the test asks to check."""
     models = [FakeModel((0, "timeout")) for _ in range(3)]
     names = ("tokenizer", "scorer", "decode")
     each = [
@@ -156,10 +156,10 @@ def test_a_model_is_doubtful_from_one_miss_on_and_silent_from_as_many_as_set(
     seen = []
     for _ in range(4):
         seen.append((canaries.doubtful, canaries.silent))
-        scorer.look()
+        scorer.check()
     assert seen == [([], []), (["scorer"], []), (["scorer"], []), (["scorer"], ["scorer"])]
     model.answer = GOOD
-    scorer.look()
+    scorer.check()
     assert (canaries.doubtful, canaries.silent) == ([], [])
 
 
@@ -168,26 +168,26 @@ def test_misses_must_be_in_a_row(three: tuple[list[Canary], list[FakeModel], Can
     for _ in range(5):
         for answer in ((0, "timeout"), (0, "timeout"), GOOD):
             model.answer = answer
-            scorer.look()
+            scorer.check()
             assert canaries.silent == []
 
 
 def test_models_are_judged_one_by_one(three: tuple[list[Canary], list[FakeModel], Canaries]) -> None:
     (tokenizer, _, decode), _, canaries = three
     for _ in range(3):
-        decode.look()
-    tokenizer.look()
+        decode.check()
+    tokenizer.check()
     assert (canaries.doubtful, canaries.silent) == (["tokenizer", "decode"], ["decode"])
 
 
-def test_every_model_has_a_thread_that_looks_again_and_again_until_closed(
+def test_every_model_has_a_thread_that_checks_again_and_again_until_closed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    looks: Queue[str] = Queue()
+    checks: Queue[str] = Queue()
     models = [FakeModel((0, "timeout")), FakeModel((0, "timeout"))]
     hang = threading.Event()
     models[0].on_call = hang.wait  # one that hangs does not keep the other from being asked
-    models[1].on_call = lambda: looks.put("scorer")
+    models[1].on_call = lambda: checks.put("scorer")
     each = [
         Canary(Probe(name, "/", {}, '"scores"', ("work_total",)), model)
         for name, model in zip(("decode", "scorer"), models, strict=True)
@@ -195,7 +195,7 @@ def test_every_model_has_a_thread_that_looks_again_and_again_until_closed(
     canaries = Canaries(each, interval_s=0, max_misses=2)
     try:
         for _ in range(3):
-            assert looks.get(timeout=30) == "scorer"
+            assert checks.get(timeout=30) == "scorer"
         assert canaries.silent == ["scorer"]
     finally:
         canaries.close()

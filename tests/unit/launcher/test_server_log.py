@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hiscore.launcher.server_log import MOST_LINES, error_lines, failure_reason
+from hiscore.launcher.server_log import MAX_LINES, error_lines, failure_reason
 
 
 def test_the_error_lines_of_a_log_keep_their_continuation() -> None:
@@ -24,12 +24,12 @@ def test_the_newest_errors_are_kept_but_not_those_that_come_without_a_gpu() -> N
     harmless = "E1121 07:00:00.000001 1 a.cc:1] CudaDriverHelper has not been initialized"
     errors = [f"{level}1121 07:00:00.000001 1 a.cc:1] {place}" for place in range(30) for level in "EF"]
     lines = [*errors, harmless, "W1121 07:00:00.000001 1 a.cc:1] a warning"]
-    assert error_lines("\n".join(lines)) == errors[-MOST_LINES:]
+    assert error_lines("\n".join(lines)) == errors[-MAX_LINES:]
 
 
 def test_without_errors_the_end_of_the_log_must_do() -> None:
     lines = [f"I1121 07:00:00.000001 1 a.cc:1] {place}" for place in range(30)]
-    assert error_lines("\n".join(lines)) == lines[-MOST_LINES:]
+    assert error_lines("\n".join(lines)) == lines[-MAX_LINES:]
 
 
 def test_the_log_is_named(tmp_path: Path) -> None:

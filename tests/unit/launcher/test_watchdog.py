@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.watchdog import LONGEST_LOOK_SECONDS, POLL_SECONDS, RestartPolicy, Watchdog
+from hiscore.launcher.watchdog import MAX_SECONDS_BETWEEN_CHECKS, POLL_SECONDS, RestartPolicy, Watchdog
 from hiscore.settings import ServeSettings
 
 
@@ -219,7 +219,7 @@ def test_faults_a_window_apart_do_not_add_up(clock: FakeClock) -> None:
 
 def test_a_signal_ends_a_pause(clock: FakeClock) -> None:
     server = FakeServer(clock)
-    watch(server, lambda: exits(server), nothing, nothing)  # idle raises at the third look of the pause
+    watch(server, lambda: exits(server), nothing, nothing)  # idle raises at the third poll of the pause
     assert server.calls == ["kill"]
 
 
@@ -237,13 +237,13 @@ def test_it_says_what_it_is_busy_with(clock: FakeClock) -> None:
     watchdog = Watchdog(server, idle, clock)
     with pytest.raises(Stop):
         watchdog.watch()
-    # Five looks in the pause of a second, one in the restart itself, and one when it is over.
+    # Five polls in the pause of a second, one in the restart itself, and one when it is over.
     assert said == ["the server is being restarted"] * 6 + [""]
     assert watchdog.unready == "the server is stopping"
     assert server.started[-1].closed
 
 
-def test_it_lives_while_it_looks_or_restarts(clock: FakeClock) -> None:
+def test_it_lives_while_it_watches_or_restarts(clock: FakeClock) -> None:
     server = FakeServer(clock)
     server.restart_takes_s = 500
     lived: list[bool] = []
@@ -264,7 +264,7 @@ def test_it_lives_while_it_looks_or_restarts(clock: FakeClock) -> None:
 
 def test_a_watch_that_hangs_is_dead(clock: FakeClock) -> None:
     watchdog = Watchdog(FakeServer(clock), nothing, clock)
-    clock.now += LONGEST_LOOK_SECONDS - 0.1
+    clock.now += MAX_SECONDS_BETWEEN_CHECKS - 0.1
     assert watchdog.alive
     clock.now += 0.1
     assert not watchdog.alive
