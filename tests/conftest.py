@@ -1,4 +1,4 @@
-"""What must be set before any test module imports a kernel, and small checkpoints with their truth."""
+"""Settings that must precede any import of a kernel, and small checkpoints with their truth."""
 
 import os
 import signal
@@ -17,13 +17,13 @@ if not torch.cuda.is_available():
     # Without a GPU, kernels run in Triton's interpreter; it is chosen when a kernel is defined.
     os.environ["TRITON_INTERPRET"] = "1"
 
-# A shell without job control starts what runs behind it with SIGINT ignored. What tests start and interrupt would
-# inherit that.
+# A shell without job control starts background commands with SIGINT ignored. Processes that tests start and
+# interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests share their machine: how long an example takes says nothing of the code. In CI the same examples are tried
-# each time, so that what fails there fails here too.
+# Tests share their machine: how long an example takes says nothing about the code. In CI the same examples are
+# tried each time, so that what fails there can be reproduced here.
 settings.register_profile(
     "shared machine",
     deadline=None,
@@ -35,7 +35,7 @@ settings.load_profile("shared machine")
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory):
-    """Tiny checkpoints by (family, labels) with their truth, made when first asked for."""
+    """Tiny checkpoints by (family, labels) with their truth, made on first use."""
     from tests.support.tiny_models import make
     from tests.support.truth import Truth
 

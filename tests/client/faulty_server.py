@@ -1,4 +1,4 @@
-"""A gRPC endpoint that speaks Triton's protocol and fails on demand, which a real server cannot be asked to.
+"""A gRPC endpoint that speaks Triton's protocol and fails on demand, which a real server cannot do.
 
 Its scores are a checksum of query, item and label: any mix-up of items, labels or chunks shows. It reads the
 bytes on the wire by itself and shares no code with the client.
@@ -48,7 +48,7 @@ def abort(code: str, message: str) -> Fault:
 
 
 class StreamError(Exception):
-    """An error of `decode`, with its message as it is on the wire."""
+    """An error of `decode`, with its message as on the wire."""
 
 
 def refuse(code: str, message: str) -> Fault:

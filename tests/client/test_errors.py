@@ -1,4 +1,4 @@
-"""Exceptions and the gRPC failures that they stand for."""
+"""Exceptions and the gRPC failures that map to them."""
 
 import pickle
 

@@ -26,7 +26,7 @@ def url(servers: tuple[FaultyServer, FaultyServer]) -> Iterator[str]:
 
 
 def until_both_have(servers: tuple[FaultyServer, FaultyServer], requests: int) -> Iterator[None]:
-    """Goes on until each server has so many requests."""
+    """Go on until each server has this many requests."""
     deadline = time.monotonic() + LONGEST_WAIT_S
     while min(len(server.requests) for server in servers) < requests and time.monotonic() < deadline:
         yield

@@ -1,4 +1,4 @@
-"""Decode on one CUDA GPU: what it computes, from where its rows come, and that nothing waits."""
+"""Decode on one CUDA GPU: what it computes, where its rows come from, and that nothing waits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,7 +49,7 @@ def _inference() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., CacheWorker]]:
-    """Workers, each built once: every test gives all back that it takes."""
+    """Workers, each built once: every test frees all that it takes."""
     built: list[CacheWorker] = []
 
     @cache
@@ -65,7 +65,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
     get.path = path  # type: ignore[attr-defined]
     yield get
     torch.cuda.synchronize()
-    # Memory that were given back while it is pinned could not be copied from or to by its next owner.
+    # Memory freed while it is pinned could not be copied from or to by its next owner.
     for worker in built:
         worker._cache.close()
 
@@ -133,7 +133,7 @@ def test_what_is_selected_is_what_the_cpu_selects(workers: Any, selector: str) -
     assert near_best(torch.stack(expected), tokens).max() < NEAR
     if selector == "dsa":
         return
-    # Control: what attends to everything says something else.
+    # Control: attending to everything gives other tokens.
     dense = DecodeTruth(workers.path(of[0]), torch.float32).follow(given, tokens[:-1])
     assert (dense - torch.stack(expected)).abs().max() > 100 * NEAR
 
@@ -168,7 +168,7 @@ def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype
     assert runner._captured
     assert not eager._captured
     assert same(captured, launched)
-    assert not torch.equal(captured[1], captured[2])  # each step says something of its own
+    assert not torch.equal(captured[1], captured[2])  # each step gives other logits
 
 
 @pytest.mark.parametrize("selector", ["dense", "quest"])
@@ -307,7 +307,7 @@ def test_nothing_waits_in_a_steady_step(workers: Any, selector: str, backup: str
 
 @pytest.mark.parametrize("selector", ["exact", "dsa"])
 def test_a_row_that_is_not_finite_fails_its_sequence_alone(workers: Any, selector: str) -> None:
-    """A token's embedding is not a number, and a sequence comes upon it while it decodes."""
+    """A token's embedding is NaN, and a sequence reaches it while it decodes."""
     family = {"exact": "llama-biased", "dsa": "glm-shared"}[selector]  # whose heads are no embeddings
     worker = workers(selector, family, 16, 24, chunk=32)  # its own: nothing else may use it after this
     expected = generate(worker)

@@ -1,4 +1,4 @@
-"""The worker's order on real CUDA streams, each queue held up in turn: right, and wrong without any wait."""
+"""The worker's order on real CUDA streams, with each queue delayed in turn: correct, and wrong without waits."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sampling on a CUDA device: no host waits, the same in a graph, and whatever stands beside a row."""
+"""Sampling on a CUDA device: no host waits, and the same in a graph and in any batch."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_a_row_does_not_depend_on_the_others(vocabulary: int) -> None:
     together = sample(*tensors)
     alone = [sample(*(tensor[row : row + 1] for tensor in tensors)) for row in range(ROWS)]
     assert torch.equal(together, torch.cat(alone))
-    # Another rounding of exp could move a draw over a border; none of these lies so close to one.
+    # Another rounding of exp could move a draw over a boundary; none of these is so close to one.
     assert torch.equal(together.cpu(), sample(*batch(vocabulary, "cpu")))
 
 

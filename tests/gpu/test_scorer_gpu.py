@@ -51,7 +51,7 @@ def test_bfloat16_equals_itself_one_at_a_time_and_a_graph_equals_eager(family: s
 
 
 def test_padding_rows_reach_nothing(checkpoints) -> None:
-    """Garbage of an earlier, larger batch stands where the padding is; the scores do not notice."""
+    """Garbage of an earlier, larger batch is where the padding is; the scores are not affected."""
     scorer = Scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 1_024, query_cache_bytes=0)
     options = ScoreOptions(apply_softmax=True)
     call = random_tokens(np.random.default_rng(1), 13, [5, 9], VOCABULARY)

@@ -34,7 +34,7 @@ def score(client: triton.InferenceServerClient, items: int, timeout_us: int | No
 def until_error(call: Callable[[], object], stop: Event) -> Exception | None:
     """Repeat a call until it fails or `stop` is set, and return the error.
 
-    However fast the machine is, there is always a call under way, and a call that hangs never returns.
+    However fast the machine is, there is always a call in flight, and a call that hangs never returns.
     """
     while not stop.is_set():
         try:

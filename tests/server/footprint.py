@@ -1,4 +1,4 @@
-"""What a server and its models' processes hold of the machine."""
+"""Memory, files and threads of a server and its models' processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -32,7 +32,7 @@ def footprint(pid: int, name: str) -> Footprint:
     )
 
 
-# Allocators take and give back in pieces, and calls under way hold files and threads: more than this is growth.
+# Allocators take and give back in pieces, and calls in flight use files and threads: more than this is growth.
 MEMORY_SHARE, MEMORY_MIB = 0.03, 8.0
 UNDER_WAY = 16
 

@@ -1,4 +1,4 @@
-"""A way to a server that lets through as much as it is told to, so that a test can stop work in its middle."""
+"""A proxy that lets through a given number of bytes, so that a test can stop work halfway."""
 
 import socket
 import threading
@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 
 class Gate:
-    """Forwards connections to a server: from the callers only so many bytes, what the server answers always.
+    """Forwards connections to a server: a limited number of bytes from the callers, all answers back.
 
     address: where callers connect to.
     """
@@ -23,7 +23,7 @@ class Gate:
         self.held = False
 
     def allow(self, size: int) -> None:
-        """Let so many bytes more through."""
+        """Let more bytes through."""
         with self._changed:
             self._left += size
             self.held = False

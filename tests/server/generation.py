@@ -54,7 +54,7 @@ class Generation:
 
 
 def tensors(inputs: Mapping[str, Any]) -> list[Any]:
-    """Inputs of `decode`: ids, or one text; an array is sent as it is."""
+    """Inputs of `decode`: ids, or one text; an array is sent unchanged."""
     made = []
     for name, value in inputs.items():
         text = name == "text_input"

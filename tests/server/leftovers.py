@@ -1,4 +1,4 @@
-"""What a server still has on this machine; everything of one server carries its name."""
+"""What a server leaves on this machine; everything of one server carries its name."""
 
 import re
 import tempfile

@@ -1,4 +1,4 @@
-"""Bytes at the HTTP port as they are, right or wrong."""
+"""Raw bytes at the HTTP port, right or wrong."""
 
 import json
 import re
@@ -63,6 +63,6 @@ def infer(inputs: Sequence[Any], **more: Any) -> bytes:
 
 
 def leak(answer: str) -> str:
-    """What of the server's inside an answer shows, if anything."""
+    """What an answer reveals of the server's internals, if anything."""
     found = re.search(r"Traceback|File \"|/(?:usr|home|tmp|dev|root|opt|proc|etc)/", answer)
     return found.group() if found else ""

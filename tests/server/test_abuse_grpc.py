@@ -1,4 +1,4 @@
-"""Any tensors and parameters over gRPC: each call gets an answer or an error of its own, and harms no one.
+"""Any tensors and parameters over gRPC: each call gets an answer or its own error, and harms no other.
 
 Below tritonclient, which would refuse most of this before it is sent. What is known to end tritonserver 2.51
 itself, shapes that overflow, is not here but in `test_abuse_fatal`.

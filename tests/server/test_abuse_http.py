@@ -1,4 +1,4 @@
-"""Broken and hostile bytes at the HTTP port: each gets an error or the end of its connection, and harms no one.
+"""Broken and hostile bytes at the HTTP port: each gets an error or a closed connection, and harms no other call.
 
 What is known to end tritonserver 2.51 itself is not here but in `test_abuse_fatal`.
 """

@@ -1,4 +1,4 @@
-"""Hundreds of calls and streams, cancelled at random: every pool and counter is back at its start."""
+"""Hundreds of calls and streams, cancelled at random: every pool and counter returns to its start."""
 
 import random
 import threading

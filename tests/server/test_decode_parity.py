@@ -36,7 +36,7 @@ def decode(start_server: StartServer, smollm: Path) -> Server:
 
 
 def shortfall(model: torch.nn.Module, prompt: list[int], generated: list[int]) -> np.ndarray:
-    """How far each generated token's logit is below the largest of its place: float32 [tokens]."""
+    """How far each generated token's logit is below the largest at its position: float32 [tokens]."""
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + generated])).logits[0, len(prompt) - 1 : -1]
     found = logits.amax(1) - logits.gather(1, torch.tensor(generated)[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""The image's canary, a shell script, against real servers: what it calls alive, and what not."""
+"""The image's canary, a shell script, against real servers: what it calls alive and what it does not."""
 
 import os
 import signal

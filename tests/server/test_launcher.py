@@ -123,11 +123,11 @@ def test_a_model_that_does_not_load_gives_its_reason(tiny_llama: Path, tmp_path:
 def test_a_crash_of_triton_itself_at_the_start_gets_a_second_try(
     crashes: int, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model's own mistake ends it with 1 and gets none: that is the test above."""
+    """A model's own error exits with 1 and gets no second try: that is the test above."""
     wheel = find_distribution()
     tries = tmp_path / "tries"
     wrapper = tmp_path / "tritonserver"
-    # The loader's look at what it is linked to is no try.
+    # The check of linked libraries does not count as a try.
     wrapper.write_text(
         f'#!/bin/sh\n[ "$LD_TRACE_LOADED_OBJECTS" ] || echo >>{tries}\n'
         f'[ "$LD_TRACE_LOADED_OBJECTS" ] || [ $(wc -l <{tries}) -gt {crashes} ] || kill -ABRT $$\n'

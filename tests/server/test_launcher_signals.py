@@ -38,7 +38,7 @@ def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -
     free = {"HTTP_PORT": "0", "GRPC_PORT": "0", "METRICS_PORT": "0", "DEVICE": "cpu"}
     environment = os.environ | free | {"MODEL": str(checkpoint)} | settings
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
-        environment.pop(name, None)  # `make test` is no part of what is tested
+        environment.pop(name, None)  # variables of `make test` itself
     with log.open("w") as stderr:
         process = subprocess.Popen(
             command,
@@ -112,7 +112,7 @@ def test_a_server_that_dies_ends_the_launcher(tiny_llama: Path, tmp_path: Path) 
 
 
 def test_a_model_that_dies_ends_the_server_and_no_caller_waits(tiny_llama: Path, tmp_path: Path) -> None:
-    """Triton 2.51 would go on, say that it is ready, and never answer the calls that were under way."""
+    """Triton 2.51 would go on, report ready, and never answer the calls in flight."""
     with (
         launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer", WATCHDOG="exit") as (
             process,

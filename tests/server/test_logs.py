@@ -51,7 +51,7 @@ def score_ids(server: Server, request_id: str) -> str:
 
 
 def generate(server: Server, request_id: str) -> str:
-    """A stop string that is no JSON, which the SDK would not send."""
+    """A stop string that is not JSON, which the SDK would not send."""
     prompt = triton.InferInput("text_input", [1], "BYTES")
     prompt.set_data_from_numpy(np.array([QUERY.encode()], np.object_))
     answers: list[InferenceServerException] = []

@@ -44,7 +44,7 @@ def call(query: int, items: int, length: int) -> list[triton.InferInput]:
 
 
 def slowest_small_call(server: Server, query: int) -> tuple[float, float]:
-    """Seconds that the slowest small call takes beside one of 10,000 items, and those that this one takes."""
+    """Seconds that the slowest small call takes during one of 10,000 items, and those of the large one."""
     with triton.InferenceServerClient(server.grpc_url) as client, ThreadPoolExecutor(1) as pool:
         small = call(3, 1, 3)
         client.infer("scorer", small)
@@ -76,7 +76,7 @@ def test_a_call_of_ten_thousand_items_does_not_hold_up_small_ones(
 
 
 def goodput_in_turn(client: triton.InferenceServerClient, callers: int) -> tuple[int, float]:
-    """Calls, and calls per second, that so many callers get done, each waiting before it asks again."""
+    """Calls and calls per second of concurrent callers, each of which waits for its answer."""
     end = time.monotonic() + SECONDS
 
     def ask() -> int:
@@ -145,8 +145,8 @@ def test_at_three_times_saturation_goodput_stays_and_the_accepted_do_not_wait_lo
 
 
 def wait_until_counted(server: Server, client: triton.InferenceServerClient, refused: int) -> None:
-    """Calls that are turned away are counted with a batch, once a second."""
+    """Rejected calls are counted with a batch, once a second."""
     end = time.monotonic() + 60
     while settled(server)["scorer", "hiscore_rejects_total"] != refused:
-        assert time.monotonic() < end, "not every call that was turned away was counted"
+        assert time.monotonic() < end, "not every rejected call was counted"
         score(client, ITEMS)

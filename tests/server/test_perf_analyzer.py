@@ -138,7 +138,7 @@ def test_its_streams_hold_the_tokens_that_decode_gives(
 
 @pytest.mark.slow
 def test_its_scores_by_text_are_those_of_the_client(analyzer: Analyzer, lm: Server) -> None:
-    # In the export a text stands behind its length in bytes: from 128 on these are no UTF-8.
+    # In the export a text follows its length in bytes: from 128 on these are not UTF-8.
     texts = [(f"{number}: one two three" * 9, [" four", " five six" * 20, ""]) for number in range(8)]
     scoring = by_text(texts, (7, 9))
     arrivals = [0.02 * number for number in range(16)]
@@ -152,5 +152,5 @@ def test_its_scores_by_text_are_those_of_the_client(analyzer: Analyzer, lm: Serv
             query, items = texts[sample.message]
             expected = client.score(query, items, label_token_ids=[7, 9], apply_softmax=True).scores
             assert sample.scores is not None
-            # The contract's tolerance in float32, whatever shares a batch.
+            # The contract's tolerance in float32, for any batch.
             assert abs(sample.scores - expected).max() <= 2e-5

@@ -1,4 +1,4 @@
-"""Bad input to `score` and `scorer`: each gets an error of its own that names field, value and bound."""
+"""Bad input to `score` and `scorer`: each call gets its own error, which names field, value and bound."""
 
 import json
 import re
@@ -270,7 +270,7 @@ def test_it_is_refused_over_http(way: str, lm: Server) -> None:
     for model, name in CASES:
         changes, parameters, pattern = case(model, name)
         if way == "generate" and name == "unknown input":
-            pattern = r"parameter '(labels|prompt)'"  # What is no input is a parameter there.
+            pattern = r"parameter '(labels|prompt)'"  # There, what is not an input is a parameter.
         check_refusal(refused(lm, way, model, changes, parameters), pattern)
 
 
@@ -289,7 +289,7 @@ def test_control_what_the_cases_change_is_good_as_it_was(lm: Server) -> None:
 
 @pytest.mark.parametrize("model", ["score", "scorer"])
 def test_good_calls_beside_bad_ones_are_right(model: str, lm: Server, tiny_lm: Path) -> None:
-    """All the bad ones at once, a good one beside each."""
+    """All the bad calls at once, with a good one for each."""
     names = [name for kind, name in CASES if kind == model]
     rng = np.random.default_rng(6)
     calls = [random_tokens(rng, 20, [3, 0, 7], VOCABULARY) for _ in names]

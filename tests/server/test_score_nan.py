@@ -1,4 +1,4 @@
-"""A model that gives NaN: an error for that call, whatever shares its batch."""
+"""A model that gives NaN: an error for that call only."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

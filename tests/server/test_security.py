@@ -1,4 +1,4 @@
-"""Who is let in: TLS and certificates on gRPC, and interfaces that nobody can open, key or not."""
+"""Who is let in: TLS and certificates on gRPC, and interfaces that stay locked even with the key."""
 
 import re
 import socket
@@ -99,7 +99,7 @@ def lock(start_server: StartServer, tiny_llama: Path) -> tuple[Server, str, str]
 
 
 def http_status(server: Server, header: str) -> str:
-    """What the locked interface for shared memory answers to a header sent as it is; empty: nothing at all."""
+    """The answer of the locked shared-memory interface to a raw header; empty: no answer."""
     with socket.create_connection(("127.0.0.1", server.ports.http), timeout=10) as connection:
         request = f"GET /v2/systemsharedmemory/status HTTP/1.1\r\nHost: a\r\n{header}\r\n"
         connection.sendall(f"{request}Connection: close\r\n\r\n".encode())

@@ -73,8 +73,8 @@ def refused(client: ScoreClient, chance: random.Random) -> None:
 
 def hostile(address: str, chance: random.Random) -> None:
     request, _ = CASES[chance.choice(sorted(CASES))]
-    # Not those of many megabytes: what they take for a moment is no growth. Nor texts that lie about their length:
-    # Triton 2.51 answers all calls of their batch with an error.
+    # Not those of many megabytes: what they take for a moment is not growth. Nor texts with a false length: Triton
+    # 2.51 answers all calls of their batch with an error.
     if len(request) < 100_000 and b"gzip" not in request and b'"BYTES"' not in request:
         exchange(address, request, ends=True)
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces as a collector gets them: a call is one trace across the ensemble, and in its caller's."""
+"""OpenTelemetry traces as a collector gets them: a call is one trace across the ensemble, inside the caller's."""
 
 import json
 import threading
@@ -28,7 +28,7 @@ Span = dict[str, Any]
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """The address of something that takes what Triton exports, and all that it got."""
+    """The address of a collector of Triton's exports, and all that it got."""
     got: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):

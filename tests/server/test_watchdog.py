@@ -128,10 +128,10 @@ def test_a_killed_model_is_restored_and_every_call_under_way_gets_an_error(
 
 
 def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path) -> None:
-    """Its process is there, Triton says that it is ready, and nothing comes back. All models hang at once."""
+    """Its process is alive, Triton says that it is ready, and nothing is answered. All models hang at once."""
     canary = {"CANARY_SECONDS": "1", "CANARY_TIMEOUT_S": "3", "CANARY_MISSES": "3"}
     with watched(tiny_lm, tmp_path / "log", **canary) as server:
-        time.sleep(5)  # canaries that are answered are no fault
+        time.sleep(5)  # answered canaries are not a fault
         assert server.get("/readyz") == (200, "ok\n")
         stubs = [server.stub(model) for model in MODELS]
         with triton.InferenceServerClient(server.address) as client, ThreadPoolExecutor(1) as pool:
@@ -140,7 +140,7 @@ def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path
             call = pool.submit(score, client, 1)
             missed = f"no answer from {', '.join(MODELS)}\n"
             server.wait(lambda: server.get("/readyz") == (503, missed), 20)
-            assert server.restarts() == 0  # one miss is no fault
+            assert server.restarts() == 0  # one miss is not a fault
             server.wait(lambda: server.restarts() == 1, 30)
             assert isinstance(call.exception(10), InferenceServerException)
         server.wait(lambda: server.get("/readyz")[0] == 200, 120)
@@ -151,7 +151,7 @@ def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path
 
 
 def test_a_busy_model_is_not_taken_for_a_hanging_one(tiny_llama: Path, tmp_path: Path) -> None:
-    """Canaries would have to wait far longer than they may, behind calls that come one after the other."""
+    """Canaries would have to wait far too long, behind calls that come one after the other."""
     canary = {"CANARY_SECONDS": "1", "CANARY_TIMEOUT_S": "1", "CANARY_MISSES": "2", "MODELS": "scorer"}
     with (
         watched(tiny_llama, tmp_path / "log", MAX_BATCH_TOKENS="4000", **canary) as server,

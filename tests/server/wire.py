@@ -45,7 +45,7 @@ class Answer:
 
 
 def row(values: Any) -> np.ndarray:
-    """Strings, bytes or ids as the only row of a tensor; an array is taken as it is."""
+    """Strings, bytes or ids as the only row of a tensor; an array is sent unchanged."""
     if isinstance(values, np.ndarray):
         return values
     if values and isinstance(values[0], str | bytes):
@@ -91,7 +91,7 @@ def over_generate(server: Server, model: str, inputs: Inputs, parameters: Mappin
 
 
 def post(server: Server, model: str, body: bytes) -> Outputs:
-    """/generate with a body as it is."""
+    """POST a raw body to /generate."""
     request = urllib.request.Request(f"{server.http_url}/v2/models/{model}/generate", data=body)
     try:
         with urllib.request.urlopen(request) as response:

@@ -1,4 +1,4 @@
-"""Compiles for a GPU, without one, every kernel that the code's own launches ask for.
+"""Compiles, without a GPU, every kernel that the code launches.
 
 usage: python -m tests.support.ahead_of_time
 
@@ -34,10 +34,10 @@ TYPES = {
 
 
 class Compiler:
-    """Takes launches' place; `found` holds what each different one became."""
+    """Compiles instead of launching; `kernels` has one entry per specialisation."""
 
     def __init__(self) -> None:
-        self.found: dict[str, dict[str, Any]] = {}
+        self.kernels: dict[str, dict[str, Any]] = {}
 
     def launch(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
         names = kernel.arg_names
@@ -58,18 +58,18 @@ class Compiler:
             elif divisible:
                 attributes[at,] = [["tt.divisibility", 16]]
         key = repr((kernel.fn.__name__, signature, constants, attributes, options))
-        if key not in self.found:
+        if key not in self.kernels:
             source = ASTSource(kernel, signature, constants, attributes)
             compiled = triton.compile(source, target=TARGET, options=options)
             constexprs = {names[at]: value for (at,), value in constants.items()}
-            self.found[key] = {
+            self.kernels[key] = {
                 "kernel": kernel.fn.__name__, "constants": constexprs, "options": options,
                 "shared": compiled.metadata.shared, **_resources(compiled.asm["cubin"]),
             }  # fmt: skip
 
 
 def _specialise(parameter: Any, value: Any) -> tuple[str, bool]:
-    """A parameter's type, and whether it is known to be a whole number of 16."""
+    """A parameter's type, and whether it is known to be a multiple of 16."""
     if isinstance(value, torch.Tensor):
         return f"*{TYPES[value.dtype]}", True
     if isinstance(value, TensorDescriptor):
@@ -91,14 +91,14 @@ def _resources(cubin: bytes) -> dict[str, int]:
         shown = subprocess.run(
             [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", shown)
-    assert found, shown
-    return {"registers": int(found[1]), "stack": int(found[2])}
+    match = re.search(r"REG:(\d+) STACK:(\d+)", shown)
+    assert match, shown
+    return {"registers": int(match[1]), "stack": int(match[2])}
 
 
 @contextmanager
 def compiled() -> Iterator[Compiler]:
-    """While it is open, a launch compiles its kernel and runs nothing."""
+    """Inside the context, a launch compiles its kernel and runs nothing."""
     compiler, run = Compiler(), JITFunction.run
     JITFunction.run = lambda kernel, *args, **keywords: compiler.launch(kernel, *args, **keywords)
     try:
@@ -108,11 +108,11 @@ def compiled() -> Iterator[Compiler]:
 
 
 def main(launches: Callable[[], None]) -> None:
-    """Compile what is launched, and print what came of it."""
+    """Compile what is launched, and print one line per kernel."""
     with compiled() as compiler:
         launches()
-    for found in compiler.found.values():
-        print(json.dumps(found, default=str))
+    for kernel in compiler.kernels.values():
+        print(json.dumps(kernel, default=str))
 
 
 if __name__ == "__main__":

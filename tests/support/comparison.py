@@ -1,4 +1,4 @@
-"""How near two scores must be, and what they are compared with."""
+"""How close two scores must be, and what they are compared with."""
 
 from functools import cache
 
@@ -10,10 +10,10 @@ from tests.support.truth import Truth
 TOLERANCE = 1e-4
 # Probabilities over 500 tokens are near 0.002, so an absolute bound alone would let anything pass.
 RELATIVE = 1e-3
-# What the contract allows between one call and the same call in other company.
+# What the contract allows between one call and the same call in another batch.
 INVARIANCE = 2e-5
 
-# Loading transformers' model takes longer than asking it.
+# Loading transformers' model takes longer than running it.
 truth_of = cache(Truth)
 
 

@@ -20,7 +20,7 @@ from hiscore.errors import RequestError
 
 @dataclass(eq=False)
 class Outcome:
-    """What a call was sent so far; end: its finish reason or its error."""
+    """What a call has been sent so far; end: its finish reason or its error."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""

@@ -68,7 +68,7 @@ def attention(top_k: int | None) -> Callable[..., tuple[Tensor, None]]:
 def gemma_norm(norm: Any, x: Tensor) -> Tensor:
     """Gemma's norm, but multiplied by its weights in x's dtype, as in other families, instead of in float32.
 
-    Else its rounding would be all that a comparison in float64 shows.
+    Otherwise a comparison in float64 would only show its rounding.
     """
     return norm._norm(x.float()).to(x.dtype) * (1.0 + norm.weight.float()).to(x.dtype)
 
@@ -82,7 +82,7 @@ class DecodeTruth:
             self.model = tiny_dsa.reference(checkpoint, dtype)
             return
         kind = "sdpa"
-        # SDPA drops Gemma 2's soft cap in silence.
+        # SDPA silently drops Gemma 2's soft cap.
         if top_k is not None or getattr(config, "attn_logit_softcapping", None):
             kind = f"plain-{top_k}"
             AttentionInterface.register(kind, attention(top_k))
@@ -96,7 +96,7 @@ class DecodeTruth:
 
     @torch.inference_mode()
     def follow(self, prompt: Sequence[int] | np.ndarray, tokens: Sequence[int]) -> Tensor:
-        """Logits after the prompt and after each of these tokens, fed one by one: [1 + n, vocabulary]."""
+        """Logits after the prompt and after each of the tokens, fed one by one: [1 + n, vocabulary]."""
         cache = DynamicCache(config=self.model.config)
         logits, fed = [], torch.tensor([list(map(int, prompt))])
         for token in [*tokens, None]:

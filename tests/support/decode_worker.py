@@ -58,7 +58,7 @@ def alone(call: DecodeCall) -> tuple[list[int], str]:
 
 @dataclass
 class Held:
-    """What the worker knows of a running or a preempted sequence."""
+    """The worker's state of a running or a preempted sequence."""
 
     staging: Int32
     filled: int = 0  # tokens in staging
@@ -80,7 +80,7 @@ class Task:
 
 @dataclass
 class Copy:
-    """A copy to the host, under way for some ticks."""
+    """A copy to the host that takes some ticks."""
 
     seq_index: int
     work: Callable[[], None]
@@ -209,7 +209,7 @@ class HashWorker:
                 self.kept.pop(host_pages.tobytes(), None)  # it could not be restored
             else:
                 self._check(held.unread == 0, "released with a launch that has not been read")
-                self._check(self._is_drained(seq_index), "released with copies under way")
+                self._check(self._is_drained(seq_index), "released with copies in flight")
                 self._check(
                     held.length < 0 or np.array_equal(held.device, device_pages), "not its device pages"
                 )

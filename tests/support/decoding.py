@@ -51,7 +51,7 @@ def build(
     poison: bool = True,
     dense_layers: int = 2,
 ) -> CacheWorker:
-    """A worker whose memory holds nothing but NaN: to begin with, and wherever something was released."""
+    """A worker whose memory is NaN at first and wherever something was released."""
     settings = CacheSettings(
         selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup=backup, backup_ring=ring,
         quest_dense_layers=dense_layers,
@@ -67,7 +67,7 @@ def build(
             decode_cache.poison(worker._cache, *everywhere)
             worker._model.staging.fill_(math.nan)
             if device != "cpu":
-                torch.cuda.synchronize()  # the worker's streams wait for no other
+                torch.cuda.synchronize()  # the worker's queues wait for no other CUDA stream
         _poison_on_release(worker)
     return worker
 
@@ -87,7 +87,7 @@ def _poison_on_release(worker: CacheWorker) -> None:
 
 @torch.inference_mode()
 def spoil(worker: CacheWorker, token: int) -> None:
-    """From now on the token's embedding is not a number; for a checkpoint whose head is no view of it."""
+    """Set a token's embedding to NaN; for a checkpoint whose head is not a view of it."""
     weights = worker._model._decoder.weights
     assert weights.embedding.data_ptr() != weights.head.data_ptr()
     weights.embedding[token] = math.nan

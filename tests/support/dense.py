@@ -1,4 +1,4 @@
-"""Attention by its definition: one dense product under an explicit mask, in float64."""
+"""Attention by its definition: dense, with an explicit mask, in float64."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""The deployment's files, and the queries in them."""
+"""The deployment files and their queries."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def rules() -> Iterator[tuple[str, str]]:
 
 
 def scaling_queries() -> Iterator[tuple[str, str]]:
-    """Where each query that scales a deployment is, and the query as it is for compose's one job."""
+    """Each query that scales a deployment: where it is, and the query for compose's single job."""
     for path in sorted(KUBERNETES.rglob("*.yaml")):
         for document in documents(path):
             if document.get("kind") == "ScaledObject":

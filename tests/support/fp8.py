@@ -19,7 +19,7 @@ def rounded(x: Tensor) -> Tensor:
     """x [rows, width] to float8_e4m3fn's nearest, each row scaled so that its largest value is 448; in float64.
 
     Three bits behind the leading one, down to exponent -6; below it the steps stay as they are there. The scaled
-    values are float32, as the kernels': bfloat16 values often stand right between two numbers, and the last bit
+    values are float32, as the kernels': bfloat16 values are often exactly between two numbers, and the last bit
     of the factor decides where they go.
     """
     peaks = x.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-30)

@@ -1,4 +1,4 @@
-"""Offloads that land as late as possible."""
+"""Offloads that complete as late as possible."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ class LateCopies(ImmediateQueues):
 
     Args:
         patience: How often an event may be polled before its copy runs, so that sequences drain in the end.
-        deaf: A control: forwards wait for nothing.
+        deaf: The control: forwards wait for nothing.
     """
 
     def __init__(self, patience: int, deaf: bool = False) -> None:

@@ -68,7 +68,7 @@ def scorer(
 
 
 def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int | None = None) -> None:
-    """A decode step over a cache, and the copies beside it."""
+    """A decode step over a cache, and its copies."""
     cache = KVCache.allocate(sizes, dtype, torch.device("cpu"))
     windows = tuple(512 if layer in sizes.dense_layers else None for layer in range(sizes.layers))
     shape = AttentionShape(heads, sizes.kv_heads, sizes.head_dim, 0.1, None, windows)

@@ -1,7 +1,7 @@
 """A small engine over a worker: sequences join, leave, are preempted and come back at random.
 
 The worker is the real one, over a real `OffloadSchedule`; its model, runner and cache operations only move numbers
-between cells of a memory. Every token of every sequence has a value of its own. What forwards may read is checked,
+between cells of a memory. Every token of every sequence has a unique value. What forwards may read is checked,
 and what the host holds of a drained sequence. Pages and indices change hands as soon as they may, and what nobody
 owns is poisoned.
 """

@@ -1,4 +1,4 @@
-"""Any `DeviceQueues` with one kind of its waits, queries or records left out."""
+"""A `DeviceQueues` with one kind of its waits, queries or records left out."""
 
 from collections import Counter
 

@@ -1,8 +1,8 @@
-"""Queues, events and memory with a clock of their own, to see what an order of launches allows to go wrong.
+"""Queues, events and memory with a simulated clock, to show what can go wrong with an order of launches.
 
 Each queue runs in order; how long an operation takes is drawn by the test. An operation reads its sources
-when it starts and again when it ends, and its targets hold garbage in between: whatever overlaps what it must not
-overlap is seen in the values.
+when it starts and again when it ends, and its targets hold garbage in between: any overlap that must not happen
+shows in the values.
 """
 
 from collections import deque
@@ -60,7 +60,7 @@ class Record:
 
 @dataclass
 class Wait:
-    """A queue's wait for one recording; for none, if the event had none."""
+    """A queue's wait for one recording of an event, if it had one."""
 
     record: Record | None
 
@@ -141,7 +141,7 @@ class Simulator:
         return wait
 
     def pause(self) -> None:
-        """Let time go on until something ends, if anything runs."""
+        """Advance the clock until something ends, if anything runs."""
         if self._running:
             self._next()
 

@@ -1,4 +1,4 @@
-"""The memory of an offload load in torch: on the CPU, or pinned and on a CUDA device, with delays."""
+"""The memory of an `offload_load` in torch: on the CPU, or pinned and on a CUDA device, with delays."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

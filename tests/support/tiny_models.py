@@ -62,7 +62,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make(name: str, directory: Path, labels: int | None = None, seed: int = 0) -> Path:
-    """Write a random checkpoint of a family; with `labels`, a classifier of so many."""
+    """Write a random checkpoint of a family; with `labels`, a classifier with that many labels."""
     model_type, changes = FAMILIES[name]
     config = AutoConfig.for_model(model_type, **{**SIZES, **changes})
     torch.manual_seed(seed)

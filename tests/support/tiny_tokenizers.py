@@ -1,4 +1,4 @@
-"""Small real tokenizers, trained in a moment, one for each kind that is met in checkpoints.
+"""Small real tokenizers, trained in a moment, one for each kind that checkpoints use.
 
 Each builder gives a `tokenizers.Tokenizer`; `save` makes of it a directory that AutoTokenizer loads.
 """
@@ -34,7 +34,7 @@ CORPUS = [
 
 
 def train(tokenizer: Tokenizer, vocab_size: int = 700, special: list[str] = SPECIAL) -> Tokenizer:
-    """Train in place; merges follow whatever the pre-tokenizer lets stand together."""
+    """Train in place; merges stay within the pieces of the pre-tokenizer."""
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=1,

@@ -16,7 +16,7 @@ class Truth:
         config = AutoConfig.from_pretrained(checkpoint)
         self.is_classifier = config.architectures[0].endswith("ForSequenceClassification")
         kind: Any = AutoModelForSequenceClassification if self.is_classifier else AutoModelForCausalLM
-        # Not SDPA: it drops Gemma 2's soft cap in silence.
+        # Not SDPA: it silently drops Gemma 2's soft cap.
         self.model = kind.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
         # With a pad id, transformers would skip trailing tokens that happen to have it.
         self.model.config.pad_token_id = None

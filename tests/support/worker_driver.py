@@ -1,4 +1,4 @@
-"""A decode worker driven by hand, and what its pools hold."""
+"""A decode worker driven by hand, and the contents of its pools."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from tests.support.decoding import greedy
 
 
 class Driver:
-    """Makes the calls of an engine one after the other, and reads each result at once."""
+    """Calls a worker as an engine does, and reads each result at once."""
 
     def __init__(self, worker: CacheWorker) -> None:
         self.worker = worker
@@ -171,7 +171,7 @@ def host_rows(worker: CacheWorker, sequence: Sequence, positions: Tensor) -> Ten
 
 
 def device_rows(worker: CacheWorker, sequence: Sequence, layer: int, head: int) -> tuple[Tensor, Tensor]:
-    """What of a sequence is on the device in a layer and head: int64 [n] positions, and their rows [n, C, D]."""
+    """A sequence's tokens on the device in a layer and head: int64 [n] positions, and their rows [n, C, D]."""
     cache, shape, page = worker._cache, worker._cache.shape, worker._cache.shape.page_size
     host = torch.from_numpy(sequence.host_pages.astype(np.int64))
     pages = torch.arange(-(-sequence.length // page))

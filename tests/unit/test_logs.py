@@ -1,4 +1,4 @@
-"""Lines of the log: each is one line, parts as it should, and tells nothing that a caller sent."""
+"""Log records: one line each, with the right fields, and nothing that a caller sent."""
 
 import json
 import logging

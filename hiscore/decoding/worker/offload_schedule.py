@@ -217,7 +217,7 @@ class OffloadSchedule:
             RuntimeError: It is not drained.
         """
         if not self.drained(seq_index):
-            raise RuntimeError(f"sequence {seq_index} has copies under way")
+            raise RuntimeError(f"sequence {seq_index} has copies in flight")
         self._written[seq_index] = self._landed[seq_index] = -1
 
     def lag(self) -> Int64:

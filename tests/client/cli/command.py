@@ -1,4 +1,4 @@
-"""The `hiscore` command, in this process (quick) or in one of its own."""
+"""The `hiscore` command, in this process (quick) or in another one."""
 
 import io
 import json

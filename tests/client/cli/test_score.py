@@ -1,4 +1,4 @@
-"""The command line against a real gRPC endpoint; where the process matters, in a process of its own."""
+"""The command line against a real gRPC endpoint; where the process matters, in its own process."""
 
 import io
 import json

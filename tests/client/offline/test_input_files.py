@@ -53,7 +53,7 @@ def test_every_line_is_in_one_shard(files: list[Rows], per_shard: int, blanks: l
     task = Task(id_column="id", rows_per_shard=per_shard)
     with tempfile.TemporaryDirectory() as folder:
         for number, rows in enumerate(files):
-            # Blank lines are no rows, wherever they are; the last line may lack its end.
+            # Blank lines are not rows, wherever they are; the last line may lack its newline.
             lines = "".join(
                 blanks[place % len(blanks)] + json.dumps(row, ensure_ascii=False) + "\n"
                 for place, row in enumerate(rows)

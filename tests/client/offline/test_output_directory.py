@@ -1,4 +1,4 @@
-"""The output: files that are there whole or not at all, one run at a time, and never another job's."""
+"""The output: files are complete or absent, one run at a time, and never another job's."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_one_run_at_a_time_and_nothing_unfinished_stays(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """Stands for kill -9 in the middle of a write."""
+    """Simulates kill -9 in the middle of a write."""
 
 
 def torn(path: Path) -> None:

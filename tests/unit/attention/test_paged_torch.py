@@ -60,7 +60,7 @@ def sparse_step(known: KnownCache, layer: int, q: Tensor, rows: StepBatch) -> Te
 
 
 def clear(known: KnownCache, seq_indices: list[int]) -> None:
-    """Nothing but the ring is on the device any more, poison in its page_index."""
+    """Leave only the ring on the device, and poison the rest."""
     page = known.shape.page_size
     for seq_index in seq_indices:
         forget(known.cache, seq_index)

@@ -90,7 +90,7 @@ def test_no_rows_in_any_groups_take_more_tiles_than_the_bound(rows_per_tile: int
         assert len(cut.tiles) == sum(-(-n // rows_per_tile) for n in lengths)
         assert len(cut.tiles) <= max_tiles(edges[-1], len(groups), rows_per_tile)
         assert (cut.tiles[:, 1] - cut.tiles[:, 0]).max() <= rows_per_tile
-    # The bound is reached: a group of one row beside one of whole tiles and a row.
+    # The bound is reached: a group of one row, and one of whole tiles and a row.
     assert max_tiles(1 + 5, 2, 4) == 3
     one_more = [Group(0, 1, slots(), slice(0, 0)), Group(1, 6, slots(), slice(0, 0))]
     assert len(cut_into_tiles(forward_of([1, 5], one_more, [0]), 4).tiles) == 3

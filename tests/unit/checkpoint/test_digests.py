@@ -1,4 +1,4 @@
-"""A model's files that have changed since they were written are found before anything is loaded."""
+"""A model's files that have changed since they were written are detected before anything is loaded."""
 
 import subprocess
 from pathlib import Path

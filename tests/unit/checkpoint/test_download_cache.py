@@ -1,4 +1,4 @@
-"""The cache: built once, whole or not at all, whoever else builds or dies meanwhile."""
+"""The cache: built once, complete or not at all, even if another process builds or dies meanwhile."""
 
 import contextlib
 import os

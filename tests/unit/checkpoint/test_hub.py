@@ -78,7 +78,7 @@ def _sha(content: bytes) -> str:
 
 
 def resolve(model: str, endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, since the hub's client reads its settings when it is imported."""
+    """In its own process, since the hub's client reads its settings when it is imported."""
     env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
     command = [sys.executable, "-m", "hiscore.checkpoint", model]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""What MODEL may name, what a directory must hold, and what the messages say."""
+"""What MODEL may name, what a directory must contain, and what the messages say."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The engine over a worker that hashes: every sequence is as it would be alone, and all is freed in the end."""
+"""The engine over a `HashWorker`: every sequence gets the tokens it would get alone, and all memory is freed."""
 
 import math
 import threading
@@ -37,7 +37,7 @@ def text_of(tokens: list[int]) -> str:
 
 
 class Callers:
-    """What all callers were sent. Each is identified by an object of its own, as Triton's are."""
+    """Records what all callers were sent. Each is identified by its own object, as Triton's are."""
 
     def __init__(self) -> None:
         self.tokens: dict[Any, list[int]] = {}
@@ -161,8 +161,9 @@ def join_and_leave(
         )  # the first is submitted from here, the others by the engine's thread
 
         def go_on(nobody_is_left: bool) -> None:
-            """Submit and cancel what is due at this step; with nothing running there are no steps: the next
-            call.
+            """Submit and cancel what is due at this step.
+
+            With nothing running there are no steps, so the next call is submitted too.
             """
             with one_at_a_time:
                 while arrivals and (nobody_is_left or calls[arrivals[0]][1] <= worker.steps):
@@ -256,7 +257,7 @@ def test_the_next_step_is_launched_before_the_last_is_read() -> None:
     assert_as_alone(callers, name, wanted)
     # A step is fed the token before it, which has not been read: only the device knows it.
     assert set(ahead[1:]) == {1}
-    assert worker.steps == 39  # a sequence that ends at max_tokens has no row in vain
+    assert worker.steps == 39  # a sequence that ends at max_tokens has no wasted row
 
 
 STAGES = [
@@ -570,7 +571,7 @@ def test_text_ends_before_a_stop_string_and_what_is_held_back_comes_with_the_end
 
 
 def test_an_engine_with_nothing_to_launch_polls_and_then_sleeps() -> None:
-    """While offloads are under way it polls; with nothing to wait for it blocks."""
+    """While offloads are in flight it polls; with nothing to wait for it blocks."""
     worker, callers = HashWorker(), Callers()
     landed = threading.Event()
     drained = worker.drained

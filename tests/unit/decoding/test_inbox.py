@@ -1,4 +1,4 @@
-"""The inbox: bounded, closed only to new calls, and it wakes the engine for whatever comes."""
+"""The inbox: bounded, closed only to new calls, and it wakes the engine for anything that comes."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""Requests: what is read of them, every reason to refuse one, and that a large text delays no other."""
+"""Requests: how they are read, every reason to refuse one, and that a large text delays no other request."""
 
 import threading
 from pathlib import Path

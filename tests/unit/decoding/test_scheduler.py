@@ -83,7 +83,7 @@ def test_the_life_of_a_sequence() -> None:
         positions += schedule.decode_batch.positions.tolist()
     assert positions == [30, 31]
     assert len(each.staging_pages) == 0
-    assert each.status is Status.DRAINING  # its last token is in flight: no row in vain
+    assert each.status is Status.DRAINING  # its last token is in flight: no wasted row
     seq_index, host, device = each.seq_index, each.host_pages, each.device_pages
     drive.undrained = {seq_index}
     assert drive.go(4).releases == []

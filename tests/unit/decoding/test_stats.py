@@ -1,4 +1,4 @@
-"""Statistics count what launches gave, and show what the scheduler holds; metrics follow from them."""
+"""Statistics count the results of launches and show the scheduler's state; metrics follow from them."""
 
 from collections import Counter
 from dataclasses import fields, replace
@@ -80,7 +80,7 @@ def test_a_snapshot_shows_what_the_scheduler_holds() -> None:
     scheduler = Scheduler(replace(TINY, prefill_token_budget=80), quantum=0)
     tally = Tally(EngineStats(steps=9, backup_lag=6))
     nothing = tally.snapshot(scheduler, TINY)
-    assert nothing == EngineStats(steps=9)  # nothing is under way where nothing runs
+    assert nothing == EngineStats(steps=9)  # nothing is in flight where nothing runs
     assert nothing.idle
     params = SamplingParams(max_tokens=8)
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""A sequence ends where it should, and no text is sent that may turn out to be part of a stop string."""
+"""A sequence ends where it should, and text that may turn out to be part of a stop string is held back."""
 
 from collections.abc import Callable, Sequence
 

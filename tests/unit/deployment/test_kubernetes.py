@@ -236,7 +236,7 @@ def test_pod_is_restricted() -> None:
     assert own["capabilities"] == {"drop": ["ALL"]}
     assert pod["automountServiceAccountToken"] is False
     assert {"hostNetwork", "hostPID", "hostIPC"} & pod.keys() == set()
-    # Every place that the image writes to is a volume.
+    # Every directory that the image writes to is a volume.
     written = set(
         re.findall(r"=(/var/cache/hiscore)\b|^WORKDIR (/tmp)$", (DOCKER / "Dockerfile").read_text(), re.M)
     )
@@ -258,7 +258,7 @@ def test_probes_ask_what_the_launcher_answers() -> None:
         assert one[probe]["httpGet"]["port"] == "health"
         path = one[probe]["httpGet"]["path"]
         assert (answer(path, healthy)[0], answer(path, ill)[0]) == (200, 503)  # type: ignore[arg-type]
-    # Who is busy with a restart lives.
+    # A launcher that is busy with a restart is alive.
     busy = SimpleNamespace(alive=True, unready="the server is being restarted", restarts=1)
     assert answer(one["livenessProbe"]["httpGet"]["path"], busy)[0] == 200  # type: ignore[arg-type]
     startup = one["startupProbe"]["periodSeconds"] * one["startupProbe"]["failureThreshold"]

@@ -1,4 +1,4 @@
-"""A decode step with an indexer by kernels, interpreted, beside the same step in plain torch."""
+"""A decode step with an indexer by kernels, interpreted, compared with the same step in plain torch."""
 
 from pathlib import Path
 

@@ -48,7 +48,7 @@ def test_scores_and_the_index_equal_plain_torch(index: str, page: int) -> None:
     last = length + 5
     for layer in shape.sparse_layers:
         for position in range(length, last + 1):
-            # Keys stand between queries and values.
+            # Keys come between queries and values.
             new = random(2, shape.kv_heads * 5, shape.head_dim, seed=position)[:, shape.kv_heads * 3 :][
                 :, : shape.kv_heads
             ]

@@ -76,7 +76,7 @@ def plain_selection(
 
 
 class Pair:
-    """Two caches through the same life: one by plain torch, one by kernels."""
+    """Two caches with the same history: one by plain torch, one by kernels."""
 
     def __init__(self, shape: CacheShape, group: int, seed: int, soft_cap: float | None, full: bool) -> None:
         self.shape, self.soft_cap, self.full = shape, soft_cap, full
@@ -89,7 +89,7 @@ class Pair:
         self.same()
 
     def same(self) -> None:
-        """Hand what the forward, the backup and admissions did to the kernels' cache too."""
+        """Apply what the forward, the offload and admissions did to the kernels' cache too."""
         for name, value in vars(self.known.cache).items():
             if isinstance(value, Tensor) and name != "mass":
                 getattr(self.cache, name).copy_(value)
@@ -201,7 +201,7 @@ def test_scores_that_are_no_numbers_leave_the_sums_alone(case: str) -> None:
     # Sums of up to 90 shares in float32.
     torch.testing.assert_close(chosen.mass.cpu()[1:], plain.mass[1:], atol=1e-6, rtol=0)
     for mass, sums in ((chosen.mass.cpu(), pair.cache.mass.cpu()), (plain.mass, pair.known.cache.mass)):
-        assert mass[0, 0].isnan()  # the control: summed up as it is, nothing would be a number any more
+        assert mass[0, 0].isnan()  # the control: summed without a check, everything would be NaN
         assert float(sums[0]) == pytest.approx(float(mass.nan_to_num(0.0).sum()), rel=1e-5)
         assert float(sums[0]) > 1
         assert float(sums[1]) == mass.numel()
@@ -238,7 +238,7 @@ def test_a_wrong_choice_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_the_block_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows longer than a block: every running number goes on from one block to the next."""
+    """Rows longer than a block: every running count carries over from one block to the next."""
     kernel = page_select.select_pages
 
     class Small:
@@ -252,7 +252,7 @@ def test_the_block_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 def test_a_graph_captured_once_serves_every_step() -> None:
-    """Scores, choice, copies and attention: the same bits from a replay as from launches one by one."""
+    """Scores, selection, copies and attention: the same bits from a graph replay as from single launches."""
     shape = CASES["quest"][0]
     first, second = (Pair(shape, 3, 4, None, full=False) for _ in range(2))
     for pair in (first, second):

@@ -1,4 +1,4 @@
-"""When a model is asked, which answers are good, and from when on it counts as silent."""
+"""When a model gets a canary, which answers are good, and when it counts as silent."""
 
 import json
 import socket
@@ -50,7 +50,7 @@ def test_a_canary_is_what_the_probe_says() -> None:
 
 @pytest.mark.parametrize("counts_canaries", [True, False])
 def test_an_idle_model_is_asked_at_every_check(counts_canaries: bool) -> None:
-    """Also where the canary raises the model's counters: its own probe is no work."""
+    """Also where the canary raises the model's counters: its own probe does not count as work."""
     model = FakeModel(counts_canaries=counts_canaries)
     canary = Canary(PROBE, model)
     for checks in range(1, 6):
@@ -68,7 +68,7 @@ def test_a_model_that_works_is_not_asked() -> None:
         model.work += 1
         assert canary.check() == ""
     assert (model.asked, canary.misses) == (1, 0)
-    # As soon as it rests it is asked again.
+    # As soon as it is idle it gets a canary again.
     canary.check()
     assert (model.asked, canary.misses) == (2, 1)
 
@@ -89,7 +89,7 @@ def test_a_model_whose_counters_cannot_be_read_is_asked() -> None:
     model.metrics_fail = True
     canary.check()
     assert model.asked == 2
-    # What is read for the first time since is no work either.
+    # What is read for the first time since does not count as work either.
     model.metrics_fail = False
     model.work += 100
     canary.check()
@@ -186,7 +186,7 @@ def test_every_model_has_a_thread_that_checks_again_and_again_until_closed(
     checks: Queue[str] = Queue()
     models = [FakeModel((0, "timeout")), FakeModel((0, "timeout"))]
     hang = threading.Event()
-    models[0].on_call = hang.wait  # one that hangs does not keep the other from being asked
+    models[0].on_call = hang.wait  # one that hangs does not keep the others from being checked
     models[1].on_call = lambda: checks.put("scorer")
     each = [
         Canary(Probe(name, "/", {}, '"scores"', ("work_total",)), model)
@@ -205,7 +205,7 @@ def test_every_model_has_a_thread_that_checks_again_and_again_until_closed(
             thread.join(30)
             assert not thread.is_alive()
     assert "model scorer has missed a canary: 0 timeout" in caplog.text
-    # What breaks when the server is stopped is no miss worth a line.
+    # A failure while the server is being stopped is not worth a log line.
     assert "model decode" not in caplog.text
 
 

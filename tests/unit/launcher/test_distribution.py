@@ -24,7 +24,7 @@ def test_the_installed_tritonserver_is_found_with_all_its_libraries(monkeypatch:
 def test_the_interpreters_directory_hides_no_library_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container: the interpreter's library lies among the system's, the driver to be used elsewhere."""
+    """As in a container: the interpreter's library is among the system's, the driver to be used elsewhere."""
     found, real = find_distribution(), distribution.INTERPRETER_LIBRARIES
     python = str(sysconfig.get_config_var("INSTSONAME"))
     (math,) = (path for name, path in loaded(found, real) if name.startswith("libm.so"))

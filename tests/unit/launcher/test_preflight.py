@@ -25,7 +25,7 @@ def test_little_shared_memory_is_refused() -> None:
 
 
 def release(root: Path, version: str | None) -> Distribution:
-    """A tritonserver that lies as in NVIDIA's images."""
+    """A tritonserver laid out as in NVIDIA's images."""
     (root / "bin").mkdir()
     if version is not None:
         (root / "TRITON_VERSION").write_text(version)

@@ -30,7 +30,7 @@ def reaper() -> Iterator[None]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], Process]]:
-    """Starts a shell script; whatever is left of it is killed in the end."""
+    """Starts a shell script; what is left of it is killed at the end."""
     started: list[Process] = []
     lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
 
@@ -45,7 +45,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Process]]:
 
 
 def stubs(process: Process, count: int = 2) -> list[psutil.Process]:
-    """The children of a process, once there are so many."""
+    """The children of a process, once there are `count`."""
     wait_for(lambda: len(children(process)) == count)
     return children(process)
 

@@ -147,5 +147,5 @@ def test_a_selector_that_the_checkpoint_has_not_is_refused() -> None:
     settings = ServeSettings(selector="dsa")
     with pytest.raises(LaunchError, match="SELECTOR is 'dsa': this checkpoint has quest, exact, dense"):
         model_values(settings, Path("/a"), "cpu", ("scorer", "decode"), SELECTORS)
-    # Where decode is not loaded, nobody asks.
+    # Where decode is not loaded, its setting is not checked.
     assert set(model_values(settings, Path("/a"), "cpu", ("scorer",), SELECTORS)) == {"scorer"}

@@ -1,4 +1,4 @@
-"""What counts as a fault, what follows, and how often: a server and a clock that only exist here."""
+"""What counts as a fault, what follows, and how often: with a fake server and clock."""
 
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Projections in fp8 against plain arithmetic, on the CPU, where nobody serves them but everything is there."""
+"""Projections in fp8 against plain arithmetic, on the CPU, which can compute them but does not serve them."""
 
 from pathlib import Path
 
@@ -35,10 +35,10 @@ def restored(x: torch.Tensor) -> torch.Tensor:
 def test_rows_are_rounded_to_the_nearest_each_by_its_own_scale() -> None:
     x = random(200, 64, seed=1) * torch.logspace(-20, 20, 200)[:, None]
     found, peaks = restored(x), x.double().abs().amax(dim=1, keepdim=True)
-    # 4 bits: half a step is 1/16 of the value, and at least 2^-10 of the scale; beside it float32's rounding.
+    # 4 bits: half a step is 1/16 of the value, and at least 2^-10 of the scale; plus float32's rounding.
     bound = torch.maximum(x.double().abs() / 16, peaks / 448 / 1_024) * (1 + 1e-5)
     assert ((found - x.double()).abs() <= bound).all()
-    # Only what lies between two numbers to within float32's rounding may go to the other one.
+    # Only a value halfway between two numbers, to within float32's rounding, may go to the other one.
     assert (found - rounded(x)).abs().div(peaks).gt(1e-6).double().mean() < 1e-3
     torch.testing.assert_close(found.abs().amax(dim=1, keepdim=True), peaks, atol=0, rtol=1e-6)
     # The control: one scale for all the rows loses most of them.

@@ -61,6 +61,6 @@ def test_the_labels_used_last_stay_cached(monkeypatch: pytest.MonkeyPatch) -> No
     assert cached() == [[1], [3]]
     head.label_logits(hidden, labels(4, 5, 6))
     assert cached() == [[3], [4, 5, 6]]
-    # What is cached is what was asked for.
+    # What is cached is what was requested.
     again = head.label_logits(hidden, labels(4, 5, 6))
     torch.testing.assert_close(again, head.logits(hidden)[:, 4:7], atol=1e-5, rtol=0)

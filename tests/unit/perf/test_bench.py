@@ -1,4 +1,4 @@
-"""`make bench`: a step that fails stops no other, and stands in the report."""
+"""`make bench`: a step that fails stops no other, and is named in the report."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_a_failed_step_stops_no_other_and_is_reported(
 
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "good"])
     assert bench.main() == 0
-    # What an earlier run left in the directory still stands there.
+    # What an earlier run left in the directory is still there.
     assert "<p class=failed>FAILED: a lost one" in (tmp_path / "report.html").read_text()
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), "--only", "goo"])
     assert bench.main() == 2

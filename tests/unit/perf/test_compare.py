@@ -98,7 +98,7 @@ def test_a_ratio_moves_when_its_interval_leaves_the_old_one() -> None:
     better = changes(ablation(1.20), ablation(1.30))["overlap: off"]
     assert better.moved
     assert not better.worse
-    # The same medians with wide intervals of their own are no news.
+    # The same medians with wide intervals are not a change.
     assert not changes(ablation(1.20, 0.1), ablation(1.10, 0.1))["overlap: off"].moved
 
 

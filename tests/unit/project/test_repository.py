@@ -1,4 +1,4 @@
-"""The documents and the Makefile say what is there: they are read and compared with the code."""
+"""The documents and the Makefile are true: they are compared with the code."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ def targets(makefile: str) -> set[str]:
 
 
 def missing_files(document: str) -> list[str]:
-    """Files and folders in backticks that there are neither at the root nor in hiscore/."""
+    """Files and folders in backticks that exist neither at the root nor in hiscore/."""
     named = re.findall(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|toml|yaml|yml|json|lock))?)`", document)
     return [name for name in named if not any((root / name).exists() for root in (ROOT, ROOT / "hiscore"))]
 

@@ -14,7 +14,7 @@ STATS = BatchStats(forwards=1, tokens=2, items=3, cached_tokens=4)
 
 
 class Device:
-    """Stands in for a scorer: `BatchedScorer` asks only where it runs."""
+    """A fake scorer: `BatchedScorer` only reads its device."""
 
     def __init__(self, kind: str) -> None:
         self.device = self
@@ -79,7 +79,7 @@ def test_the_parts_of_a_request_are_joined_in_order() -> None:
     ).finish()
     answer = model().join(large, parts)
     assert answer["scores"].tolist() == [[[1, 2], [3, 4], [5, 6]]]
-    # All tokens of the request; what later parts found in the cache was put there by the first.
+    # All tokens of the request; what later parts hit in the cache was put there by the first.
     assert answer["usage"].tolist() == [[15, 0]]
     assert answer["usage"].dtype == np.int32
 

@@ -328,7 +328,7 @@ def test_an_unsafe_added_token_turns_safe_splits_off_and_ids_stay_true(tmp_path:
 
 
 def test_a_text_on_which_the_library_panics_fails_alone() -> None:
-    """A panic is no `Exception`: it would end the thread that encodes for everyone."""
+    """A panic is not an `Exception`: it would end the thread that encodes for everyone."""
     backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
     # Its search doubles with each letter, until the library's own limit.
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+b"), "isolated")

@@ -15,7 +15,7 @@ def query(pages: int, first_id: int = 0) -> np.ndarray:
 
 
 def hit(cache: PrefixCache, tokens: np.ndarray) -> int:
-    """Tokens found in a batch of its own."""
+    """Tokens hit by a query in its own batch."""
     found = cache.acquire_query(tokens, len(tokens))[1]
     cache.end_batch()
     return found

@@ -42,7 +42,7 @@ def test_extreme_temperatures_give_probabilities(temperature: float) -> None:
 
 
 def test_a_temperature_that_overflows_is_an_error_and_no_nan() -> None:
-    """500 / 1e-308 is beyond float64, and the difference of two infinities is no number."""
+    """500 / 1e-308 is beyond float64, and the difference of two infinities is NaN."""
     with pytest.raises(RequestError) as error:
         scores_from_logits(EXTREME, None, ScoreOptions(True, 1e-308), False)
     assert error.value.code is Code.INTERNAL

@@ -158,7 +158,7 @@ def test_no_item_and_no_neighbour_changes_a_score(family: str, checkpoints) -> N
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cached_query_changes_no_score(family: str, checkpoints) -> None:
-    """Found again in the next batch and in the same one, whole and in part, empty items included."""
+    """Hit in the next batch and in the same one, whole and in part, empty items included."""
     checkpoint, truth = checkpoints(family)
     scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
     rng = np.random.default_rng(9)

@@ -160,7 +160,7 @@ def test_a_started_request_is_finished_after_its_deadline(model: Model) -> None:
 def test_admission_by_cost_counts_what_waits_and_what_is_computed(model: Model) -> None:
     batcher = model.batcher(max_total_cost=25)
 
-    # A single call may cost more than all together may; nothing else is let in beside it.
+    # A single call may cost more than the limit for all; nothing else is accepted with it.
     assert model.refused(batcher, model.request("huge", 10, 10, 10)) == []
     assert model.refused(batcher, model.request("no", 1)) == ["no"]
     model.go.release(3)

@@ -85,7 +85,7 @@ class FakeTriton:
         return self.idle
 
     def hold(self) -> Caller:
-        """Keep the thread in the middle of another stream's send, so that what is put now gathers."""
+        """Keep the thread in the middle of another stream's send, so that what is put now accumulates."""
         other = Caller()
         self.gate.clear()
         self.sending.clear()

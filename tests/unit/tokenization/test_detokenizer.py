@@ -120,7 +120,7 @@ def test_control_tokens_decoded_alone_are_wrong(name: str) -> None:
 
 @pytest.mark.parametrize(("constant", "value"), [("REPLACEMENT", "nothing ends so"), ("KEPT", 2)])
 def test_control_each_rule_is_needed(constant: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sending half a character and keeping too small a window are found."""
+    """Sending half a character and keeping too small a window are noticed."""
     monkeypatch.setattr(detokenizer, constant, value)
     find(ids_of(DEFAULT), lambda ids: "".join(pieces(DECODERS[DEFAULT], ids)) != truth(DEFAULT, ids))
 

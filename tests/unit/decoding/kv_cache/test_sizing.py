@@ -1,4 +1,4 @@
-"""How memory is divided: never more than there is, and between the pools so that streams can use what they get."""
+"""How memory is divided: never more than there is, and so that sequences can use what each pool has."""
 
 from dataclasses import replace
 from math import prod
@@ -59,7 +59,7 @@ def test_pools_take_no_more_than_there_is(
     assert sizes["host_kv"] <= memory.host_bytes
     assert sum(sizes.values()) - sizes["host_kv"] - tables + staging <= memory.device_bytes
     if shape.sparse_layers:
-        # As many long streams fit one pool as the other.
+        # As many long sequences fit in one pool as in the other.
         buffers = cache_config.device_pages // min(shape.max_pages, shape.buffer_pages)
         assert buffers >= cache_config.host_pages // shape.max_pages
         assert buffers >= 1
@@ -68,7 +68,7 @@ def test_pools_take_no_more_than_there_is(
 @pytest.mark.parametrize("protocol", ["ring", "deferred"])
 @pytest.mark.parametrize("top_k", [2, 8, 32])
 def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protocol: BackupProtocol) -> None:
-    """`exact` is defined by k, and an indexer by its checkpoint's: where the ring stands is no matter."""
+    """`exact` is defined by k and an indexer by its checkpoint's top-k: the ring makes no difference."""
     settings = CacheSettings(
         selector="exact", sparse_top_k=top_k, device_buffer_size=64, backup=protocol, backup_ring=top_k
     )
@@ -82,7 +82,7 @@ def test_single_tokens_are_selected_as_many_as_were_asked_for(top_k: int, protoc
 
 
 def test_only_layers_that_select_for_themselves_hold_an_index() -> None:
-    """A 32k request of GLM-MoE-DSA's rows, where one layer of four has an indexer of its own."""
+    """A 32k request of GLM-MoE-DSA's rows, where one layer in four has its own indexer."""
     windows, sharing = (None,) * 8, frozenset({1, 2, 3, 5, 6, 7})
     model = ModelShape(1, 1, 576, windows, 32_768, index_dim=128, top_k=2_048)
     bytes_ = {}
@@ -98,7 +98,7 @@ def test_only_layers_that_select_for_themselves_hold_an_index() -> None:
 
 @pytest.mark.parametrize("selector", ["quest", "exact"])
 def test_a_buffer_is_no_longer_than_a_stream(selector: str) -> None:
-    """Tables and scratch have a place for each page of a buffer, whether a stream can use it or not."""
+    """Tables and scratch have an entry for each page of a buffer, whether a sequence can use it or not."""
     memory = MemoryBudget(2**40, 2**40, 4)
     planned = [
         plan_cache(
@@ -107,7 +107,7 @@ def test_a_buffer_is_no_longer_than_a_stream(selector: str) -> None:
         for size in (4_096, 10**9)
     ]
     for shape, _ in planned:
-        assert shape.lru_pages <= shape.max_pages <= shape.buffer_pages  # all of the longest stream fits
+        assert shape.lru_pages <= shape.max_pages <= shape.buffer_pages  # all of the longest sequence fits
     small, large = (sum(shape.bytes(torch.float32).values()) for shape, _ in planned)
     assert large < 1.01 * small
 
@@ -121,7 +121,7 @@ def test_a_buffer_of_the_asked_size_holds_ring_and_lru_pages() -> None:
 
 @pytest.mark.parametrize("selector", ["quest", "exact"])
 def test_what_is_always_selected_has_room(selector: str) -> None:
-    """The first page and the newest, whatever was asked for."""
+    """The first page and the newest, regardless of the setting."""
     settings = CacheSettings(selector=selector, sparse_top_k=1, backup_ring=1)
     shape, _ = plan_cache(settings, SMALL, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
     assert shape.top_pages == 2
@@ -169,7 +169,7 @@ def test_what_is_too_small_is_named(memory: MemoryBudget, named: str) -> None:
 
 
 def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:
-    """A context that nothing has room for is no error; the longest that there is room for is found."""
+    """A context that does not fit is no error: it is cut to the longest that fits."""
     settings = CacheSettings(selector="quest", sparse_top_k=256, device_buffer_size=512)
     model = ModelShape(kv_heads=2, kv_parts=2, head_dim=16, windows=(None,) * 4, context_length=100_000)
     held = [context(settings, model, 2**20 * size) for size in (8, 32, 64, 1024)]
@@ -178,7 +178,7 @@ def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixt
     assert held[-1] == model.context_length
     assert len(caplog.records) == 3
     assert f"room for sequences of {held[0]} tokens; the model's context is 100000" in caplog.text
-    # One page of tokens more has no room: said of a model with just that context.
+    # One more page of tokens does not fit, as a model with exactly that context shows.
     longer = replace(model, context_length=held[1] + CONTEXT_PAGE)
     assert context(settings, longer, 2**20 * 32) == held[1]
 

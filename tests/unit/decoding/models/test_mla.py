@@ -20,7 +20,7 @@ EXACT = 1e-9
 
 @torch.inference_mode()
 def largest_error(checkpoint: Path) -> tuple[float, Sequences]:
-    """Greedy decoding of all prompts beside transformers, which is fed the same tokens."""
+    """Greedy decoding of all prompts, compared with transformers fed the same tokens."""
     model, sequences = tiny_dsa.reference(checkpoint, torch.float64), Sequences(checkpoint, prompts())
     kept = [DynamicCache(config=model.config) for _ in LENGTHS]
     expected = [
@@ -48,7 +48,7 @@ def test_offloaded_decode_matches_transformers_cached_decode(name: str, tmp_path
 
 
 def test_a_copy_left_out_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control: the tables say that a row has come, but it has not."""
+    """Control: the tables say that a row was copied, but it was not."""
     monkeypatch.setattr(residency, "copy_pages", lambda *_: None)
     error, _ = largest_error(tiny_dsa.make("glm-shared", tmp_path))
     assert error > 1e-3
@@ -92,14 +92,14 @@ def test_a_full_sequence_attends_to_everything(
         ids = torch.cat((ids, fed[:1]))
         assert (actual[0] - everything(ids)).abs().max() < EXACT
         assert torch.equal(actual[1:], usual[1:])
-        # Control: with its selection the sequence says something else.
+        # Control: with its selection the sequence gives other tokens.
         assert (actual[0] - usual[0]).abs().max() > 1e-3
         fed = usual.argmax(dim=1)
 
 
 @torch.inference_mode()
 def test_dense_layers_attend_to_everything(everything: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
-    """All layers dense: `dense_kv` holds the whole of a sequence, and no buffer any of it."""
+    """All layers dense: `dense_kv` holds the whole sequence, and no buffer holds any of it."""
     layers = frozenset(range(tiny_dsa.SIZES["num_hidden_layers"]))
     offloaded = Sequences(tiny_dsa.make("deepseek", tmp_path), prompts(), dense=layers)
     sequences, fed = prompts(), torch.tensor([7, 8, 9])

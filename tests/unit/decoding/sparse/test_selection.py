@@ -95,7 +95,7 @@ def mean_over_group(
 
 
 def best(scores: list[float], forced: set[int], top: int, tie: int = 1) -> list[int]:
-    """Forced ones, then by score; equal ones (to 1e-12, far above rounding) by number, the lower first."""
+    """Forced pages first, then by score; of equal ones (to 1e-12, far above rounding) the lower page."""
     rest = [index for index in range(len(scores)) if index not in forced]
     rest.sort(key=lambda index: (-round(scores[index], 12), tie * index))
     return sorted([*forced, *rest[: max(0, top - len(forced))]])
@@ -196,7 +196,7 @@ def test_quest_chooses_by_its_definition(
 
 
 def test_quest_bounds_are_those_of_the_page_s_present_owner() -> None:
-    """A page's first token starts it afresh: nothing of an earlier owner stays, whatever the chunks."""
+    """A page's first token starts it afresh: nothing of an earlier owner stays, whatever the chunk size."""
     rows, keys, q = make_batch(1)
     cache = cache_of(4, 5, 2, "bounds")
     selector = QuestSelector(cache, attention_shape())

@@ -83,7 +83,7 @@ def test_a_preempted_stream_goes_on_from_the_host_as_if_never_gone() -> None:
     again = step(cache, 0)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
-    # The control: one number less in what was restored, and the last layer's output is another.
+    # The control: with one wrong number in what was restored, the last layer's output differs.
     restored[2, slots[40].long(), 1] = 0
     admit(cache, restored, slots, 1, host_pages, torch.arange(30, 38))
     assert not torch.equal(step(cache, 1)[2], first[2])

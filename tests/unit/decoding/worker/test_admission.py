@@ -1,4 +1,4 @@
-"""Which tokens of staging go where when a sequence is admitted: small caches, copies written down."""
+"""Which tokens of staging go where when a sequence is admitted: small caches, recorded copies."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ STAGED = [*range(32, 48), *range(16, 32)]
 
 
 class Ops:
-    """Cache operations that write down what they copy."""
+    """Cache operations that record what they copy."""
 
     def __init__(self) -> None:
         self.copied: dict[str, tuple[list[int], list[int]]] = {}

@@ -1,4 +1,4 @@
-"""The offload schedule and a worker on simulated queues: they hold, and each wait, query and record is needed."""
+"""The offload schedule and a worker on simulated queues: correct, and every wait, query and record is needed."""
 
 import itertools
 import random
@@ -32,7 +32,7 @@ TIMINGS = {
 
 
 class Queues(Mutated, Simulator):
-    """Simulated queues, one kind of call left out."""
+    """Simulated queues with one kind of call left out."""
 
 
 def queues(timing: str, seed: int = 0) -> Queues:
@@ -96,7 +96,7 @@ def test_without_any_kind_of_wait_query_or_record_something_breaks(protocol: Bac
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_no_single_wait_is_too_many(protocol: BackupProtocol) -> None:
-    """Where the other queue is slow, leaving out one call alone is seen, whichever it is."""
+    """Where the other queue is slow, leaving out any single call is noticed."""
     for load in [Load(protocol, page, 3, seed, steps=20) for page in (1, 4) for seed in range(2)]:
         for queue, timing in ((Queue.COMPUTE, "offload slow"), (Queue.OFFLOAD, "compute slow")):
             on = queues(timing, load.seed)
@@ -279,7 +279,7 @@ def test_a_step_waits_for_the_last_copy_that_any_of_its_rows_needs() -> None:
 
 
 def test_what_was_not_launched_did_not_happen() -> None:
-    """A forward that fails leaves its positions to the next attempt, a copy that fails its tokens behind."""
+    """A forward that fails leaves its positions to the next attempt; a copy that fails loses its tokens."""
     schedule = OffloadSchedule("ring", 4, 2, 1)
     schedule.restored(0, 5)
     schedule.step_waits_for(at(0), at(5))
@@ -342,7 +342,7 @@ def test_what_does_not_continue_a_sequence_or_frees_too_early_is_refused() -> No
 
 
 def test_a_prompts_parts_are_copied_beside_the_forwards_after_them() -> None:
-    """Copies of 50 beside forwards of 1: nothing waits for a copy but a step, and who gets its staging."""
+    """Copies take 50, forwards 1: only a step, and the next owner of its staging, waits for a copy."""
     device = Device(OffloadSchedule("ring", 4, 2, 4))
     for part in range(3):
         device.wait_for(device.schedule.staging_waits_for(at(part)))

@@ -1,4 +1,4 @@
-"""Sampling draws from the distribution that the parameters describe, whatever stands beside a row."""
+"""Sampling draws from the distribution that the parameters describe, whatever else is in the batch."""
 
 import math
 
@@ -19,7 +19,7 @@ GRID = torch.arange(1 << 14, dtype=torch.float64) / (1 << 14)
 
 
 def rows(logits: Tensor, temperature: float, top_k: int, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The same parameters for every row, in the dtypes in which the scheduler hands them on."""
+    """The same parameters for every row, in the scheduler's dtypes."""
     full = torch.full((len(logits),), temperature, dtype=torch.float32)
     return full, torch.full_like(full, top_k, dtype=torch.int32), torch.full_like(full, top_p)
 

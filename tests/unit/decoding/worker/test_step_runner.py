@@ -1,4 +1,4 @@
-"""What a step feeds, samples and leaves to be read, without a model."""
+"""What a step feeds, samples and reads back, without a model."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a worker launches and in which order, on a device that only writes down its calls."""
+"""What a worker launches and in which order, on a device that only records its calls."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -311,7 +311,7 @@ def test_a_sequence_with_copies_in_flight_is_not_released_and_one_without_an_ind
     worker = worker_on(device)
     worker.restore(seq_index, 3, at(5), at(2))
     worker.step(DecodeBatch(at(seq_index), at(3), greedy(1)))
-    with pytest.raises(RuntimeError, match=f"sequence {seq_index} has copies under way"):
+    with pytest.raises(RuntimeError, match=f"sequence {seq_index} has copies in flight"):
         worker.release(seq_index, NO_PAGES, NO_PAGES)
     device.done = {0}
     worker.release(seq_index, NO_PAGES, NO_PAGES)

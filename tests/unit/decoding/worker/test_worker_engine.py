@@ -1,4 +1,4 @@
-"""The engine over real workers: every sequence is what it is alone, whatever comes and goes beside it."""
+"""The engine over real workers: every sequence gets the tokens it would get alone, whatever else runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ COUNT = 16
 
 @pytest.fixture(scope="module")
 def workers(path: Callable[[str], Path]) -> Callable[..., CacheWorker]:
-    """In float64, where products of other numbers of rows flip no choice of a token."""
+    """In float64, where matrix products over other numbers of rows change no choice of a token."""
 
     def get(selector: str, **settings: Any) -> CacheWorker:
         family, top_k, buffer = SETTINGS[selector]
@@ -63,7 +63,7 @@ def alone(workers: Callable[..., CacheWorker]) -> Callable[[str, int], tuple[lis
 
 
 def call(number: int) -> Call:
-    """A call of its own: short or long, greedy or sampled, now and then one that attends to everything."""
+    """A random call: short or long, greedy or sampled, now and then one that attends to everything."""
     draw = np.random.default_rng(number).integers
     return {
         "tokens": prompt(int(draw(1, 120 if number % 4 == 0 else 40)), seed=number),
@@ -152,7 +152,7 @@ def test_a_preempted_sequence_goes_on_where_it_was(workers: Any, alone: Any, sel
 @pytest.mark.parametrize("spoiled", [False, True])
 @pytest.mark.parametrize("selector", SETTINGS)
 def test_what_comes_back_from_the_host_is_to_the_bit(workers: Any, selector: str, spoiled: bool) -> None:
-    """spoiled: the control, what was kept is not what comes back."""
+    """spoiled: the control; what comes back is not what was kept."""
     logits = []
     for interrupted in (False, True):
         driver = Driver(workers(selector))
@@ -228,7 +228,7 @@ STAGES = [
 def test_an_abort_at_each_stage_gives_everything_back(
     workers: Any, alone: Any, selector: str, stage: Status
 ) -> None:
-    """Copies are under way all the time; `serving` counts what has come back."""
+    """Copies are in flight all the time; `serving` checks that all memory is freed."""
     calls, expected = alone(selector, COUNT)
     aborted: list[Any] = []
     with serving(late(workers(selector, sequences=2)), quantum=3) as client:
@@ -317,7 +317,7 @@ def test_sequences_end_where_they_should(workers: Any) -> None:
 
 @pytest.mark.parametrize("selector", ["exact", "dsa"])
 def test_a_row_that_is_not_finite_fails_its_sequence_alone(workers: Any, alone: Any, selector: str) -> None:
-    """A token's embedding is not a number, and one sequence comes upon it while it decodes."""
+    """A token's embedding is NaN, and one sequence reaches it while it decodes."""
     calls, expected = alone(selector, COUNT)
     seen = [{*each["tokens"].tolist(), *tokens} for each, tokens in zip(calls, expected, strict=True)]
     victim, token = next(
@@ -340,7 +340,7 @@ def test_a_row_that_is_not_finite_fails_its_sequence_alone(workers: Any, alone: 
 
 
 def test_the_host_pool_is_empty_of_what_has_left(workers: Any) -> None:
-    """What was released is poisoned, what was not is still there."""
+    """What was released is poisoned; what was not is intact."""
     driver = Driver(workers("exact"))
     gone, _ = driver.admit(prompt(20), 30)
     stays, _ = driver.admit(prompt(20, seed=1), 30)

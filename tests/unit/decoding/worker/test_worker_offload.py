@@ -1,4 +1,4 @@
-"""What the host has after every step is what the forwards wrote: no token missing, none twice, none too early."""
+"""After every step the host has what the forwards wrote: no token missing, none twice, none too early."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ SEQUENCES = 6
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """What forwards keep, layer after layer: [T, C, H, D] each, read before anything has a place for it."""
+    """What forwards write, layer after layer: [T, C, H, D] each, recorded before it is stored."""
     layers: list[Tensor] = []
     rotate = TorchOps.rope_and_cache
 
@@ -79,7 +79,7 @@ class Watched:
         return taken
 
     def faults(self, drained: bool = False) -> list[str]:
-        """What is wrong on the host now, where the newest may be missing unless all is drained."""
+        """What is wrong on the host now; the newest tokens may be missing unless all is drained."""
         found, landed = [], 0
         for seq_index, sequence in self.driver.sequences.items():
             written, length = self._written[seq_index], sequence.length
@@ -106,7 +106,7 @@ class Watched:
 def life(
     worker: CacheWorker, kept: list[Tensor], lengths: list[int], most: int, steps: int
 ) -> tuple[list[str], Watched]:
-    """Sequences that join one after the other and decode on; everything is looked at after every step."""
+    """Sequences join one after the other and decode on; everything is checked after every step."""
     watched, faults = Watched(worker, kept), []
     for length in lengths:
         watched.admit(length, most)

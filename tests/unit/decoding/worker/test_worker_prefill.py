@@ -1,4 +1,4 @@
-"""A prompt's parts on their way to the host while the next is prefilled: who waits for them, and who does not."""
+"""A prompt's parts are offloaded while the next one is prefilled: what waits for them, and what does not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -82,7 +82,7 @@ def test_who_gets_their_staging_pages_waits(
 
 
 def test_a_copy_that_fails_leaves_those_before_it_under_way(path: Any) -> None:
-    """The device has no memory left for a list of slots, say, when a prompt's second part is to be copied."""
+    """A failure when a prompt's second part is to be copied, for example for lack of device memory."""
     driver = driver_of(path, "exact")
     schedule = driver.worker._schedule
 
@@ -101,7 +101,7 @@ def test_a_copy_that_fails_leaves_those_before_it_under_way(path: Any) -> None:
     seq_index = 0
     assert not schedule.drained(seq_index)
     assert schedule.lag()[seq_index] == CHUNK
-    with pytest.raises(RuntimeError, match="under way"):
+    with pytest.raises(RuntimeError, match="in flight"):
         schedule.release(seq_index)
     driver.drain(seq_index)
     assert schedule.offloaded_tokens == CHUNK

@@ -1,4 +1,4 @@
-"""Where rows come from changes no bit: all from the host, all resident, or as it happens to be."""
+"""Where rows come from changes no bit: all from the host, all resident, or a mix."""
 
 from collections.abc import Callable
 from functools import cache
@@ -152,7 +152,7 @@ def test_a_wrong_swap_is_told_apart(
 
 @pytest.mark.parametrize("selector", WHOLE)
 def test_the_host_is_what_is_read(path: Any, selector: str) -> None:
-    """Other numbers on the host are seen."""
+    """A changed number on the host is noticed."""
     family, top_k, buffer, length = WHOLE[selector]
     found = []
     for change in (0, 0, 1):

@@ -1,4 +1,4 @@
-"""Whole workers against transformers' cached decode: the logits of every step of sequences beside each other."""
+"""Whole workers against transformers' cached decode: logits of every step of concurrent sequences."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -94,7 +94,7 @@ def test_an_indexer_is_transformers_cached_decode(
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
 @pytest.mark.parametrize("cold", [False, True])
 def test_exact_is_its_definition(path: Any, truth: Any, family: str, cold: bool) -> None:
-    """60 tokens, of which 16 are selected: transformers' own forward with attention by the contract's words."""
+    """60 tokens, of which 16 are selected: transformers' forward with the attention that the contract defines."""
     worker = build(path(family), "exact", dtype=torch.float64)
     error, misses = largest_error(worker, truth(family, torch.float64, 16), cold)
     assert error < EXACT

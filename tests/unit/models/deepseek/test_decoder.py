@@ -44,7 +44,7 @@ def prompts() -> list[Tensor]:
 
 
 def slots_of(sequences: list[Tensor]) -> list[Tensor]:
-    """Places in the pool, scattered and out of order as pages are."""
+    """Slots in the pool, scattered and out of order as pages are."""
     shuffled = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(2))
     return list(shuffled[: sum(map(len, sequences))].split([len(ids) for ids in sequences]))
 
@@ -73,7 +73,7 @@ def staged_for(decoder: DsaDecoder, max_elements: int = MAX_ELEMENTS) -> StagedL
 def in_chunks(
     decoder: DsaDecoder, sequences: list[Tensor], chunk: int, max_elements: int = MAX_ELEMENTS
 ) -> list[Tensor]:
-    """All sequences at once, so many tokens of each in a forward; the logits of every token."""
+    """All sequences at once, `chunk` tokens of each in a forward; the logits of every token."""
     staged, slots = staged_for(decoder, max_elements), slots_of(sequences)
     found: list[list[Tensor]] = [[] for _ in sequences]
     for start in range(0, max(map(len, sequences)), chunk):

@@ -38,7 +38,7 @@ def test_a_bench_measures_a_load(tiny) -> None:
 
 
 def test_an_arm_without_backup_leaves_the_host_empty(tiny) -> None:
-    """The prompt still goes there; with backup, the generated tokens do as well."""
+    """The prompt still goes there; with offload, the generated tokens do as well."""
     full = {}
     for left_out in ("", "backup"):
         arm = Arm("dense", {"selector": "dense"}, left_out)

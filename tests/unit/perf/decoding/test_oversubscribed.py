@@ -1,4 +1,4 @@
-"""The budget holds so many dense sequences and no more."""
+"""The budget fits the given number of dense sequences and no more."""
 
 import pytest
 

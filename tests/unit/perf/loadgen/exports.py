@@ -11,7 +11,7 @@ S = 1_000_000_000
 def exported(
     prompt: list[int], at: float, *responses: tuple[float, Any], due: float | None = None
 ) -> Exported:
-    """A stream as perf_analyzer writes it: one token is no list, none is no output."""
+    """A stream as perf_analyzer writes it: one token is not a list, none is no output."""
     outputs = [{"output_ids": ids, "finish_reason": ""} if ids != [] else {} for _, ids in responses]
     outputs[-1]["finish_reason"] = "length"
     request = {

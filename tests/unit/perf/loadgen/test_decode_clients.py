@@ -1,4 +1,4 @@
-"""What sequences that run beside another load got."""
+"""What sequences that run during another load got."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sequences are held against the tokens that their prompts got first."""
+"""Sequences are compared with the tokens that their prompts got first."""
 
 from dataclasses import replace
 from itertools import pairwise

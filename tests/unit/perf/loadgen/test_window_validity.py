@@ -1,4 +1,4 @@
-"""A window whose numbers would mislead fails: wrong scores, too few calls, another load than was asked for."""
+"""A window whose numbers would mislead fails: wrong scores, too few calls, another load than requested."""
 
 from types import SimpleNamespace
 from typing import Any

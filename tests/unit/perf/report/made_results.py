@@ -1,4 +1,4 @@
-"""One made-up result file of every kind that a report knows, small and with numbers that stand out."""
+"""One made-up result file of every kind that a report knows, small and with recognisable numbers."""
 
 import copy
 from typing import Any

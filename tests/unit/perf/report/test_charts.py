@@ -1,4 +1,4 @@
-"""Figures: the same numbers give the same bytes, others do not, and intervals are drawn where they lie."""
+"""Figures: the same numbers give the same bytes, others do not, and intervals are drawn where they are."""
 
 from perf.report import charts
 from perf.report.charts import Bar, Placed, Roof

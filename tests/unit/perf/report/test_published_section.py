@@ -1,4 +1,4 @@
-"""Published numbers stand beside ours, each with what its change was worth."""
+"""Published numbers are shown next to ours, each with what its change was worth."""
 
 from typing import Any
 

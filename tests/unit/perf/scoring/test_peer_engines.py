@@ -1,4 +1,4 @@
-"""Peers give our scores: transformers itself, vLLM and SGLang by stand-ins with their signatures."""
+"""Peers give our scores: transformers itself, and fakes of vLLM and SGLang with their signatures."""
 
 import asyncio
 import sys

@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_flop_are_those_that_torch_counts(checkpoint: Path) -> None:
-    """Of one prompt through transformers' model, but for what that one computes in vain."""
+    """Of one prompt through transformers' model, without what that computes needlessly."""
     of, _ = read_architecture(checkpoint)
     n = 20
     model: Any = AutoModelForCausalLM.from_pretrained(
