@@ -83,7 +83,7 @@ class Record:
 
 
 def directory_for(device: str) -> Path:
-    """A new directory beside the recorded results, named after the machine and the day."""
+    """A new directory next to the recorded results, named after the machine and the day."""
     name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(\w+\)", "", device.lower())).strip("-")
     first = RESULTS / f"{name}-{date.today().isoformat()}"
     others = (first.with_name(f"{first.name}-{number}") for number in range(2, 1_000))

@@ -1,4 +1,4 @@
-"""Run one step of the bench in a process of its own, log its output, show its progress, stop it if it hangs."""
+"""Run one step of the bench in its own process, log its output, show its progress, stop it if it hangs."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def run(step: Step, out: Path, progress: Progress, limit_s: float | None = None)
         step: What to run.
         out: Directory of the results; its log goes to out/logs.
         progress: Shows a bar for the step.
-        limit_s: Stop it after so many seconds, if that is sooner than a hanging step would be stopped.
+        limit_s: Seconds after which to stop it, if a hanging step would be stopped later.
     """
     command = [sys.executable, "-m", step.module, *step.arguments]
     task = progress.add_task(step.name, total=step.seconds, line="")

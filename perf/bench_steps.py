@@ -50,7 +50,7 @@ class Given:
     checkpoint: Path | None
     """A real model with its weights; None if there is none."""
     tokenizer: Path | None
-    """Directory with config.json and a tokenizer, so that random weights can be asked by text."""
+    """Directory with config.json and a tokenizer, so that random weights can score text."""
     reviews: Path | None = None
     """Sample written by `perf.quality.precision --prepare`; None: download the reviews and draw one."""
 
@@ -122,6 +122,6 @@ def _quality(
     reviews = given.reviews or given.out / "reviews" / "sample.json"
     if given.reviews is None:
         yield Step("reviews to score", "quality", ("--prepare", str(reviews), *model), 15)
-    asked = ("--reviews", str(reviews), *model, *to)
-    yield Step("quality by text", "quality_served", (*asked, *served), seconds[1])
-    yield Step("quality", "quality", (*asked, *precision), seconds[0])
+    common = ("--reviews", str(reviews), *model, *to)
+    yield Step("quality by text", "quality_served", (*common, *served), seconds[1])
+    yield Step("quality", "quality", (*common, *precision), seconds[0])

@@ -1,4 +1,4 @@
-"""Serves two checkouts of this repository in turn on one machine: do they answer alike, and equally fast?
+"""Serves two checkouts of this repository in turn on one machine and compares their answers and speed.
 
 usage: python -m perf.compare_checkouts --out DIR --checkpoint DIR --base DIR --head DIR [--rounds N] [--seconds S]
        [--loads prompt,call,saturation,decode]
@@ -6,7 +6,7 @@ usage: python -m perf.compare_checkouts --out DIR --checkpoint DIR --base DIR --
 Both checkouts serve the same checkpoint through tritonserver, in the order base, head, head, base, and so on, and
 get the same requests by token ids. In the first round fixed requests are sent one at a time: unless all scores
 have the same bits and all generations the same tokens, the exit code is 1. Prompts are a tenth as long for a
-vocabulary below 10,000, which stands for a small model on a CPU.
+vocabulary below 10,000, taken to be a small model on a CPU.
 """
 
 import asyncio

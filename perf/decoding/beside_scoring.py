@@ -1,9 +1,9 @@
-"""Scoring beside decoding on one GPU, through the real server: what each costs the other.
+"""Scoring and decoding at once on one GPU, through the real server: what each costs the other.
 
 usage: python -m perf.decoding.beside_scoring --out DIR [--rate 70] [--streams 16] [--seconds 15] [--rounds 2]
            [--selector quest]
 
-Poisson arrivals at `scorer` alone and beside running requests to `decode`, in the order A B B A; then the decode
+Poisson arrivals at `scorer` alone and with running requests to `decode`, in the order A B B A; then the decode
 requests alone. Every answer is compared with the first one to the same call. Without a GPU a tiny model is served,
 as a rehearsal whose numbers mean nothing.
 """

@@ -75,7 +75,7 @@ def table(length: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the table; writes decode_bytes.json if asked to."""
+    """Print the table; write decode_bytes.json with --out."""
     parser = arguments(__doc__, "decode_bytes.json", required=False)
     parser.add_argument("--length", type=int, default=32_768)
     options = parser.parse_args()

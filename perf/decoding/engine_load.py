@@ -89,7 +89,7 @@ def dtype() -> torch.dtype:
 
 @contextmanager
 def shared_weights() -> Iterator[None]:
-    """While open, workers built from the same checkpoint share their weights, which are drawn in memory."""
+    """Inside the context, workers built from the same checkpoint share their weights, drawn in memory."""
     with ExitStack() as stack:
         stack.enter_context(random_checkpoint.in_memory(device().type))
         for name in ("Decoder", "DsaDecoder"):
@@ -132,7 +132,7 @@ def close(worker: CacheWorker) -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """Takes the place of a copy."""
+    """Does nothing, in place of a copy."""
 
 
 class Unavailable(Exception):
@@ -158,11 +158,11 @@ class Bench:
     """An engine for one arm. By default its memory has room for all sequences of the load."""
 
     def __init__(self, checkpoint: Path, arm: Arm, load: Load, memory: MemoryBudget | None = None) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         memory = memory or MemoryBudget(PLENTY, PLENTY, load.streams)
         self._load, self._arrivals = load, _Arrivals()
         self.worker = build_worker(checkpoint, arm, memory)
-        self.load_s = time.perf_counter() - begun
+        self.load_s = time.perf_counter() - started
         self.errors: list[Exception] = []
         self._engine = DecodeEngine(
             self.worker, None, frozenset(), 10_000, self._emit, self.errors.append, self.errors.append
@@ -195,12 +195,12 @@ class Bench:
         options = parse_sampling_params(json.dumps({"max_tokens": tokens or load.tokens, "ignore_eos": True}))
         rng = np.random.default_rng(seed)
         prompts = rng.integers(0, self._vocabulary, (load.streams, load.prompt)).astype(np.int32)
-        before, begun = self._engine.stats(), time.perf_counter()
+        before, started = self._engine.stats(), time.perf_counter()
         for key, prompt in enumerate(prompts):
             self._engine.submit(DecodeCall(prompt, options, math.inf), key)
         for _ in prompts:
             arrivals.ended.acquire()
-        seconds, after = time.perf_counter() - begun, self._engine.stats()
+        seconds, after = time.perf_counter() - started, self._engine.stats()
         if arrivals.errors:
             raise RuntimeError(arrivals.errors[0]) from (self.errors[0] if self.errors else None)
 
@@ -215,7 +215,7 @@ class Bench:
             tpot_ms=float(gaps.mean()) if len(gaps) else math.nan,
             itl_p50_ms=float(np.median(gaps)) if len(gaps) else math.nan,
             itl_p99_ms=float(np.quantile(gaps, 0.99)) if len(gaps) else math.nan,
-            ttft_ms=1e3 * statistics.median(times[0] - begun for times in arrivals.times.values()),
+            ttft_ms=1e3 * statistics.median(times[0] - started for times in arrivals.times.values()),
             seconds=seconds,
             tokens_per_s=risen("tokens") / seconds,
             step_ms=1e3 * risen("step_seconds") / steps,

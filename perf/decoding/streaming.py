@@ -3,7 +3,7 @@
 usage: python -m perf.decoding.streaming --out DIR [--factor F] [--backups ring,blocking] [--selector quest]
 
 First a serving benchmark as published for another engine: 30 prompts of 8,192 tokens, 1,500 to generate, five at a
-time, all lengths times --factor, for each backup protocol on a server of its own. Then, with the first protocol,
+time, all lengths times --factor, for each offload protocol on its own server. Then, with the first protocol,
 shorter prompts with rising concurrency and as Poisson arrivals. Weights are random, with Qwen3-0.6B's geometry.
 Without a GPU a tiny model takes its place, as a rehearsal whose numbers mean nothing. A prompt must get the tokens
 that it got first, alone. Exits with 1 if a window failed.

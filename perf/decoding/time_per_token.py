@@ -125,7 +125,7 @@ def main(options: Options) -> int:
         checkpoint = random_checkpoint.write_config(options.geometry, Path(directory), options.load.context)
         for name, arms in chosen.items():
             print(f"{options.geometry}, {name}:", flush=True)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             try:
                 found = compare(checkpoint, arms, options.load, options.rounds)
                 show(found)
@@ -134,7 +134,7 @@ def main(options: Options) -> int:
                 code = 1
                 results["groups"][name] = {"error": described(error)}
                 print(f"  {failed(described(error))}", flush=True)
-            print(f"  {time.perf_counter() - begun:.1f} s", flush=True)
+            print(f"  {time.perf_counter() - started:.1f} s", flush=True)
             gc.collect()
             torch.cuda.empty_cache()
             write_json(options.out / f"decode-{options.geometry}.json", results)

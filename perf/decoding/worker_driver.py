@@ -80,11 +80,11 @@ class Driver:
 
     def steps(self, count: int) -> float:
         """Launch `count` steps, each fed with the previous one's samples: milliseconds per step."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         launched = [self._launch() for _ in range(count)]
         for each in launched:
             each.result()
-        return 1e3 * (time.perf_counter() - begun) / count
+        return 1e3 * (time.perf_counter() - started) / count
 
     def feed(self, tokens: Int32) -> Tensor:
         """Step over these tokens, int32 [R], instead of the samples: logits, float32 [R, vocabulary]."""
@@ -123,7 +123,7 @@ class Driver:
         else:
             with torch.inference_mode():
                 worker._model.staging[:, : len(prompt)] = staged.rows
-            _synchronize()  # the queues of the worker wait for no other
+            _synchronize()  # the worker's queues wait for no other CUDA stream
             worker.offload_prompt(whole, 0, len(prompt))
         worker.admit(Admission(seq_index, len(prompt), host, places, staging, full, None))
         while not worker.drained(seq_index):
@@ -155,7 +155,7 @@ def _synchronize() -> None:
 
 
 def greedy(rows: int) -> SamplingBatch:
-    """Greedy sampling for so many rows."""
+    """Greedy sampling for `rows` rows."""
     return SamplingBatch(
         np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows, np.float32), np.zeros(rows)
     )

@@ -40,8 +40,8 @@ class Prompts:
     @property
     def target(self) -> Target:
         entries = [{"input_ids": {"content": list(ids), "shape": [len(ids)]}} for ids in self.ids]
-        asked = (f"max_tokens:{self.max_tokens}:int", "ignore_eos:true:bool")
-        return Target("decode", entries, asked, streaming=True)
+        parameters = (f"max_tokens:{self.max_tokens}:int", "ignore_eos:true:bool")
+        return Target("decode", entries, parameters, streaming=True)
 
     def read(self, exported: Sequence[Exported]) -> list[Generation]:
         """The generated sequences, in the order of the export."""
@@ -51,7 +51,7 @@ class Prompts:
 
 def _read(prompt: int, exported: Exported) -> Generation:
     request = exported.request
-    found = Generation(prompt, exported.intended, request["timestamp"] / 1e9)
+    parsed = Generation(prompt, exported.intended, request["timestamp"] / 1e9)
     reason = ""
     for at, outputs in zip(request["response_timestamps"], request["response_outputs"], strict=True):
         # perf_analyzer exports a tensor of one element as that element and omits an empty one.
@@ -59,9 +59,9 @@ def _read(prompt: int, exported: Exported) -> Generation:
         ids = value if isinstance(value, list) else [value]
         reason = outputs.get("finish_reason") or reason
         if ids:
-            found.arrivals.append(at / 1e9)
-            found.tokens.append(ids)
-    return Generation(found.prompt, found.intended, found.sent, found.arrivals, found.tokens, reason)
+            parsed.arrivals.append(at / 1e9)
+            parsed.tokens.append(ids)
+    return Generation(parsed.prompt, parsed.intended, parsed.sent, parsed.arrivals, parsed.tokens, reason)
 
 
 @dataclass(frozen=True)
@@ -104,29 +104,31 @@ class Served:
     """How late the generator sent, p99."""
 
 
-def summarise(name: str, found: Sequence[Generation], prompt: int) -> Served:
+def summarise(name: str, generations: Sequence[Generation], prompt: int) -> Served:
     """Numbers of the sequences that were generated to their full length.
 
     Args:
         name: Of the window.
-        found: All sequences of the window.
+        generations: All sequences of the window.
         prompt: Tokens of each prompt.
 
     Raises:
         RuntimeError: No sequence was.
     """
-    good = [stream for stream in found if stream.finish_reason == "length"]
+    good = [generation for generation in generations if generation.finish_reason == "length"]
     if not good:
-        raise RuntimeError(f"'{name}': no stream ended as it should")
-    begin, end = min(stream.sent for stream in good), max(stream.arrivals[-1] for stream in good)
-    taken = [stream.arrivals[-1] - stream.intended for stream in good]
-    tokens = sum(len(stream.ids) for stream in good)
-    gaps = np.concatenate([np.diff(stream.arrivals) for stream in good])
-    responses = sum(len(stream.arrivals) for stream in good)
+        raise RuntimeError(f"'{name}': no sequence ended as it should")
+    begin = min(generation.sent for generation in good)
+    end = max(generation.arrivals[-1] for generation in good)
+    taken = [generation.arrivals[-1] - generation.intended for generation in good]
+    tokens = sum(len(generation.ids) for generation in good)
+    gaps = np.concatenate([np.diff(generation.arrivals) for generation in good])
+    responses = sum(len(generation.arrivals) for generation in good)
+    lateness = [generation.sent - generation.intended for generation in generations]
     return Served(
         name=name,
-        streams=len(found),
-        failed=len(found) - len(good),
+        streams=len(generations),
+        failed=len(generations) - len(good),
         seconds=end - begin,
         requests_per_s=len(good) / (end - begin),
         input_tokens_per_s=len(good) * prompt / (end - begin),
@@ -134,16 +136,17 @@ def summarise(name: str, found: Sequence[Generation], prompt: int) -> Served:
         concurrency=sum(taken) / (end - begin),
         tokens_per_response=tokens / responses,
         end_to_end=times(taken),
-        ttft=times([stream.arrivals[0] - stream.intended for stream in good]),
-        tpot=times([per_token(stream) for stream in good if len(stream.arrivals) > 1]),
+        ttft=times([generation.arrivals[0] - generation.intended for generation in good]),
+        tpot=times([per_token(generation) for generation in good if len(generation.arrivals) > 1]),
         itl=times(gaps.tolist()),
-        late_p99=1e3 * float(np.percentile([stream.sent - stream.intended for stream in found], 99)),
+        late_p99=1e3 * float(np.percentile(lateness, 99)),
     )
 
 
-def per_token(stream: Generation) -> float:
+def per_token(generation: Generation) -> float:
     """Mean seconds per token after the first response."""
-    return (stream.arrivals[-1] - stream.arrivals[0]) / (len(stream.ids) - len(stream.tokens[0]))
+    tokens_after_first = len(generation.ids) - len(generation.tokens[0])
+    return (generation.arrivals[-1] - generation.arrivals[0]) / tokens_after_first
 
 
 def times(seconds: Sequence[float]) -> Times:
@@ -159,11 +162,11 @@ def times(seconds: Sequence[float]) -> Times:
     return Times(statistics.fmean(values), p50, p90, p95, p99, float(values.max()))
 
 
-def as_samples(found: Sequence[Generation]) -> list[Sample]:
+def as_samples(generations: Sequence[Generation]) -> list[Sample]:
     """The sequences as samples for the checks of a window; the first token counts as the answer."""
     samples = []
-    for stream in found:
-        error = "" if stream.finish_reason == "length" else f"ended by '{stream.finish_reason}'"
-        done = stream.arrivals[0] if stream.arrivals else stream.sent
-        samples.append(Sample(stream.prompt, stream.intended, stream.sent, done, error=error))
+    for generation in generations:
+        error = "" if generation.finish_reason == "length" else f"ended by '{generation.finish_reason}'"
+        done = generation.arrivals[0] if generation.arrivals else generation.sent
+        samples.append(Sample(generation.prompt, generation.intended, generation.sent, done, error=error))
     return samples

@@ -27,7 +27,7 @@ class Scoring:
 
     def samples(self, exported: Sequence[Exported]) -> list[Sample]:
         """The calls with their answers, in the order of the export."""
-        found = []
+        answered = []
         for intended, request in exported:
             message = self.index_of[_flat(request["request_inputs"][self.key_input])]
             sample = Sample(message, intended, request["timestamp"] / 1e9)
@@ -38,8 +38,8 @@ class Scoring:
                 sample.cached = outputs["usage"][1]
             else:
                 sample.error = "no answer"
-            found.append(sample)
-        return found
+            answered.append(sample)
+        return answered
 
 
 def by_ids(calls: Sequence[Ids]) -> Scoring:

@@ -1,4 +1,4 @@
-"""A constant load on `decode` from a process of its own, to run beside another load."""
+"""A constant load on `decode` from a separate process, to run during another load."""
 
 import threading
 import time
@@ -85,7 +85,7 @@ def _serve(pipe: Connection, url: str, load: ConstantLoad) -> None:
 
 
 class Running:
-    """Requests that have all begun; `flow` is set once they are over."""
+    """Requests that have all started; `flow` is set once they have ended."""
 
     def __init__(self) -> None:
         self.begin = time.perf_counter()
@@ -94,7 +94,7 @@ class Running:
 
 @contextmanager
 def running(url: str, load: ConstantLoad) -> Iterator[Running]:
-    """Keep requests running while open.
+    """Keep requests running inside the context.
 
     Raises:
         RuntimeError: A request failed.
@@ -104,17 +104,17 @@ def running(url: str, load: ConstantLoad) -> Iterator[Running]:
     process = context.Process(target=_serve, args=(there, url, load), daemon=True)
     process.start()
     here.recv()
-    found = Running()
+    requests_running = Running()
     try:
-        yield found
+        yield requests_running
     finally:
         end = time.perf_counter()
         here.send(None)
         seen = here.recv()
         process.join()
-    found.flow = flow_of(seen, found.begin, end)
-    if found.flow.errors:
-        raise RuntimeError(f"a stream failed: {found.flow.errors[0]}")
+    requests_running.flow = flow_of(seen, requests_running.begin, end)
+    if requests_running.flow.errors:
+        raise RuntimeError(f"a stream failed: {requests_running.flow.errors[0]}")
 
 
 def flow_of(seen: list[_Seen], begin: float, end: float) -> Flow:

@@ -1,4 +1,4 @@
-"""The load generator: a process of its own that sends serialised calls over one gRPC connection.
+"""The load generator: a separate process that sends serialised calls over one gRPC connection.
 
 Open loop: arrival times are drawn before the window starts and latencies count from the intended send time, so
 neither a late generator nor a slow server can hide waiting. Closed loop: a fixed number of calls in flight.
@@ -74,7 +74,7 @@ class _Sender:
         return samples
 
     def closed_loop(self, concurrency: int, seconds: float) -> list[Sample]:
-        """Keep `concurrency` calls in flight for so many seconds; calls begun by then are finished."""
+        """Keep `concurrency` calls in flight for so many seconds; calls started by then are finished."""
         samples: list[Sample] = []
         start = time.perf_counter()
 

@@ -25,7 +25,7 @@ class Plan:
     alone: int
     """Calls of each window with one call at a time."""
     tolerance: float
-    """The largest difference of a score that the contract allows, whatever shares the batch."""
+    """The largest difference of a score that the contract allows between batches."""
 
 
 # Qwen3-0.6B's geometry, with its ids of "Yes" and "No". By default its cache has 5,715 pages of 16 tokens,

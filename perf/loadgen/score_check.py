@@ -1,4 +1,4 @@
-"""Checks that scores are right: all items in one call against each item in a call of its own."""
+"""Checks that scores are right: all items in one call against each item in its own call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,6 +80,6 @@ def check_control(samples: Sequence[Sample], tolerance: float) -> None:
         WrongScores: They differ by less than four tolerances.
     """
     scores = {sample.message: sample.scores for sample in samples if sample.scores is not None}
-    found = np.stack(list(scores.values()))
-    if len(found) < 2 or np.abs(found[1:] - found[:-1]).max() < 4 * tolerance:
+    stacked = np.stack(list(scores.values()))
+    if len(stacked) < 2 or np.abs(stacked[1:] - stacked[:-1]).max() < 4 * tolerance:
         raise WrongScores("the calls' scores hardly differ: the comparison could not see a mistake")

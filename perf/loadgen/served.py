@@ -6,9 +6,9 @@ from typing import Any
 from hiscore.settings import Device, ServeSettings
 
 
-def server_settings(**asked: Any) -> ServeSettings:
+def server_settings(**settings: Any) -> ServeSettings:
     """Settings of a server on free ports; the rest comes from the environment, as for `make serve`."""
-    return ServeSettings(**asked, http_port=0, grpc_port=0, metrics_port=0)
+    return ServeSettings(**settings, http_port=0, grpc_port=0, metrics_port=0)
 
 
 def limit_threads(device: Device) -> None:

@@ -26,7 +26,7 @@ WORDS = [
 
 
 def draw_texts(rng: np.random.Generator, shape: Shape, count: int) -> list[tuple[str, list[str]]]:
-    """Draw queries and items of random words, about a token each; every query begins with a number of its own."""
+    """Draw queries and items of random words, about a token each; every query begins with a unique number."""
 
     def words(length: int) -> str:
         return "".join(f" {word}" for word in rng.choice(WORDS, length))

@@ -1,4 +1,4 @@
-"""Checks that generated tokens are right: a prompt must get its first tokens again, whatever runs beside it."""
+"""Checks that generated tokens are right: a prompt must get its first tokens again, whatever else runs."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,12 +18,12 @@ class FirstTokens:
     def __init__(self) -> None:
         self._first: dict[tuple[str, int], list[int]] = {}
 
-    def agreement(self, pool: str, found: Sequence[Generation], tokens: int) -> float | None:
+    def agreement(self, pool: str, generations: Sequence[Generation], tokens: int) -> float | None:
         """Compare sequences with what their prompts got first; remember those of new prompts.
 
         Args:
             pool: Names the set of prompts.
-            found: The generated sequences.
+            generations: The generated sequences.
             tokens: Tokens that each should have.
 
         Returns:
@@ -33,13 +33,15 @@ class FirstTokens:
             WrongScores: A complete sequence has another length, sequences differ from what their prompts got
                 first, or all prompts get the same tokens, so that a mistake would not show.
         """
-        good = [stream for stream in found if stream.finish_reason == "length"]
-        for stream in good:
-            if len(stream.ids) != tokens:
-                raise WrongScores(f"a stream of '{pool}' has {len(stream.ids)} tokens, asked for {tokens}")
+        good = [generation for generation in generations if generation.finish_reason == "length"]
+        for generation in good:
+            if len(generation.ids) != tokens:
+                raise WrongScores(
+                    f"a sequence of '{pool}' has {len(generation.ids)} tokens, asked for {tokens}"
+                )
         known = [(s.ids, self._first[pool, s.prompt]) for s in good if (pool, s.prompt) in self._first]
-        for stream in good:
-            self._first.setdefault((pool, stream.prompt), stream.ids[:LEAD])
+        for generation in good:
+            self._first.setdefault((pool, generation.prompt), generation.ids[:LEAD])
         of_pool = [first for (name, _), first in self._first.items() if name == pool]
         control = _mean(list(pairwise(of_pool)))
         if control > MOST_BY_CHANCE:
@@ -57,10 +59,10 @@ class FirstTokens:
 
 
 def _mean(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
-    return sum(_same(found, first) for found, first in pairs) / max(1, len(pairs))
+    return sum(_same(ids, first) for ids, first in pairs) / max(1, len(pairs))
 
 
-def _same(found: Sequence[int], first: Sequence[int]) -> float:
-    pairs = list(zip(found[:LEAD], first, strict=False))
+def _same(ids: Sequence[int], first: Sequence[int]) -> float:
+    pairs = list(zip(ids[:LEAD], first, strict=False))
     differ = next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
     return differ / max(1, len(pairs))

@@ -170,20 +170,20 @@ class Meter:
 
 def counters(server: Server) -> dict[str, float]:
     """The scorer's `COUNTERS`, summed over its instances."""
-    found: dict[str, float] = defaultdict(float)
+    totals: dict[str, float] = defaultdict(float)
     for name, _, value in METRIC.findall(_metrics(server)):
         if name in COUNTERS:
-            found[COUNTERS[name]] += float(value)
-    return dict(found)
+            totals[COUNTERS[name]] += float(value)
+    return dict(totals)
 
 
 def items_by_device(server: Server) -> dict[str, int]:
     """Items scored so far, by device."""
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for name, labels, value in METRIC.findall(_metrics(server)):
         if name == "hiscore_items_total" and (device := DEVICE.search(labels)):
-            found[device.group(1)] += int(float(value))
-    return dict(found)
+            totals[device.group(1)] += int(float(value))
+    return dict(totals)
 
 
 def _metrics(server: Server) -> str:

@@ -1,4 +1,4 @@
-"""Checks that a window offered the load that it was meant to; without, its numbers mean nothing."""
+"""Checks that a window offered the intended load; otherwise its numbers mean nothing."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ LATE_SHARE, LATE_MS = 0.5, 10.0
 
 
 class UnsoundLoad(Exception):
-    """The load was not the one asked for, or too few calls were answered."""
+    """The load was not the requested one, or too few calls were answered."""
 
 
 def check_count(name: str, samples: Sequence[Sample], least: int) -> None:

@@ -21,7 +21,7 @@ def machine_facts(
     """Describe the machine and the run, as every result file records it.
 
     Args:
-        commit: Recorded as it is; None asks git.
+        commit: Recorded unchanged; None: ask git.
         gpu: Name of the GPU measured on, None for a CPU.
         driver: Version of the GPU's driver.
         tritonserver: Version of the server measured, None where there was none.

@@ -22,7 +22,7 @@ class _Memory(ctypes.Structure):
 
 
 class GpuSampler:
-    """Samples the first GPU while it is open. Without NVML there are no samples, and `driver` is None."""
+    """Samples the first GPU inside the context. Without NVML there are no samples, and `driver` is None."""
 
     driver: str | None = None
     device: str | None = None

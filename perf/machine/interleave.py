@@ -34,7 +34,7 @@ class ArmResult:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and interval of some values by order statistics, whatever their distribution.
+    """Median and interval of some values by order statistics, for any distribution.
 
     Raises:
         ValueError: There are no values.
@@ -43,7 +43,7 @@ def spread(values: Sequence[float]) -> Spread:
     if not n:
         raise ValueError("there is no value to take the median of")
     cut = 0
-    # The true median lies below the k-th smallest value only if at most k - 1 of n values fell below it.
+    # The true median is below the k-th smallest value only if at most k - 1 of n values fell below it.
     while 2 * sum(math.comb(n, k) for k in range(cut + 2)) <= 0.05 * 2**n:
         cut += 1
     return Spread(statistics.median(ordered), ordered[cut], ordered[n - 1 - cut])

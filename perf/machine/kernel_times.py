@@ -28,9 +28,9 @@ def kernel_times(work: Callable[[], object], repeats: int = 1) -> list[KernelTim
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as recorded:
         work()
         torch.cuda.synchronize()
-    found = [
+    times = [
         KernelTime(event.key[:NAME_LENGTH], event.device_time_total / repeats, event.count / repeats)
         for event in recorded.key_averages()
         if event.device_time_total
     ]
-    return sorted(found, key=lambda kernel: -kernel.us)
+    return sorted(times, key=lambda kernel: -kernel.us)

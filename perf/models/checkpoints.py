@@ -19,7 +19,7 @@ def write(directory: Path, device: Device, tokenizer: Path | None) -> None:
         tokenizer: Directory whose tokenizer files the GPU's checkpoint gets, so that it can score text. The tiny
             model ignores it: its embedding is too small for another tokenizer's ids.
     """
-    # In a process of its own, so that its GPU memory is freed.
+    # In its own process, so that its GPU memory is freed.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         pool.submit(_geometry if device == "cuda" else _tiny, directory).result()
     if tokenizer and device == "cuda":

@@ -3,7 +3,7 @@
 from typing import Any
 
 LATENT = ("deepseek_v32",)
-"""Families that cache latents and select by an indexer of their own."""
+"""Families that cache latents and select by their own indexer."""
 
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

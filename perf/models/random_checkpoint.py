@@ -43,7 +43,7 @@ def write_config(name: str, directory: Path, context: int | None = None) -> Path
 
 @contextmanager
 def in_memory(device: str, seed: int = 0) -> Iterator[None]:
-    """While open, loaded checkpoints get the weights that `write` would have written, drawn on the device.
+    """Inside the context, loaded checkpoints get the weights that `write` would have written, drawn on the device.
 
     A CPU and a GPU draw different weights from one seed.
     """
@@ -87,16 +87,18 @@ def read_bytes(config: dict[str, Any]) -> int:
 def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all tensors of a checkpoint."""
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
-    found: dict[str, tuple[int, ...]] = {
+    all_shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocabulary, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config["tie_word_embeddings"]:
-        found["lm_head.weight"] = (vocabulary, hidden)
+        all_shapes["lm_head.weight"] = (vocabulary, hidden)
     of_layer = _latent_layer if config["model_type"] in LATENT else _grouped_layer
     for layer in range(config["num_hidden_layers"]):
-        found |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer(config, layer).items()}
-    return found
+        all_shapes |= {
+            f"model.layers.{layer}.{name}": shape for name, shape in of_layer(config, layer).items()
+        }
+    return all_shapes
 
 
 def _grouped_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
@@ -119,7 +121,7 @@ def _latent_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ..
     c, hidden = config, config["hidden_size"]
     heads, index_dim = c["num_attention_heads"], c["index_head_dim"]
     q_dim = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
-    found = {
+    all_shapes = {
         "self_attn.q_a_proj.weight": (c["q_lora_rank"], hidden),
         "self_attn.q_a_layernorm.weight": (c["q_lora_rank"],),
         "self_attn.q_b_proj.weight": (heads * q_dim, c["q_lora_rank"]),
@@ -136,13 +138,13 @@ def _latent_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ..
         "post_attention_layernorm.weight": (hidden,),
     }
     if layer < c["first_k_dense_replace"]:
-        return found | _mlp("mlp", hidden, c["intermediate_size"])
-    found["mlp.gate.weight"] = (c["n_routed_experts"], hidden)
-    found["mlp.gate.e_score_correction_bias"] = (c["n_routed_experts"],)
+        return all_shapes | _mlp("mlp", hidden, c["intermediate_size"])
+    all_shapes["mlp.gate.weight"] = (c["n_routed_experts"], hidden)
+    all_shapes["mlp.gate.e_score_correction_bias"] = (c["n_routed_experts"],)
     for expert in range(c["n_routed_experts"]):
-        found |= _mlp(f"mlp.experts.{expert}", hidden, c["moe_intermediate_size"])
+        all_shapes |= _mlp(f"mlp.experts.{expert}", hidden, c["moe_intermediate_size"])
     shared = c["moe_intermediate_size"] * c["n_shared_experts"]
-    return found | _mlp("mlp.shared_experts", hidden, shared)
+    return all_shapes | _mlp("mlp.shared_experts", hidden, shared)
 
 
 def _mlp(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:

@@ -53,19 +53,19 @@ class Interval:
 
 def auc_interval(scores: Float64, positive: Bools, resamples: int = 1_000, seed: int = 0) -> Interval:
     """AUC with its bootstrap interval over the items."""
-    found = [auc(scores[rows], positive[rows]) for rows in _resamples(positive, resamples, seed)]
-    return Interval(auc(scores, positive), *_middle(found))
+    resampled = [auc(scores[rows], positive[rows]) for rows in _resamples(positive, resamples, seed)]
+    return Interval(auc(scores, positive), *_middle(resampled))
 
 
 def auc_gain_interval(
     scores: Float64, baseline: Float64, positive: Bools, resamples: int = 1_000, seed: int = 0
 ) -> Interval:
     """AUC minus the baseline's, with resamples shared by both, so that common noise cancels."""
-    found = [
+    resampled = [
         auc(scores[rows], positive[rows]) - auc(baseline[rows], positive[rows])
         for rows in _resamples(positive, resamples, seed)
     ]
-    return Interval(auc(scores, positive) - auc(baseline, positive), *_middle(found))
+    return Interval(auc(scores, positive) - auc(baseline, positive), *_middle(resampled))
 
 
 def same_best(a: Float64, b: Float64, group: int) -> float:
@@ -84,6 +84,6 @@ def _resamples(positive: Bools, count: int, seed: int) -> list[npt.NDArray[np.in
     return [np.concatenate([rng.choice(rows, len(rows)) for rows in classes]) for _ in range(count)]
 
 
-def _middle(found: list[float]) -> tuple[float, float]:
-    low, high = np.quantile(found, [0.025, 0.975])
+def _middle(resampled: list[float]) -> tuple[float, float]:
+    low, high = np.quantile(resampled, [0.025, 0.975])
     return float(low), float(high)

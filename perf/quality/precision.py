@@ -183,7 +183,7 @@ def choose(checkpoint: Path, device: str, held_out: Sequence[Review]) -> None:
 
 
 def main() -> None:
-    """Measure; writes quality.json if asked to."""
+    """Measure; writes quality.json with --out."""
     parser = arguments(__doc__, "quality.json", required=False)
     parser.add_argument(
         "--checkpoint", type=Path, default=None, help="a local directory (default: the demo's)"

@@ -63,7 +63,7 @@ class Variant:
         return Arm(self.name, {"selector": self.selector, "quest_dense_layers": self.dense_layers, **sizes})
 
     def built(self) -> AbstractContextManager[object]:
-        """While open, workers are built with the variant's page size."""
+        """Inside the context, workers are built with the variant's page size."""
         if not self.page:
             return nullcontext()
         quest = replace(SELECTORS["quest"], page_size=self.page)
@@ -150,7 +150,7 @@ def measure(path: Path, groups: dict[str, list[Task]], chosen: Sequence[Variant]
     streams = max(map(len, groups.values()))
     for variant in chosen:
         row: dict[str, Any] = asdict(variant) | {"name": variant.name, "groups": {}}
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with variant.built():
             worker = build_worker(path, variant.arm, MemoryBudget(PLENTY, PLENTY, streams))
         try:
@@ -172,7 +172,7 @@ def measure(path: Path, groups: dict[str, list[Task]], chosen: Sequence[Variant]
             close(worker)
         del worker, driver
         gc.collect()
-        row["seconds"] = time.perf_counter() - begun
+        row["seconds"] = time.perf_counter() - started
         print(f"{variant.name}: {summary(row)} ({row['seconds']:.0f} s)", flush=True)
         yield row
 
@@ -202,7 +202,7 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="dense, and variants with this in their names")
     options = parser.parse_args()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     path = resolve(str(options.checkpoint))
     tokenizer = AutoTokenizer.from_pretrained(path)
 
@@ -232,7 +232,7 @@ def main() -> int:
         for row in measure(path, groups, chosen):
             # Written after every variant, so that an interrupted run leaves what it has.
             report["variants"].append(row)
-            report["seconds"] = time.perf_counter() - begun
+            report["seconds"] = time.perf_counter() - started
             write_json(options.out / "decode_quality.json", report)
             (options.out / "decode_quality.md").write_text(markdown(report))
     return 0

@@ -73,7 +73,7 @@ def continuations(texts: dict[str, str], encode: Encode, prompt: int, tokens: in
 
 
 def needles(filler: str, encode: Encode, lengths: Sequence[int]) -> list[Task]:
-    """Pass keys hidden at each depth in filler texts of each length, asked for digit by digit.
+    """Pass keys hidden at each depth in filler texts of each length, to be recalled digit by digit.
 
     Raises:
         ValueError: The filler is too short.
@@ -88,8 +88,8 @@ def needles(filler: str, encode: Encode, lengths: Sequence[int]) -> list[Task]:
             raise ValueError(f"the filler has {len(hay)} tokens, {room} are needed")
         before = int(depth * room)
         prompt = hay[:before] + needle + hay[before:room]
-        asked, answer = encode(QUESTION), encode(f" {key}")
+        question, answer = encode(QUESTION), encode(f" {key}")
         name = f"pass key in {length} tokens, at {depth:.0%}"
         # The first token of the answer is the space.
-        tasks.append(Task(name, np.array(prompt, np.int32), np.array(asked + answer, np.int32), len(key)))
+        tasks.append(Task(name, np.array(prompt, np.int32), np.array(question + answer, np.int32), len(key)))
     return tasks

@@ -43,15 +43,15 @@ def by_server(url: str, texts: Sequence[Review], prompt: Prompt) -> tuple[Float6
     Returns:
         Probability of the positive label, float64 [reviews]; prompt tokens; of these from the cache.
     """
-    found, tokens, cached = [], 0, 0
+    results, tokens, cached = [], 0, 0
     with ScoreClient(url) as client:
         for group in slices(texts, GROUP):
             items = [f" {review.text}{prompt.question}" for review in group]
             result = client.score(prompt.query, items, labels=list(prompt.labels), apply_softmax=True)
-            found.append(result.scores[:, 0].astype(np.float64))
+            results.append(result.scores[:, 0].astype(np.float64))
             tokens += result.usage.prompt_tokens
             cached += result.usage.cached_tokens
-    return np.concatenate(found), tokens, cached
+    return np.concatenate(results), tokens, cached
 
 
 @torch.inference_mode()
@@ -67,12 +67,12 @@ def by_transformers(
     if any(len(ids) != 1 for ids in labels):
         raise SystemExit(f"a label is more than one token: {prompt.labels}")
     columns = torch.tensor([ids[0] for ids in labels], device=device)
-    found = []
+    results = []
     for review in texts:
         ids = tokenizer(f"{prompt.query} {review.text}{prompt.question}").input_ids
         logits = model(input_ids=torch.tensor([ids], device=device), logits_to_keep=1).logits[0, -1]
-        found.append(float(logits[columns].float().softmax(0)[0]))
-    return np.array(found)
+        results.append(float(logits[columns].float().softmax(0)[0]))
+    return np.array(results)
 
 
 def compare(served: Float64, reference: Float64, positive: Any, tolerance: float) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def compare(served: Float64, reference: Float64, positive: Any, tolerance: float
     """
     difference = np.abs(served - reference)
     control = float(np.abs(served - np.roll(reference, 1)).max())
-    found = {
+    results = {
         "auc": asdict(agreement.auc_interval(served, positive)),
         "auc_transformers": asdict(agreement.auc_interval(reference, positive)),
         "auc_gain": asdict(agreement.auc_gain_interval(served, reference, positive)),
@@ -98,9 +98,9 @@ def compare(served: Float64, reference: Float64, positive: Any, tolerance: float
         raise SystemExit(f"reviews differ by {control:.2g} only: the comparison could not see a mistake")
     if not difference.max() <= tolerance:
         raise SystemExit(
-            f"a score through the server is off by {difference.max():.2g}, allowed {tolerance:g}: {found}"
+            f"a score through the server is off by {difference.max():.2g}, allowed {tolerance:g}: {results}"
         )
-    return found
+    return results
 
 
 def main() -> int:
@@ -120,7 +120,7 @@ def main() -> int:
     print(f"{len(texts)} reviews through the server in {seconds:.1f} s", flush=True)
     reference = by_transformers(checkpoint, device, texts, prompt)
     positive = np.array([review.positive for review in texts])
-    found = {
+    results = {
         "machine": machine_facts(
             options.commit, gpu.device if device == "cuda" else None, gpu.driver, triton
         ),
@@ -132,8 +132,8 @@ def main() -> int:
         "seconds": seconds,
         **compare(served, reference, positive, TOLERANCES[device]),
     }
-    write_json(options.out / "quality_served.json", found)
-    print({name: value for name, value in found.items() if name != "machine"})
+    write_json(options.out / "quality_served.json", results)
+    print({name: value for name, value in results.items() if name != "machine"})
     return 0
 
 

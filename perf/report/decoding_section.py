@@ -1,4 +1,4 @@
-"""The report's sections on decoding: comparisons, memory, the floor, oversubscription, scoring beside it."""
+"""The report's sections on decoding: comparisons, memory, the floor, oversubscription, concurrent scoring."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from perf.report import charts
 from perf.report.charts import Bar
 from perf.report.parts import Raw, Section, Table, failures, interval, number, share
 
-# Smaller shares are invisible beside the rest.
+# Smaller shares are invisible next to the rest.
 LEAST_SHARE = 0.005
 
 

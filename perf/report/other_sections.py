@@ -7,11 +7,11 @@ from perf.report.parts import Raw, Section, Table, failures, interval, not_run, 
 
 def peers(raw: Raw) -> Section | None:
     """Other programs with the same scores, from peers.json."""
-    found = raw.results.get("peers.json")
-    if found is None:
+    results = raw.results.get("peers.json")
+    if results is None:
         return None
     rows, shown = [], []
-    for load, compared in found["groups"].items():
+    for load, compared in results["groups"].items():
         for name, arm in compared["arms"].items():
             base = name == next(iter(compared["arms"]))
             value, ratio = arm["value"], arm["ratio"]
@@ -19,7 +19,7 @@ def peers(raw: Raw) -> Section | None:
                 (load, name, number(value["median"]), interval(ratio), f"{arm['largest_difference']:.1g}")
             )
             shown.append(Bar(f"{load}: {name}", ratio["median"], ratio["low"], ratio["high"], base))
-    said = [found["what"], *not_run(found["skipped"]), *failures(found.get("failures", []))]
+    said = [results["what"], *not_run(results["skipped"]), *failures(results.get("failures", []))]
     head = ("load", "by", "ms a call", "ratio", "largest difference of a score")
     figure = charts.bars(shown, "time per call, to ours")
     return Section("Peers", said, [Table(head, rows)], {"peers": figure})
@@ -27,14 +27,15 @@ def peers(raw: Raw) -> Section | None:
 
 def roofline(raw: Raw) -> Section | None:
     """Ceilings and the forwards below them, from roofline.json."""
-    found = raw.results.get("roofline.json")
-    if found is None:
+    results = raw.results.get("roofline.json")
+    if results is None:
         return None
-    best = max(found["matmul"], key=lambda row: row["flops"])
-    copy = max(found["copy"], key=lambda row: row["bytes_per_s"])
-    roof = Roof(f"{found['dtype']}: measured ceilings", best["flops"], copy["bytes_per_s"])
+    best = max(results["matmul"], key=lambda row: row["flops"])
+    copy = max(results["copy"], key=lambda row: row["bytes_per_s"])
+    roof = Roof(f"{results['dtype']}: measured ceilings", best["flops"], copy["bytes_per_s"])
     points = [
-        Placed(p["name"], p["flop"] / p["weight_bytes"], p["flop"] / p["seconds"]) for p in found["forwards"]
+        Placed(p["name"], p["flop"] / p["weight_bytes"], p["flop"] / p["seconds"])
+        for p in results["forwards"]
     ]
     rows = [
         (
@@ -43,13 +44,13 @@ def roofline(raw: Raw) -> Section | None:
             number(p["flop"] / 1e12),
             share(p["flop"] / p["seconds"] / best["flops"]),
         )
-        for p in found["forwards"]
+        for p in results["forwards"]
     ]
     ceilings = [
-        *((f"product {row['shape']}", f"{number(row['flops'] / 1e12)} TFLOP/s") for row in found["matmul"]),
+        *((f"product {row['shape']}", f"{number(row['flops'] / 1e12)} TFLOP/s") for row in results["matmul"]),
         *(
             (f"{row['what']}, {row['mib']} MiB", f"{number(row['bytes_per_s'] / 1e9)} GB/s")
-            for row in found["copy"]
+            for row in results["copy"]
         ),
     ]
     said = [
@@ -66,7 +67,7 @@ def roofline(raw: Raw) -> Section | None:
 
 def cpu_cost(raw: Raw) -> Section | None:
     """Costs on the host, from cpu_cost.json, and of the tokenizer on all cores, from text_cost.json."""
-    found, text = raw.results.get("cpu_cost.json"), raw.results.get("text_cost.json")
+    results, text = raw.results.get("cpu_cost.json"), raw.results.get("text_cost.json")
     rows = []
     if text:
         cost, cores = text["tokenizer"], text["machine"]["cores"]
@@ -76,9 +77,9 @@ def cpu_cost(raw: Raw) -> Section | None:
             rate = 1e3 * cost["tokens"] / cost[f"cpu_ms_in_batches_of_{size}"]
             rows.append(("the same for each second of CPU time", f"{number(rate)} tokens/s"))
     figures = {}
-    if found:
-        rows += [(row["what"], f"{number(row['value'])} {row['unit']}") for row in found["rows"]]
-        memory = found["memory"]
+    if results:
+        rows += [(row["what"], f"{number(row['value'])} {row['unit']}") for row in results["rows"]]
+        memory = results["memory"]
         calls = [sample["calls"] for sample in memory]
         figures["memory"] = charts.curves(
             {
@@ -91,16 +92,18 @@ def cpu_cost(raw: Raw) -> Section | None:
         )
     if not rows:
         return None
-    return Section("What the host pays", found["said"] if found else (), [Table(("what", ""), rows)], figures)
+    return Section(
+        "What the host pays", results["said"] if results else (), [Table(("what", ""), rows)], figures
+    )
 
 
 def provenance(raw: Raw) -> Section:
     """Where, when and by which command each file was measured."""
     rows = []
-    for name, found in raw.results.items():
-        facts = found.get("machine", {})
+    for name, results in raw.results.items():
+        facts = results.get("machine", {})
         versions = ", ".join(f"{key} {value}" for key, value in facts.get("packages", {}).items() if value)
-        device = facts.get("gpu") or found.get("device") or facts.get("cpu", "")
+        device = facts.get("gpu") or results.get("device") or facts.get("cpu", "")
         rows.append(
             (
                 name, str(facts.get("time", "")), str(device), str(facts.get("cores", "")),

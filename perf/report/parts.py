@@ -62,7 +62,7 @@ def shape(of: Mapping[str, int]) -> str:
 
 
 def failures(lines: Iterable[str]) -> list[str]:
-    """What failed, as lines that stand out."""
+    """What failed, as highlighted lines."""
     return [failed(line) for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""The report's section on published numbers beside ours; what can be compared is a change, not a time."""
+"""The report's section on published numbers next to ours; changes can be compared, times cannot."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The groups of perf.scoring.ablations: the first arm is the scorer as it is, the others lack one optimisation."""
+"""The groups of perf.scoring.ablations: the first arm is the full scorer, others lack one optimisation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -97,7 +97,7 @@ def one_item_at_a_time(scorer: Scorer, calls: Calls) -> Finished:
 
 
 def as_prompts(scorer: Scorer, calls: Calls) -> Any:
-    """Score every item with its query as a prompt of its own, all in one batch."""
+    """Score every item with its query as a separate prompt, all in one batch."""
     return scorer.submit([single for call in calls for single in ablation_variants.as_single_items(call)])
 
 
@@ -136,7 +136,7 @@ def groups(scorer: Scorer, caching: Scorer, sizes: Sizes) -> list[Group]:
             Group(f"{name}, saturated", f"{what}; {calls}", prepare(full), make(DEPTH), idle=True),
         ]
 
-    found = [
+    all_groups = [
         Group(
             "overlap, saturated",
             f"the next batch is launched while the GPU computes, or not; {len(full[0])} calls a batch",
@@ -204,9 +204,9 @@ def groups(scorer: Scorer, caching: Scorer, sizes: Sizes) -> list[Group]:
         def graphs(depth: int) -> dict[str, Arm]:
             return {"graphs": Arm(scorer.submit, depth), "eager": Arm(eager.submit, depth)}
 
-        found += both(graphs, "CUDA graphs", "the layers replayed as a graph, or launched one by one")
-        found.append(Group("CUDA graphs, one prompt", "the same for one prompt", prompt, graphs(1)))
-    return found
+        all_groups += both(graphs, "CUDA graphs", "the layers replayed as a graph, or launched one by one")
+        all_groups.append(Group("CUDA graphs, one prompt", "the same for one prompt", prompt, graphs(1)))
+    return all_groups
 
 
 def _cache_groups(scorer: Scorer, caching: Scorer, sizes: Sizes, draw: _Draw) -> list[Group]:

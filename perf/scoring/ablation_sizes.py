@@ -18,7 +18,7 @@ class Sizes:
     full_batch: int
     """Calls in a batch at saturation."""
     full_batch_of_prompts: int
-    """Calls in a batch where every item becomes a prompt of its own."""
+    """Calls in a batch where every item becomes its own prompt."""
     full_batches: int
     small_batches: int
     budget: int

@@ -36,7 +36,7 @@ def with_whole_vocabulary(scorer: Scorer) -> Scorer:
 
 
 def without_graphs(scorer: Scorer) -> Scorer:
-    """A GPU's scorer with every kernel launched by the host and a pool of its own of the same size."""
+    """A GPU's scorer with every kernel launched by the host and its own pool of the same size."""
     from hiscore.prefill.cuda_runner import CudaRunner
 
     class EagerRunner(CudaRunner):
@@ -65,7 +65,7 @@ def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
 
 @dataclass(frozen=True)
 class Marked:
-    """A call as it is sent: ids with a delimiter before, between and after the items."""
+    """A call on the wire: ids with a delimiter before, between and after the items."""
 
     input_ids: Int32
     delimiter_indices: Int32
@@ -100,9 +100,9 @@ def submit_searching(scorer: Scorer, calls: Sequence[Marked], delimiter: int) ->
     Only the device knows how many it finds, so the host has to wait for everything launched before.
     """
     ids = upload(np.concatenate([call.input_ids for call in calls]), scorer.device)
-    found = (ids == delimiter).nonzero()[:, 0].cpu().numpy().astype(np.int32)
+    positions = (ids == delimiter).nonzero()[:, 0].cpu().numpy().astype(np.int32)
     begins = np.cumsum([0, *(len(call.input_ids) for call in calls[:-1])])
-    of_calls = np.split(found, np.searchsorted(found, begins[1:]))
+    of_calls = np.split(positions, np.searchsorted(positions, begins[1:]))
     return scorer.submit(
         [
             call.unpacked(delimiters - int(begin))

@@ -57,10 +57,10 @@ def scores_of(arm: Arm, batch: Batch) -> Float32:
     for answer in answers:
         if isinstance(answer, RequestError):
             raise answer
-    found = [answer for answer in answers if isinstance(answer, Scores)]
-    if arm.cached != (sum(answer.cached_tokens for answer in found) > 0):
+    results = [answer for answer in answers if isinstance(answer, Scores)]
+    if arm.cached != (sum(answer.cached_tokens for answer in results) > 0):
         raise SystemExit("the query cache served the wrong arm, or not the right one")
-    return np.concatenate([answer.scores for answer in found])
+    return np.concatenate([answer.scores for answer in results])
 
 
 def check(group: Group, tolerance: float) -> float:
@@ -69,17 +69,17 @@ def check(group: Group, tolerance: float) -> float:
     Raises:
         SystemExit: A difference exceeds the tolerance, or items score so alike that a mistake would not show.
     """
-    found = {name: scores_of(arm, group.batches[-1]) for name, arm in group.arms.items()}
-    base = next(iter(found.values()))
+    results = {name: scores_of(arm, group.batches[-1]) for name, arm in group.arms.items()}
+    base = next(iter(results.values()))
     control = float(np.abs(base - np.roll(base, 1, axis=0)).max())
     if len(base) > 1 and control < 4 * tolerance:
         raise SystemExit(
             f"{group.name}: items differ by {control:.2g} only, the check could not see a mistake"
         )
-    for name, scores in found.items():
+    for name, scores in results.items():
         if scores.shape != base.shape or not (np.abs(scores - base).max() <= tolerance):
-            raise SystemExit(f"{group.name}: '{name}' gives other scores than '{next(iter(found))}'")
-    return max(float(np.abs(scores - base).max()) for scores in found.values())
+            raise SystemExit(f"{group.name}: '{name}' gives other scores than '{next(iter(results))}'")
+    return max(float(np.abs(scores - base).max()) for scores in results.values())
 
 
 def measure(group: Group, sizes: Sizes, tolerance: float, on_cuda: bool) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def measure(group: Group, sizes: Sizes, tolerance: float, on_cuda: bool) -> dict
     for arm in group.arms.values():
         window(arm, group.batches)
     difference = check(group, tolerance)
-    found = interleave(
+    results = interleave(
         {name: lambda arm=arm: 1e3 * window(arm, group.batches) for name, arm in group.arms.items()},  # type: ignore[misc]
         sizes.rounds,
     )
@@ -97,17 +97,17 @@ def measure(group: Group, sizes: Sizes, tolerance: float, on_cuda: bool) -> dict
             name: profiled(lambda arm=arm: window(arm, group.batches))  # type: ignore[misc]
             for name, arm in group.arms.items()
         }
-    show(group, found, shares)
-    arms = {name: asdict(result) for name, result in found.items()}
+    show(group, results, shares)
+    arms = {name: asdict(result) for name, result in results.items()}
     for name, share in shares.items():
         arms[name]["idle"] = asdict(share)
     return {"what": group.what, "unit": "ms per call", "largest_difference": difference, "arms": arms}
 
 
-def show(group: Group, found: dict[str, ArmResult], shares: dict[str, Idle]) -> None:
+def show(group: Group, results: dict[str, ArmResult], shares: dict[str, Idle]) -> None:
     """Print a line for each arm."""
     print(f"\n{group.name}: {group.what}")
-    for name, result in found.items():
+    for name, result in results.items():
         line = f"  {name:32s} {result.value!s:28s} ms per call  x {result.ratio!s}"
         if name in shares:
             line += f"  GPU idle {shares[name].any_gap:.1%}, in long gaps {shares[name].long_gaps:.1%}"

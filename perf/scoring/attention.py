@@ -105,12 +105,12 @@ def main() -> None:
     for name, calls in SHAPES.items():
         forward = forward_of(calls)
         qkv = torch.randn(len(forward.input_ids), 32 * 128, device="cuda").bfloat16()
-        found: dict[str, float] = {}
+        times: dict[str, float] = {}
         reference = None
         for m, n, warps, stages, per_sm in itertools.product((64, 128), (32, 64), (4,), (2, 3), (2, 3, 4)):
             key = f"M{m} N{n} w{warps} s{stages} x{per_sm}"
             try:
-                found[key], output = ours(forward, Launch(m, n, warps, stages, per_sm), qkv)
+                times[key], output = ours(forward, Launch(m, n, warps, stages, per_sm), qkv)
             except Exception as error:
                 print(name, key, type(error).__name__, flush=True)
                 continue
@@ -119,14 +119,14 @@ def main() -> None:
             assert (output - reference).abs().max() < 0.05, key
         for backend in ("fa2", "fa3"):
             try:
-                found[f"flashinfer {backend}"], output = flashinfer_paged(forward, backend, qkv)
+                times[f"flashinfer {backend}"], output = flashinfer_paged(forward, backend, qkv)
                 assert reference is not None
-                found[f"flashinfer {backend} difference"] = (output - reference).abs().max().item()
+                times[f"flashinfer {backend} difference"] = (output - reference).abs().max().item()
             except Exception as error:
                 print(name, backend, type(error).__name__, str(error)[:200], flush=True)
-        results[name] = dict(sorted(found.items(), key=lambda entry: entry[1]))
+        results[name] = dict(sorted(times.items(), key=lambda entry: entry[1]))
         best = [f"{key}: {us:.1f}" for key, us in results[name].items() if "difference" not in key][:6]
-        fi = {k: round(v, 4) for k, v in found.items() if k.startswith("flashinfer")}
+        fi = {k: round(v, 4) for k, v in times.items() if k.startswith("flashinfer")}
         print(f"{name}: {'; '.join(best)}  {fi}", flush=True)
     if out:
         write_json(out / "attention.json", results)

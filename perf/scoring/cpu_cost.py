@@ -61,13 +61,13 @@ def texts() -> list[tuple[str, list[str]]]:
     files = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
     words = " ".join(file.read_text(encoding="utf-8") for file in files).split(" ")
     size = QUERY_WORDS + ITEMS * ITEM_WORDS
-    found = []
+    calls = []
     for start in range(0, len(words) - size + 1, size):
         query, *items = np.split(
             np.array(words[start : start + size], object), range(QUERY_WORDS, size, ITEM_WORDS)
         )
-        found.append((" ".join(query), [" " + " ".join(item) for item in items]))
-    return found
+        calls.append((" ".join(query), [" " + " ".join(item) for item in items]))
+    return calls
 
 
 def median_s(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
@@ -84,7 +84,7 @@ def median_s(work: Callable[[], object], clock: Callable[[], float] = time.proce
 def tokenizing(checkpoint: Path, threads: int) -> float:
     """Tokens a second; of CPU time with one thread, of the clock with several.
 
-    Runs in a process of its own, since the library reads its number of threads once.
+    Runs in its own process, since the library reads its number of threads once.
     """
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=_use_threads, initargs=(threads,)) as pool:
         return pool.submit(_tokenize, checkpoint, threads > 1).result()
@@ -116,7 +116,7 @@ def _tokenize(checkpoint: Path, by_clock: bool) -> float:
 def packing(shape: Shape, calls: int) -> float:
     """Tokens packed per second of CPU time, for full batches of new calls."""
     rng = np.random.default_rng(0)
-    asked = [
+    requests = [
         MultiItemPrompt(
             rng.integers(0, 50_000, shape.tokens).astype(np.int32),
             shape.query,
@@ -127,7 +127,7 @@ def packing(shape: Shape, calls: int) -> float:
 
     def work() -> None:
         for _ in range(20):
-            pack(asked, BUDGET, PrefixCache(4_096, 1_024, caching=False))
+            pack(requests, BUDGET, PrefixCache(4_096, 1_024, caching=False))
 
     return 20 * calls * shape.tokens / median_s(work)
 
@@ -149,14 +149,14 @@ def shm_mib(server: Server) -> float:
 def watch(
     server: Server, vocabulary: int, labels: Sequence[int], calls: int, seconds: float
 ) -> list[dict[str, float]]:
-    """Send calls and record memory, until so many `calls` are answered or so many `seconds` are over.
+    """Send calls and record memory, until `calls` calls are answered or `seconds` seconds are over.
 
     Raises:
         RuntimeError: A call failed.
     """
     messages = [call.message() for call in draw(np.random.default_rng(0), SMALL, 2_000, vocabulary, labels)]
     answered = 0
-    found = []
+    results = []
     with Generator(server.grpc_url, messages) as generator:
         until = time.perf_counter() + seconds
         while answered < calls and time.perf_counter() < until:
@@ -164,12 +164,12 @@ def watch(
             if failed := next((sample.error for sample in samples if sample.error), None):
                 raise RuntimeError(f"a call failed: {failed}")
             answered += len(samples)
-            found.append({"calls": answered, "rss_mib": resident_mib(server), "shm_mib": shm_mib(server)})
+            results.append({"calls": answered, "rss_mib": resident_mib(server), "shm_mib": shm_mib(server)})
             print(
-                f"{answered} calls, {found[-1]['rss_mib']:.0f} MiB, /dev/shm {found[-1]['shm_mib']:.1f} MiB",
+                f"{answered} calls, {results[-1]['rss_mib']:.0f} MiB, /dev/shm {results[-1]['shm_mib']:.1f} MiB",
                 flush=True,
             )
-    return found
+    return results
 
 
 def growth(memory: Sequence[dict[str, float]]) -> list[str]:
@@ -194,7 +194,7 @@ def rows(
     memory: Sequence[dict[str, float]],
 ) -> Any:
     """The rows of the report's table."""
-    found = [
+    measured = [
         *((f"tokenizer, {name}", value, "tokens/s") for name, value in tokenized.items()),
         *((f"packing {name}, by core", value, "tokens/s") for name, value in packed.items()),
         ("from start to ready", ready_s, "s"),
@@ -202,7 +202,7 @@ def rows(
         ("the same after the first window", memory[0]["rss_mib"], "MiB"),
         ("/dev/shm at the end", memory[-1]["shm_mib"], "MiB"),
     ]  # fmt: skip
-    return [{"what": what, "value": value, "unit": unit} for what, value, unit in found]
+    return [{"what": what, "value": value, "unit": unit} for what, value, unit in measured]
 
 
 def main() -> int:
@@ -240,13 +240,13 @@ def main() -> int:
         *map(failed, grown),
     ]
     tokenized = {"by core": per_core, f"on {cores} cores": together}
-    found = {
+    results = {
         "machine": machine_facts(options.commit, gpu, tritonserver=triton),
         "said": said,
         "rows": rows(tokenized, packed, ready_s, memory),
         "memory": memory,
     }
-    write_json(options.out / "cpu_cost.json", found)
+    write_json(options.out / "cpu_cost.json", results)
     print("\n".join(said))
     return 1 if grown else 0
 
@@ -257,7 +257,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--calls", type=int, default=5_000, help="calls over which memory is watched")
     parser.add_argument(
-        "--seconds", type=float, default=float("inf"), help="stop watching memory after so many seconds"
+        "--seconds", type=float, default=float("inf"), help="stop watching memory after this many seconds"
     )
     return parser.parse_args()
 

@@ -33,7 +33,7 @@ WEIGHTS_BYTES = 400 << 20
 
 
 def layers_us(run: Callable[[Tensor], Tensor], weights: list[Tensor]) -> float:
-    """GPU time per layer in microseconds; each layer has a weight of its own."""
+    """GPU time per layer in microseconds; each layer has its own weight."""
     return microseconds([partial(run, weight) for weight in weights], warmup_ms=2, measured_ms=8)
 
 
@@ -52,7 +52,7 @@ def measure(inputs: int, outputs: int, rows: int, multiprocessors: int) -> dict[
         return activated
 
     expected = library(weights[0])
-    found: dict[str, object] = {"library": layers_us(library, weights)}
+    measured: dict[str, object] = {"library": layers_us(library, weights)}
     for name, tile in TILES.items():
         if tile is SMALL and rows > 1024:
             continue
@@ -63,11 +63,11 @@ def measure(inputs: int, outputs: int, rows: int, multiprocessors: int) -> dict[
         output = ours(weights[0])
         # Sums in another order round differently now and then.
         torch.testing.assert_close(output, expected, atol=2**-6, rtol=2**-6)
-        found[name] = layers_us(ours, weights)
-        found[f"{name}: same bits"] = torch.equal(output, expected)
+        measured[name] = layers_us(ours, weights)
+        measured[f"{name}: same bits"] = torch.equal(output, expected)
     taken = tile_for(rows, inputs, outputs, multiprocessors)
-    found["taken"] = next((name for name, tile in TILES.items() if tile is taken), "library")
-    return found
+    measured["taken"] = next((name for name, tile in TILES.items() if tile is taken), "library")
+    return measured
 
 
 def main() -> None:
@@ -81,9 +81,9 @@ def main() -> None:
         of_model = results[model] = {
             rows: measure(*MODELS[model], rows, multiprocessors) for rows in capture_sizes(16_384)
         }
-        for rows, found in of_model.items():
-            times = ", ".join(f"{name} {us:.1f}" for name, us in found.items() if isinstance(us, float))
-            print(f"{model} {rows}: {times}; {found['taken']} is taken", flush=True)
+        for rows, measured in of_model.items():
+            times = ", ".join(f"{name} {us:.1f}" for name, us in measured.items() if isinstance(us, float))
+            print(f"{model} {rows}: {times}; {measured['taken']} is taken", flush=True)
         if options.out:
             write_json(options.out / "gated_product.json", results)
 

@@ -41,7 +41,7 @@ class Ours:
 
     def scores(self, calls: Sequence[Ids]) -> Float32:
         options = ScoreOptions(apply_softmax=True)
-        asked = [
+        requests = [
             ScoreRequest(
                 MultiItemPrompt(
                     np.array([*call.query, *(token for item in call.items for token in item)], np.int32),
@@ -53,7 +53,7 @@ class Ours:
             )
             for call in calls
         ]
-        answers, _ = self._scorer.score(asked)
+        answers, _ = self._scorer.score(requests)
         found = [answer for answer in answers if isinstance(answer, Scores)]
         if len(found) < len(answers):
             raise RuntimeError("the scorer refused a call")
@@ -124,11 +124,11 @@ class Vllm:
     def scores(self, calls: Sequence[Ids]) -> Float32:
         prompts, params, labels = [], [], []
         for call in calls:
-            asked = self._params(
+            requests = self._params(
                 max_tokens=1, temperature=0.0, detokenize=False, logprob_token_ids=list(call.labels)
             )
             prompts += [{"prompt_token_ids": [*call.query, *item]} for item in call.items]
-            params += [asked] * len(call.items)
+            params += [requests] * len(call.items)
             labels += [call.labels] * len(call.items)
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
         rows = [
@@ -162,13 +162,13 @@ class Sglang:
 
     def scores(self, calls: Sequence[Ids]) -> Float32:
         async def together() -> list[Any]:
-            asked = (
+            requests = (
                 self._engine.async_score(
                     query=call.query, items=call.items, label_token_ids=list(call.labels), apply_softmax=True
                 )
                 for call in calls
             )
-            return list(await asyncio.gather(*asked))
+            return list(await asyncio.gather(*requests))
 
         # The engine's processes answer on its own event loop.
         answers = self._engine.loop.run_until_complete(together())

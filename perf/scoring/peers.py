@@ -51,18 +51,18 @@ GPU = Sizes(Shape(120, 10, 180), {"one call": 1, "eight calls": 8}, (9454, 2753)
 CPU = Sizes(Shape(24, 3, 8), {"one call": 1, "four calls": 4}, (9, 7), rounds=3, windows=2)
 
 
-def compare(found: Mapping[str, Float32], tolerance: float) -> dict[str, float]:
+def compare(results: Mapping[str, Float32], tolerance: float) -> dict[str, float]:
     """Compare scores, float32 [items, labels], with the first arm's: the largest difference by arm.
 
     Raises:
         WrongScores: A difference exceeds the tolerance, or items score so alike that a mistake would not show.
     """
-    base = next(iter(found.values()))
+    base = next(iter(results.values()))
     control = float(np.abs(base - np.roll(base, 1, axis=0)).max())
     if control < 4 * tolerance:
         raise WrongScores(f"items differ by {control:.2g} only: the comparison could not see a mistake")
     differences = {}
-    for name, scores in found.items():
+    for name, scores in results.items():
         if scores.shape != base.shape:
             raise WrongScores(f"{name} gives {scores.shape} scores, not {base.shape}")
         differences[name] = float(np.abs(scores - base).max())
@@ -102,18 +102,18 @@ def window(name: str, peer: Peer, draws: Draws) -> float:
 
 def start(names: list[str], checkpoint: Path, device: str) -> tuple[dict[str, Peer], list[str], list[str]]:
     """Start peers: those that run, a line for each that cannot run here, and one for each that failed to start."""
-    found: dict[str, Peer] = {}
+    started: dict[str, Peer] = {}
     skipped, failures = [], []
     for name in names:
         try:
-            found[name] = PEERS[name](checkpoint, device)
+            started[name] = PEERS[name](checkpoint, device)
         except Unavailable as reason:
             skipped.append(f"{name}: {reason}")
             print(f"left out: {skipped[-1]}", flush=True)
         except Exception as error:  # one program's failure must not cost the others' results
             failures.append(f"{name} does not start: {type(error).__name__}: {error}"[:300])
             print(failed(failures[-1]), flush=True)
-    return found, skipped, failures
+    return started, skipped, failures
 
 
 def equal(
@@ -143,10 +143,10 @@ def measure(
         draws = Draws(sizes, vocabulary, calls)
         (first, *_) = draws.batches(0)
         right, differences = equal(peers, first, TOLERANCES[device], failures)
-        found = interleave(
+        results = interleave(
             {name: partial(window, name, peer, draws) for name, peer in right.items()}, sizes.rounds
         )
-        for name, result in found.items():
+        for name, result in results.items():
             print(f"{load:12s} {name:24s} {result.value!s} ms a call, x {result.ratio!s}", flush=True)
         yield (
             load,
@@ -155,7 +155,7 @@ def measure(
                 "unit": "ms per call",
                 "arms": {
                     name: asdict(result) | {"largest_difference": differences[name]}
-                    for name, result in found.items()
+                    for name, result in results.items()
                 },
             },
         )
@@ -171,7 +171,7 @@ def main() -> int:
     with subject(device, options.checkpoint) as checkpoint:
         vocabulary = read_architecture(checkpoint)[0].vocab_size
         peers, skipped, failures = start(options.only, checkpoint, device)
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "machine": process_facts(options.commit),
             "what": f"Calls of {sizes.shape} tokens, in processes without a server, on {gpu or 'the CPU'}; the "
             "same ids and weights for all.",
@@ -182,8 +182,8 @@ def main() -> int:
         sizes = Sizes(**{**vars(sizes), "rounds": options.rounds or sizes.rounds})
         try:
             for load, compared in measure(peers, sizes, vocabulary, device, failures):
-                found["groups"][load] = compared
-                write_json(options.out / "peers.json", found)
+                results["groups"][load] = compared
+                write_json(options.out / "peers.json", results)
         finally:
             for peer in peers.values():
                 peer.close()

@@ -55,10 +55,10 @@ def seconds(work: Callable[[], object]) -> float:
     until = time.perf_counter() + WARM_S
     while time.perf_counter() < until:
         once()
-    found: list[float] = []
-    while len(found) < LEAST or sum(found) < MEASURED_S:
-        found.append(once())
-    return statistics.median(found)
+    times: list[float] = []
+    while len(times) < LEAST or sum(times) < MEASURED_S:
+        times.append(once())
+    return statistics.median(times)
 
 
 def products(device: str, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
@@ -158,7 +158,7 @@ def main() -> int:
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "machine": process_facts(options.commit),
         "dtype": str(dtype).removeprefix("torch."),
         "matmul": [],
@@ -173,9 +173,9 @@ def main() -> int:
             ("forwards", forwards(checkpoint, device)),
         ):
             for row in rows:
-                found[kind].append(row)
+                results[kind].append(row)
                 print(" ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    write_json(options.out / "roofline.json", found)
+    write_json(options.out / "roofline.json", results)
     return 0
 
 

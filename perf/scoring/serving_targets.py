@@ -23,7 +23,7 @@ def saturation(points: Sequence[Point]) -> dict[str, Any] | None:
 
 def verdicts(points: Sequence[Point], text_cost: float | None) -> list[str]:
     """A line for each target whose window was measured."""
-    found = {point.name: point for point in points}
+    by_name = {point.name: point for point in points}
     lines = []
     for name, field, bound in (
         ("alone 300 + 1 x 0", "p50", 3.0),
@@ -33,8 +33,8 @@ def verdicts(points: Sequence[Point], text_cost: float | None) -> list[str]:
         ("Poisson 70/s", "avg", 7.0),
         ("Poisson 70/s", "p99", 15.0),
     ):
-        if name in found:
-            value = getattr(found[name], field)
+        if name in by_name:
+            value = getattr(by_name[name], field)
             lines.append(f"{name}: {field} {value:.2f} ms, target {bound:g}: {_met(value <= bound)}")
     if best := saturation(points):
         value = best["items_per_s"]

@@ -57,7 +57,7 @@ class Sizes:
     seconds: float
     rounds: int
     tolerance: float
-    """The largest difference of a score that the contract allows, whatever shares the batch."""
+    """The largest difference of a score that the contract allows between batches."""
 
 
 GPU = Sizes(Shape(120, 10, 180), texts=600, in_flight=32, seconds=3, rounds=7, tolerance=5e-3)
@@ -84,8 +84,8 @@ def measure(server: Server, gpu: GpuSampler, sizes: Sizes, texts: Sequence[Text]
 
         def window(name: str, in_flight: int) -> Any:
             title = f"{name}, {in_flight} in flight"
-            asked = Window("text", title, sizes.shape, pool="texts", seconds=sizes.seconds)
-            return meter.window(asked, lambda: generators[name].closed_loop(in_flight, sizes.seconds))
+            to_measure = Window("text", title, sizes.shape, pool="texts", seconds=sizes.seconds)
+            return meter.window(to_measure, lambda: generators[name].closed_loop(in_flight, sizes.seconds))
 
         loaded = interleave(
             {name: lambda name=name: window(name, sizes.in_flight).rate for name in messages},  # type: ignore[misc]
@@ -120,7 +120,7 @@ def tokenizer_cost(checkpoint: Path, texts: Sequence[Text]) -> dict[str, float]:
     labels = np.array(LABELS, np.int32)
     calls = [TextRequest(query, items, label_token_ids=labels) for query, items in texts]
     encode_requests(tokenizer, calls[:8], Limits(), facts)
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for size in (1, 8):
         wall, cpu = time.perf_counter(), time.process_time()
         encoded = [
@@ -128,13 +128,13 @@ def tokenizer_cost(checkpoint: Path, texts: Sequence[Text]) -> dict[str, float]:
             for start in range(0, len(calls), size)
             for call in encode_requests(tokenizer, calls[start : start + size], Limits(), facts)
         ]
-        found[f"wall_ms_in_batches_of_{size}"] = 1e3 * (time.perf_counter() - wall) / len(calls)
-        found[f"cpu_ms_in_batches_of_{size}"] = 1e3 * (time.process_time() - cpu) / len(calls)
+        measured[f"wall_ms_in_batches_of_{size}"] = 1e3 * (time.perf_counter() - wall) / len(calls)
+        measured[f"cpu_ms_in_batches_of_{size}"] = 1e3 * (time.process_time() - cpu) / len(calls)
     for call in encoded:
         if isinstance(call, RequestError):
             raise call
-        found["tokens"] = len(call.input_ids) - len(call.delimiter_indices)
-    return found
+        measured["tokens"] = len(call.input_ids) - len(call.delimiter_indices)
+    return measured
 
 
 def main() -> int:

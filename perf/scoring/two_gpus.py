@@ -40,14 +40,14 @@ from perf.machine.interleave import interleave
 from perf.models import checkpoints
 from perf.script import arguments, failed, write_json
 
-# A call alone goes to any idle instance; asked this often, every device answers it at least once.
+# A call alone goes to any idle instance; sent this often, every device answers it at least once.
 MOST_ASKED = 40
 COUNTED_S = 5.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured: `in_flight` calls for each device, windows of so many `seconds`."""
+    """How much is measured: `in_flight` calls for each device, windows of `seconds` seconds."""
 
     in_flight: int
     seconds: float

@@ -37,13 +37,13 @@ def test_a_streams_numbers() -> None:
     assert served.late_p99 == pytest.approx(100, rel=0.02)
 
 
-def test_streams_that_did_not_end_well_are_failures() -> None:
+def test_sequences_that_did_not_end_well_are_failures() -> None:
     good, bad = PROMPTS.read(TWO)
     cancelled = replace(bad, finish_reason="cancelled")
     served = summarise("a window", [good, cancelled], prompt=3)
     assert (served.streams, served.failed) == (2, 1)
     assert [sample.error for sample in as_samples([good, cancelled])] == ["", "ended by 'cancelled'"]
-    with pytest.raises(RuntimeError, match="no stream ended"):
+    with pytest.raises(RuntimeError, match="no sequence ended"):
         summarise("a window", [cancelled], prompt=3)
     with pytest.raises(ValueError, match="no time"):
         times([])
