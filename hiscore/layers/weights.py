@@ -80,7 +80,19 @@ class Fp8Linear:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer; norms that the family does not have are None."""
+    """One layer; norms that the family does not have are None.
+
+    Attributes:
+        input_norm: float32 [hidden].
+        qkv: [(heads + 2 kv_heads) head_dim, hidden].
+        q_norm, k_norm: float32 [head_dim].
+        output: [hidden, heads head_dim].
+        post_attention_norm: float32 [hidden], for the output of attention.
+        mlp_norm: float32 [hidden].
+        gate_up: [2 F, hidden]: gate, then up.
+        down: [hidden, F].
+        post_mlp_norm: float32 [hidden], for the output of the MLP.
+    """
 
     input_norm: Tensor
     qkv: Projection
@@ -99,7 +111,9 @@ class Weights:
     """A whole checkpoint on one device; only projections may be fp8."""
 
     embedding: Tensor
+    """[vocabulary, hidden]"""
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
+    """float32 [hidden]"""
     head: Tensor
     """[vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier."""

@@ -118,6 +118,19 @@ class Scorer:
         max_batch_tokens: int = 16_384,
         query_cache_bytes: int = 2**30,
     ) -> None:
+        """Load a checkpoint, allocate its KV pool and, on CUDA, capture graphs.
+
+        Args:
+            checkpoint: Its directory.
+            device: As for `torch.device`; "auto": a GPU if there is one.
+            dtype: A key of `DTYPES`; "auto": bfloat16 on a GPU, else float32.
+            max_batch_tokens: Tokens of one forward.
+            query_cache_bytes: Room for keys and values of cached queries; 0: no cache.
+
+        Raises:
+            UnsupportedCheckpoint: The decoder cannot compute the checkpoint.
+            ValueError: The device has no fp8.
+        """
         self.device = torch.device(_pick_device(device))
         if self.device.type == "cuda":
             index = torch.cuda.current_device() if self.device.index is None else self.device.index

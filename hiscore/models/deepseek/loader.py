@@ -25,7 +25,9 @@ class MlaWeights:
     down: Linear
     """[q_rank + latent_rank + rope_dim, hidden]: to the low-rank query, the latent, the shared rotary key."""
     q_norm: Tensor
+    """[q_rank]"""
     latent_norm: Tensor
+    """[latent_rank]"""
     q_up: Linear
     """[heads (nope_dim + rope_dim), q_rank]"""
     to_latent: Tensor
@@ -33,6 +35,7 @@ class MlaWeights:
     from_latent: Tensor
     """[heads, latent_rank, value_dim]: takes attended latents to a head's values."""
     output: Linear
+    """[hidden, heads value_dim]"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class IndexerWeights:
     key: Linear
     """[index dim, hidden]"""
     key_norm: Tensor
+    """[index dim]"""
     key_norm_bias: Tensor
+    """[index dim]"""
     head_weights: Tensor
     """[index heads, hidden], in float32 at least, because rounded scores would tie."""
 
@@ -79,10 +84,12 @@ class DsaLayerWeights:
     """One layer."""
 
     input_norm: Tensor
+    """[hidden]"""
     attention: MlaWeights
     indexer: IndexerWeights | None
     """None where the layer uses the selection of an earlier one."""
     mlp_norm: Tensor
+    """[hidden]"""
     mlp: MlpWeights | MoeWeights
 
 
@@ -91,9 +98,12 @@ class DsaWeights:
     """A whole checkpoint on one device."""
 
     embedding: Tensor
+    """[vocabulary, hidden]"""
     layers: tuple[DsaLayerWeights, ...]
     final_norm: Tensor
+    """[hidden]"""
     head: Tensor
+    """[vocabulary, hidden]"""
 
 
 class _Shaped:
