@@ -149,7 +149,7 @@ class Generation:
         for name, value in self.parameters.items():
             setattr(request.parameters[name], fields[type(value)], value)
         if timeout is not None:
-            # In microseconds; the server ends the generation then, as nobody waits for it any more.
+            # In microseconds; the server then ends the generation, which no caller waits for any more.
             request.parameters["timeout"].int64_param = max(1, int(timeout * 1e6))
         return request
 

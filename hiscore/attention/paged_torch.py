@@ -34,7 +34,7 @@ def paged_attention(
         positions: int32 [R].
         scale: Factor of the logits.
         soft_cap: See `numerics.soft_cap`.
-        window: Attend to the last so many tokens of a list only.
+        window: Attend only to this many of the last tokens of a list; None: to all.
         value_dim: Leading channels of a latent that are its value.
 
     Returns:

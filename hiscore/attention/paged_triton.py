@@ -71,7 +71,7 @@ def paged_attention(
         max_tokens: Tokens of the longest list; sets the grid.
         scale: Factor of the logits.
         soft_cap: See `numerics.soft_cap`.
-        window: Attend to the last so many tokens of a list only.
+        window: Attend only to this many of the last tokens of a list; None: to all.
         value_dim: Leading channels of a latent that are its value.
         by_sequence: Whether `pages` is a block table.
         chained: See `gemv.pdl_launch_kwargs`; a block table then lists every page of a sequence.

@@ -38,7 +38,7 @@ def download(repository: str, *, progress: bool = True) -> Path:
         from huggingface_hub.utils import disable_progress_bars
     except ImportError:
         raise CheckpointError(
-            f"'{repository}' is no local directory, and there is no huggingface_hub to fetch it with: "
+            f"'{repository}' is not a local directory, and huggingface_hub is not installed to fetch it: "
             "pip install 'hiscore[server]'"
         ) from None
     if not progress:
@@ -49,7 +49,7 @@ def download(repository: str, *, progress: bool = True) -> Path:
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "no reason given")
         raise CheckpointError(
-            f"'{repository}' is no local directory, and fetching it from the hub failed: "
+            f"'{repository}' is not a local directory, and fetching it from the hub failed: "
             f"{type(error).__name__}: {reason}. Check the name and the network (HF_ENDPOINT, HF_TOKEN), or set "
             "MODEL to a local directory"
         ) from error

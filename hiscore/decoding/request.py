@@ -20,7 +20,7 @@ from hiscore.parameters import check_ids
 from hiscore.tokenization.panics import Panic
 from hiscore.tokenization.tokenizer import TextTokenizer
 
-# A core encodes about a megabyte per second: smaller texts delay nobody for long.
+# A core encodes about a megabyte per second: smaller texts delay other requests only briefly.
 LARGE_CHARACTERS = 2**16
 MAX_LARGE = 16
 

@@ -27,7 +27,7 @@ GAUGES = {
     "hiscore_decode_prefilling": ("prefilling", "Sequences whose prompt is being prefilled or resumed"),
     "hiscore_decode_running": ("running", "Sequences that get a token in every step"),
     "hiscore_decode_preempted": ("preempted", "Preempted sequences that wait to be resumed"),
-    "hiscore_decode_backup_lag_tokens": ("backup_lag", "Tokens whose offload to the host is under way"),
+    "hiscore_decode_backup_lag_tokens": ("backup_lag", "Tokens whose offload to the host is in flight"),
     "hiscore_decode_host_rows": ("host_rows", "Tokens for which sequences hold room in the host pool"),
     "hiscore_decode_device_rows": ("device_rows", "Tokens for which sequences hold room in device buffers"),
 }
@@ -56,7 +56,7 @@ class EngineStats:
         prefilling: Sequences being prefilled or resumed.
         running: Sequences in every step.
         preempted: Sequences waiting to be resumed.
-        backup_lag: Tokens whose offload is under way.
+        backup_lag: Tokens whose offload is in flight.
         host_rows: Tokens allocated in the host pool.
         device_rows: Tokens allocated in device buffers.
     """

@@ -68,7 +68,7 @@ def attend_splits(
         positions: int32 [R].
         partial: Out: float32 [R, heads, max_splits, VALUE], weighted sums of values.
         stats: Out: float32 [R, heads, max_splits, 2], the greatest logit, in powers of 2, and the sum of weights.
-        WINDOW: Attend to the last so many tokens; 0: to all.
+        WINDOW: Attend to this many of the last tokens; 0: to all.
         AHEAD: Lists are of everything up to the position, and no kernel of the chain writes them.
     """
     launch_dependents(CHAINED)

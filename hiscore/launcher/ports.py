@@ -24,7 +24,9 @@ class Ports:
         if len(set(given)) < len(given):
             raise LaunchError(f"HTTP_PORT, GRPC_PORT and METRICS_PORT must differ: they are {self.all()}")
         if not _is_free(address, 0):
-            raise LaunchError(f"BIND_ADDRESS {address} is no address of this machine that can be listened on")
+            raise LaunchError(
+                f"BIND_ADDRESS {address} is not an address of this machine that can be listened on"
+            )
         taken = self.taken(address)
         if taken:
             name, port = taken[0]

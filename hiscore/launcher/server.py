@@ -141,7 +141,7 @@ class Server:
     def stop(self) -> None:
         """Drain, then remove every trace. Does nothing if the server is not running."""
         if self._process:
-            # A dead model answers nobody: draining would only keep its callers waiting.
+            # A dead model never answers: draining would only keep its callers waiting.
             if self._process.lost_stub():
                 self._process.kill()
             self._process.stop(self.settings.drain_timeout_s + GRACE_SECONDS)

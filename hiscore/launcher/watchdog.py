@@ -114,7 +114,7 @@ class Watchdog:
 
     @property
     def alive(self) -> bool:
-        """Whether the watch goes on, or is busy with a restart or a stop."""
+        """Whether it is still watching, or is busy with a restart or a stop."""
         return (
             bool(self._busy_with) or self._clock.monotonic() - self._last_check < MAX_SECONDS_BETWEEN_CHECKS
         )

@@ -64,7 +64,7 @@ class Fp8Linear:
 
     def __call__(self, x: Quantised) -> Tensor:
         if not len(x.values):
-            # _scaled_mm takes no empty operand.
+            # _scaled_mm does not take an empty operand.
             return torch.empty((0, len(self.weight.values)), dtype=torch.bfloat16, device=x.values.device)
         out = torch._scaled_mm(
             x.values,

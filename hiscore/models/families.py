@@ -198,7 +198,7 @@ class DsaFamily:
     def rules(self) -> tuple[Rule, ...]:
         """What a config must satisfy; the first rule that it breaks is reported."""
         return (
-            model_class_rule(CAUSAL_LM, reason="is no causal LM"),
+            model_class_rule(CAUSAL_LM, reason="is not a causal LM"),
             _quantised_to,
             key_rule("hidden_act", one_of("silu"), "activation '{value}' is not silu"),
             key_rule(

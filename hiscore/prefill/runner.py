@@ -14,7 +14,7 @@ from hiscore.models.decoder import Decoder, ModelInputs
 
 
 class Runner(Protocol):
-    """Computes packed forwards on one device, with a KV pool of its own."""
+    """Computes packed forwards on one device, with its own KV pool."""
 
     pool: Tensor
     """[layers, slots, 2, kv_heads, head_dim]"""

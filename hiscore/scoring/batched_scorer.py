@@ -30,7 +30,7 @@ class BatchedScorer:
         self._scorer, self._max_batch_tokens, self._record = scorer, max_batch_tokens, record
 
     def cost(self, job: ScoreRequest) -> int:
-        # An empty item has no token, but is a row to read all the same.
+        # An empty item has no tokens, but its row is still read.
         return len(job.prompt.tokens) + int((job.prompt.item_lengths == 0).sum())
 
     def split(self, job: ScoreRequest) -> list[ScoreRequest]:

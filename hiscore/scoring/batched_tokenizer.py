@@ -51,7 +51,7 @@ class BatchedTokenizer:
         return answers[0]
 
     def on_failure(self, error: Exception) -> None:
-        """There is no device to lose."""
+        """Nothing to do: there is no device to lose."""
 
 
 class EncodedBatch:

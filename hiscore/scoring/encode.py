@@ -158,7 +158,7 @@ def _plan(
         work = _utf8_length(plan.repeated) * items
         if work > limits.max_text_bytes:
             raise RequestError(
-                f"'query' must be tokenised anew with each of {items} items, {work} bytes in all: "
+                f"'query' must be encoded again with each of {items} items, {work} bytes in all: "
                 f"at most {limits.max_text_bytes} in one call. Send fewer items, or put a space into the query"
             )
     except RequestError as error:

@@ -15,7 +15,7 @@ _ending = threading.Lock()
 
 def is_device_lost(error: Exception | None) -> bool:
     """Whether an error leaves the CUDA context of this process unusable."""
-    # Triton kernels have no exception class of their own for it.
+    # Triton kernels do not have their own exception class for it.
     return isinstance(error, torch.AcceleratorError) or str(error).startswith("Triton Error [CUDA]")
 
 

@@ -44,7 +44,7 @@ MODEL_SETTINGS: dict[str, type[ModelSettings]] = {
     "scorer": ScorerSettings,
     "decode": DecodeSettings,
 }
-"""Models with a process of their own. The ensemble `score` has neither a process nor settings."""
+"""Models with their own process. The ensemble `score` has neither a process nor settings."""
 
 AnySettings = TypeVar("AnySettings", bound=ModelSettings)
 

@@ -31,7 +31,7 @@ def find_files(path: Path) -> tuple[Path, ...]:
         below = (file for file in path.rglob("*") if file.is_file())
         files = sorted(file for file in below if not is_hidden(file.relative_to(path)))
     elif not path.is_file():
-        raise InvalidRequest(f"the input '{path}' is no file and no directory")
+        raise InvalidRequest(f"the input '{path}' is neither a file nor a directory")
     unknown = [file.name for file in files if file.suffix not in SUFFIXES]
     if unknown:
         raise InvalidRequest(f"the input file '{unknown[0]}' must end in one of {', '.join(SUFFIXES)}")

@@ -77,7 +77,7 @@ def _connect(**options: Any) -> None:
 def _disconnect() -> None:
     import ray
 
-    # Errors of the shutdown itself help nobody.
+    # Errors of the shutdown itself are of no use.
     with suppress(Exception):
         ray.shutdown()
 

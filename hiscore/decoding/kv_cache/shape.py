@@ -111,7 +111,7 @@ class CacheShape:
 
     @cached_property
     def indexed_layers(self) -> tuple[int, ...]:
-        """Sparse layers that make a selection of their own."""
+        """Sparse layers that make their own selection."""
         return tuple(layer for layer in self.sparse_layers if layer not in self.sharing_layers)
 
     def tensors(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

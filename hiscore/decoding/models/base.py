@@ -35,7 +35,7 @@ class DecodeModel(Protocol):
 
         Args:
             ids: int32 [R]: tokens to feed.
-            batch: R rows; the first one is no padding.
+            batch: R rows; the first one is not padding.
             ops: The cache operations of the step.
 
         Returns:

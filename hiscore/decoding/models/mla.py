@@ -70,7 +70,7 @@ class LatentStep:
     """
 
     def __init__(self, cache: KVCache, ops: CacheOps, batch: StepBatch) -> None:
-        """Find the new tokens' slots. The first row of the batch is no padding."""
+        """Find the new tokens' slots. The first row of the batch is not padding."""
         self._cache, self._ops, self._batch = cache, ops, batch
         self.host_slots, self.buffer_slots = ops.slot_mapping(batch)
         self._everything = ops.all_pages(batch) if cache.dense else None

@@ -1,4 +1,4 @@
-"""DeepSeek sparse attention (DSA): select tokens by a checkpoint's own indexer, with keys and queries of its own.
+"""DeepSeek sparse attention (DSA): select tokens by the checkpoint's indexer, which has its own keys and queries.
 
 Source: DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025.
 """

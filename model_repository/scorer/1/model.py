@@ -64,7 +64,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.batcher.close()
-        gc.unfreeze()  # or libraries report frozen objects as leaked at exit
+        gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
 
     def read(self, request: Any) -> ScoreRequest:
         options = parse_options(parameters(request))

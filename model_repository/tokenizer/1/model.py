@@ -23,7 +23,7 @@ from hiscore.tokenization import load_tokenizer
 MAX_BATCH_CHARACTERS = 2**20
 
 COUNTERS = {
-    "hiscore_full_encodes_total": "Calls whose whole query was tokenised anew with each of its items",
+    "hiscore_full_encodes_total": "Calls whose whole query was encoded again with each of its items",
     "hiscore_tokenized_calls_total": "Calls turned from text into token ids",
     "hiscore_tokenizer_batches_total": "Batches that the tokenizer formed",
 }

@@ -118,7 +118,7 @@ def test_no_repository_or_no_hub(reason: str, nobody: str, tmp_path: Path) -> No
     with hub(FILES) as (address, _):
         done = resolve("org/other", address if reason else nobody, tmp_path)
     assert done.returncode == 1
-    assert "'org/other' is no local directory, and fetching it from the hub failed" in done.stderr
+    assert "'org/other' is not a local directory, and fetching it from the hub failed" in done.stderr
     assert reason in done.stderr
     assert "set MODEL to a local directory" in done.stderr
     assert "Traceback" not in done.stderr

@@ -36,5 +36,5 @@ def test_ports_in_use_or_equal_are_refused() -> None:
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no address"])  # the first is reserved for documentation
 def test_an_address_of_no_interface_is_named(address: str) -> None:
-    with pytest.raises(LaunchError, match=f"BIND_ADDRESS {address} is no address of this machine"):
+    with pytest.raises(LaunchError, match=f"BIND_ADDRESS {address} is not an address of this machine"):
         Ports(grpc=1).choose(address)

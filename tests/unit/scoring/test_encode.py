@@ -237,7 +237,7 @@ BAD = {
     "bytes": (TextRequest("苹" * 1_000, ["c"], None, LABELS), "hold 3001 bytes: at most 3000 in one call"),
     "work": (
         TextRequest("x" * 100, ["c"] * 40, None, LABELS),
-        "tokenised anew with each of 40 items, 4000 bytes .* 3000",
+        "encoded again with each of 40 items, 4000 bytes .* 3000",
     ),
     "tokens": (
         TextRequest("a b", [f" {n} x y z" * 4 for n in range(40)], None, LABELS),
