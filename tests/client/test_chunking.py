@@ -42,6 +42,10 @@ def test_limits_below_one_are_refused(bad: dict[str, int]) -> None:
         ChunkLimits(**bad)
 
 
+def test_an_item_beyond_the_limit_is_a_chunk_of_its_own_and_no_chunk_is_empty() -> None:
+    assert split_into_chunks([30, 1, 30], 0, 5, 10) == [slice(0, 1), slice(1, 2), slice(2, 3)]
+
+
 def test_a_chunk_may_have_exactly_the_limit() -> None:
     assert split_into_chunks([3, 3], 4, 5, 10) == [slice(0, 2)]
     assert split_into_chunks([3, 3], 5, 5, 10) == [slice(0, 1), slice(1, 2)]

@@ -97,6 +97,17 @@ def test_no_request_may_outlast_the_wait_or_five_seconds() -> None:
     assert world.polled[0] == ("is_model_ready", "score", 5.0)
 
 
+def test_a_request_behind_the_deadline_still_has_a_millisecond() -> None:
+    """A timeout of zero or less would fail before the request is even sent."""
+    now = 0.0
+    operation = wait_ready(["score", "scorer"], Deadline(1.0, lambda: now), "host:1")
+    next(operation)
+    now = 2.0
+    second = operation.send(True)
+    assert isinstance(second, Rpc)
+    assert second.arguments == {"model_name": "scorer", "client_timeout": 0.001}
+
+
 @pytest.mark.parametrize("missing", sorted(TENSORS["score"]))
 def test_a_model_without_a_tensor_is_not_hiscores(missing: tuple[str, str]) -> None:
     world = World(True, tensors=sorted(TENSORS["score"] - {missing}))

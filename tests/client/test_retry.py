@@ -181,7 +181,8 @@ def test_no_pause_reaches_past_the_deadline() -> None:
     assert world.now <= 104.0
 
 
-def test_a_deadline_that_has_passed_sends_nothing() -> None:
+@pytest.mark.parametrize("timeout", [6.0, 10.0])  # 10.0: it ends just as the next try would begin
+def test_a_deadline_that_has_passed_sends_nothing(timeout: float) -> None:
     world = World("UNAVAILABLE full", "OK", seconds=0.0)
     policy = RetryPolicy(attempts=2, first_pause=0.0)
 
@@ -191,12 +192,12 @@ def test_a_deadline_that_has_passed_sends_nothing() -> None:
 
     steps = call_with_retries(
         lambda remaining: Rpc("infer", {"remaining": remaining}),
-        Deadline(6.0, lambda: world.now),
+        Deadline(timeout, lambda: world.now),
         policy,
         "host:1",
         "id-1",
     )
-    with pytest.raises(DeadlineExceeded, match=r"timeout of 6.0 s has passed"):
+    with pytest.raises(DeadlineExceeded, match=f"timeout of {timeout} s has passed"):
         run(steps, late)
     assert world.answers == ["OK"]
 

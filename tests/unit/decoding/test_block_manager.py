@@ -18,6 +18,14 @@ def call(prompt: int, max_tokens: int, sparse: bool = True) -> DecodeCall:
     return DecodeCall(np.zeros(prompt, np.int32), SamplingParams(max_tokens=max_tokens, sparse=sparse), 0.0)
 
 
+def test_what_came_back_last_is_given_out_first_in_the_same_order() -> None:
+    pool = BlockPool(8)
+    pool.allocate(2)
+    blocks = pool.allocate(3)
+    pool.free(blocks)
+    assert pool.allocate(3).tolist() == blocks.tolist()
+
+
 @given(st.integers(0, 12), st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=30))
 def test_a_page_has_one_owner(size: int, moves: list[tuple[bool, int]]) -> None:
     pool = BlockPool(size)

@@ -13,7 +13,7 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.scheduler import LOOK_AHEAD, MAX_OVERTAKEN, Schedule, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Sequence, Status
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.worker.interface import CacheConfig
+from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
 from tests.support.decode_worker import TINY
 
 WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_sequences=100)
@@ -288,10 +288,20 @@ def test_only_those_that_are_passed_over_are_overtaken(large_first: bool) -> Non
     assert [each.times_overtaken for each in small] == [0, 0]
 
 
-@pytest.mark.parametrize("overtaken", [0, MAX_OVERTAKEN])
-def test_what_becomes_free_is_kept_for_one_that_was_overtaken_too_often(overtaken: int) -> None:
+@pytest.mark.parametrize(
+    ("overtaken", "host_pages", "kept"),
+    [
+        (0, 160, False),
+        (MAX_OVERTAKEN, 160, True),
+        (MAX_OVERTAKEN, 88, True),  # all but the 68 of the others are the 20 that it needs
+        (MAX_OVERTAKEN, 87, False),
+    ],
+)
+def test_what_becomes_free_is_kept_for_one_that_was_overtaken_too_often(
+    overtaken: int, host_pages: int, kept: bool
+) -> None:
     """From preempted sequences too, unless it waits for host pages, which only they can free by going on."""
-    drive = Drive(quantum=5)
+    drive = Drive(replace(TINY, host_pages=host_pages), quantum=5)
     running = fill(drive)
     large = sequence(prompt=40, max_tokens=40, sparse=False)  # needs every device page
     drive.add(sequence(max_tokens=60), large)
@@ -301,7 +311,7 @@ def test_what_becomes_free_is_kept_for_one_that_was_overtaken_too_often(overtake
     drive.scheduler.end(running[1])
     drive.go(4)
     assert large.status is Status.WAITING
-    assert (running[0].status is Status.PREEMPTED) == (overtaken == MAX_OVERTAKEN)
+    assert (running[0].status is Status.PREEMPTED) == kept
 
 
 def test_nobody_is_preempted_without_a_quantum_or_before_it() -> None:
@@ -313,6 +323,25 @@ def test_nobody_is_preempted_without_a_quantum_or_before_it() -> None:
         assert all(each.status is Status.RUNNING for each in running)
     drive.go(31)
     assert running[0].status is not Status.RUNNING
+
+
+def test_a_sequence_that_just_fits_staging_is_preempted_after_one_quantum() -> None:
+    drive = Drive(replace(TINY, staging_pages=2), quantum=2 * STAGING_PAGE_SIZE - 8)
+    first = sequence(max_tokens=60)
+    drive.add(first, *[sequence(max_tokens=60) for _ in range(3)], sequence())
+    drive.until(first, Status.DRAINING)
+    assert (first.steps_run, first.length) == (2 * STAGING_PAGE_SIZE - 8, 2 * STAGING_PAGE_SIZE)
+    drive.until(first, Status.PREEMPTED)
+
+
+def test_a_preempted_sequence_that_ends_gives_its_host_pages_back() -> None:
+    drive = Drive(quantum=5)
+    first, *_ = fill(drive)
+    drive.add(sequence(max_tokens=60))
+    drive.until(first, Status.PREEMPTED)
+    host = first.host_pages.tolist()
+    drive.scheduler.end(first)
+    assert [(release.seq_index, release.host.tolist()) for release in drive.go().releases] == [(-1, host)]
 
 
 def test_nobody_is_preempted_in_vain() -> None:

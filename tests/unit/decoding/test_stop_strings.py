@@ -58,6 +58,7 @@ def is_right(search: Search, stops: Sequence[str], pieces: Sequence[str]) -> boo
 
 @settings(max_examples=1000)
 @example(["aabb", "ab"], ["aab"])
+@example(["aaabb", "ba"], ["aaaba"])
 @given(STOPS, PIECES)
 def test_stop_strings_against_a_plain_search(stops: list[str], pieces: list[str]) -> None:
     assert is_right(sent_by, stops, pieces)

@@ -239,6 +239,10 @@ BAD = {
         TextRequest("x" * 100, ["c"] * 40, None, LABELS),
         "encoded again with each of 40 items, 4000 bytes .* 3000",
     ),
+    "work in bytes": (
+        TextRequest("苹" * 30, ["c"] * 40, None, LABELS),
+        "tokenised anew with each of 40 items, 3600 bytes .* 3000",
+    ),
     "tokens": (
         TextRequest("a b", [f" {n} x y z" * 4 for n in range(40)], None, LABELS),
         r"holds \d+ tokens: at most 800",

@@ -166,6 +166,11 @@ def test_the_reserve_holds_two_prompts_that_span_forwards() -> None:
         pack(prompts, 64, PrefixCache(reserve // 2, 0, caching=False))
 
 
+def test_an_item_that_ends_with_its_forward_takes_no_page() -> None:
+    first, _ = pack([Tokens([1] * 4, [[2] * 4] * 2).prompt()], 8, pages(8)).forwards
+    assert (first.slot_mapping != NO_SLOT).tolist() == [True] * 4 + [False] * 4
+
+
 def test_the_token_that_an_empty_item_is_read_at_is_computed() -> None:
     cache = PrefixCache(8, reserve=0)
     without, with_empty = Tokens([1] * 2 * PAGE, [[2]]).prompt(), Tokens([1] * 2 * PAGE, [[2], []]).prompt()

@@ -101,6 +101,20 @@ def test_pages_in_use_are_not_evicted() -> None:
     assert hit(cache, query(1)) == 0
 
 
+def test_a_miss_does_not_evict_what_its_own_query_hit() -> None:
+    cache = PrefixCache(3, reserve=0)
+    hit(cache, query(1))
+    hit(cache, query(2, first_id=1))
+    slots, found = cache.acquire_query(query(2), 2 * PAGE)  # its first page is the least recently used
+    assert found == PAGE
+    assert len(set(slots.tolist())) == 2 * PAGE
+
+
+def test_a_batch_finds_its_own_pages_without_room_for_more() -> None:
+    cache = PrefixCache(1, reserve=0)
+    assert [cache.acquire_query(query(1), PAGE)[1] for _ in range(2)] == [0, PAGE]
+
+
 def test_clearing_frees_all_pages_even_those_in_use() -> None:
     cache = PrefixCache(3, reserve=0)
     hit(cache, query(1))

@@ -31,7 +31,7 @@ def checked(ids: np.ndarray, delimiters: np.ndarray) -> MultiItemPrompt:
     ("ids", "delimiters", "says"),
     [
         (int32(1, 2), int32(), "'delimiter_indices' is empty"),
-        (int32(1, 0, 2, 0), int32(3, 1), "must ascend strictly: 3 is followed by 1"),
+        (int32(1, 0, 2, 0), int32(3, 1), "must ascend strictly: 3 is followed by 1 at index 1"),
         (int32(1, 0, 2, 0), int32(1, 1, 3), "must ascend strictly: 1 is followed by 1"),
         (int32(1, 0, 2, 0), int32(1, 4), "holds 4: out of range for 'input_ids' of length 4"),
         (int32(1, 0, 2, 0), int32(-1, 3), "holds -1: out of range"),

@@ -1,6 +1,7 @@
 """The batcher's turns and its limit of total cost, with jobs that are lists of numbers, their own costs."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -118,6 +119,18 @@ def test_large_calls_take_turns(model: Model) -> None:
     assert model.wait(lambda: len(model.answers) == 2)
     batcher.close()
     assert [jobs[0][0] for jobs in model.launched] == [10, 9, 10, 9, 10, 9]
+
+
+def test_a_request_of_several_parts_has_waited_once(model: Model) -> None:
+    batcher = model.batcher()
+    request = model.request("split", 9, 9, 9)
+    request.since = time.monotonic() - 1_000.0
+    model.go.release(3)
+    batcher.submit([request])
+    assert model.wait(lambda: "split" in model.answers)
+    batcher.close()
+    assert len(model.launched) == 3
+    assert 1_000.0 <= batcher.totals.queue_seconds < 2_000.0
 
 
 def test_a_part_that_fails_ends_its_call_alone_and_the_rest_is_dropped(model: Model) -> None:

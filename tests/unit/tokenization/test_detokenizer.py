@@ -141,6 +141,12 @@ def test_text_comes_at_once() -> None:
     assert pieces(DECODERS[DEFAULT], ids) == ["The", " capital", " of", " France", " is", " Paris", ".", ""]
 
 
+def test_a_token_with_a_bytes_name_is_text_where_bytes_are_not_decoded() -> None:
+    name = "t5's decoder"
+    ids = TOKENIZERS[name].convert_tokens_to_ids(["<0xE4>"])
+    assert pieces(DECODERS[name], ids) == ["<0xE4>", ""]
+
+
 def test_the_first_space_alone_is_lost() -> None:
     name = "llama2's decoder"
     ids = TOKENIZERS[name].convert_tokens_to_ids(["▁", "▁", "i", "▁", "i"])
@@ -151,6 +157,10 @@ def test_half_a_character_at_the_end_is_flushed() -> None:
     ids = TOKENIZERS[DEFAULT].encode("a👩", add_special_tokens=False)
     assert len(ids) > 2
     assert pieces(DECODERS[DEFAULT], ids[:-1]) == ["a", *[""] * (len(ids) - 2), REPLACEMENT]
+    incremental = DECODERS[DEFAULT].new()
+    for token in ids[:-1]:
+        incremental.push(token)
+    assert [incremental.flush(), incremental.flush()] == [REPLACEMENT, ""]
 
 
 @pytest.mark.parametrize("name", [DEFAULT, "gemma's decoder"])

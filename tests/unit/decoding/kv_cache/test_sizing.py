@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore.decoding.kv_cache.sizing import CONTEXT_PAGE, MemoryBudget, ModelShape, plan_cache
-from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE
+from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.settings import BackupProtocol, CacheSettings
 
 MIB = 2**20
@@ -166,6 +166,26 @@ def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
 def test_what_is_too_small_is_named(memory: MemoryBudget, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         plan_cache(CacheSettings(selector="quest"), SMALL, memory, torch.float32, 256)
+
+
+def test_just_the_bytes_that_are_asked_for_are_enough_for_a_page() -> None:
+    def plan(host_bytes: int) -> CacheConfig:
+        memory = MemoryBudget(host_bytes, 2**30, 4)
+        return plan_cache(CacheSettings(selector="quest"), SMALL, memory, torch.float32, 256)[1]
+
+    with pytest.raises(ValueError, match="at least") as refused:
+        plan(1)
+    needed = int(str(refused.value).split("at least ")[1].split()[0])
+    assert plan(needed).host_pages == 1
+    with pytest.raises(ValueError, match=f"at least {needed} are needed"):
+        plan(needed - 1)
+
+
+@pytest.mark.parametrize(("protocol", "pages"), [("ring", 2), ("deferred", 1), ("blocking", 1)])
+def test_only_the_ring_protocol_keeps_more_than_the_newest_page(protocol: BackupProtocol, pages: int) -> None:
+    settings = CacheSettings(selector="quest", backup=protocol, backup_ring=33)
+    shape, _ = plan_cache(settings, SMALL, MemoryBudget(2**30, 2**30, 4), torch.float32, 256)
+    assert shape.ring_pages == pages
 
 
 def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:

@@ -258,10 +258,24 @@ def test_a_buffer_of_another_size_is_refused() -> None:
         known.admit(0, 10, 80, buffer=8)
 
 
+def test_a_sequence_that_attends_to_everything_must_be_resident() -> None:
+    known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST)
+    with pytest.raises(ValueError, match="device_pages has 9 pages for a sequence of 20"):
+        known.admit(0, 10, 80, full=True, buffer=SHAPE.buffer_pages)
+
+
 def test_more_device_pages_than_host_pages_are_refused() -> None:
     cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     with pytest.raises(ValueError, match="device_pages has 6 pages for a sequence of 5"):
         residency.admit(cache, 0, 10, torch.arange(5), torch.arange(6))
+
+
+def test_a_sequence_shorter_than_the_ring_starts_in_it() -> None:
+    cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    first = residency.admit(cache, 1, 5, torch.arange(20), torch.arange(SHAPE.buffer_pages))
+    assert first.pages.tolist() == [0, 1]
+    assert first.device_pages.tolist() == [SHAPE.lru_pages, SHAPE.lru_pages + 1]
+    assert (cache.device_page_of == -1).all()
 
 
 def test_host_pages_are_looked_up_in_the_sequences_table_and_0_beyond_a_list() -> None:
