@@ -215,7 +215,7 @@ def test_errors_are_the_same_before_and_after_the_first_chunk(
         assert server.cancelled == 0
 
 
-def test_a_full_server_is_tried_again_but_not_once_a_stream_has_begun(
+def test_a_full_server_is_tried_again_but_not_once_a_stream_has_started(
     twin: Twin, server: FaultyServer
 ) -> None:
     full = refuse("UNAVAILABLE", "the queue is full: 5 calls wait")

@@ -133,7 +133,7 @@ def test_a_failure_of_tritonclient_itself_is_not_retried() -> None:
         run(steps, perform)
 
 
-def test_a_pause_as_long_as_the_rest_of_the_time_is_not_begun() -> None:
+def test_a_pause_as_long_as_the_rest_of_the_time_is_not_started() -> None:
     world = World("UNAVAILABLE full", "OK")
     with pytest.raises(Overloaded):
         world.run(timeout=1.0)

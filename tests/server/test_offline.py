@@ -157,7 +157,7 @@ def test_killed_and_resumed_every_row_is_there_once(lm: Server, folder: Path) ->
 
     # Neither another question nor another input goes on here.
     refused = run_command(*arguments(folder, " Maybe"), url=lm.grpc_url)
-    assert (refused.returncode, b"begun with 'labels'" in refused.stderr) == (2, True), refused.stderr
+    assert (refused.returncode, b"started with 'labels'" in refused.stderr) == (2, True), refused.stderr
     (folder / "in.jsonl").write_text("".join(lines).replace("number 9 ", "number 8 "))
     refused = run_command(*arguments(folder), url=lm.grpc_url)
     assert (refused.returncode, b"'in.jsonl' has changed" in refused.stderr) == (2, True), refused.stderr

@@ -47,7 +47,7 @@ def check_resume(written: str, current: Manifest) -> None:
             if old["task"][name] != value:
                 had = json.dumps(old["task"][name])
                 raise InvalidRequest(
-                    f"the output was begun with '{name}' {had}, not {json.dumps(value)}: choose another one"
+                    f"the output was started with '{name}' {had}, not {json.dumps(value)}: choose another one"
                 )
         _compare_files(old["files"], new["files"])
     except (ValueError, KeyError, TypeError):
@@ -57,10 +57,10 @@ def check_resume(written: str, current: Manifest) -> None:
 def _compare_files(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> None:
     if [file["name"] for file in old] != [file["name"] for file in new]:
         raise InvalidRequest(
-            f"the output was begun with other input files ({len(old)}, now {len(new)}): choose another one"
+            f"the output was started with other input files ({len(old)}, now {len(new)}): choose another one"
         )
     for before, after in zip(old, new, strict=True):
         if before != after:
             raise InvalidRequest(
-                f"the input file '{after['name']}' has changed since the output was begun: choose another one"
+                f"the input file '{after['name']}' has changed since the output was started: choose another one"
             )

@@ -327,7 +327,7 @@ def test_a_sequence_is_cancelled_within_two_steps() -> None:
         callers.wait(lambda: name in callers.ends)
     assert callers.ends[name] == "cancelled"
     assert worker.steps <= 12
-    assert engine.stats().cancelled == 0  # it counts those that had not begun
+    assert engine.stats().cancelled == 0  # it counts those that had not started
     engine.cancel(name)  # unknown by now: ignored
 
 

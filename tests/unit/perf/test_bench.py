@@ -113,7 +113,7 @@ def test_a_step_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "stopped after" in (tmp_path / "out/logs/a-hanging-one.txt").read_text()
 
 
-def test_what_does_not_fit_is_not_begun_and_is_done_when_resumed(
+def test_what_does_not_fit_is_not_started_and_is_done_when_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short, long = good(tmp_path), good(tmp_path, 50_000, "a long one")
