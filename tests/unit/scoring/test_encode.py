@@ -241,7 +241,7 @@ BAD = {
     ),
     "work in bytes": (
         TextRequest("苹" * 30, ["c"] * 40, None, LABELS),
-        "tokenised anew with each of 40 items, 3600 bytes .* 3000",
+        "encoded again with each of 40 items, 3600 bytes .* 3000",
     ),
     "tokens": (
         TextRequest("a b", [f" {n} x y z" * 4 for n in range(40)], None, LABELS),
