@@ -259,7 +259,8 @@ def test_bfloat16_is_scored_in_float32(kind: str) -> None:
     assert torch.equal(chosen[0].mass, chosen[1].mass)
 
 
-@settings(max_examples=100, deadline=None)
+# Of 100 examples, one run in some sixty had none that shows an unstable sort: see the control below.
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_given_scores_choose_by_a_plain_sort(data: st.DataObject) -> None:
     rows, heads, most = (
