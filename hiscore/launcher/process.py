@@ -69,7 +69,7 @@ class Process:
         if self.exit_code() is not None:
             return False
         try:
-            alive = {child.pid for child in psutil.Process(self.pid).children() if child.status() != "zombie"}
+            alive = {child.pid for child in psutil.Process(self.pid).children() if _is_alive(child)}
         except psutil.NoSuchProcess:
             return False
         lost = bool(self._stubs - alive)
@@ -162,3 +162,10 @@ def _get(address: str, path: str) -> bytes:
     if response.status != 200:
         raise OSError(f"{path} answers {response.status}")
     return body
+
+
+def _is_alive(child: psutil.Process) -> bool:
+    try:
+        return bool(child.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # reaped since it was listed
+        return False

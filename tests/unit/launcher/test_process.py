@@ -88,6 +88,23 @@ def test_a_stub_that_dies_is_missed_and_stays_missed(start: Callable[[str], Proc
     assert process.lost_stub()
 
 
+def test_a_stub_that_is_reaped_while_it_is_looked_at_is_missed(
+    start: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start(SERVER)
+    first, _ = stubs(process)
+    process.wait_until(lambda: True, timeout_s=30)
+    status = psutil.Process.status
+
+    def reaped(child: psutil.Process) -> str:
+        if child.pid == first.pid:
+            raise psutil.NoSuchProcess(child.pid)
+        return status(child)
+
+    monkeypatch.setattr(psutil.Process, "status", reaped)
+    assert process.lost_stub()
+
+
 @pytest.mark.parametrize("script", [SERVER, "sleep 60 & sleep 60 & exec sleep 60"], ids=["gone", "zombie"])
 def test_a_stub_that_dies_right_after_the_start_is_missed(
     start: Callable[[str], Process], script: str
