@@ -1,6 +1,5 @@
 """Waiting until a server is ready, and checking that its models are hiscore's."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,4 +94,4 @@ def check_metadata(model: str, metadata: Any) -> None:
 def _poll(method: str, model: str, deadline: Deadline) -> Rpc:
     # A timeout of zero would fail before the request is even sent.
     timeout = min(REQUEST_TIMEOUT, max(deadline.remaining(), 0.001))
-    return Rpc(method, {"model_name": model, "client_timeout": timeout if math.isfinite(timeout) else None})
+    return Rpc(method, {"model_name": model, "client_timeout": timeout})
