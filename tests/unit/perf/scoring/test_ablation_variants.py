@@ -7,8 +7,6 @@ from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from perf.scoring import ablation_variants as variants
 
-LABELS = np.array([5, 77], np.int32)
-
 DELIMITER = 499
 
 # Float32 sums in another order; scores are probabilities.
