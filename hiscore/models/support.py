@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiscore.models.families import CLASSIFIER, DECODER_FAMILIES, Config, DsaFamily, family_of
+from hiscore.models.families import DECODER_FAMILIES, family_of
+from hiscore.models.family import CLASSIFIER, DsaFamily
+from hiscore.models.rules import Config
 from hiscore.settings import Selector
 
 MODELS = ("score", "tokenizer", "scorer", "decode")
