@@ -10,17 +10,20 @@ class Rope:
     """Tables of one kind of rotary embedding. A pair is a dimension of a head's first half and one of its second.
 
     Attributes:
-        cos, sin: float32 [context, head_dim / 2], with the scaling's attention factor.
+        cos, sin: float32 [length, head_dim / 2], with the scaling's attention factor.
     """
 
-    def __init__(self, config: Any, kind: str | None, head_dim: int, device: torch.device) -> None:
+    def __init__(
+        self, config: Any, kind: str | None, head_dim: int, device: torch.device, length: int
+    ) -> None:
         """Compute the tables.
 
         Args:
-            config: Of transformers, for rope_parameters and max_position_embeddings.
+            config: Of transformers, for rope_parameters.
             kind: Key of rope_parameters where layers have different ones, else None.
             head_dim: Dimensions that are rotated.
             device: Where the tables are kept.
+            length: Positions in the tables.
         """
         parameters = config.rope_parameters[kind] if kind else config.rope_parameters
         if parameters.get("rope_type", "default") == "default":
@@ -30,7 +33,7 @@ class Rope:
             extra = {"layer_type": kind} if kind else {}
             initialise = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
             frequencies, scale = initialise(config, torch.device("cpu"), **extra)
-        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+        positions = torch.arange(length, dtype=torch.float32)
         angles = positions[:, None] * frequencies
         self.cos = (angles.cos() * scale).to(device)
         self.sin = (angles.sin() * scale).to(device)

@@ -4,14 +4,14 @@ The config is read by transformers, whose classes fill in each family's defaults
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
 
 from hiscore.models.families import DECODER_FAMILIES
-from hiscore.models.support import CheckpointFacts, is_classifier, unscorable
+from hiscore.models.support import CheckpointFacts, context_limit, is_classifier, unscorable
 
 
 class UnsupportedCheckpoint(Exception):
@@ -51,19 +51,26 @@ class Architecture:
     tied_head: bool
 
 
-def read_architecture(checkpoint: Path) -> tuple[Architecture, Any]:
+def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple[Architecture, Any]:
     """Read a checkpoint's config.
+
+    Args:
+        checkpoint: Its directory.
+        max_context: The setting; None: not set.
 
     Returns:
         The `Architecture`, and transformers' config for the rope parameters.
 
     Raises:
         UnsupportedCheckpoint: The decoder does not compute the family, or a feature of the checkpoint.
+        ValueError: `max_context` exceeds the checkpoint's context.
     """
     if reason := unscorable(json.loads((checkpoint / "config.json").read_text())):
         raise UnsupportedCheckpoint(reason)
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
-    return from_config(config), config
+    architecture = from_config(config)
+    context = context_limit(architecture.context_length, max_context)
+    return replace(architecture, context_length=context), config
 
 
 def from_config(config: Any) -> Architecture:
@@ -111,11 +118,19 @@ def from_config(config: Any) -> Architecture:
     )
 
 
-def read_facts(checkpoint: Path) -> CheckpointFacts:
-    """Sizes and kind of any checkpoint that transformers knows, served or not."""
+def read_facts(checkpoint: Path, max_context: int | None = None) -> CheckpointFacts:
+    """Sizes and kind of any checkpoint that transformers knows, served or not.
+
+    Args:
+        checkpoint: Its directory.
+        max_context: The setting; None: not set.
+
+    Raises:
+        ValueError: `max_context` exceeds the checkpoint's context.
+    """
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
     return CheckpointFacts(
         vocab_size=config.vocab_size,
-        context_length=config.max_position_embeddings,
+        context_length=context_limit(config.max_position_embeddings, max_context),
         is_classifier=is_classifier(config.architectures),
     )

@@ -31,7 +31,14 @@ class ModelInputs:
 class Decoder:
     """Weights, rotary tables and the loop over layers. Operations, attention and the KV pool are passed in."""
 
-    def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool = False) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        fp8: bool = False,
+        max_context: int | None = None,
+    ) -> None:
         """Load a checkpoint.
 
         Args:
@@ -39,15 +46,19 @@ class Decoder:
             device: Where weights and tables are kept.
             dtype: Of weights and activations.
             fp8: Whether the layers' projections and their inputs are float8 instead.
+            max_context: Tokens of the longest sequence; None: see `context_limit`.
 
         Raises:
             UnsupportedCheckpoint: The decoder cannot compute it.
+            ValueError: `max_context` exceeds the checkpoint's context.
         """
-        self.architecture, config = read_architecture(checkpoint)
+        self.architecture, config = read_architecture(checkpoint, max_context)
         a = self.architecture
         self.weights: Weights = load_weights(checkpoint, a, device, dtype, fp8)
         self.device, self.dtype, self.fp8 = device, dtype, fp8
-        self._ropes = {kind: Rope(config, kind, a.head_dim, device) for kind in set(a.rope_kinds)}
+        self._ropes = {
+            kind: Rope(config, kind, a.head_dim, device, a.context_length) for kind in set(a.rope_kinds)
+        }
 
     @property
     def attention_shape(self) -> AttentionShape:

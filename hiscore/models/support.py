@@ -16,12 +16,17 @@ DEFAULT_MODELS = MODELS
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
+DEFAULT_MAX_CONTEXT = 32_768
+"""Longest sequence if MAX_CONTEXT is not set: many checkpoints announce contexts that no pool could hold."""
+
+
 @dataclass(frozen=True)
 class CheckpointFacts:
     """What validation must know of a checkpoint: sizes in tokens, and whether it is a classifier."""
 
     vocab_size: int
     context_length: int
+    """Of one sequence, as MAX_CONTEXT limits it."""
     is_classifier: bool
 
 
@@ -34,6 +39,25 @@ class Capabilities:
     """For every other model the reason why not."""
     selectors: tuple[Selector, ...] = ()
     """Those that `decode` has for it, the default first."""
+
+
+def context_limit(of_checkpoint: int, max_context: int | None) -> int:
+    """Tokens of the longest sequence that is served.
+
+    Args:
+        of_checkpoint: Tokens that the checkpoint's positions cover.
+        max_context: The setting; None: not set.
+
+    Raises:
+        ValueError: The setting exceeds the checkpoint's context.
+    """
+    if max_context is None:
+        return min(of_checkpoint, DEFAULT_MAX_CONTEXT)
+    if max_context > of_checkpoint:
+        raise ValueError(
+            f"MAX_CONTEXT is {max_context}: the checkpoint's context holds {of_checkpoint} tokens"
+        )
+    return max_context
 
 
 def servable(checkpoint: Path) -> Capabilities:

@@ -117,6 +117,7 @@ class Scorer:
         dtype: str = "auto",
         max_batch_tokens: int = 16_384,
         query_cache_bytes: int = 2**30,
+        max_context: int | None = None,
     ) -> None:
         """Load a checkpoint, allocate its KV pool and, on CUDA, capture graphs.
 
@@ -126,6 +127,7 @@ class Scorer:
             dtype: A key of `DTYPES`; "auto": bfloat16 on a GPU, else float32.
             max_batch_tokens: Tokens of one forward.
             query_cache_bytes: Room for keys and values of cached queries; 0: no cache.
+            max_context: Tokens of query and item at most; None: see `context_limit`.
 
         Raises:
             UnsupportedCheckpoint: The decoder cannot compute the checkpoint.
@@ -138,7 +140,7 @@ class Scorer:
             self.device = torch.device("cuda", index)
         precision = _pick_dtype(dtype, self.device)
         self.dtype = DTYPES[precision]
-        decoder = Decoder(checkpoint, self.device, self.dtype, fp8=precision == "fp8")
+        decoder = Decoder(checkpoint, self.device, self.dtype, precision == "fp8", max_context)
         a = decoder.architecture
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
         self._head = LMHead(decoder.weights.head, a.logit_soft_cap)

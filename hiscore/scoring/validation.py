@@ -35,7 +35,7 @@ def check_prompt(prompt: MultiItemPrompt, limits: Limits, facts: CheckpointFacts
     longest = prompt.query_length + int(prompt.item_lengths.max(initial=0))
     if longest > facts.context_length:
         raise RequestError(
-            f"query and item have {longest} tokens together: the model's context holds {facts.context_length}"
+            f"query and item have {longest} tokens together: at most {facts.context_length} (MAX_CONTEXT)"
         )
     if items and prompt.query_length + int(prompt.item_lengths.min()) == 0:
         item = int(prompt.item_lengths.argmin())

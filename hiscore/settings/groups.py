@@ -40,7 +40,20 @@ class Precision(Settings):
     )
 
 
-class TextLimit(Settings):
+class ContextLimit(Settings):
+    """How long one sequence may be; every pool is sized for it."""
+
+    section = "Limits of one call"
+
+    max_context: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens of the query and one item in scoring, of prompt and output in decoding; all pools are "
+        "sized for it ([memory](memory.md)). Not set: 32,768, or the checkpoint's context if that is smaller",
+    )
+
+
+class TextLimit(ContextLimit):
     """How much text one call may contain."""
 
     section = "Limits of one call"
@@ -95,7 +108,7 @@ class ScoringSettings(Settings):
     )
 
 
-class CacheSettings(Settings):
+class CacheSettings(ContextLimit):
     """How `decode` keeps keys and values: all of them on the host, a few on the device."""
 
     section = "Decoding"

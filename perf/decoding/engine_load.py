@@ -113,7 +113,7 @@ def build_worker(checkpoint: Path, arm: Arm, memory: MemoryBudget) -> CacheWorke
             stack.enter_context(mock.patch.object(TritonCacheOps, "_swap_in", _nothing))
         worker = build.build_worker(
             checkpoint,
-            CacheSettings(**arm.settings),
+            CacheSettings(max_context=_context(checkpoint), **arm.settings),
             memory,
             device(),
             dtype(),
@@ -122,6 +122,12 @@ def build_worker(checkpoint: Path, arm: Arm, memory: MemoryBudget) -> CacheWorke
     if arm.left_out == "backup":
         setattr(worker._ops, "offload_step", _nothing)  # noqa: B010
     return worker
+
+
+def _context(checkpoint: Path) -> int:
+    """Of the checkpoint, which is written for its load."""
+    length: int = json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"]
+    return length
 
 
 def close(worker: CacheWorker) -> None:

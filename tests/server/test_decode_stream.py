@@ -176,7 +176,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "tokens beyond the context": (
         {"input_ids": PROMPT},
         {"max_tokens": CONTEXT},
-        rf"max_tokens.* {CONTEXT + 5} tokens: the context holds {CONTEXT}",
+        rf"max_tokens.* {CONTEXT + 5} tokens: at most {CONTEXT} \(MAX_CONTEXT\)",
     ),
     "no tokens": ({"input_ids": PROMPT}, {"max_tokens": 0}, r"'max_tokens' must be at least 1, not 0"),
     "tokens as text": (

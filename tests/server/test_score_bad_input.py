@@ -125,7 +125,7 @@ SCORER: dict[str, Case] = {
             "delimiter_indices": [4_000, 4_002, 4_100],
         },
         {},
-        r"query and item have 4097 tokens together: the model's context holds 4096",
+        r"query and item have 4097 tokens together: at most 4096 \(MAX_CONTEXT\)",
     ),
     "too many items": (
         {"input_ids": [11] + [0] * 10_002, "delimiter_indices": list(range(1, 10_003))},
@@ -165,7 +165,7 @@ SCORE: dict[str, Case] = {
     "beyond the context": (
         {"query": ["7" * 4_000], "items": ["1", "1" * 97]},
         {},
-        r"query and item have 4097 tokens together: the model's context holds 4096",
+        r"query and item have 4097 tokens together: at most 4096 \(MAX_CONTEXT\)",
     ),
     "too many items": ({"items": ["a"] * 10_001}, {}, r"'items' holds 10001 items: at most 10000"),
     "too many bytes": (

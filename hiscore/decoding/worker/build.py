@@ -84,14 +84,14 @@ def build_worker(
     """
     family = json.loads((checkpoint / "config.json").read_text())["model_type"]
     if family in DSA_FAMILIES:
-        latent = DsaDecoder(checkpoint, device, dtype)
+        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context)
         shape, cache_config = plan_cache(settings, _latent_shape(latent), memory, dtype, prefill_token_budget)
         cache = _allocate(shape, dtype, device)
         staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
         model: DecodeModel = LatentModel(latent, cache, staging_tokens)
         attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
     else:
-        grouped = Decoder(checkpoint, device, dtype)
+        grouped = Decoder(checkpoint, device, dtype, max_context=settings.max_context)
         shape, cache_config = plan_cache(
             settings, _grouped_shape(grouped), memory, dtype, prefill_token_budget
         )

@@ -6,7 +6,7 @@ differ only in the indexer: how it pairs rotary dimensions, and that GLM's layer
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.families import DSA_FAMILIES
-from hiscore.models.support import unsupported
+from hiscore.models.support import context_limit, unsupported
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,26 @@ class DsaArchitecture:
         return self.latent_rank + self.rope_dim
 
 
-def read_architecture(checkpoint: Path) -> tuple[DsaArchitecture, Any]:
+def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple[DsaArchitecture, Any]:
     """Read a checkpoint's config.
+
+    Args:
+        checkpoint: Its directory.
+        max_context: The setting; None: not set.
 
     Returns:
         The `DsaArchitecture`, and transformers' config for the rope parameters.
 
     Raises:
         UnsupportedCheckpoint: The decoder does not compute the family, or a feature of the checkpoint.
+        ValueError: `max_context` exceeds the checkpoint's context.
     """
     if reason := unsupported(json.loads((checkpoint / "config.json").read_text())):
         raise UnsupportedCheckpoint(reason)
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
-    return from_config(config), config
+    architecture = from_config(config)
+    context = context_limit(architecture.context_length, max_context)
+    return replace(architecture, context_length=context), config
 
 
 def from_config(config: Any) -> DsaArchitecture:

@@ -23,11 +23,13 @@ from hiscore.models.deepseek.moe import mlp, moe
 class DsaDecoder:
     """Weights, rotary tables and the loop over layers. The cache is passed in."""
 
-    def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype) -> None:
-        self.architecture, config = read_architecture(checkpoint)
+    def __init__(
+        self, checkpoint: Path, device: torch.device, dtype: torch.dtype, max_context: int | None = None
+    ) -> None:
+        self.architecture, config = read_architecture(checkpoint, max_context)
         self.weights = load_weights(checkpoint, self.architecture, device, dtype)
         self.device, self.dtype = device, dtype
-        self._rope = Rope(config, None, self.architecture.rope_dim, device)
+        self._rope = Rope(config, None, self.architecture.rope_dim, device, self.architecture.context_length)
 
     @property
     def attention_shape(self) -> AttentionShape:

@@ -41,7 +41,9 @@ class TritonPythonModel:
         checkpoint = Path(settings.checkpoint)
         on_cpu = args["model_instance_kind"] == "CPU"
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
-        prompts = PromptReader(read_facts(checkpoint), tokenizer, settings.max_text_bytes)
+        prompts = PromptReader(
+            read_facts(checkpoint, settings.max_context), tokenizer, settings.max_text_bytes
+        )
         device = "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}"
         labels = {"model": args["model_name"], "version": args["model_version"], "device": device}
         self.counters = Counters(descriptions(COUNTERS), labels)

@@ -42,6 +42,7 @@ class TritonPythonModel:
             settings.dtype,
             settings.max_batch_tokens,
             settings.query_cache_bytes,
+            settings.max_context,
         )
         # The device tells the instances of several GPUs apart.
         labels = {

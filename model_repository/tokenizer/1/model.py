@@ -38,8 +38,9 @@ class TritonPythonModel:
         checkpoint = Path(settings.checkpoint)
         labels = {"model": args["model_name"], "version": args["model_version"]}
         self.counters = Counters(COUNTERS, labels)
+        facts = read_facts(checkpoint, settings.max_context)
         self.batcher: Batcher[TextRequest] = Batcher(
-            BatchedTokenizer(load_tokenizer(checkpoint), settings, read_facts(checkpoint), self.record),
+            BatchedTokenizer(load_tokenizer(checkpoint), settings, facts, self.record),
             BatchLimits(MAX_BATCH_CHARACTERS, settings.max_queue),
         )
         self.feed = TotalsFeed(labels, self.batcher.totals)

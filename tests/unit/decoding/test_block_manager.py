@@ -79,7 +79,7 @@ def test_needs(prompt: int, max_tokens: int, sparse: bool, dense: bool, needs: P
 @pytest.mark.parametrize(
     ("pool", "fits", "too_much", "sparse", "message"),
     [
-        ({}, (100, 20), (100, 21), True, "of 100 tokens and max_tokens 21 make 121 .* context holds 120"),
+        ({}, (100, 20), (100, 21), True, "of 100 tokens and max_tokens 21 make 121 .* at most 120 .MAX_CONTEXT"),
         ({"host_pages": 20}, (60, 20), (60, 21), True, r"81 tokens: the host's pool holds 80 \(HOST_KV_BYTES"),
         (
             {"device_pages": 7}, (1, 27), (1, 28), False,

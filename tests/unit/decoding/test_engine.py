@@ -414,7 +414,7 @@ def test_calls_that_arrive_during_a_launch_count_against_the_queue(arrivals: int
 def test_what_never_fits_is_refused_at_once() -> None:
     callers = Callers()
     with running(HashWorker(), callers) as engine:
-        with pytest.raises(RequestError, match="context holds 120") as refused:
+        with pytest.raises(RequestError, match=r"at most 120 \(MAX_CONTEXT") as refused:
             engine.submit(long_call(1, prompt=81), Caller(0))
         assert refused.value.code is Code.INVALID_ARG
         assert engine._scheduler.idle

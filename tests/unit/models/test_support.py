@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from hiscore.models.support import is_classifier, read_eos_ids, servable, undecodable, unscorable, unsupported
+from hiscore.models.support import (
+    context_limit,
+    is_classifier,
+    read_eos_ids,
+    servable,
+    undecodable,
+    unscorable,
+    unsupported,
+)
 
 DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}
 LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
@@ -123,3 +131,24 @@ def test_what_ends_a_text_is_read_where_generation_is_configured(
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     assert read_eos_ids(tmp_path) == ids
+
+
+@pytest.mark.parametrize(
+    ("of_checkpoint", "max_context", "served"),
+    [
+        (8_192, None, 8_192),
+        (131_072, None, 32_768),
+        (131_072, 65_536, 65_536),
+        (8_192, 100, 100),
+        (100, 100, 100),
+    ],
+)
+def test_the_context_is_what_is_asked_for_or_what_pools_can_hold(
+    of_checkpoint: int, max_context: int | None, served: int
+) -> None:
+    assert context_limit(of_checkpoint, max_context) == served
+
+
+def test_no_context_is_longer_than_the_checkpoints() -> None:
+    with pytest.raises(ValueError, match="MAX_CONTEXT is 101: the checkpoint's context holds 100 tokens"):
+        context_limit(100, 101)

@@ -231,7 +231,7 @@ BAD = {
     "both empty": (TextRequest("", ["a", ""], None, LABELS), "query and item 1 are both empty"),
     "context": (
         TextRequest("a b " * 100, ["c " * 110, "d"], None, LABELS),
-        "tokens together: the model's context holds 500",
+        r"tokens together: at most 500 \(MAX_CONTEXT\)",
     ),
     "items": (TextRequest("a b", ["c"] * 41, None, LABELS), "'items' holds 41 items: at most 40"),
     "bytes": (TextRequest("苹" * 1_000, ["c"], None, LABELS), "hold 3001 bytes: at most 3000 in one call"),

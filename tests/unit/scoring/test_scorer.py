@@ -18,7 +18,7 @@ from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
-from tests.support.tiny_models import FAMILIES, VOCABULARY
+from tests.support.tiny_models import CONTEXT, FAMILIES, VOCABULARY
 
 # What the contract allows between float32 implementations that add in different orders.
 TOLERANCE = 1e-4
@@ -257,3 +257,16 @@ def test_a_weight_that_the_config_does_not_announce_is_an_error(checkpoints, tmp
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedCheckpoint, match=r"q_proj\.bias"):
         Scorer(tmp_path, "cpu", "float32", 4_096)
+
+
+def test_a_shorter_context_changes_the_bound_and_no_score(checkpoints) -> None:
+    checkpoint, _ = checkpoints("qwen3")
+    calls = [random_tokens(np.random.default_rng(5), 20, [3, 9], VOCABULARY)]
+    whole = Scorer(checkpoint, "cpu", "float32", 16)
+    short = Scorer(checkpoint, "cpu", "float32", 16, max_context=29)
+    assert (whole.facts.context_length, short.facts.context_length) == (CONTEXT, 29)
+    found, expected = (score(each, calls, ScoreOptions())[0] for each in (short, whole))
+    assert np.array_equal(found, expected)
+    assert short.runner.pool.shape[1] < whole.runner.pool.shape[1]
+    with pytest.raises(ValueError, match=f"MAX_CONTEXT is {CONTEXT + 1}"):
+        Scorer(checkpoint, "cpu", "float32", 16, max_context=CONTEXT + 1)

@@ -42,7 +42,7 @@ def checked(ids: np.ndarray, delimiters: np.ndarray) -> MultiItemPrompt:
         (
             int32(*[1] * 5, 0, *[1] * 4, 0),
             int32(5, 10),
-            "have 9 tokens together: the model's context holds 8",
+            "have 9 tokens together: at most 8 (MAX_CONTEXT)",
         ),
         (int32(0, 1, 0, 0), int32(0, 2, 3), "the query and item 1 are both empty"),
         (int32(1, 0, 0, 0, 0, 0), int32(1, 2, 3, 4, 5), "lays out 4 items: at most 3"),
