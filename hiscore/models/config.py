@@ -11,7 +11,10 @@ from typing import Any
 from transformers import AutoConfig
 
 from hiscore.models.families import DECODER_FAMILIES
+from hiscore.models.family import DecoderFamily, Flag
 from hiscore.models.support import CheckpointFacts, context_limit, is_classifier, unscorable
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class UnsupportedCheckpoint(Exception):
@@ -67,23 +70,37 @@ def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple
     """
     if reason := unscorable(json.loads((checkpoint / "config.json").read_text())):
         raise UnsupportedCheckpoint(reason)
-    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+    config = read_config(checkpoint)
+    # Once more with what transformers made of it: defaults, and keys that replace others.
+    if reason := unscorable(config.to_dict()):
+        raise UnsupportedCheckpoint(reason)
     architecture = from_config(config)
     context = context_limit(architecture.context_length, max_context)
     return replace(architecture, context_length=context), config
+
+
+def read_config(checkpoint: Path) -> Any:
+    """transformers' config of a checkpoint.
+
+    Raises:
+        UnsupportedCheckpoint: transformers refuses it.
+    """
+    try:
+        return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+    # Whatever a value that is none leads to in transformers' classes.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UnsupportedCheckpoint(f"transformers refuses config.json: {reason}") from error
 
 
 def from_config(config: Any) -> Architecture:
     """Translate a transformers config of one of `families.DECODER_FAMILIES`."""
     family = DECODER_FAMILIES[config.model_type]
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention_bias = bool(getattr(config, "attention_bias", False))
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is None:
-        windowed = family.windowed and config.sliding_window
-        layer_types = ["sliding_attention" if windowed else "full_attention"] * config.num_hidden_layers
     classifies = is_classifier(config.architectures)
-    rope_per_kind = set(layer_types) & set(config.rope_parameters)
+
+    def flag(value: Flag) -> bool:
+        return bool(getattr(config, value)) if isinstance(value, str) else value
 
     def value(key: str | None) -> Any:
         return None if key is None else getattr(config, key)
@@ -92,7 +109,7 @@ def from_config(config: Any) -> Architecture:
         family=family.name,
         is_classifier=classifies,
         vocab_size=config.vocab_size,
-        context_length=config.max_position_embeddings,
+        context_length=context_length(config),
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -103,19 +120,47 @@ def from_config(config: Any) -> Architecture:
         norm_plus_one=family.norm_plus_one,
         sandwich_norms=family.sandwich_norms,
         qk_norm=family.qk_norm,
-        qkv_bias=attention_bias or family.qkv_bias,
-        output_bias=attention_bias,
-        mlp_bias=bool(getattr(config, "mlp_bias", False)),
+        qkv_bias=flag(family.qkv_bias),
+        output_bias=flag(family.output_bias),
+        mlp_bias=flag(family.mlp_bias),
         activation=getattr(config, family.activation_key),
         embedding_scale=config.hidden_size**0.5 if family.scaled_embedding else 1.0,
         attention_scale=(value(family.attention_scale_key) if family.attention_scale_key else head_dim)
         ** -0.5,
         attention_soft_cap=value(family.attention_soft_cap_key),
         logit_soft_cap=None if classifies else value(family.logit_soft_cap_key),
-        windows=tuple(config.sliding_window if kind == "sliding_attention" else None for kind in layer_types),
-        rope_kinds=tuple(kind if rope_per_kind else None for kind in layer_types),
+        windows=_windows(family, config),
+        rope_kinds=tuple(
+            config.layer_types if family.ropes_by_layer_type else [None] * config.num_hidden_layers
+        ),
         tied_head=bool(config.tie_word_embeddings) and not classifies,
     )
+
+
+def context_length(config: Any) -> int:
+    """How many positions a model of this config of transformers has.
+
+    They are max_position_embeddings, unless YaRN stretches the original context further: Qwen's documentation adds
+    YaRN to a config and leaves max_position_embeddings as it was.
+    """
+    longest = int(config.max_position_embeddings)
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "yarn":
+        longest = max(longest, int(rope["factor"] * rope["original_max_position_embeddings"]))
+    return longest
+
+
+def _windows(family: DecoderFamily, config: Any) -> tuple[int | None, ...]:
+    if family.windowed == "never":
+        return (None,) * int(config.num_hidden_layers)
+    if family.windowed == "always":
+        return (config.sliding_window,) * int(config.num_hidden_layers)
+    kinds: list[str] = config.layer_types
+    if unknown := sorted(set(kinds) - set(LAYER_TYPES)):
+        raise UnsupportedCheckpoint(f"layer type '{unknown[0]}' is none of {', '.join(LAYER_TYPES)}")
+    if "sliding_attention" in kinds and config.sliding_window is None:
+        raise UnsupportedCheckpoint("layer_types names sliding_attention, and there is no sliding_window")
+    return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def read_facts(checkpoint: Path, max_context: int | None = None) -> CheckpointFacts:
@@ -128,9 +173,9 @@ def read_facts(checkpoint: Path, max_context: int | None = None) -> CheckpointFa
     Raises:
         ValueError: `max_context` exceeds the checkpoint's context.
     """
-    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+    config = read_config(checkpoint)
     return CheckpointFacts(
         vocab_size=config.vocab_size,
-        context_length=context_limit(config.max_position_embeddings, max_context),
+        context_length=context_limit(context_length(config), max_context),
         is_classifier=is_classifier(config.architectures),
     )

@@ -24,6 +24,9 @@ GEMMA: dict[str, Any] = {
     "norm_plus_one": True,
     "sandwich_norms": True,
     "scaled_embedding": True,
+    "qkv_bias": "attention_bias",
+    "output_bias": "attention_bias",
+    "windowed": "by layer type",
     "activation_key": "hidden_activation",
     "attention_scale_key": "query_pre_attn_scalar",
     "logit_soft_cap_key": "final_logit_softcapping",
@@ -32,14 +35,31 @@ GEMMA: dict[str, Any] = {
 DECODER_FAMILIES: dict[str, DecoderFamily] = {
     family.name: family
     for family in (
-        DecoderFamily(name="llama"),
-        DecoderFamily(name="qwen2", qkv_bias=True),
-        DecoderFamily(name="qwen3", qk_norm=True),
-        DecoderFamily(name="mistral", windowed=True),
-        DecoderFamily(name="gemma2", attention_soft_cap_key="attn_logit_softcapping", **GEMMA),
+        DecoderFamily(
+            name="llama",
+            known_as="Llama 2 and 3, SmolLM2, TinyLlama, Yi",
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            mlp_bias="mlp_bias",
+        ),
+        DecoderFamily(name="qwen2", known_as="Qwen 1.5, 2 and 2.5", qkv_bias=True, windowed="by layer type"),
+        DecoderFamily(
+            name="qwen3",
+            known_as="Qwen 3, Qwen3-Reranker",
+            qk_norm=True,
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            windowed="by layer type",
+        ),
+        DecoderFamily(name="mistral", known_as="Mistral 7B, Mistral Nemo", windowed="always"),
+        DecoderFamily(
+            name="gemma2", known_as="Gemma 2", attention_soft_cap_key="attn_logit_softcapping", **GEMMA
+        ),
         DecoderFamily(
             name="gemma3_text",
+            known_as="Gemma 3 270M and 1B",
             qk_norm=True,
+            ropes_by_layer_type=True,
             own_rules=(
                 key_rule(
                     "attn_logit_softcapping",
@@ -55,8 +75,8 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
 DSA_FAMILIES: dict[str, DsaFamily] = {
     family.name: family
     for family in (
-        DsaFamily(name="deepseek_v32"),
-        DsaFamily(name="glm_moe_dsa", interleaved_indexer=True),
+        DsaFamily(name="deepseek_v32", known_as="DeepSeek-V3.2"),
+        DsaFamily(name="glm_moe_dsa", known_as="GLM-5", interleaved_indexer=True),
     )
 }
 

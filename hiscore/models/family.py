@@ -4,8 +4,19 @@ Nothing here imports torch: the launcher reads the table before anything heavy i
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
-from hiscore.models.rules import Config, Rule, key_rule, model_class_rule, one_of, rope_type_rule, unset
+from hiscore.models.rules import (
+    Config,
+    Rule,
+    key_rule,
+    model_class_rule,
+    one_of,
+    one_rope,
+    rope_type_rule,
+    unset,
+    whole_heads_rotated,
+)
 from hiscore.settings import Selector
 
 CAUSAL_LM = "ForCausalLM"
@@ -13,23 +24,31 @@ CLASSIFIER = "ForSequenceClassification"
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 """Every family's default is one of these."""
 
+Flag = bool | str
+"""Whether a family has something: always, never, or as the named key of its configs says."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderFamily:
     """Attention over keys and values: one forward (`models/decoder.py`), for scoring and decoding."""
 
     name: str
+    known_as: str
+    """Checkpoints that people know by name, for docs/models.md."""
     norm_plus_one: bool = False
     """RMSNorm weights are stored less one."""
     sandwich_norms: bool = False
     """The output of attention and of the MLP is normalised too."""
     qk_norm: bool = False
-    qkv_bias: bool = False
-    """Always; otherwise as the config's attention_bias says."""
+    qkv_bias: Flag = False
+    output_bias: Flag = False
+    mlp_bias: Flag = False
     scaled_embedding: bool = False
     """Embeddings are multiplied by the root of the hidden size."""
-    windowed: bool = False
-    """Without layer_types, every layer has the config's sliding_window."""
+    windowed: Literal["never", "always", "by layer type"] = "never"
+    """Which layers have the config's sliding_window: none, all, or those that layer_types names."""
+    ropes_by_layer_type: bool = False
+    """rope_parameters holds an entry for each of the layer_types."""
     activation_key: str = "hidden_act"
     attention_scale_key: str | None = None
     """Holds what attention's scale is the inverse root of; None: the head dimension."""
@@ -60,10 +79,14 @@ class DecoderFamily:
                 one_of(None, "", "default", *ACTIVATIONS),
                 f"activation '{{value}}' is none of {', '.join(ACTIVATIONS)}",
             ),
+            key_rule("is_causal", bool, "is_causal is {value}: it attends in both directions"),
             key_rule("use_bidirectional_attention", unset, "it attends in both directions"),
+            key_rule("per_layer_config", unset, "its layers differ in size (per_layer_config)"),
             *self.own_rules,
             # Other types change frequencies with the length of the sequence, and so with what shares the batch.
             rope_type_rule("default", "linear", "llama3", "yarn"),
+            *(() if self.ropes_by_layer_type else (one_rope,)),
+            whole_heads_rotated,
         )
 
 
@@ -86,6 +109,8 @@ class DsaFamily:
     """Latent attention to what a lightning indexer selects (`models/deepseek/`): for decoding alone."""
 
     name: str
+    known_as: str
+    """Checkpoints that people know by name, for docs/models.md."""
     interleaved_indexer: bool = False
     """The indexer's rotary pairs are neighbours instead of the two halves of a head."""
 

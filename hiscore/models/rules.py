@@ -3,7 +3,7 @@
 Nothing here imports torch: the launcher applies them before anything heavy is loaded.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Config = Mapping[str, Any]
@@ -52,11 +52,28 @@ def rope_type_rule(*implemented: str) -> Rule:
     """All rope types of a config, which may have one for each kind of layer, must be `implemented`."""
 
     def rule(config: Config) -> str | None:
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        variants = [value for value in rope.values() if isinstance(value, dict)] or [rope]
-        present = {str(variant.get("rope_type", variant.get("type", "default"))) for variant in variants}
-        for rope_type in sorted(present - set(implemented)):
+        kinds = {str(kind.get("rope_type", kind.get("type", "default"))) for kind in _ropes(config)}
+        for rope_type in sorted(kinds - set(implemented)):
             return f"rope type '{rope_type}' is none of {', '.join(implemented)}"
         return None
 
     return rule
+
+
+def whole_heads_rotated(config: Config) -> str | None:
+    """A rule: rotary embeddings turn all dimensions of a head."""
+    parts = {kind.get("partial_rotary_factor") for kind in (config, *_ropes(config))} - {None, 1}
+    return f"partial_rotary_factor is {parts.pop()}: it rotates a part of each head" if parts else None
+
+
+def one_rope(config: Config) -> str | None:
+    """A rule: all layers have the same rotary embeddings."""
+    several = any(isinstance(value, dict) for value in (config.get("rope_parameters") or {}).values())
+    return "its kinds of layers have different rope_parameters" if several else None
+
+
+def _ropes(config: Config) -> Iterator[Config]:
+    """Rope parameters under the new name and the old; transformers takes either, or both joined."""
+    for rope in (config.get("rope_parameters") or {}, config.get("rope_scaling") or {}):
+        kinds = [value for value in rope.values() if isinstance(value, dict)]
+        yield from kinds or [rope]

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
-from hiscore.models.config import UnsupportedCheckpoint
+from hiscore.models.config import UnsupportedCheckpoint, context_length, read_config
 from hiscore.models.families import DSA_FAMILIES
 from hiscore.models.support import context_limit, unsupported
 
@@ -94,7 +92,7 @@ def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple
     """
     if reason := unsupported(json.loads((checkpoint / "config.json").read_text())):
         raise UnsupportedCheckpoint(reason)
-    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+    config = read_config(checkpoint)
     architecture = from_config(config)
     context = context_limit(architecture.context_length, max_context)
     return replace(architecture, context_length=context), config
@@ -116,7 +114,7 @@ def from_config(config: Any) -> DsaArchitecture:
     return DsaArchitecture(
         family=config.model_type,
         vocab_size=config.vocab_size,
-        context_length=config.max_position_embeddings,
+        context_length=context_length(config),
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,

@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from hiscore.models.rules import Rule, key_rule, model_class_rule, one_of, rope_type_rule, unset
+from hiscore.models.rules import (
+    Rule,
+    key_rule,
+    model_class_rule,
+    one_of,
+    one_rope,
+    rope_type_rule,
+    unset,
+    whole_heads_rotated,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +34,20 @@ from hiscore.models.rules import Rule, key_rule, model_class_rule, one_of, rope_
         (model_class_rule("LM", reason="is odd"), {"architectures": []}, "architecture 'none' is odd"),
         (rope_type_rule("default", "yarn"), {"rope_parameters": None, "rope_scaling": None}, None),
         (rope_type_rule("yarn"), {}, "rope type 'default' is none of yarn"),
+        (
+            rope_type_rule("default"),
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "dynamic"}},
+            "rope type 'dynamic' is none of default",
+        ),
+        (whole_heads_rotated, {"partial_rotary_factor": 1.0, "rope_parameters": None}, None),
+        (whole_heads_rotated, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        (
+            whole_heads_rotated,
+            {"rope_scaling": {"partial_rotary_factor": 0.25}},
+            "partial_rotary_factor is 0.25",
+        ),
+        (one_rope, {"rope_parameters": {"rope_type": "default"}}, None),
+        (one_rope, {"rope_parameters": {"full_attention": {}}}, "its kinds of layers"),
         (rope_type_rule("default", "yarn"), {"rope_scaling": {"type": "yarn"}}, None),
         (
             rope_type_rule("default"),
