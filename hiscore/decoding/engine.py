@@ -12,37 +12,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hiscore.decoding.block_manager import check_fits
+from hiscore.decoding.in_flight import InFlight
 from hiscore.decoding.inbox import Inbox
 from hiscore.decoding.scheduler import Schedule, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.stats import EngineStats, Tally
 from hiscore.decoding.stop_strings import Detokenizer, StopChecker
-from hiscore.decoding.worker.interface import NOT_FINITE, PendingForward, Worker
+from hiscore.decoding.times import Times
+from hiscore.decoding.worker.interface import NOT_FINITE, Worker
 from hiscore.errors import Code, RequestError, to_request_error
 
 log = logging.getLogger(__name__)
 QUANTUM = 256
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """A step or a prefill whose result has not been read.
-
-    Attributes:
-        launched: Gives the result.
-        sequences: All of its sequences.
-        sampled: Those for which the result has a token, in its order.
-        prompt_tokens: Tokens that it prefills; 0 for a step.
-    """
-
-    launched: PendingForward
-    sequences: list[Sequence]
-    sampled: list[Sequence]
-    prompt_tokens: int = 0
 
 
 class DecodeEngine:
@@ -78,6 +63,7 @@ class DecodeEngine:
         self._inbox = Inbox(max_queue, startable=self._cache_config.max_sequences)
         self._scheduler = Scheduler(self._cache_config, quantum)
         self._tally = Tally()
+        self.times = Times()
         self._live: dict[int, Sequence] = {}  # by the id of reply_to
         self._deadlines: list[tuple[float, int]] = []  # a heap of these ids
         self._thread = threading.Thread(target=self._run, name="hiscore-decode", daemon=True)
@@ -129,6 +115,7 @@ class DecodeEngine:
         while self._receive(poll=not busy):
             schedule = self._scheduler.schedule(self._worker.drained)
             launched = self._launch(schedule)
+            self.times.leave_queue(schedule.prefilling)
             self._update_room()
             # The device is busy with this iteration: time to read the one before.
             for entry in in_flight:
@@ -138,8 +125,7 @@ class DecodeEngine:
 
     def _receive(self, poll: bool) -> bool:
         """Take in new calls, cancellations and timeouts; False if there is nothing left to do, ever."""
-        received = self._inbox.take(self._scheduler.idle, poll)
-        if received is None:
+        if (received := self._inbox.take(self._scheduler.idle, poll)) is None:
             return False
         arrived, cancelled = received
         for sequence in arrived:
@@ -222,6 +208,7 @@ class DecodeEngine:
         if token == NOT_FINITE:
             raise RequestError("the model's output is not a finite number", Code.INTERNAL)
         text, finish_reason = sequence.stop_checker.append(token)
+        self.times.token(sequence)
         sequence.received += 1
         sequence.last_token = token
         output = Output([token], text, finish_reason)
@@ -233,6 +220,7 @@ class DecodeEngine:
     def _end(self, sequence: Sequence, last: Output | RequestError) -> None:
         del self._live[id(sequence.reply_to)]
         self._scheduler.end(sequence)
+        self.times.end(sequence, last)
         self._emit(sequence.reply_to, last)
 
     @contextmanager

@@ -4,8 +4,9 @@ Encoding a large text takes seconds, so a separate thread does that.
 """
 
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Full, Queue
 from typing import Any
 
@@ -35,6 +36,7 @@ class DecodeRequest:
         params: Validated.
         deadline: See `DecodeCall`.
         start_by: See `DecodeCall`.
+        arrived: See `DecodeCall`.
     """
 
     input_ids: Int32 | None
@@ -42,6 +44,7 @@ class DecodeRequest:
     params: SamplingParams
     deadline: float
     start_by: float
+    arrived: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ class RequestIntake:
     def _read(self, request: DecodeRequest, reply_to: Any) -> None:
         try:
             prompt = self._prompts.read(request.input_ids, request.text, request.params)
-            self._submit(DecodeCall(prompt, request.params, request.deadline, request.start_by), reply_to)
+            params, deadline, start_by = request.params, request.deadline, request.start_by
+            self._submit(DecodeCall(prompt, params, deadline, start_by, request.arrived), reply_to)
         except Exception as error:
             self._refuse(reply_to, to_request_error(error))

@@ -1,6 +1,7 @@
 """A request while it is decoded."""
 
 import math
+import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -39,12 +40,14 @@ class DecodeCall:
         params: How to sample, and when to stop.
         deadline: When it must have ended, in seconds of the monotonic clock.
         start_by: When it must have left the queue, on the same clock.
+        arrived: When it came, on the same clock.
     """
 
     prompt: Int32
     params: SamplingParams
     deadline: float
     start_by: float = math.inf
+    arrived: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Sequence:
         waiting_since: The step at which it began to wait.
         times_overtaken: How many later ones have started while it waits.
         steps_run: Steps since it started or was resumed.
+        has_left_queue: Its prefill has begun; for `hiscore.decoding.times`, as the next.
+        last_token_at: When its last token was read, on the monotonic clock; 0 before the first.
     """
 
     call: DecodeCall
@@ -108,6 +113,8 @@ class Sequence:
     waiting_since: int = 0
     times_overtaken: int = 0
     steps_run: int = 0
+    has_left_queue: bool = False
+    last_token_at: float = 0.0
 
     @property
     def prompt_left(self) -> int:

@@ -12,6 +12,7 @@ from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.health import HealthServer
 from hiscore.launcher.make_interrupt import MakeInterrupt
 from hiscore.launcher.server import Server
+from hiscore.launcher.shared_memory import SharedMemoryWatch
 from hiscore.launcher.watchdog import Watchdog
 from hiscore.logs import LogFormat, configure
 from hiscore.settings import ServeSettings
@@ -75,7 +76,13 @@ def main() -> int:
         log_format = settings.log_format
         configure(log_format, TEXT)
         with Server(settings) as server:
-            watchdog = Watchdog(server, idle=lambda: stop_with(make))
+            shared_memory = SharedMemoryWatch(settings.shm_bytes)
+
+            def idle() -> None:
+                stop_with(make)
+                shared_memory.check()
+
+            watchdog = Watchdog(server, idle)
             health = start_health(server, watchdog)
             announce(
                 f"hiscore is ready: models {', '.join(server.models)}; gRPC {server.grpc_url}, "

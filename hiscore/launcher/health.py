@@ -5,8 +5,11 @@ Triton's ``/v2/health/ready`` says yes even when a model is dead. These answers 
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.preflight import free_shared_memory
+from hiscore.launcher.versions import build_info
 from hiscore.launcher.watchdog import Watchdog
 
 METRICS = """\
@@ -16,6 +19,12 @@ hiscore_restarts_total {restarts}
 # HELP hiscore_healthy Whether every model answered its last canary
 # TYPE hiscore_healthy gauge
 hiscore_healthy {healthy}
+# HELP hiscore_shared_memory_free_bytes Room that is left in /dev/shm
+# TYPE hiscore_shared_memory_free_bytes gauge
+hiscore_shared_memory_free_bytes {free}
+# HELP hiscore_build_info What this server runs
+# TYPE hiscore_build_info gauge
+hiscore_build_info{{{build}}} 1
 """
 
 
@@ -36,13 +45,20 @@ class HealthServer:
             timeout = 10  # a silent client must not keep a thread
 
             def do_GET(self) -> None:
-                status, text = answer(self.path, watchdog)
+                self.respond(with_body=True)
+
+            def do_HEAD(self) -> None:
+                self.respond(with_body=False)
+
+            def respond(self, with_body: bool) -> None:
+                status, text = answer(urlsplit(self.path).path, watchdog)
                 body = text.encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                if with_body:
+                    self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
                 """Do not log: probes come every few seconds."""
@@ -68,5 +84,11 @@ def answer(path: str, watchdog: Watchdog) -> tuple[int, str]:
     if path == "/readyz":
         return (503, f"{unready}\n") if unready else (200, "ok\n")
     if path == "/metrics":
-        return 200, METRICS.format(restarts=watchdog.restarts, healthy=int(not unready))
+        return 200, metrics(watchdog.restarts, healthy=not unready)
     return 404, "not found\n"
+
+
+def metrics(restarts: int, healthy: bool) -> str:
+    """The launcher's page for Prometheus."""
+    build = ",".join(f'{name}="{value}"' for name, value in build_info().items())
+    return METRICS.format(restarts=restarts, healthy=int(healthy), free=free_shared_memory(), build=build)

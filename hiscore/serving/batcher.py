@@ -102,9 +102,14 @@ class Batcher(Generic[Job]):
             if not small or self._waiting or self._in_flight or self._closing:
                 return None
             self._in_flight = 1
+            self.totals.queue_wait.observe(0.0)
+        begin = time.monotonic()
         with self._launching:
             batch = self._try_launch([job])
         answers, completed = self._await(batch, 1)
+        if not isinstance(answers[0], RequestError):
+            with self._changed:
+                self.totals.call.observe(time.monotonic() - begin)
         # The other thread counts it: this one has an answer to deliver.
         self._launched.put(([], CompletedBatch(batch if completed else None)))
         return answers[0]
@@ -172,7 +177,8 @@ class Batcher(Generic[Job]):
                     batch.append((request, part))
                     batch_cost += cost
                     request.launched += 1
-                    self.totals.queue_seconds += 0.0 if part else now - request.since
+                    if not part:
+                        self.totals.queue_wait.observe(now - request.since)
                 self._waiting.popleft()
                 self._not_started -= not part
                 if part < request.launched < len(request.parts):
@@ -247,4 +253,6 @@ class Batcher(Generic[Job]):
                 return
             request.answered = True
             self._total_cost -= request.cost
+            if not isinstance(answer, RequestError):
+                self.totals.call.observe(time.monotonic() - request.since)
         request.reply_to.send(answer)

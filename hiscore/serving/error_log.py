@@ -1,4 +1,4 @@
-"""Logs requests that were rejected or have failed: one line each, with its id, and nothing that a caller sent.
+"""Logs and counts requests that were rejected or have failed: one line each, and nothing that a caller sent.
 
 An INVALID_ARG message alone quotes what was sent, a label for example: such an error is logged by the check that
 raised it.
@@ -7,6 +7,7 @@ raised it.
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from hiscore.errors import Code, RequestError
@@ -16,10 +17,14 @@ log = logging.getLogger(__name__)
 # Rate-limited, so that rejected requests cannot fill the disk.
 LINES_PER_SECOND = 100
 MAX_ID_LENGTH = 128
+# What Triton's Python backend says when /dev/shm is full.
+NO_SHARED_MEMORY = "shared memory pool"
 
 
 class ErrorLog:
     """A rate-limited log; each line says how many were dropped before it. Thread-safe.
+
+    `counts` holds every error by its code, `no_shared_memory` the answers for which /dev/shm had no room.
 
     Args:
         limit: Lines per second.
@@ -30,10 +35,13 @@ class ErrorLog:
         self._limit, self._clock = limit, clock
         self._second = self._written = self._dropped = 0
         self._lock = threading.Lock()
+        self.counts: Counter[Code] = Counter()
+        self.no_shared_memory = 0
 
     def write(self, request_id: str, error: RequestError) -> None:
         """Log that a request was answered with an error."""
         with self._lock:
+            self.counts[error.code] += 1
             second = int(self._clock())
             if second != self._second:
                 self._second, self._written = second, 0
@@ -52,6 +60,13 @@ class ErrorLog:
         level = logging.ERROR if error.code is Code.INTERNAL else logging.INFO
         event = "a call failed" if error.code is Code.INTERNAL else "a call was refused"
         log.log(level, event, extra={"fields": fields})
+
+    def unsent(self, error: Exception) -> None:
+        """Note why an answer could not be sent."""
+        if NO_SHARED_MEMORY in str(error):
+            with self._lock:
+                self.no_shared_memory += 1
+            log.critical("an answer does not fit into /dev/shm: make it larger (docker run --shm-size=2g)")
 
 
 def detail(error: RequestError) -> str:

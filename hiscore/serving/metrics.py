@@ -1,24 +1,15 @@
-"""Our metrics, exported alongside Triton's, updated at most once per batch or once a second.
+"""Our metrics, exported alongside Triton's, updated once per batch or once a second.
 
 Every update is a round trip to the server's process: none belongs into a loop over requests, items or tokens.
 """
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from hiscore.errors import REASONS
-from hiscore.serving.totals import Totals
 
-EXPORT_EVERY_S = 1.0
-SECONDS = {
-    "hiscore_queue_seconds_total": "Seconds that calls waited until they were launched, each for itself",
-    "hiscore_launch_seconds_total": "Seconds spent on launching batches; on a CPU, on computing them",
-    "hiscore_device_seconds_total": "Seconds spent on waiting for launched batches",
-    "hiscore_answer_seconds_total": "Seconds spent on sending answers",
-}
 REJECTS = {"hiscore_rejects_total": f"Calls rejected, by reason: {', '.join(REASONS)}"}
 
 
@@ -73,30 +64,3 @@ class Rejects:
     def add(self, reason: str, calls: float) -> None:
         """Increase the counter of a reason; zero costs nothing."""
         self._counters[reason].add(hiscore_rejects_total=calls)
-
-
-class TotalsFeed:
-    """Exports a batcher's totals to Prometheus, at most once a second."""
-
-    def __init__(self, labels: dict[str, str], totals: Totals) -> None:
-        self._totals = totals
-        self._seconds = Counters(SECONDS, labels)
-        self._rejects = Rejects(labels)
-        self._exported: dict[str, float] = {}
-        self._next = 0.0
-
-    def update(self) -> None:
-        """Export what has increased; called after each batch."""
-        if (now := time.monotonic()) < self._next:
-            return
-        self._next = now + EXPORT_EVERY_S
-        for part in ("queue", "launch", "device", "answer"):
-            increase = self._increase(part, getattr(self._totals, f"{part}_seconds"))
-            self._seconds.add(**{f"hiscore_{part}_seconds_total": increase})
-        for reason in REASONS:
-            self._rejects.add(reason, self._increase(reason, self._totals.rejects[reason]))
-
-    def _increase(self, name: str, value: float) -> float:
-        increase = value - self._exported.get(name, 0.0)
-        self._exported[name] = value
-        return increase

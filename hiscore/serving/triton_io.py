@@ -57,6 +57,7 @@ class ReplyTo:
             self.sender.send(response, flags=final if last else 0)
             return True
         except Exception as error:
+            error_log.unsent(error)
             try:
                 response = _response(to_request_error(error), self.request_id, streamed)
                 self.sender.send(response, flags=final)

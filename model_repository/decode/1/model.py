@@ -16,15 +16,17 @@ from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.request import DecodeRequest, PromptReader, RequestIntake
 from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.decoding.stats import COUNTERS, GAUGES, MetricsFeed, descriptions
+from hiscore.decoding.times import HISTOGRAMS
 from hiscore.decoding.worker.build import make_worker
 from hiscore.errors import to_request_error
 from hiscore.logs import configure_model
 from hiscore.models.config import read_facts
 from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.serving.device_loss import end_if_device_is_lost
+from hiscore.serving.feeds import ErrorsFeed, Exporter, histogram_feeds
 from hiscore.serving.metrics import Counters, Gauges, Rejects
 from hiscore.serving.response_sender import ResponseSender
-from hiscore.serving.triton_io import ReplyTo, parameters, strings, tensor
+from hiscore.serving.triton_io import ReplyTo, error_log, parameters, strings, tensor
 from hiscore.settings import DecodeSettings, from_model_config
 from hiscore.tokenization import load_tokenizer
 from hiscore.tokenization.detokenizer import DetokenizerFactory
@@ -66,6 +68,9 @@ class TritonPythonModel:
             on_failure=end_if_device_is_lost,
             on_death=self.exit,
         )
+        self.exporter = Exporter(
+            [ErrorsFeed(labels, error_log), *histogram_feeds(HISTOGRAMS, labels, self.engine.times)]
+        )
         self.intake = RequestIntake(prompts, self.engine.submit, self.sender.put)
         self.queue_timeout_s = settings.queue_timeout_s
         # Freeze startup objects to exclude them from garbage collection.
@@ -86,6 +91,7 @@ class TritonPythonModel:
         self.intake.close()
         self.engine.close()
         self.sender.close()
+        self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
 
     def read(self, request: Any) -> DecodeRequest:

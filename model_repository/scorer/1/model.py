@@ -16,8 +16,9 @@ from hiscore.scoring.scorer import BatchStats, Scorer
 from hiscore.scoring.validation import check_labels, check_prompt
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.metrics import Counters, TotalsFeed
-from hiscore.serving.triton_io import parameters, request_id, required_tensor, serve
+from hiscore.serving.feeds import Exporter, batcher_feeds
+from hiscore.serving.metrics import Counters
+from hiscore.serving.triton_io import error_log, parameters, request_id, required_tensor, serve
 from hiscore.settings import CANARY_ID, ScorerSettings, from_model_config
 
 COUNTERS = {
@@ -55,7 +56,7 @@ class TritonPythonModel:
             BatchedScorer(self.scorer, settings.max_batch_tokens, self.record),
             BatchLimits(settings.max_batch_tokens, settings.max_queue, settings.max_queue_tokens),
         )
-        self.feed = TotalsFeed(labels, self.batcher.totals)
+        self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))
         # Freeze startup objects to exclude them from garbage collection while requests wait.
         gc.collect()
         gc.freeze()
@@ -65,6 +66,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.batcher.close()
+        self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
 
     def read(self, request: Any) -> ScoreRequest:
@@ -80,7 +82,6 @@ class TritonPythonModel:
 
     def record(self, stats: BatchStats | None) -> None:
         """Update the metrics after a batch; canaries are not work."""
-        self.feed.update()
         if stats is not None:
             self.counters.add(
                 hiscore_batches_total=1,

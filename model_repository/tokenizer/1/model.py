@@ -14,8 +14,9 @@ from hiscore.scoring.encode import TextRequest
 from hiscore.scoring.options import parse_options
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.metrics import Counters, TotalsFeed
-from hiscore.serving.triton_io import parameters, required_tensor, serve, strings, tensor
+from hiscore.serving.feeds import Exporter, batcher_feeds
+from hiscore.serving.metrics import Counters
+from hiscore.serving.triton_io import error_log, parameters, required_tensor, serve, strings, tensor
 from hiscore.settings import TokenizerSettings, from_model_config
 from hiscore.tokenization import load_tokenizer
 
@@ -43,17 +44,17 @@ class TritonPythonModel:
             BatchedTokenizer(load_tokenizer(checkpoint), settings, facts, self.record),
             BatchLimits(MAX_BATCH_CHARACTERS, settings.max_queue),
         )
-        self.feed = TotalsFeed(labels, self.batcher.totals)
+        self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         return serve(requests, read, self.batcher, self.settings.queue_timeout_s)
 
     def finalize(self) -> None:
         self.batcher.close()
+        self.exporter.close()
 
     def record(self, stats: EncodeStats) -> None:
         """Update the metrics after a batch."""
-        self.feed.update()
         self.counters.add(
             hiscore_full_encodes_total=stats.full_encodes,
             hiscore_tokenized_calls_total=stats.requests,

@@ -1,6 +1,7 @@
 """The dashboards as files; that their queries answer is tested with a running server."""
 
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,15 @@ from typing import Any
 import pytest
 
 from hiscore.decoding.stats import COUNTERS, GAUGES
-from tests.support.deployment import DASHBOARDS, DOCKER, METRIC, dashboard_queries, documents, metrics_of
+from tests.support.deployment import (
+    DASHBOARDS,
+    DOCKER,
+    METRIC,
+    ROOT,
+    dashboard_queries,
+    documents,
+    metrics_of,
+)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -59,3 +68,29 @@ def test_control_panels_that_overlap_are_noticed() -> None:
 def test_every_metric_of_decode_is_shown() -> None:
     shown = {metric for _, query in dashboard_queries() for metric in metrics_of(query)}
     assert set(COUNTERS) | set(GAUGES) <= shown
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [
+        rule for group in documents(DOCKER / "prometheus/rules.yml")[0]["groups"] for rule in group["rules"]
+    ]
+
+
+def test_every_alert_has_a_severity_and_a_section_that_says_what_to_do() -> None:
+    headings = re.findall(r"^## (\w+)$", (ROOT / "docs/alerts.md").read_text(), re.MULTILINE)
+    assert headings == [alert["alert"] for alert in alerts()]
+    for alert in alerts():
+        assert alert["labels"]["severity"] in ("critical", "warning")
+        assert alert["annotations"]["summary"]
+        assert alert["annotations"]["runbook"] == f"docs/alerts.md#{alert['alert'].lower()}"
+
+
+def test_refused_calls_raise_no_alert_of_failures() -> None:
+    """Triton counts some of them as failures; our own count of INTERNAL alone tells whose fault it was."""
+    (fails,) = (alert["expr"] for alert in alerts() if alert["alert"] == "HiscoreFails")
+    assert fails.startswith('sum by (instance, model) (rate(hiscore_errors_total{reason="INTERNAL"}[5m]))')
+    assert not any("nv_inference_request_failure" in alert["expr"] for alert in alerts())
+
+
+def test_somebody_notices_when_nothing_is_scraped() -> None:
+    assert any(alert["expr"].startswith("absent(up{") for alert in alerts())

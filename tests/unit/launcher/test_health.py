@@ -1,13 +1,16 @@
 """The launcher's own HTTP: what it answers, and that it can be stopped."""
 
+import re
 import socket
 import urllib.error
 import urllib.request
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import hiscore
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.health import HealthServer, answer
 
@@ -35,6 +38,14 @@ def test_metrics(watchdog: Any, restarts: int, healthy: int) -> None:
     assert f"\nhiscore_healthy {healthy}\n" in text
 
 
+def test_metrics_tell_what_runs_and_what_memory_is_left() -> None:
+    text = answer("/metrics", WELL)[1]
+    (build,) = re.findall(r"^hiscore_build_info\{(.+)\} 1$", text, re.MULTILINE)
+    assert f'version="{hiscore.__version__}"' in build
+    assert f'torch="{metadata.version("torch")}"' in build
+    assert re.search(r"^hiscore_shared_memory_free_bytes \d+$", text, re.MULTILINE)
+
+
 def test_nothing_else_is_served() -> None:
     assert answer("/", WELL)[0] == 404
 
@@ -45,6 +56,15 @@ def test_over_http() -> None:
         url = f"http://127.0.0.1:{server.port}"
         with urllib.request.urlopen(f"{url}/livez", timeout=30) as response:
             assert response.read() == b"ok\n"
+        # Probes and proxies send these.
+        with urllib.request.urlopen(f"{url}/livez?verbose=1&from=proxy", timeout=30) as response:
+            assert response.read() == b"ok\n"
+        head = urllib.request.Request(f"{url}/livez", method="HEAD")
+        with urllib.request.urlopen(head, timeout=30) as response:
+            assert (response.status, response.headers["Content-Length"], response.read()) == (200, "3", b"")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(f"{url}/readyz", method="HEAD"), timeout=30)
+        assert refused.value.code == 503
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"{url}/readyz", timeout=30)
         assert refused.value.code == 503

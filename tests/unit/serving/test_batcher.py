@@ -356,3 +356,43 @@ def test_a_model_that_computes_in_its_launch_runs_nothing_on_the_spot() -> None:
     assert batcher.run_alone(1) is None
     batcher.close()
     assert device.launched == []
+
+
+def test_answered_calls_have_a_time_and_refused_ones_have_not(device: Device) -> None:
+    batcher = device.batcher(max_cost=1, max_queue=1, in_flight=1)
+    submit(device, batcher, 1)
+    assert device.wait(lambda: device.launched == [[1]])
+    submit(device, batcher, 2)
+    assert submit(device, batcher, 4) == [4]  # refused
+    time.sleep(0.02)
+    for index in range(2):
+        assert device.wait(lambda index=index: len(device.done) > index)
+        device.done[index].release()
+    batcher.close()
+    assert (batcher.totals.call.count, batcher.totals.queue_wait.count) == (2, 2)
+    assert batcher.totals.call.sum > batcher.totals.queue_wait.sum >= 0.02
+
+
+def test_a_call_that_fails_has_no_time(device: Device) -> None:
+    batcher = device.batcher()
+    submit(device, batcher, 13)
+    batcher.close()
+    assert batcher.totals.call.count == 0
+
+
+def test_a_call_run_on_the_spot_has_a_time() -> None:
+    device = Device(async_launch=True)
+    device.alone.add(1)
+    batcher = device.batcher(max_cost=100)
+
+    def finish() -> None:
+        assert device.wait(lambda: len(device.done) == 1)
+        time.sleep(0.02)
+        device.done[0].release()
+
+    threading.Thread(target=finish).start()
+    assert batcher.run_alone(1) == 10
+    assert batcher.totals.call.count == 1
+    assert batcher.totals.call.sum >= 0.015
+    assert batcher.totals.queue_wait.sum == 0
+    batcher.close()

@@ -1,0 +1,23 @@
+"""A launch of the decode engine whose result has not been read."""
+
+from dataclasses import dataclass
+
+from hiscore.decoding.sequence import Sequence
+from hiscore.decoding.worker.interface import PendingForward
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A step or a prefill that is being computed.
+
+    Attributes:
+        launched: Gives the result.
+        sequences: All of its sequences.
+        sampled: Those for which the result has a token, in its order.
+        prompt_tokens: Tokens that it prefills; 0 for a step.
+    """
+
+    launched: PendingForward
+    sequences: list[Sequence]
+    sampled: list[Sequence]
+    prompt_tokens: int = 0
