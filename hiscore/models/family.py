@@ -6,6 +6,7 @@ Nothing here imports torch: the launcher reads the table before anything heavy i
 from dataclasses import dataclass
 from typing import Literal
 
+from hiscore.models.quantization.schemes import unserved
 from hiscore.models.rules import (
     Config,
     Rule,
@@ -69,11 +70,7 @@ class DecoderFamily:
             model_class_rule(
                 CAUSAL_LM, CLASSIFIER, reason="is neither a causal LM nor a sequence classifier"
             ),
-            key_rule(
-                "quantization_config",
-                unset,
-                "its weights are quantised; float32, float16 and bfloat16 ones are served",
-            ),
+            unserved,
             key_rule(
                 self.activation_key,
                 one_of(None, "", "default", *ACTIVATIONS),
@@ -88,13 +85,6 @@ class DecoderFamily:
             *(() if self.ropes_by_layer_type else (one_rope,)),
             whole_heads_rotated,
         )
-
-
-def _quantised_to(config: Config) -> str | None:
-    if not (quantised := config.get("quantization_config")):
-        return None
-    method = quantised.get("quant_method", "unknown")
-    return f"its weights are quantised ({method}); convert them to bfloat16, float16 or float32 first"
 
 
 def _one_kv_head_per_head(config: Config) -> str | None:
@@ -124,7 +114,7 @@ class DsaFamily:
         """What a config must satisfy; the first rule that it breaks is reported."""
         return (
             model_class_rule(CAUSAL_LM, reason="is not a causal LM"),
-            _quantised_to,
+            unserved,
             key_rule("hidden_act", one_of("silu"), "activation '{value}' is not silu"),
             key_rule(
                 "q_lora_rank",

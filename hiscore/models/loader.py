@@ -4,12 +4,9 @@ Missing tensors and tensors that nothing reads are both errors: a bias that is s
 wrong scores.
 """
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from hiscore.layers.weights import (
@@ -22,8 +19,8 @@ from hiscore.layers.weights import (
     quantise,
 )
 from hiscore.models.config import Architecture, UnsupportedCheckpoint
+from hiscore.models.quantization.tensors import CheckpointTensors
 
-INDEX = "model.safetensors.index.json"
 ROPE_BUFFER = ".rotary_emb.inv_freq"
 """Stored by old checkpoints; it follows from the config."""
 
@@ -32,12 +29,8 @@ class CheckpointReader:
     """Reads tensors by name, moves and converts them, and keeps track of those never read."""
 
     def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool) -> None:
-        self._device, self._dtype, self._fp8 = device, dtype, fp8
-        self._files = {
-            name: handle
-            for handle in _open_shards(checkpoint)
-            for name in handle.keys()  # noqa: SIM118
-        }
+        self._dtype, self._fp8 = dtype, fp8
+        self._tensors = CheckpointTensors(checkpoint, device)
         self._read: set[str] = set()
 
     def __call__(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
@@ -51,12 +44,11 @@ class CheckpointReader:
             UnsupportedCheckpoint: There is no such tensor.
         """
         for name in names:
-            if name not in self._files:
+            if name not in self._tensors:
                 raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{name}'")
         self._read.update(names)
-        parts = [self._files[name].get_tensor(name) for name in names]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return joined.to(device=self._device, dtype=dtype or self._dtype)
+        parts = [self._tensors.read(name).to(dtype or self._dtype) for name in names]
+        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
 
     def projection(self, *names: str, bias: bool) -> Projection:
         """Read layers of the same input as one projection, in fp8 if the reader is."""
@@ -74,19 +66,10 @@ class CheckpointReader:
         return Fp8Linear(quantise(weight), added)
 
     def unread(self, derived: set[str]) -> list[str]:
-        """Names of tensors that were never read; `derived` ones may be left out."""
-        left_over = set(self._files) - self._read - derived
+        """Names of tensors that were never read; `derived` ones may be left out. Logs what was dequantised."""
+        self._tensors.report(self._dtype)
+        left_over = set(self._tensors) - self._read - derived
         return sorted(name for name in left_over if not name.endswith(ROPE_BUFFER))
-
-
-def _open_shards(checkpoint: Path) -> Iterator[safe_open]:
-    index = checkpoint / INDEX
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    for name in names:
-        yield safe_open(checkpoint / name, framework="pt", device="cpu")
 
 
 def load_weights(

@@ -51,7 +51,7 @@ def in_memory(device: str, seed: int = 0) -> Iterator[None]:
     def shards(checkpoint: Path) -> Iterator[Shard]:
         yield Shard(tensors(json.loads((checkpoint / "config.json").read_text())), seed, device)
 
-    with mock.patch("hiscore.models.loader._open_shards", shards):
+    with mock.patch("hiscore.models.quantization.tensors._open_shards", shards):
         yield
 
 

@@ -33,7 +33,10 @@ def test_every_family_is_served() -> None:
         ({"model_type": "mamba"}, "model_type 'mamba' is none of llama,"),
         ({"architectures": ["LlamaModel"]}, "'LlamaModel' is neither a causal LM nor a sequence classifier"),
         ({"architectures": None}, "'none' is neither"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantised"),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            "its weights are quantised by 'hqq'; served are fp8",
+        ),
         ({"hidden_act": "relu"}, "activation 'relu' is none of silu,"),
         ({"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic' is none of default,"),
         ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope type 'longrope'"),
@@ -67,7 +70,7 @@ def test_a_family_with_an_indexer_is_for_decode_alone(tmp_path: Path) -> None:
     assert "decode alone serves it" in capabilities.left_out["scorer"]
     assert capabilities.left_out["score"] == "it needs the scorer"
     assert capabilities.selectors == ("dsa", "dense")
-    assert "quantised" in str(undecodable(DEEPSEEK | {"quantization_config": {"quant_method": "fp8"}}))
+    assert "quantised" in str(undecodable(DEEPSEEK | {"quantization_config": {"quant_method": "hqq"}}))
 
 
 def test_decode_needs_a_head_for_tokens_of_a_family_it_knows(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_plain_config_is_served() -> None:
     [
         ({"model_type": "deepseek_v3"}, "model_type 'deepseek_v3'"),
         ({"architectures": ["DeepseekV32Model"]}, "DeepseekV32Model"),
-        ({"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)"),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "quantised by fp8 with fmt"),
         ({"hidden_act": "gelu"}, "'gelu' is not silu"),
         ({"q_lora_rank": None}, "q_lora_rank"),
         ({"num_attention_heads": 8, "num_key_value_heads": 2}, "num_key_value_heads 2"),

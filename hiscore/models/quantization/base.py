@@ -1,0 +1,66 @@
+"""The interface of a format, and what several formats share."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+KV_CACHE_SCALES = frozenset({"k_scale", "v_scale"})
+"""Of a quantised KV cache. Here the cache is in the model's dtype, which needs none."""
+
+
+class Format(ABC):
+    """How a method of quantisation stores weights. Names are the last components of tensors' names.
+
+    What a checkpoint says of quantised activations is not applied: the truth of a quantised checkpoint is a
+    float32 forward with its dequantised weights.
+    """
+
+    method: ClassVar[str]
+    """As `quant_method` has it."""
+    companions: ClassVar[Mapping[str, str]]
+    """What is stored beside or instead of a weight, and the name of that weight."""
+    dropped: ClassVar[frozenset[str]] = frozenset()
+    """What is stored but not read."""
+    excluded_keys: ClassVar[tuple[str, ...]] = ("modules_to_not_convert",)
+    """Keys of the config with the modules left unquantised; the first that is there counts."""
+
+    def __init__(self, quantised: Mapping[str, Any]) -> None:
+        """quantised: The `quantization_config`."""
+        lists = (quantised[key] for key in self.excluded_keys if quantised.get(key))
+        self.excluded: list[str] = next(lists, [])
+
+    def is_excluded(self, module: str) -> bool:
+        """Whether the config leaves a module unquantised."""
+        return any(names_module(pattern, module) for pattern in self.excluded)
+
+    @abstractmethod
+    def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
+        """The weight of a module.
+
+        Args:
+            module: Its name.
+            parts: What is stored of the weight.
+
+        Returns:
+            Like a tensor of an unquantised checkpoint, in any float dtype that holds its values.
+
+        Raises:
+            ValueError: The parts are not of the format, or do not fit together.
+            KeyError: One is missing.
+        """
+
+
+def names_module(pattern: str, module: str) -> bool:
+    """Whether an entry of a list of modules names a module: whole, its end, or something that it is part of.
+
+    Source: transformers.quantizers.quantizers_utils.should_convert_module, less its matches of half a component,
+    by which layer 1 would stand for layer 10 too.
+    """
+    part = pattern.rstrip(".")
+    try:
+        return re.fullmatch(rf"(.*\.)?({part})(\..*)?", module) is not None
+    except re.error:
+        return part == module

@@ -1,0 +1,89 @@
+"""`quant_method: compressed-tensors`: what llm-compressor writes, in float 8, int 8, and packed int 4 or 8."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hiscore.models.quantization.base import KV_CACHE_SCALES, Format
+from hiscore.models.quantization.fp8 import e4m3, fp8_scales
+from hiscore.models.quantization.unpacking import scale, unpack
+
+COMPANIONS = (
+    "weight_packed",
+    "weight_scale",
+    "weight_zero_point",
+    "weight_shape",
+    "weight_g_idx",
+    "input_scale",
+    "input_zero_point",
+    "output_scale",
+    "output_zero_point",
+)
+
+
+class CompressedTensors(Format):
+    """Several groups of modules, each with its own scheme.
+
+    Source: compressed_tensors.compressors (naive_quantized, pack_quantized), and `match_name` of its utils.
+    """
+
+    method = "compressed-tensors"
+    companions = dict.fromkeys(COMPANIONS, "weight")
+    dropped = KV_CACHE_SCALES
+    excluded_keys = ("ignore",)
+
+    def __init__(self, quantised: Mapping[str, Any]) -> None:
+        super().__init__(quantised)
+        self._groups = list((quantised.get("config_groups") or {}).values())
+
+    def is_excluded(self, module: str) -> bool:
+        return any(_matches(pattern, module) for pattern in self.excluded)
+
+    def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
+        weights = self._scheme(module)
+        bits = int(weights["num_bits"])
+        block = weights.get("block_structure")
+        if "weight_packed" in parts:
+            return _unpack(parts, bits)
+        values = e4m3(parts["weight"]) if weights["type"] == "float" else _int8(parts["weight"])
+        zeros = parts.get("weight_zero_point")
+        return scale(values, fp8_scales(parts), zeros, (int(block[0]), int(block[1])) if block else None)
+
+    def _scheme(self, module: str) -> Mapping[str, Any]:
+        """A module's scheme: that of the group which names it, else of the group of all linear layers."""
+        for matches in (_matches, lambda target, _: target == "Linear"):
+            for group in self._groups:
+                if any(matches(target, module) for target in group.get("targets", ())):
+                    weights: Mapping[str, Any] = group["weights"]
+                    return weights
+        raise ValueError("no group of the config has it as a target")
+
+
+def _matches(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), module) is not None
+    return pattern == module
+
+
+def _int8(weight: Tensor) -> Tensor:
+    if weight.dtype != torch.int8:
+        raise ValueError(f"the weight is {str(weight.dtype).removeprefix('torch.')}, not int8")
+    return weight
+
+
+def _unpack(parts: Mapping[str, Tensor], bits: int) -> Tensor:
+    """Weights packed along the inputs, zero points along the outputs; both signed, with 2^(bits - 1) added."""
+    rows, columns = parts["weight_shape"].tolist()
+    middle = 2 ** (bits - 1)
+    values = unpack(parts["weight_packed"], bits)[:, :columns] - middle
+    scales, zeros = parts["weight_scale"], None
+    if "weight_zero_point" in parts:
+        zeros = (unpack(parts["weight_zero_point"].t(), bits)[:, :rows] - middle).t()
+    if (of_group := parts.get("weight_g_idx")) is not None and (of_group >= 0).all():
+        # Columns of a group are not neighbours: each column gets its own scale.
+        columns_of = of_group.long()
+        scales, zeros = scales[:, columns_of], None if zeros is None else zeros[:, columns_of]
+    return scale(values, scales, zeros)

@@ -1,0 +1,57 @@
+"""`quant_method: fp8`: e4m3 weights with a scale for the tensor, for each channel, or for each block."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hiscore.models.quantization.base import KV_CACHE_SCALES, Format
+from hiscore.models.quantization.unpacking import scale
+
+
+class Fp8(Format):
+    """As Qwen3-FP8 and DeepSeek publish it (weight_scale_inv), and AutoFP8 (weight_scale, input_scale).
+
+    `weight_scale_inv` multiplies, in spite of its name.
+    Source: `Fp8Dequantize` of transformers.integrations.finegrained_fp8; quantization/fp8.py of vLLM.
+    """
+
+    method = "fp8"
+    companions = dict.fromkeys(
+        ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale"), "weight"
+    )
+    dropped = KV_CACHE_SCALES
+    excluded_keys = ("modules_to_not_convert", "ignored_layers")
+
+    def __init__(self, quantised: Mapping[str, Any]) -> None:
+        super().__init__(quantised)
+        block = quantised.get("weight_block_size")
+        self._block = (int(block[0]), int(block[1])) if block else None
+
+    def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
+        return scale(e4m3(parts["weight"]), fp8_scales(parts), block=self._block)
+
+
+def e4m3(weight: Tensor) -> Tensor:
+    """The weight itself.
+
+    Raises:
+        ValueError: It is of another dtype.
+    """
+    if weight.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"the weight is {str(weight.dtype).removeprefix('torch.')}, not float8_e4m3fn")
+    return weight
+
+
+def fp8_scales(parts: Mapping[str, Tensor]) -> Tensor:
+    """The scales of a weight, under either name.
+
+    Raises:
+        KeyError: There are none.
+        ValueError: They are stored as bare exponents.
+    """
+    scales = parts["weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale"]
+    if scales.dtype == torch.uint8:
+        raise ValueError("the scales are exponents (uint8), as MXFP8 has them")
+    return scales

@@ -1,0 +1,45 @@
+"""`quant_method: gptq`: integer weights of AutoGPTQ and GPTQModel, with or without activation order."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hiscore.models.quantization.base import Format
+from hiscore.models.quantization.unpacking import scale, unpack
+
+
+class Gptq(Format):
+    """qweight is packed along the inputs, qzeros along the outputs; weights are stored [in, out].
+
+    In the first format zero points are stored less one: AutoGPTQ adds it back and keeps the lowest bits. gptq_v2
+    stores them as they are. With desc_act, g_idx says which group each input belongs to.
+    Source: auto_gptq/nn_modules/qlinear/qlinear_cuda.py; `dequantize_weight` of
+    gptqmodel/nn_modules/qlinear/__init__.py.
+    """
+
+    method = "gptq"
+    companions = dict.fromkeys(("qweight", "qzeros", "scales", "g_idx"), "weight")
+
+    def __init__(self, quantised: Mapping[str, Any]) -> None:
+        super().__init__(quantised)
+        self._bits = int(quantised["bits"])
+        layout = quantised.get("checkpoint_format") or quantised.get("format") or "gptq"
+        self._subtracted = 0 if str(layout).lower() == "gptq_v2" else 1
+
+    def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
+        bits, scales = self._bits, parts["scales"]
+        values = unpack(parts["qweight"].t(), bits).t()
+        zeros = (unpack(parts["qzeros"], bits) + self._subtracted) & (2**bits - 1)
+        if (of_group := parts.get("g_idx")) is not None and not _in_order(of_group, len(scales)):
+            rows = of_group.long()
+            scales, zeros = scales[rows], zeros[rows]
+        return scale(values, scales, zeros).t()
+
+
+def _in_order(of_group: Tensor, groups: int) -> bool:
+    """Whether g_idx only says that equally many neighbours form each group."""
+    inputs = len(of_group)
+    expected = torch.arange(inputs, device=of_group.device) * groups // inputs
+    return inputs % groups == 0 and bool((of_group == expected).all())

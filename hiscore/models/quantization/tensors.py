@@ -1,0 +1,136 @@
+"""The tensors of a checkpoint, by the names that they have in an unquantised one.
+
+A weight is dequantised when it is read, on the device, so that only one at a time exists in both forms.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from hiscore.models.config import UnsupportedCheckpoint
+from hiscore.models.quantization.awq import Awq
+from hiscore.models.quantization.base import Format
+from hiscore.models.quantization.compressed import CompressedTensors
+from hiscore.models.quantization.fp8 import Fp8
+from hiscore.models.quantization.gptq import Gptq
+from hiscore.models.quantization.mxfp4 import Mxfp4
+
+log = logging.getLogger(__name__)
+
+INDEX = "model.safetensors.index.json"
+FORMATS: Mapping[str, type[Format]] = {
+    format_.method: format_ for format_ in (Fp8, CompressedTensors, Awq, Gptq, Mxfp4)
+}
+
+
+class CheckpointTensors:
+    """Tensors by name; what is quantised is dequantised."""
+
+    def __init__(self, checkpoint: Path, device: torch.device) -> None:
+        """Open the files of a checkpoint, whose scheme must be one of those served.
+
+        Args:
+            checkpoint: Directory with config.json and safetensors.
+            device: Of the tensors that are read.
+
+        Raises:
+            UnsupportedCheckpoint: The config leaves a module unquantised whose tensors say otherwise.
+        """
+        self._device = device
+        self._files = {
+            name: handle
+            for handle in _open_shards(checkpoint)
+            for name in handle.keys()  # noqa: SIM118
+        }
+        config = json.loads((checkpoint / "config.json").read_text())
+        self._format = _format_of(config.get("quantization_config"))
+        self._parts = self._by_weight()
+        self._stored = self._dequantised = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor, which must be there.
+
+        Raises:
+            UnsupportedCheckpoint: Its parts are not what the config announces.
+        """
+        parts = {
+            part: self._files[stored].get_tensor(stored).to(self._device)
+            for part, stored in self._parts[name].items()
+        }
+        last = _split(name)[1]
+        if parts.keys() == {last}:
+            return self._plain(name, parts[last])
+        assert self._format is not None
+        try:
+            weight = self._format.dequantise(_split(name)[0], parts)
+        except (KeyError, ValueError) as error:
+            missing = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise UnsupportedCheckpoint(
+                f"'{name}' cannot be read as {self._format.method}: {missing}"
+            ) from None
+        self._stored += sum(part.nbytes for part in parts.values())
+        self._dequantised += weight.numel()
+        return weight
+
+    def report(self, dtype: torch.dtype) -> None:
+        """Log what was dequantised so far, if anything."""
+        if self._format is not None and self._dequantised:
+            log.info(
+                "dequantised %s weights while loading: %d MiB became %d MiB of %s",
+                self._format.method, self._stored >> 20, self._dequantised * dtype.itemsize >> 20,
+                str(dtype).removeprefix("torch."),
+            )  # fmt: skip
+
+    def _plain(self, name: str, tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point() and tensor.element_size() > 1:
+            return tensor
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise UnsupportedCheckpoint(f"'{name}' is {dtype}, and the checkpoint holds no scale for it")
+
+    def _by_weight(self) -> dict[str, dict[str, str]]:
+        """For each tensor of an unquantised checkpoint, the names of the parts that are stored of it."""
+        parts: dict[str, dict[str, str]] = {}
+        for stored in self._files:
+            module, last = _split(stored)
+            if self._format is None:
+                parts[stored] = {last: stored}
+            elif last not in self._format.dropped:
+                weight = self._format.companions.get(last, last)
+                parts.setdefault(f"{module}.{weight}" if module else weight, {})[last] = stored
+                if weight != last and self._format.is_excluded(module):
+                    raise UnsupportedCheckpoint(
+                        f"the config leaves '{module}' unquantised, but the checkpoint holds '{stored}'"
+                    )
+        return parts
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A tensor's name as module and last component."""
+    module, _, last = name.rpartition(".")
+    return module, last
+
+
+def _format_of(quantised: Mapping[str, Any] | None) -> Format | None:
+    return FORMATS[quantised["quant_method"]](quantised) if quantised else None
+
+
+def _open_shards(checkpoint: Path) -> Iterator[safe_open]:
+    index = checkpoint / INDEX
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    for name in names:
+        yield safe_open(checkpoint / name, framework="pt", device="cpu")

@@ -1,0 +1,69 @@
+"""What the formats share: integers out of 32-bit words, and scales spread over what they scale."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Split words into unsigned integers, the lowest bits first.
+
+    Args:
+        words: int32 [..., n].
+        bits: Of an integer; divides 32.
+
+    Returns:
+        int32 [..., n 32 / bits].
+    """
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    # The shift copies the sign bit; the mask removes the copies.
+    integers: Tensor = ((words[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
+    return integers
+
+
+def scale(
+    values: Tensor, scales: Tensor, zeros: Tensor | None = None, block: tuple[int, int] | None = None
+) -> Tensor:
+    """(values - zeros) * scales, in float32.
+
+    Args:
+        values: [out, in].
+        scales: One number, [out] or [out, 1], or a grid with a scale for each block of `values`; the grid's last
+            blocks may be cut by the edges.
+        zeros: Of the same shape as `scales`.
+        block: Rows and columns of a block; None: the grid divides `values` evenly.
+
+    Raises:
+        ValueError: Values and scales do not fit together.
+    """
+    out = values.float()
+    grid = _grid(scales, values.shape)
+    size = _block(grid.shape, values.shape, block)
+    if zeros is not None:
+        out = out - _spread(zeros.reshape(grid.shape).float(), values.shape, size)
+    return out * _spread(grid.float(), values.shape, size)
+
+
+def _grid(scales: Tensor, shape: torch.Size) -> Tensor:
+    if scales.numel() == 1:
+        return scales.reshape(1, 1)
+    return scales[:, None] if scales.shape == shape[:1] else scales
+
+
+def _block(grid: torch.Size, shape: torch.Size, announced: tuple[int, int] | None) -> tuple[int, int]:
+    rows, columns = shape
+    if announced and grid not in ((1, 1), (rows, 1)):
+        if grid == (math.ceil(rows / announced[0]), math.ceil(columns / announced[1])):
+            return announced
+    elif len(grid) == 2 and rows % grid[0] == columns % grid[1] == 0:
+        return rows // grid[0], columns // grid[1]
+    blocks = f" in blocks of {list(announced)}" if announced else ""
+    raise ValueError(f"{list(grid)} scales do not fit a weight of shape {list(shape)}{blocks}")
+
+
+def _spread(grid: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
+    if grid.numel() == 1 or grid.shape == (shape[0], 1):
+        return grid  # broadcast
+    rows = grid.repeat_interleave(block[0], dim=0)[: shape[0]]
+    return rows.repeat_interleave(block[1], dim=1)[:, : shape[1]]

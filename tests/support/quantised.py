@@ -1,0 +1,245 @@
+"""Quantised checkpoints, each with the same weights dequantised for the truth.
+
+Every writer follows the packer of the library that publishes the format, or is that packer. The dequantised
+weights come from the integers before they are packed, or from a library's own function, never from what is tested.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+GROUP = 16
+"""Inputs that share a scale: a divisor of the tiny models' hidden and intermediate sizes."""
+BLOCK = (48, 40)
+"""Divides none of those sizes: blocks at the edges are cut."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A linear layer as stored, by last components of names, and the same weight in float32."""
+
+    parts: dict[str, Tensor]
+    dense: Tensor
+
+
+Writer = Callable[[Tensor], Written]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a checkpoint is quantised: its quantization_config, and the writer of its linear layers."""
+
+    config: dict[str, Any]
+    write: Writer
+
+
+def _fp8(weight: Tensor, peaks: Tensor, name: str) -> Written:
+    """E4m3 with a scale for what each of `peaks`, which broadcasts to the weight, is the largest value of."""
+    scales = peaks / 448
+    values = (weight / scales).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return Written({"weight": values, name: scales}, values.float() * scales)
+
+
+def fp8_per_tensor(weight: Tensor) -> Written:
+    written = _fp8(weight, weight.abs().max(), "weight_scale")
+    return Written({**written.parts, "input_scale": torch.tensor(0.037)}, written.dense)
+
+
+def fp8_per_channel(weight: Tensor) -> Written:
+    return _fp8(weight, weight.abs().amax(1, keepdim=True), "weight_scale")
+
+
+def fp8_in_blocks(weight: Tensor) -> Written:
+    height, width = BLOCK
+    rows, columns = -(-weight.shape[0] // height), -(-weight.shape[1] // width)
+    scales, each = torch.empty(rows, columns), torch.empty_like(weight)
+    for row in range(rows):
+        for column in range(columns):
+            where = (
+                slice(row * height, (row + 1) * height),
+                slice(column * width, (column + 1) * width),
+            )
+            scales[row, column] = weight[where].abs().max() / 448
+            each[where] = scales[row, column]
+    values = (weight / each).to(torch.float8_e4m3fn)
+    return Written({"weight": values, "weight_scale_inv": scales}, values.float() * each)
+
+
+def _integers(weight: Tensor, of_group: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers of 4 bits [in, out], zero points and float16 scales [groups, out] of a weight [out, in]."""
+    groups = int(of_group.max()) + 1
+    columns = weight.t()
+    low = torch.stack([columns[of_group == group].amin(0) for group in range(groups)])
+    high = torch.stack([columns[of_group == group].amax(0) for group in range(groups)])
+    if symmetric:
+        high = torch.maximum(low.abs(), high.abs())
+        low = -high
+    scales = ((high - low) / 15).half()
+    zeros = torch.full_like(low, 8) if symmetric else (-low / scales).round().clamp(1, 15)
+    zeros = zeros.int()
+    integers = (columns / scales[of_group] + zeros[of_group]).round().clamp(0, 15).int()
+    return integers, zeros, scales
+
+
+def _words(integers: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """Pack 4-bit integers [n, 8 m] to int32 [n, m]: nibble i of a word is its integer order[i]."""
+    values = integers.numpy().astype(np.uint32)
+    packed = np.zeros((values.shape[0], values.shape[1] // 8), np.uint32)
+    for word in range(packed.shape[1]):
+        for nibble, place in enumerate(order):
+            packed[:, word] |= values[:, word * 8 + place] << np.uint32(4 * nibble)
+    return torch.from_numpy(packed.view(np.int32))
+
+
+def awq(weight: Tensor) -> Written:
+    """The order of `WQLinear_GEMM.from_linear` of AutoAWQ."""
+    of_group = torch.arange(weight.shape[1]) // GROUP
+    integers, zeros, scales = _integers(weight, of_group, symmetric=False)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    parts = {"qweight": _words(integers, order), "qzeros": _words(zeros, order), "scales": scales}
+    return Written(parts, _dense(integers, zeros, scales, of_group))
+
+
+def _gptq(weight: Tensor, of_group: Tensor, symmetric: bool, subtracted: int) -> Written:
+    """The order of `QuantLinear.pack` of AutoGPTQ."""
+    integers, zeros, scales = _integers(weight, of_group, symmetric)
+    parts = {
+        "qweight": _words(integers.t()).t().contiguous(),
+        "qzeros": _words(zeros - subtracted),
+        "scales": scales,
+        "g_idx": of_group.int(),
+    }
+    return Written(parts, _dense(integers, zeros, scales, of_group))
+
+
+def _dense(integers: Tensor, zeros: Tensor, scales: Tensor, of_group: Tensor) -> Tensor:
+    return ((integers - zeros[of_group]) * scales.float()[of_group]).t().contiguous()
+
+
+def gptq(weight: Tensor) -> Written:
+    return _gptq(weight, torch.arange(weight.shape[1]) // GROUP, symmetric=True, subtracted=1)
+
+
+def gptq_by_activation(weight: Tensor) -> Written:
+    """Groups of inputs that are not neighbours, and zero points."""
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(1))
+    return _gptq(weight, (torch.arange(weight.shape[1]) // GROUP)[order], symmetric=False, subtracted=1)
+
+
+def gptq_v2(weight: Tensor) -> Written:
+    return _gptq(weight, torch.arange(weight.shape[1]) // GROUP, symmetric=False, subtracted=0)
+
+
+def compressed(**weights: Any) -> Scheme:
+    """What the library compressed-tensors itself writes and reads with these weight arguments."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    form = weights.pop("format")
+    arguments = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments, format=form)
+    compressor = BaseCompressor.get_value_from_registry(form)
+
+    def write(weight: Tensor) -> Written:
+        shape = weight.shape
+        if arguments.strategy == "block":
+            state = {"weight": weight, "weight_scale": fp8_in_blocks(weight).parts["weight_scale_inv"]}
+            parts = compressor.compress(state, scheme)
+            return Written(parts, compressor.decompress(parts, scheme)["weight"])
+        size = {"tensor": weight.numel(), "channel": shape[1], "group": GROUP}[str(arguments.strategy)]
+        grouped = weight.reshape(-1, size)
+        low, high = grouped.amin(1), grouped.amax(1)
+        scales, zeros = calculate_qparams(low, high, arguments)
+        grid = (1,) if arguments.strategy == "tensor" else (shape[0], shape[1] // size)
+        state = {"weight": weight, "weight_scale": scales.reshape(grid)}
+        if not arguments.symmetric:
+            state["weight_zero_point"] = zeros.reshape(grid)
+        parts = compressor.compress(state, scheme)
+        return Written(parts, compressor.decompress(parts, scheme)["weight"])
+
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "ignore": ["lm_head", "re:.*layers\\.1\\.self_attn\\..*"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": arguments.model_dump(mode="json")}},
+    }
+    return Scheme(config, write)
+
+
+SCHEMES: dict[str, Callable[[], Scheme]] = {
+    "fp8-tensor": lambda: Scheme(
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, fp8_per_tensor
+    ),
+    "fp8-channel": lambda: Scheme({"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8_per_channel),
+    "fp8-block": lambda: Scheme(
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(BLOCK)}, fp8_in_blocks
+    ),
+    "awq": lambda: Scheme(
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, awq
+    ),
+    "gptq": lambda: Scheme({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}, gptq),
+    "gptq-desc-act": lambda: Scheme(
+        {"quant_method": "gptq", "bits": 4, "desc_act": True, "sym": False}, gptq_by_activation
+    ),
+    "gptq-v2": lambda: Scheme({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, gptq_v2),
+    "compressed-fp8-tensor": lambda: compressed(
+        format="naive-quantized", type="float", num_bits=8, strategy="tensor"
+    ),
+    "compressed-fp8-channel": lambda: compressed(
+        format="float-quantized", type="float", num_bits=8, strategy="channel"
+    ),
+    "compressed-fp8-block": lambda: compressed(
+        format="float-quantized", type="float", num_bits=8, strategy="block", block_structure=list(BLOCK)
+    ),
+    "compressed-int8": lambda: compressed(
+        format="int-quantized", type="int", num_bits=8, strategy="channel", symmetric=False
+    ),
+    "compressed-int4": lambda: compressed(
+        format="pack-quantized", type="int", num_bits=4, strategy="group", group_size=GROUP
+    ),
+    "compressed-int4-zeros": lambda: compressed(
+        format="pack-quantized", type="int", num_bits=4, strategy="group", group_size=GROUP, symmetric=False
+    ),
+}
+
+
+def make(dense: Path, scheme: Scheme, quantised: Path, leave: tuple[str, ...] = ()) -> Path:
+    """Quantise a checkpoint, and give the original the dequantised weights.
+
+    Args:
+        dense: The checkpoint.
+        scheme: See `SCHEMES`.
+        quantised: Where the quantised one is written.
+        leave: Parts of names of modules that stay unquantised, besides embedding and head.
+
+    Returns:
+        The quantised checkpoint.
+    """
+    shutil.copytree(dense, quantised)
+    tensors = load_file(dense / "model.safetensors")
+    stored: dict[str, Tensor] = {}
+    for name, tensor in list(tensors.items()):
+        module, _, last = name.rpartition(".")
+        kept = ("embed_tokens", "lm_head", *leave)
+        router = module.endswith(("mlp.gate", "block_sparse_moe.gate"))
+        if tensor.ndim != 2 or last != "weight" or router or any(part in module for part in kept):
+            stored[name] = tensor
+            continue
+        written = scheme.write(tensor)
+        stored |= {f"{module}.{part}": value.contiguous() for part, value in written.parts.items()}
+        tensors[name] = written.dense.float().contiguous()
+    save_file(tensors, dense / "model.safetensors", {"format": "pt"})
+    save_file(stored, quantised / "model.safetensors", {"format": "pt"})
+    config = json.loads((quantised / "config.json").read_text())
+    config["quantization_config"] = scheme.config
+    (quantised / "config.json").write_text(json.dumps(config))
+    return quantised

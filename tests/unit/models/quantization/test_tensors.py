@@ -1,0 +1,174 @@
+"""Quantised checkpoints: their scores, against transformers with the dequantised weights; what is refused."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hiscore.models.config import UnsupportedCheckpoint
+from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.quantization.tensors import CheckpointTensors
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.scorer import Scorer
+from tests.support import quantised, tiny_dsa, tiny_models
+from tests.support.comparison import check, truth_of
+from tests.support.quantised import SCHEMES
+from tests.support.scoring import LABELS, score
+from tests.support.strategies import random_tokens
+from tests.support.tiny_models import VOCABULARY
+
+CPU = torch.device("cpu")
+NAME = "model.layers.0.mlp.down_proj.weight"
+
+
+def written(
+    scheme: str, directory: Path, leave: tuple[str, ...] = ("layers.1.self_attn",)
+) -> tuple[Path, Path]:
+    dense = tiny_models.make("llama-biased", directory / "dense")
+    return quantised.make(dense, SCHEMES[scheme](), directory / "quantised", leave), dense
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_scores_are_those_of_the_dequantised_weights(scheme: str, tmp_path: Path) -> None:
+    checkpoint, dense = written(scheme, tmp_path)
+    call = random_tokens(np.random.default_rng(0), 13, [1, 7, 20, 3], VOCABULARY)
+    (found,) = score(Scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    check(found, truth_of(dense).scores(call.query, call.items, LABELS), over_vocabulary=True)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_weight_is_exact(scheme: str, tmp_path: Path) -> None:
+    checkpoint, dense = written(scheme, tmp_path)
+    tensors, truth = CheckpointTensors(checkpoint, CPU), load_file(dense / "model.safetensors")
+    assert set(tensors) == set(truth)
+    for name, weight in truth.items():
+        # The dense weight is rounded once more where a library computes in the scale's dtype, float32 or float16.
+        torch.testing.assert_close(tensors.read(name).float(), weight, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("scheme", ["fp8-block", "gptq-desc-act", "compressed-int4-zeros", "awq"])
+def test_a_wrong_scale_shows(scheme: str, tmp_path: Path) -> None:
+    """The control: the comparison above notices one scale of one weight."""
+    checkpoint, dense = written(scheme, tmp_path)
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.startswith(NAME.removesuffix("weight")) and "scale" in name)
+    tensors[name].view(-1)[-1] *= 1.5
+    save_file(tensors, file)
+    found = CheckpointTensors(checkpoint, CPU).read(NAME).float()
+    assert (found - load_file(dense / "model.safetensors")[NAME]).abs().max() > 1e-3
+
+
+def test_what_was_dequantised_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint, _ = written("gptq", tmp_path)
+    with caplog.at_level(logging.INFO):
+        Scorer(checkpoint, "cpu", "float32", 64)
+    assert "dequantised gptq weights while loading: 0 MiB became 0 MiB of float32" in caplog.text
+
+
+def change(checkpoint: Path, **parts: torch.Tensor | None) -> Path:
+    """Replace parts of `NAME`, or remove those that are None."""
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    for part, value in parts.items():
+        tensors.pop(f"{NAME.removesuffix('weight')}{part}", None)
+        if value is not None:
+            tensors[f"{NAME.removesuffix('weight')}{part}"] = value
+    save_file(tensors, file)
+    return checkpoint
+
+
+def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    checkpoint, _ = written("fp8-block", tmp_path)
+    tensors = load_file(checkpoint / "model.safetensors")
+    weight, scales = tensors[NAME], tensors[f"{NAME}_scale_inv"]
+    broken: list[tuple[dict[str, torch.Tensor | None], str]] = [
+        ({"weight_scale_inv": scales[:, :-1].contiguous()}, "scales do not fit a weight of shape"),
+        ({"weight_scale_inv": torch.zeros_like(scales, dtype=torch.uint8)}, "as MXFP8 has them"),
+        ({"weight": weight.to(torch.float8_e5m2)}, "the weight is float8_e5m2, not float8_e4m3fn"),
+        ({"weight_scale_inv": None}, "is float8_e4m3fn, and the checkpoint holds no scale for it"),
+        ({"weight_scale_inv": None, "input_scale": scales}, "it has no 'weight_scale'"),
+    ]
+    for parts, says in broken:
+        change(checkpoint, weight=weight, weight_scale_inv=scales, input_scale=None)
+        with pytest.raises(UnsupportedCheckpoint, match=says) as refused:
+            CheckpointTensors(change(checkpoint, **parts), CPU).read(NAME)
+        assert NAME in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "key", "entry"),
+    [
+        ("fp8-block", "modules_to_not_convert", "model.layers.0.mlp"),
+        ("fp8-block", "ignored_layers", "down_proj"),
+        ("awq", "modules_to_not_convert", "mlp"),
+        ("compressed-fp8-channel", "ignore", "re:.*mlp.*"),
+        ("compressed-fp8-channel", "ignore", "model.layers.0.mlp.down_proj"),
+    ],
+)
+def test_config_and_file_must_agree_on_what_is_quantised(
+    scheme: str, key: str, entry: str, tmp_path: Path
+) -> None:
+    checkpoint, _ = written(scheme, tmp_path)
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"][key] = [entry]
+    path.write_text(json.dumps(config))
+    with pytest.raises(
+        UnsupportedCheckpoint, match=r"the config leaves 'model\.layers\.0\.mlp.*' unquantised"
+    ):
+        CheckpointTensors(checkpoint, CPU)
+
+
+def test_a_group_that_names_a_module_goes_before_that_of_all_linear_layers(tmp_path: Path) -> None:
+    checkpoint, dense = written("compressed-fp8-block", tmp_path)
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    groups = config["quantization_config"]["config_groups"]
+    other = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    truth = load_file(dense / "model.safetensors")[NAME]
+    for target in ("re:.*down_proj", NAME.removesuffix(".weight")):
+        groups["group_1"] = {"targets": [target], "weights": other}
+        path.write_text(json.dumps(config))
+        with pytest.raises(UnsupportedCheckpoint, match="float8_e4m3fn, not int8"):
+            CheckpointTensors(checkpoint, CPU).read(NAME)
+        groups["group_1"]["targets"] = ["re:down_proj"]  # from the beginning of the name
+        path.write_text(json.dumps(config))
+        torch.testing.assert_close(CheckpointTensors(checkpoint, CPU).read(NAME), truth)
+
+
+def test_scales_of_a_quantised_cache_are_left_out(tmp_path: Path) -> None:
+    checkpoint, _ = written("compressed-fp8-tensor", tmp_path)
+    file = checkpoint / "model.safetensors"
+    scale = torch.tensor([0.1])
+    attention = "model.layers.0.self_attn"
+    more = {f"{attention}.{name}": scale.clone() for name in ("k_scale", "v_scale", "k_proj.output_scale")}
+    save_file(load_file(file) | more, file)
+    Scorer(checkpoint, "cpu", "float32", 64)
+
+
+def test_a_checkpoint_with_an_indexer_may_be_quantised(tmp_path: Path) -> None:
+    dense = tiny_dsa.make("deepseek-experts", tmp_path / "dense")
+    checkpoint = quantised.make(dense, SCHEMES["fp8-block"](), tmp_path / "quantised", ("weights_proj",))
+    found, truth = (DsaDecoder(path, CPU, torch.float32).weights.layers[1] for path in (checkpoint, dense))
+    torch.testing.assert_close(found.mlp.down, truth.mlp.down)
+    torch.testing.assert_close(found.attention.to_latent, truth.attention.to_latent)
+
+
+def test_half_a_component_names_no_module(tmp_path: Path) -> None:
+    """Layer 1 is left unquantised, layer 10 would not be; nor does 'gate' mean gate_proj."""
+    checkpoint, _ = written("fp8-block", tmp_path)
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["modules_to_not_convert"] = [
+        "layers.1.self_attn",
+        "gate",
+        "model.layer",
+        "*",
+    ]
+    path.write_text(json.dumps(config))
+    assert NAME in CheckpointTensors(checkpoint, CPU)
