@@ -17,9 +17,7 @@ returns: that reaches the caller about 0.9 ms sooner than a response sender does
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Generic
 
@@ -28,25 +26,18 @@ from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
 from hiscore.serving.launched_batch import CompletedBatch, FailedBatch, LaunchedBatch
 from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.totals import Totals
+from hiscore.serving.waiting import WaitingRequests
 
 log = logging.getLogger(__name__)
 
-# Before a batch is formed, up to MAX_POLLED of the requests that have waited for POLL_AFTER_S are checked for
-# cancellation.
-POLL_AFTER_S = 0.1
-MAX_POLLED = 16
-
 
 class Batcher(Generic[Job]):
-    """Runs requests in batches: first come, first served; jobs of several parts take turns."""
+    """Runs requests in batches."""
 
     def __init__(self, model: BatchedModel[Job], limits: BatchLimits) -> None:
         self._model, self._limits = model, limits
         self.totals = Totals()
-        # Requests with parts to launch, those already started included.
-        self._waiting: deque[QueuedRequest[Job]] = deque()
-        self._not_started = 0
-        self._total_cost = 0
+        self._waiting = WaitingRequests(model, limits, self.totals)
         self._in_flight = 0
         self._closing = False
         self._changed = threading.Condition()  # guards all of the above
@@ -66,19 +57,12 @@ class Batcher(Generic[Job]):
         refused = []
         with self._changed:
             closing = self._closing
-            room = self._limits.max_queue - self._not_started
-            if self._model.async_launch and self._in_flight < self._limits.max_in_flight:
-                room = max(room, 1)  # what is launched at once does not wait
+            at_once = self._model.async_launch and self._in_flight < self._limits.max_in_flight
             for request in requests:
-                total_cost = self._total_cost + request.cost
-                fits = not self._total_cost or total_cost <= self._limits.max_total_cost
-                if room > 0 and fits and not closing:
-                    room -= 1
-                    self._not_started += 1
-                    self._total_cost = total_cost
-                    self._waiting.append(request)
-                else:
+                if closing or not self._waiting.admit(request, at_once):
                     refused.append(request)
+                else:
+                    at_once = False
             if not closing:
                 self.totals.rejects["full"] += len(refused)
             self._changed.notify_all()
@@ -139,7 +123,7 @@ class Batcher(Generic[Job]):
         """Launch batches as long as there is room and work."""
         with self._launching:
             while batch := self._next_batch():
-                jobs = [request.parts[part] for request, part in batch]
+                jobs = [job for _, job in batch]
                 self._launched.put(([request for request, _ in batch], self._try_launch(jobs)))
 
     def _try_launch(self, jobs: list[Job]) -> LaunchedBatch:
@@ -151,58 +135,28 @@ class Batcher(Generic[Job]):
         finally:
             self.totals.launch_seconds += time.monotonic() - begin
 
-    def _next_batch(self) -> list[tuple[QueuedRequest[Job], int]]:
-        """Take the next batch, requests and which part of each, and answer those that are late or cancelled."""
-        batch: list[tuple[QueuedRequest[Job], int]] = []
-        dropped: list[tuple[QueuedRequest[Job], RequestError]] = []
+    def _next_batch(self) -> list[tuple[QueuedRequest[Job], Job]]:
+        """Take the next batch, requests and the part of each, and answer those that are late or cancelled."""
         cancelled = self._cancelled()
         with self._changed:
-            now, batch_cost = time.monotonic(), 0
-            while self._can_launch():
-                request = self._waiting[0]
-                part = request.launched
-                cost = request.cost if len(request.parts) == 1 else self._model.cost(request.parts[part])
-                if request.answered:
-                    pass  # an earlier part has failed
-                elif id(request) in cancelled:
-                    dropped.append((request, RequestError("the call was cancelled", Code.CANCELLED)))
-                    self.totals.rejects["cancelled"] += 1
-                elif not part and request.deadline < now:
-                    late = RequestError("Request timeout expired in the queue", Code.UNAVAILABLE)
-                    dropped.append((request, late))
-                    self.totals.rejects["late"] += 1
-                elif batch and batch_cost + cost > self._limits.max_batch_cost:
-                    break
-                else:
-                    batch.append((request, part))
-                    batch_cost += cost
-                    request.launched += 1
-                    if not part:
-                        self.totals.queue_wait.observe(now - request.since)
-                self._waiting.popleft()
-                self._not_started -= not part
-                if part < request.launched < len(request.parts):
-                    self._waiting.append(request)
+            batch, dropped = self._waiting.next_batch(cancelled) if self._can_launch() else ([], [])
             self._in_flight += bool(batch)
             self._changed.notify_all()
         for request, reason in dropped:
             self._answer(request, reason)
         return batch
 
-    def _cancelled(self) -> set[int]:
-        """The `id` of those among the first that wait whose callers have gone."""
+    def _cancelled(self) -> list[QueuedRequest[Job]]:
+        """Those among the first that wait whose callers have gone."""
         with self._changed:
             if not self._can_launch():
-                return set()
-            # Each check is a round trip to the server: not for requests that are launched as they come.
-            since = time.monotonic() - POLL_AFTER_S
-            first = islice(self._waiting, MAX_POLLED)
-            polled = [request for request in first if not request.answered and request.since < since]
+                return []
+            polled = self._waiting.worth_polling()
         try:
-            return {id(request) for request in polled if request.reply_to.is_cancelled()}
+            return [request for request in polled if request.reply_to.is_cancelled()]
         except Exception:
             log.exception("cannot tell which requests were cancelled: they are served")
-            return set()
+            return []
 
     def _answer_all(self) -> None:
         while (entry := self._launched.get()) is not None:
@@ -252,7 +206,7 @@ class Batcher(Generic[Job]):
             if request.answered:
                 return
             request.answered = True
-            self._total_cost -= request.cost
+            self._waiting.release(request)
             if not isinstance(answer, RequestError):
                 self.totals.call.observe(time.monotonic() - request.since)
         request.reply_to.send(answer)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from hiscore.errors import Code, RequestError
-from hiscore.serving import batcher as batcher_module
+from hiscore.serving import waiting
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.queued_request import QueuedRequest
@@ -234,7 +234,7 @@ def test_a_late_request_is_answered_and_never_launched(device: Device) -> None:
 
 
 def test_a_cancelled_request_is_never_launched(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batcher_module, "POLL_AFTER_S", 0.0)
+    monkeypatch.setattr(waiting, "POLL_AFTER_S", 0.0)
     batcher = device.batcher(max_cost=1, in_flight=1)
     submit(device, batcher, 1)
     assert device.wait(lambda: device.launched == [[1]])
