@@ -1,10 +1,22 @@
-"""Copies between host and device that wait for neither."""
+"""A device's memory, and copies between it and the host that wait for neither."""
 
 from typing import Any
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from hiscore.memory.host import available_host_bytes
+
+
+def memory_of(device: torch.device) -> str:
+    """The memory that a device's tensors are in: its own, or the host's."""
+    return str(device) if device.type == "cuda" else "host"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes of a device's memory that nobody has taken."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_host_bytes()
 
 
 def upload(values: npt.NDArray[Any] | Tensor, device: torch.device) -> Tensor:

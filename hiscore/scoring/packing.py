@@ -153,6 +153,7 @@ def pack(prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache) ->
         PoolExhausted: What a prompt keeps does not fit the pool.
     """
     try:
+        cache.begin_batch(_batch_reserve(prompts, budget))
         packed, cached = _place(prompts, cache)
         _keep_across_forwards(packed, budget, cache)
     finally:
@@ -215,10 +216,24 @@ def _keep_across_forwards(packed: Sequence[_PackedPrompt], budget: int, cache: P
             cache.free(allocation.pages)
 
 
-def pool_reserve(context_length: int, budget: int) -> int:
+def pool_reserve(longest: int, budget: int) -> int:
     """Pages that prompts spanning several forwards may need at once.
 
-    Two prompts may overlap at a boundary, and each boundary may begin a new page of either.
+    At a boundary a prompt keeps its query and a part of an item. The forward that reads them ends with another
+    such part, of the same prompt or of the next, which it has begun itself: at most a forward's tokens. Each
+    boundary may begin a new page of either.
+
+    Args:
+        longest: Tokens of a query with its longest item.
+        budget: Tokens per forward.
     """
-    boundaries = -(-context_length // budget) + 2
-    return 2 * (context_length // PAGE + boundaries)
+    boundaries = -(-longest // budget) + 2
+    return -(-longest // PAGE) + -(-min(longest, budget) // PAGE) + 2 * boundaries
+
+
+def _batch_reserve(prompts: Sequence[MultiItemPrompt], budget: int) -> int:
+    """The reserve of a batch: none if it takes a single forward."""
+    if sum(len(prompt.tokens) for prompt in prompts) <= budget:
+        return 0
+    longest = max(prompt.query_length + int(prompt.item_lengths.max(initial=0)) for prompt in prompts)
+    return pool_reserve(longest, budget)

@@ -30,14 +30,18 @@ class PrefixCache:
 
         Args:
             pages: Size of the pool.
-            reserve: Pages that `allocate` can always have: the cache never holds more than the rest in use.
+            reserve: Pages that `allocate` can have in every batch that asks for so many; see `begin_batch`.
             caching: Whether queries are cached at all.
         """
         self.caching = caching
-        self._reserve = reserve
+        self._most_reserved = self._reserve = reserve
         self._free_pages = list(range(pages - 1, -1, -1))
         self._cached: OrderedDict[bytes, int] = OrderedDict()  # page by hash, least recently used first
         self._in_use: set[bytes] = set()  # by the batch that is being packed
+
+    def begin_batch(self, reserve: int) -> None:
+        """Say how many pages the next batch may `allocate`: its queries leave so many of the pool, and no more."""
+        self._reserve = min(reserve, self._most_reserved)
 
     def acquire_query(self, tokens: Int32, max_hit: int) -> tuple[Int64, int]:
         """Look up a query's full pages, and cache those that are missing as far as there is room.

@@ -12,22 +12,24 @@ from torch import Tensor
 
 from hiscore.arrays import Float32
 from hiscore.attention.metadata import Forward
-from hiscore.device import download, upload
+from hiscore.device import download, free_bytes, memory_of, upload
 from hiscore.errors import RequestError
 from hiscore.layers.lm_head import LMHead
+from hiscore.memory.ledger import Ledger
+from hiscore.memory.plan import MemoryPlan
+from hiscore.memory.weights import weight_bytes
+from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder
 from hiscore.models.support import CheckpointFacts
 from hiscore.prefill.runner import make_runner
-from hiscore.scoring.packing import Batch, pack, pool_reserve
+from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
+from hiscore.scoring.packing import Batch, pack
+from hiscore.scoring.precision import DTYPES, pick_device, pick_dtype
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.readout import scores_from_logits
 from hiscore.scoring.request import ScoreRequest
 
 log = logging.getLogger(__name__)
-
-# Under fp8 only the projections are in 8 bits.
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
-FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True)
@@ -116,45 +118,71 @@ class Scorer:
         device: str = "auto",
         dtype: str = "auto",
         max_batch_tokens: int = 16_384,
-        query_cache_bytes: int = 2**30,
+        query_cache_bytes: int | None = None,
         max_context: int | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        """Load a checkpoint, allocate its KV pool and, on CUDA, capture graphs.
+        """Plan the memory, load a checkpoint, allocate its KV pool and, on CUDA, capture graphs.
 
         Args:
             checkpoint: Its directory.
             device: As for `torch.device`; "auto": a GPU if there is one.
             dtype: A key of `DTYPES`; "auto": bfloat16 on a GPU, else float32.
             max_batch_tokens: Tokens of one forward.
-            query_cache_bytes: Room for keys and values of cached queries; 0: no cache.
+            query_cache_bytes: Room for keys and values of cached queries; 0: no cache; None: see
+                `default_cache_bytes`.
             max_context: Tokens of query and item at most; None: see `context_limit`.
+            ledger: Where the models of a server claim memory; None: this is the only one.
 
         Raises:
             UnsupportedCheckpoint: The decoder cannot compute the checkpoint.
-            ValueError: The device has no fp8.
+            MemoryExceeded: The device has no room for it.
+            ValueError: The device has no fp8, or `max_context` exceeds the checkpoint's context.
         """
-        self.device = torch.device(_pick_device(device))
+        self.device = torch.device(pick_device(device))
         if self.device.type == "cuda":
             index = torch.cuda.current_device() if self.device.index is None else self.device.index
             torch.cuda.set_device(index)
             self.device = torch.device("cuda", index)
-        precision = _pick_dtype(dtype, self.device)
+        precision = pick_dtype(dtype, self.device)
         self.dtype = DTYPES[precision]
-        decoder = Decoder(checkpoint, self.device, self.dtype, precision == "fp8", max_context)
-        a = decoder.architecture
+        fp8 = precision == "fp8"
+        a, _ = read_architecture(checkpoint, max_context)
+        pool = self._claim(checkpoint, a, fp8, max_batch_tokens, query_cache_bytes, ledger or Ledger())
+        decoder = Decoder(checkpoint, self.device, self.dtype, fp8, max_context)
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
         self._head = LMHead(decoder.weights.head, a.logit_soft_cap)
         self._budget = max_batch_tokens
-        reserve = pool_reserve(a.context_length, max_batch_tokens)
-        page_bytes = PAGE * decoder.slot_bytes
-        pages = reserve + query_cache_bytes // page_bytes
-        self._prefix_cache = PrefixCache(pages, reserve, caching=query_cache_bytes > 0)
-        self.runner = make_runner(decoder, pages * PAGE, max_batch_tokens)
+        self._prefix_cache = PrefixCache(pool.pages, pool.reserve, caching=query_cache_bytes != 0)
+        self.runner = make_runner(decoder, pool.pages * PAGE, max_batch_tokens)
         log.info(
-            "%s decoder on %s in %s by %s; at most %d tokens a forward, %d MiB for keys and values of queries",
-            a.family, self.device, precision, type(self.runner).__name__, max_batch_tokens,
-            pages * page_bytes >> 20,
+            "%s decoder on %s in %s by %s; sequences of at most %d tokens, forwards of at most %d; the pool holds "
+            "%d tokens, up to %d of them for calls of several forwards",
+            a.family, self.device, precision, type(self.runner).__name__, a.context_length, max_batch_tokens,
+            pool.pages * PAGE, pool.reserve * PAGE,
         )  # fmt: skip
+
+    def _claim(
+        self,
+        checkpoint: Path,
+        a: Architecture,
+        fp8: bool,
+        budget: int,
+        cache_bytes: int | None,
+        ledger: Ledger,
+    ) -> PoolSizes:
+        """Claim the memory for everything, before any of it is allocated. Returns the size of the pool."""
+        place, number_bytes = memory_of(self.device), self.dtype.itemsize
+        weights = weight_bytes(checkpoint, number_bytes, fp8)
+        sizes: list[PoolSizes] = []
+
+        def plan(free: int) -> MemoryPlan:
+            cache = default_cache_bytes(free) if cache_bytes is None else cache_bytes
+            sizes.append(pool_sizes(a, number_bytes, budget, cache))
+            return plan_memory(place, a, number_bytes, weights, budget, sizes[0].pages)
+
+        ledger.claim(place, "scorer", lambda: free_bytes(self.device), plan)
+        return sizes[0]
 
     def score(self, requests: Sequence[ScoreRequest]) -> tuple[list[Scores | RequestError], BatchStats]:
         """Score requests together. An answer that is not finite fails its own request alone."""
@@ -216,27 +244,3 @@ def _grouped_by_labels(requests: Sequence[ScoreRequest]) -> list[list[int]]:
     for index, request in enumerate(requests):
         groups[request.labels.tobytes()].append(index)
     return list(groups.values())
-
-
-def _pick_device(device: str) -> str:
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
-
-
-def _pick_dtype(dtype: str, device: torch.device) -> str:
-    if dtype == "auto":
-        return "bfloat16" if device.type == "cuda" else "float32"
-    if dtype == "fp8":
-        _check_fp8(device)
-    return dtype
-
-
-def _check_fp8(device: torch.device) -> None:
-    """Refuse fp8 on a CPU, which would compute it more slowly than bfloat16."""
-    needed = "DTYPE=fp8 needs a CUDA device of compute capability {}.{} or later".format(*FP8_CAPABILITY)
-    if device.type != "cuda":
-        raise ValueError(f"{needed}, and the scorer runs on the CPU: set DTYPE to bfloat16 or float32")
-    capability = torch.cuda.get_device_capability(device)
-    if capability < FP8_CAPABILITY:
-        raise ValueError(f"{needed}, and {device} has {capability[0]}.{capability[1]}: set DTYPE to bfloat16")

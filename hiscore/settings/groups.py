@@ -102,9 +102,12 @@ class ScoringSettings(Settings):
         default=16_000_000,
         description="tokens of all waiting and running calls of the scorer before UNAVAILABLE",
     )
-    query_cache_bytes: NonNegativeInt = Field(
-        default=2**30,
-        description="prefix cache: keys and values of recent queries, per scorer instance; 0: none",
+    query_cache_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="prefix cache: keys and values of recent queries, per scorer instance; 0: none. Not set: "
+        "1 GiB, at most an eighth of the device's memory. The pool is larger where a call that takes several "
+        "forwards needs it ([memory](memory.md))",
     )
 
 

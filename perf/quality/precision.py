@@ -23,8 +23,9 @@ from hiscore.errors import RequestError
 from hiscore.scoring.encode import TextRequest, encode_requests
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.precision import FP8_CAPABILITY
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import FP8_CAPABILITY, Scorer
+from hiscore.scoring.scorer import Scorer
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from perf.quality import agreement, reviews

@@ -14,8 +14,9 @@ import torch
 from hiscore.layers.weights import Fp8Linear, Linear, quantise
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.precision import FP8_CAPABILITY
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import FP8_CAPABILITY, Scorer
+from hiscore.scoring.scorer import Scorer
 from tests.support.fp8 import EmulatedLinear, emulated_scorer
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import FAMILIES, SIZES, VOCABULARY, make

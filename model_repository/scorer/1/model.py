@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hiscore.logs import configure_model
+from hiscore.memory.ledger import Ledger
 from hiscore.parameters import one_row
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.layout import unpack
@@ -44,6 +45,7 @@ class TritonPythonModel:
             settings.max_batch_tokens,
             settings.query_cache_bytes,
             settings.max_context,
+            Ledger.of_server(args["model_repository"]),
         )
         # The device tells the instances of several GPUs apart.
         labels = {

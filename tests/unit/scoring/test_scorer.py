@@ -262,8 +262,8 @@ def test_a_weight_that_the_config_does_not_announce_is_an_error(checkpoints, tmp
 def test_a_shorter_context_changes_the_bound_and_no_score(checkpoints) -> None:
     checkpoint, _ = checkpoints("qwen3")
     calls = [random_tokens(np.random.default_rng(5), 20, [3, 9], VOCABULARY)]
-    whole = Scorer(checkpoint, "cpu", "float32", 16)
-    short = Scorer(checkpoint, "cpu", "float32", 16, max_context=29)
+    whole = Scorer(checkpoint, "cpu", "float32", 16, 0)
+    short = Scorer(checkpoint, "cpu", "float32", 16, 0, max_context=29)
     assert (whole.facts.context_length, short.facts.context_length) == (CONTEXT, 29)
     found, expected = (score(each, calls, ScoreOptions())[0] for each in (short, whole))
     assert np.array_equal(found, expected)

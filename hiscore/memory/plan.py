@@ -1,0 +1,78 @@
+"""Where a model's memory goes, before any of it is allocated."""
+
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+class MemoryExceeded(ValueError):
+    """A plan does not fit; the message gives the numbers and names the settings."""
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """One use of memory.
+
+    Attributes:
+        name: What for.
+        bytes: How much.
+        settings: Those that decide it, most effective first.
+    """
+
+    name: str
+    bytes: int
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Everything that a model takes in one place.
+
+    Attributes:
+        place: A device, such as ``cuda:0``, or ``host``.
+        lines: The uses.
+    """
+
+    place: str
+    lines: tuple[MemoryLine, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all lines."""
+        return sum(line.bytes for line in self.lines)
+
+    def table(self, left: int) -> str:
+        """The plan as lines of text.
+
+        Args:
+            left: Bytes that are there for it.
+        """
+        rows = [(line.name, line.bytes, ", ".join(line.settings)) for line in self.lines if line.bytes]
+        rows += [("together", self.total, ""), ("available", left, "")]
+        width = max(len(name) for name, _, _ in rows)
+        text = [f"  {name:<{width}} {gib(size):>11}  {settings}".rstrip() for name, size, settings in rows]
+        return "\n".join([f"memory on {self.place}:", *text])
+
+    def check(self, left: int) -> None:
+        """Refuse a plan that does not fit.
+
+        Args:
+            left: Bytes that are there for it.
+
+        Raises:
+            MemoryExceeded: It needs more.
+        """
+        if self.total <= left:
+            return
+        uses = sorted((line for line in self.lines if line.bytes), key=lambda line: -line.bytes)
+        parts = ", ".join(f"{line.name} {gib(line.bytes)}" for line in uses)
+        settings = list(dict.fromkeys(name for line in uses for name in line.settings))
+        raise MemoryExceeded(
+            f"{self.place} has {gib(left)} left, {gib(self.total)} are needed: {parts}. "
+            f"Less is needed with a lower {' or '.join(settings)}"
+        )
+
+
+def gib(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"

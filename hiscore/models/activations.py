@@ -1,0 +1,28 @@
+"""Bytes that a forward's activations take, by arithmetic."""
+
+from hiscore.models.config import Architecture
+
+
+def activation_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
+    """The most that is alive at once in the loop over layers: in attention, or in the MLP.
+
+    Args:
+        a: Of the checkpoint.
+        rows: Of a forward.
+        number_bytes: Of an activation.
+    """
+    attended = a.heads * a.head_dim
+    attention = attended + 2 * a.kv_heads * a.head_dim + attended + a.hidden_size
+    mlp = 3 * a.intermediate_size + a.hidden_size  # gate, up and their product; the last projection
+    residual_and_norm = 2 * a.hidden_size
+    return rows * (residual_and_norm + max(attention, mlp)) * number_bytes
+
+
+def head_bytes(a: Architecture, rows: int) -> int:
+    """What the normaliser over the vocabulary takes: float32 logits of some rows, three times over.
+
+    Args:
+        a: Of the checkpoint.
+        rows: With logits at once.
+    """
+    return 0 if a.is_classifier else 3 * 4 * rows * a.vocab_size

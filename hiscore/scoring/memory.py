@@ -1,0 +1,94 @@
+"""Where the scorer's memory goes: weights, one pool of keys and values, activations."""
+
+from dataclasses import dataclass
+
+from hiscore.memory.plan import MemoryLine, MemoryPlan
+from hiscore.models.activations import activation_bytes, head_bytes
+from hiscore.models.config import Architecture
+from hiscore.scoring.packing import pool_reserve
+from hiscore.scoring.prefix_cache import PAGE
+
+DEFAULT_CACHE_BYTES, CACHE_SHARE = 2**30, 1 / 8
+"""QUERY_CACHE_BYTES if it is not set: so much, or this share of the device if that is less."""
+HEAD_ROWS = 256
+"""Rows whose logits over the whole vocabulary exist at once (`layers.lm_head.ROW_SLICE`)."""
+CPU_ATTENTION_BYTES = 3 * 2**26
+"""What attention on a CPU holds at once: weights before, during and after their softmax."""
+PROCESS_BYTES = 2**29
+"""Of a process on the host: the interpreter, torch, and what an allocator keeps."""
+CUDA_BYTES = 2**29
+"""Kernels, graphs, and work spaces of the libraries."""
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """The pool of keys and values, in pages.
+
+    Attributes:
+        pages: All.
+        reserve: Those that a batch of several forwards can have in any case.
+    """
+
+    pages: int
+    reserve: int
+
+
+def pool_sizes(a: Architecture, number_bytes: int, budget: int, query_cache_bytes: int) -> PoolSizes:
+    """One pool for cached queries and for what a call keeps from one forward to the next.
+
+    Args:
+        a: Of the checkpoint; its context is the longest that is served.
+        number_bytes: Of a key's or value's numbers.
+        budget: Tokens of a forward.
+        query_cache_bytes: The pool, if that is more than the reserve.
+    """
+    reserve = pool_reserve(a.context_length, budget)
+    return PoolSizes(max(reserve, query_cache_bytes // (PAGE * slot_bytes(a, number_bytes))), reserve)
+
+
+def slot_bytes(a: Architecture, number_bytes: int) -> int:
+    """Bytes of one token's keys and values in all layers."""
+    return 2 * a.layers * a.kv_heads * a.head_dim * number_bytes
+
+
+def default_cache_bytes(device_bytes: int) -> int:
+    """QUERY_CACHE_BYTES if it is not set, on a device with so much memory."""
+    return min(DEFAULT_CACHE_BYTES, int(CACHE_SHARE * device_bytes))
+
+
+def plan_memory(
+    place: str, a: Architecture, number_bytes: int, weights: int, budget: int, pages: int
+) -> MemoryPlan:
+    """The scorer's plan.
+
+    Args:
+        place: The device.
+        a: Of the checkpoint.
+        number_bytes: Of an activation, a key or a value.
+        weights: Bytes.
+        budget: Tokens of a forward.
+        pages: Of the pool.
+    """
+    on_cuda = place.startswith("cuda")
+    activations = activation_bytes(a, budget, number_bytes) + head_bytes(a, HEAD_ROWS)
+    activations += 0 if on_cuda else CPU_ATTENTION_BYTES
+    tables = len(set(a.rope_kinds)) * a.context_length * a.head_dim * 4
+    # The outputs of all graphs: the residual stream and attention's output of the last layer.
+    outputs = budget * (a.hidden_size + a.heads * a.head_dim) * number_bytes if on_cuda else 0
+    return MemoryPlan(
+        place,
+        (
+            MemoryLine("weights", weights),
+            MemoryLine("rotary tables", tables, ("MAX_CONTEXT",)),
+            MemoryLine(
+                "keys and values",
+                pages * PAGE * slot_bytes(a, number_bytes),
+                ("MAX_CONTEXT", "QUERY_CACHE_BYTES"),
+            ),
+            MemoryLine(
+                "activations", activations + (0 if on_cuda else CPU_ATTENTION_BYTES), ("MAX_BATCH_TOKENS",)
+            ),
+            MemoryLine("outputs of CUDA graphs", outputs, ("MAX_BATCH_TOKENS",)),
+            MemoryLine("kernels and libraries", CUDA_BYTES if on_cuda else PROCESS_BYTES),
+        ),
+    )

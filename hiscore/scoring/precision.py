@@ -1,0 +1,37 @@
+"""The device and the numbers that the scorer computes with."""
+
+import torch
+
+# Under fp8 only the projections are in 8 bits.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
+FP8_CAPABILITY = (8, 9)
+
+
+def pick_device(device: str) -> str:
+    """The device's type or name; "auto" is a GPU if there is one."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def pick_dtype(dtype: str, device: torch.device) -> str:
+    """A key of `DTYPES`.
+
+    Raises:
+        ValueError: The device has no fp8.
+    """
+    if dtype == "auto":
+        return "bfloat16" if device.type == "cuda" else "float32"
+    if dtype == "fp8":
+        _check_fp8(device)
+    return dtype
+
+
+def _check_fp8(device: torch.device) -> None:
+    """Refuse fp8 on a CPU, which would compute it more slowly than bfloat16."""
+    needed = "DTYPE=fp8 needs a CUDA device of compute capability {}.{} or later".format(*FP8_CAPABILITY)
+    if device.type != "cuda":
+        raise ValueError(f"{needed}, and the scorer runs on the CPU: set DTYPE to bfloat16 or float32")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        raise ValueError(f"{needed}, and {device} has {capability[0]}.{capability[1]}: set DTYPE to bfloat16")

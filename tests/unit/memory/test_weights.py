@@ -1,0 +1,43 @@
+"""Bytes of weights from headers, against the tensors that are then loaded."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hiscore.memory.weights import weight_bytes
+from hiscore.models.decoder import Decoder
+from tests.support.tiny_models import FAMILIES
+
+
+def held(value: Any) -> dict[int, int]:
+    """Bytes of every tensor in nested dataclasses, each storage once."""
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        return {storage.data_ptr(): storage.nbytes()}
+    parts = value if isinstance(value, tuple) else [getattr(value, each.name) for each in fields(value)]
+    sizes: dict[int, int] = {}
+    for part in parts:
+        if isinstance(part, Tensor | tuple) or is_dataclass(part):
+            sizes |= held(part)
+    return sizes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_take_what_the_headers_say(family: str, checkpoints: Any) -> None:
+    checkpoint, _ = checkpoints(family)
+    weights = Decoder(checkpoint, torch.device("cpu"), torch.float32).weights
+    assert sum(held(weights).values()) == weight_bytes(checkpoint, 4)
+    # In bfloat16 all but the norms, which stay in float32, take half.
+    half = Decoder(checkpoint, torch.device("cpu"), torch.bfloat16).weights
+    assert weight_bytes(checkpoint, 2) <= sum(held(half).values()) < 1.05 * weight_bytes(checkpoint, 2)
+
+
+def test_projections_in_fp8_take_a_byte_each(checkpoints: Any) -> None:
+    checkpoint, _ = checkpoints("llama-biased")
+    whole, fp8 = weight_bytes(checkpoint, 2), weight_bytes(checkpoint, 2, projections_in_fp8=True)
+    layers, hidden, mlp, attended, keys = 4, 64, 96, 64, 32
+    projections = layers * (2 * hidden * attended + 2 * hidden * keys + 3 * hidden * mlp)
+    assert whole - fp8 == projections
