@@ -14,6 +14,7 @@ from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import DecoderFamily, Flag
 from hiscore.models.support import CheckpointFacts, context_limit, is_classifier, unscorable
 
+SIZES = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -26,7 +27,8 @@ class Architecture:
     """What the decoder must know of a checkpoint. See `DecoderFamily` for the switches."""
 
     family: str
-    is_classifier: bool
+    labels: int | None
+    """Of a classifier; None: a causal LM."""
     vocab_size: int
     context_length: int
     layers: int
@@ -52,6 +54,10 @@ class Architecture:
     rope_kinds: tuple[str | None, ...]
     """For each layer, its key in rope_parameters where the config has several, else None."""
     tied_head: bool
+
+    @property
+    def is_classifier(self) -> bool:
+        return self.labels is not None
 
 
 def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple[Architecture, Any]:
@@ -105,9 +111,9 @@ def from_config(config: Any) -> Architecture:
     def value(key: str | None) -> Any:
         return None if key is None else getattr(config, key)
 
-    return Architecture(
+    architecture = Architecture(
         family=family.name,
-        is_classifier=classifies,
+        labels=config.num_labels if classifies else None,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
         layers=config.num_hidden_layers,
@@ -135,6 +141,22 @@ def from_config(config: Any) -> Architecture:
         ),
         tied_head=bool(config.tie_word_embeddings) and not classifies,
     )
+    _check_sizes(architecture)
+    return architecture
+
+
+def _check_sizes(a: Architecture) -> None:
+    """Refuse sizes that no tensor can have; transformers checks only the types of the keys that it declares."""
+    for name in SIZES:
+        size = getattr(a, name)
+        if type(size) is not int or size < 1:
+            raise UnsupportedCheckpoint(f"{name} is {size!r}, not a positive whole number")
+    if a.heads % a.kv_heads:
+        raise UnsupportedCheckpoint(
+            f"{a.heads} attention heads cannot share {a.kv_heads} heads of keys and values"
+        )
+    if a.head_dim % 2:
+        raise UnsupportedCheckpoint(f"head_dim is {a.head_dim}: rotary embeddings need an even one")
 
 
 def context_length(config: Any) -> int:

@@ -24,7 +24,8 @@ class Truth:
     @torch.inference_mode()
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Last-token logits, float64 [vocabulary] (a classifier: [labels])."""
-        out = self.model(torch.tensor([list(ids)])).logits[0]
+        # Its cache would refuse configs that its forward computes.
+        out = self.model(torch.tensor([list(ids)]), use_cache=False).logits[0]
         return (out if self.is_classifier else out[-1]).double().numpy()
 
     def scores(

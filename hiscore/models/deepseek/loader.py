@@ -14,7 +14,7 @@ from torch import Tensor
 from hiscore.layers.weights import Linear
 from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.deepseek.config import DsaArchitecture
-from hiscore.models.loader import CheckpointReader
+from hiscore.models.loader import CheckpointReader, embedding_and_head
 from hiscore.numerics import at_least_float32
 
 
@@ -113,12 +113,7 @@ class _Shaped:
         self._read = read
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        tensor = self._read(name, dtype=dtype)
-        if tensor.shape != shape:
-            raise UnsupportedCheckpoint(
-                f"'{name}' has shape {list(tensor.shape)}, the config announces {list(shape)}"
-            )
-        return tensor
+        return self._read.tensor(name, *shape, dtype=dtype)
 
     def linear(self, outs: dict[str, int], inner: int, bias: bool = False) -> Linear:
         """Read projections of the same input as one.
@@ -154,13 +149,11 @@ def load_weights(
     """
     reader = CheckpointReader(checkpoint, device, dtype, fp8=False)
     read = _Shaped(reader)
-    embedding = read.tensor("model.embed_tokens.weight", a.vocab_size, a.hidden_size)
+    embedding, head = embedding_and_head(reader, a.vocab_size, a.hidden_size, a.tied_head)
     layers = tuple(_layer(read, f"model.layers.{index}", a, index, dtype) for index in range(a.layers))
     final_norm = read.tensor("model.norm.weight", a.hidden_size)
-    head = embedding if a.tied_head else read.tensor("lm_head.weight", a.vocab_size, a.hidden_size)
     ahead = tuple(f"model.layers.{a.layers + index}." for index in range(a.lookahead_layers))
-    left_over = reader.unread(derived={"lm_head.weight"} if a.tied_head else set())
-    if left_over := [name for name in left_over if not name.startswith(ahead)]:
+    if left_over := [name for name in reader.unread() if not name.startswith(ahead)]:
         raise UnsupportedCheckpoint(
             f"the checkpoint holds {len(left_over)} tensors that a {a.family} model does not have, "
             f"'{left_over[0]}' for one"

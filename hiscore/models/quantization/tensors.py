@@ -24,6 +24,8 @@ from hiscore.models.quantization.mxfp4 import Mxfp4
 log = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
+ROWS_COMPARED = 4_096
+"""Rows of two tensors that are compared at once."""
 FORMATS: Mapping[str, type[Format]] = {
     format_.method: format_ for format_ in (Fp8, CompressedTensors, Awq, Gptq, Mxfp4)
 }
@@ -83,6 +85,21 @@ class CheckpointTensors:
         self._stored += sum(part.nbytes for part in parts.values())
         self._dequantised += weight.numel()
         return weight
+
+    def equal(self, one: str, other: str) -> bool:
+        """Whether two tensors, which must be there, are stored as the same values.
+
+        Never more than a slice of them is in memory.
+        """
+        if len(self._parts[one]) > 1 or len(self._parts[other]) > 1:
+            return False
+        names = [stored for name in (one, other) for stored in self._parts[name].values()]
+        first, second = (self._files[name].get_slice(name) for name in names)
+        if (first.get_shape(), first.get_dtype()) != (second.get_shape(), second.get_dtype()):
+            return False
+        starts = range(0, first.get_shape()[0], ROWS_COMPARED)
+        slices = (slice(start, start + ROWS_COMPARED) for start in starts)
+        return all(torch.equal(first[rows], second[rows]) for rows in slices)
 
     def report(self, dtype: torch.dtype) -> None:
         """Log what was dequantised so far, if anything."""
