@@ -1,33 +1,49 @@
-"""Bytes of a checkpoint's weights once they are loaded, from the headers of its safetensors files alone."""
+"""Bytes of a checkpoint's weights once they are loaded, from config.json and the headers of its files."""
 
 import json
 import re
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
+from typing import Any
 
 NUMBER_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
     "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
-CONVERTED = ("F64", "F32", "F16", "BF16")
-"""Converted to the model's dtype; others stay as they are."""
-PROJECTION = re.compile(r"_proj\.weight$")
+FLOATS = ("F64", "F32", "F16", "BF16")
+PROJECTION = re.compile(r"_proj\.(weight|qweight|weight_packed)$")
+COMPANION = re.compile(r"(scales?|scale_inv|zeros|zero_point|g_idx|weight_shape)$")
+"""What is stored beside a quantised weight, and gone once it is dequantised."""
+BITS = {"fp8": 8, "mxfp4": 4, "awq": 4}
 
 
 def weight_bytes(checkpoint: Path, number_bytes: int, projections_in_fp8: bool = False) -> int:
-    """Bytes of all tensors in the model's dtype.
+    """Bytes of all weights, those that are quantised in the file dequantised.
 
     Args:
-        checkpoint: Directory with safetensors.
-        number_bytes: Of one number of the dtype.
+        checkpoint: Directory with config.json and safetensors.
+        number_bytes: Of one number of the model's dtype.
         projections_in_fp8: Whether projections take one byte for each weight instead.
     """
+    bits = _stored_bits(json.loads((checkpoint / "config.json").read_text()).get("quantization_config") or {})
     total = 0
     for name, dtype, shape in _tensors(checkpoint):
-        size = number_bytes if dtype in CONVERTED else NUMBER_BYTES[dtype]
-        total += prod(shape) * (1 if projections_in_fp8 and PROJECTION.search(name) else size)
+        if COMPANION.search(name):
+            continue
+        packed = 1 if dtype in FLOATS else NUMBER_BYTES[dtype] * 8 // bits
+        total += (
+            prod(shape) * packed * (1 if projections_in_fp8 and PROJECTION.search(name) else number_bytes)
+        )
     return total
+
+
+def _stored_bits(quantised: dict[str, Any]) -> int:
+    """Bits of a quantised weight in the file."""
+    groups = (quantised.get("config_groups") or {}).values()
+    bits = [(group.get("weights") or {}).get("num_bits") for group in groups if isinstance(group, dict)]
+    of_method = BITS.get(str(quantised.get("quant_method")), 8)
+    return int(quantised.get("bits") or min(filter(None, bits), default=of_method))
 
 
 def _tensors(checkpoint: Path) -> Iterator[tuple[str, str, list[int]]]:

@@ -1,6 +1,7 @@
 """Bytes of weights from headers, against the tensors that are then loaded."""
 
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from hiscore.memory.weights import weight_bytes
 from hiscore.models.decoder import Decoder
+from tests.support import quantised, tiny_models
+from tests.support.quantised import SCHEMES
 from tests.support.tiny_models import FAMILIES
 
 
@@ -41,3 +44,10 @@ def test_projections_in_fp8_take_a_byte_each(checkpoints: Any) -> None:
     layers, hidden, mlp, attended, keys = 4, 64, 96, 64, 32
     projections = layers * (2 * hidden * attended + 2 * hidden * keys + 3 * hidden * mlp)
     assert whole - fp8 == projections
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_quantised_weights_count_as_what_they_become(scheme: str, tmp_path: Path) -> None:
+    dense = tiny_models.make("llama-biased", tmp_path / "dense")
+    checkpoint = quantised.make(dense, SCHEMES[scheme](), tmp_path / "quantised", ("layers.1.self_attn",))
+    assert weight_bytes(checkpoint, 2) == weight_bytes(dense, 2)
