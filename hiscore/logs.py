@@ -13,7 +13,14 @@ LogFormat = Literal["text", "json"]
 
 
 class TextFormatter(logging.Formatter):
-    """The message, then its fields as ``name='value'``, quoted so that no value can start a new line."""
+    """The message, then its fields as ``name='value'``, quoted so that no value can start a new line.
+
+    ``asctime`` is in UTC, to the millisecond, as the times in JSON are.
+    """
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc)
+        return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = _fields(record).items()
@@ -60,7 +67,7 @@ def configure(log_format: LogFormat, text: str, **always: object) -> None:
 
 def configure_model(log_format: LogFormat, model: str) -> None:
     """`configure` for a model's process."""
-    configure(log_format, "hiscore %(levelname)s %(name)s: %(message)s", model=model)
+    configure(log_format, "%(asctime)s hiscore %(levelname)s %(name)s: %(message)s", model=model)
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:

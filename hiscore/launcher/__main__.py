@@ -19,7 +19,7 @@ from hiscore.settings import ServeSettings
 
 log = logging.getLogger("hiscore.launcher")
 
-TEXT = "hiscore: %(message)s"
+TEXT = "%(asctime)s hiscore: %(message)s"
 
 
 class Stop(BaseException):

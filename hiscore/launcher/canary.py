@@ -22,6 +22,9 @@ from hiscore.settings import CANARY_ID
 
 log = logging.getLogger(__name__)
 
+# What Triton answers for a model whose process does not even beat its heart: there is nothing to wait for.
+NOT_HEALTHY = re.compile(r"Stub process.* is not healthy")
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -150,11 +153,11 @@ class HttpTransport:
 class Canary:
     """Watches one model, one check at a time.
 
-    `misses` is how many canaries in a row it has not answered.
+    `misses` is how many canaries in a row it has not answered; `dead` whether Triton has given its process up.
     """
 
     def __init__(self, probe: Probe, transport: Transport) -> None:
-        self.model, self.misses = probe.model, 0
+        self.model, self.misses, self.dead = probe.model, 0, False
         self._probe, self._transport = probe, transport
         self._work_seen: float | None = None
 
@@ -173,6 +176,7 @@ class Canary:
             else:
                 complaint = f"{status} {text}".strip()
         self.misses = self.misses + 1 if complaint else 0
+        self.dead = bool(NOT_HEALTHY.search(complaint))
         self._work_seen = work
         return complaint
 
@@ -200,7 +204,7 @@ class Canaries:
     @property
     def silent(self) -> list[str]:
         """Models that count as hanging."""
-        return [canary.model for canary in self._canaries if canary.misses >= self._max_misses]
+        return [canary.model for canary in self._canaries if canary.dead or canary.misses >= self._max_misses]
 
     @property
     def doubtful(self) -> list[str]:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from hiscore.launcher import die_with_parent
+from hiscore.launcher.deaths import OomKills, describe
 from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.stubs import Stubs
 
 POLL_SECONDS = 0.05
 # Stubs check for their server every 0.3 seconds and exit when it is gone.
@@ -39,7 +39,7 @@ class Process:
             lock: File descriptor that it and its children keep open.
         """
         wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
-        self._stubs: set[int] = set()
+        self._oom_kills = OomKills()
         log = open(log_path, "ab") if log_path else None  # noqa: SIM115
         try:
             self._popen = subprocess.Popen(
@@ -54,6 +54,7 @@ class Process:
         finally:
             if log:
                 log.close()
+        self._stubs = Stubs(self._popen.pid)
 
     @property
     def pid(self) -> int:
@@ -64,18 +65,24 @@ class Process:
         """The exit code, negative for a signal; None while the server runs."""
         return self._popen.poll()
 
+    def fault(self) -> str:
+        """What is wrong with the server or one of its models; empty if nothing is."""
+        stubs = self._look()
+        code = self.exit_code()
+        # A server that has died took its children along.
+        if code is None:
+            return stubs
+        return f"tritonserver stopped by itself: it {describe(code, self._oom_kills.risen())}"
+
     def lost_stub(self) -> bool:
         """Whether a model's process has died. The server itself goes on as if nothing had happened."""
-        if self.exit_code() is not None:
-            return False
-        try:
-            alive = {child.pid for child in psutil.Process(self.pid).children() if _is_alive(child)}
-        except psutil.NoSuchProcess:
-            return False
-        lost = bool(self._stubs - alive)
-        self._stubs |= alive
-        # The server itself may have died in the meantime, and its children with it.
-        return lost and self.exit_code() is None
+        self._look()
+        return self._stubs.lost and self.exit_code() is None
+
+    def _look(self) -> str:
+        if self.exit_code() is None:
+            self._stubs.look()
+        return self._stubs.fault()
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
         """Wait until `ready` returns True.
@@ -87,12 +94,13 @@ class Process:
         while not ready():
             code = self.exit_code()
             if code is not None:
-                raise LaunchError(f"tritonserver stopped with exit code {code} before it was ready")
+                end = describe(code, self._oom_kills.risen())
+                raise LaunchError(f"tritonserver stopped before it was ready: it {end}")
             if time.monotonic() > deadline:
                 raise LaunchError(f"tritonserver was not ready after {timeout_s} seconds (READY_TIMEOUT_S)")
             time.sleep(POLL_SECONDS)
         # Take stock of the stubs now: one that dies before the next check would go unnoticed.
-        self.lost_stub()
+        self._stubs.look()
 
     def stop(self, drain_s: float) -> None:
         """Let the server finish its requests for at most `drain_s`, then kill what is left of it and its stubs."""
@@ -162,10 +170,3 @@ def _get(address: str, path: str) -> bytes:
     if response.status != 200:
         raise OSError(f"{path} answers {response.status}")
     return body
-
-
-def _is_alive(child: psutil.Process) -> bool:
-    try:
-        return bool(child.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:  # reaped since it was listed
-        return False

@@ -95,15 +95,9 @@ class Server:
         """The server's id: the name of its directory and the prefix of its shared memory."""
         return self._own_workspace.name
 
-    @property
-    def exit_code(self) -> int | None:
-        """None while tritonserver runs."""
-        return self._running.exit_code()
-
-    @property
-    def lost_model(self) -> bool:
-        """Whether a model's process has died: calls in flight hang, new ones fail, and only a restart helps."""
-        return self._running.lost_stub()
+    def fault(self) -> str:
+        """What is wrong with its processes, so that only a restart helps; empty if nothing is."""
+        return self._running.fault()
 
     def start(self) -> None:
         """Start and wait until every model is ready.
@@ -141,8 +135,8 @@ class Server:
     def stop(self) -> None:
         """Drain, then remove every trace. Does nothing if the server is not running."""
         if self._process:
-            # A dead model never answers: draining would only keep its callers waiting.
-            if self._process.lost_stub():
+            # A dead or stopped model never answers: draining would only keep its callers waiting.
+            if self._process.fault():
                 self._process.kill()
             self._process.stop(self.settings.drain_timeout_s + GRACE_SECONDS)
         if self._workspace:

@@ -44,13 +44,8 @@ class WatchedServer(Protocol):
     def settings(self) -> ServeSettings:
         """How to watch, and what to do about a fault."""
 
-    @property
-    def exit_code(self) -> int | None:
-        """None while tritonserver runs."""
-
-    @property
-    def lost_model(self) -> bool:
-        """Whether a model's process has died."""
+    def fault(self) -> str:
+        """What is wrong with its processes; empty if nothing is."""
 
     def start_canaries(self) -> WatchedCanaries | None:
         """Canaries for the running server; None if they are turned off."""
@@ -145,10 +140,8 @@ class Watchdog:
             self._stop_canaries()
 
     def _fault(self) -> str:
-        if self._server.exit_code is not None:
-            return f"tritonserver stopped by itself with exit code {self._server.exit_code}"
-        if self._server.lost_model:
-            return "the process of a model died; its last words are above"
+        if fault := self._server.fault():
+            return fault
         if self._canaries and self._canaries.silent:
             return f"no answer from {', '.join(self._canaries.silent)}"
         return ""

@@ -51,13 +51,14 @@ def check_that_the_process_ends_and_is_seen(
 
     with Server(settings, log) as server:
         score(FAULTY + 1)  # the control: nothing is wrong with calls as such
-        assert not server.lost_model
+        assert not server.fault()
         with pytest.raises(Refused):
             score(FAULTY)
         until = time.monotonic() + 5
-        while not server.lost_model and time.monotonic() < until:
+        while not server.fault() and time.monotonic() < until:
             time.sleep(0.05)
-        assert server.lost_model
+        assert "model scorer" in server.fault()
+        assert "ended with exit code 1" in server.fault()
         name = server.name
     written = log.read_text()
     assert "the device is lost" in written, written[-5_000:]

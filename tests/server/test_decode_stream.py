@@ -18,6 +18,7 @@ import pytest
 import tritonclient.grpc
 from transformers import AutoTokenizer
 
+from hiscore.decoding.stats import GAUGES
 from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from hiscore_client import AsyncScoreClient, DeadlineExceeded, InvalidRequest, RetryPolicy, ScoreClient
@@ -61,7 +62,7 @@ def gauges(server: Server) -> dict[str, int]:
     return {
         name: value
         for (model, name), value in counters.read(server).items()
-        if model == "decode" and name.startswith("hiscore_decode_") and not name.endswith("_total")
+        if model == "decode" and name in GAUGES
     }
 
 

@@ -84,7 +84,7 @@ def test_a_model_that_hangs_is_dead_whatever_readiness_says(tiny_lm: Path, tmp_p
     with Server(settings, tmp_path / "log") as server:
         frozen: list[psutil.Process] = []
         assert canary(server.grpc_url, SCORING) == canary(server.grpc_url, "decode") == 0
-        assert not server.lost_model
+        assert not server.fault()
         try:
             for model, models, others in (("scorer", SCORING, "decode"), ("decode", "decode", None)):
                 frozen.append(stub_of(server, model))

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,10 @@ def test_a_call_without_an_id_is_logged_too(server: Server) -> None:
 def test_people_get_a_line_of_text(lm: Server) -> None:
     score(lm, "for people", labels=[LABEL])
     (line,) = [line for line in text_of(lm).splitlines() if "for people" in line]
-    assert line.startswith(
-        "hiscore INFO hiscore.serving.error_log: a call was refused request_id='for people' "
-    )
+    expected = "Z hiscore INFO hiscore.serving.error_log: a call was refused request_id='for people' "
+    when, found, _ = line.partition(expected)
+    assert found
+    assert datetime.fromisoformat(when)
 
 
 def launcher(**environment: str) -> tuple[int, list[dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import time
 import urllib.error
@@ -19,6 +20,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
 from tests.server.busy import score, until_error
 from tests.server.leftovers import leftovers, server_below
@@ -127,22 +129,67 @@ def test_a_killed_model_is_restored_and_every_call_under_way_gets_an_error(
             assert works(server.address)
 
 
+def test_a_stopped_model_is_restored_within_ten_seconds(tiny_lm: Path, tmp_path: Path) -> None:
+    """With the settings as they are; Triton says that the model is ready, and its calls fail."""
+    with watched(tiny_lm, tmp_path / "log", MODELS="scorer") as server:
+        stub = server.stub("scorer")
+        stub.send_signal(signal.SIGSTOP)
+        server.wait(lambda: server.get("/readyz")[0] == 503, 10)
+        server.wait(lambda: server.get("/readyz")[0] == 200, 120)
+        assert server.restarts() == 1
+        assert not stub.is_running()
+        assert f"model scorer (pid {stub.pid}) has been stopped by a signal" in server.log.read_text()
+
+
+# Added to a model's own model.py: while the file exists, it answers nothing, and its process looks well.
+HANG = """
+import os
+import time
+
+_execute = TritonPythonModel.execute
+
+
+def _hang(self, requests):
+    while os.path.exists({flag!r}):
+        time.sleep(0.05)
+    return _execute(self, requests)
+
+
+TritonPythonModel.execute = _hang
+"""
+
+
+def hanging_repository(root: Path, flag: Path) -> Path:
+    """A model repository whose models hang while a file exists."""
+    shutil.copytree(ServeSettings.model_fields["model_repository"].default, root)
+    for model in MODELS:
+        with (root / model / "1/model.py").open("a") as code:
+            code.write(HANG.format(flag=str(flag)))
+    return root
+
+
 def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path) -> None:
     """Its process is alive, Triton says that it is ready, and nothing is answered. All models hang at once."""
-    canary = {"CANARY_SECONDS": "1", "CANARY_TIMEOUT_S": "3", "CANARY_MISSES": "3"}
-    with watched(tiny_lm, tmp_path / "log", **canary) as server:
+    flag = tmp_path / "hang"
+    settings = {
+        "CANARY_SECONDS": "1",
+        "CANARY_TIMEOUT_S": "3",
+        "CANARY_MISSES": "3",
+        "MODEL_REPOSITORY": str(hanging_repository(tmp_path / "repository", flag)),
+    }
+    with watched(tiny_lm, tmp_path / "log", **settings) as server:
         time.sleep(5)  # answered canaries are not a fault
         assert server.get("/readyz") == (200, "ok\n")
         stubs = [server.stub(model) for model in MODELS]
         with triton.InferenceServerClient(server.address) as client, ThreadPoolExecutor(1) as pool:
-            for stub in stubs:
-                stub.send_signal(signal.SIGSTOP)
+            flag.touch()
             call = pool.submit(score, client, 1)
             missed = f"no answer from {', '.join(MODELS)}\n"
             server.wait(lambda: server.get("/readyz") == (503, missed), 20)
             assert server.restarts() == 0  # one miss is not a fault
             server.wait(lambda: server.restarts() == 1, 30)
             assert isinstance(call.exception(10), InferenceServerException)
+        flag.unlink()
         server.wait(lambda: server.get("/readyz")[0] == 200, 120)
         assert not any(stub.is_running() for stub in stubs)
         assert works(server.address)

@@ -68,6 +68,13 @@ def test_a_traceback_stays_in_its_line() -> None:
     assert json.loads(line)["traceback"].startswith("Traceback")
 
 
+def test_text_for_people_says_when_in_utc() -> None:
+    entry = record()
+    entry.created = 1_700_000_000.25
+    line = TextFormatter("%(asctime)s hiscore: %(message)s").format(entry)
+    assert line == "2023-11-14T22:13:20.250Z hiscore: a call"
+
+
 def test_an_id_cannot_begin_a_line_of_its_own() -> None:
     line = TextFormatter("hiscore: %(message)s").format(record(request_id=FORGED))
     assert line == f"hiscore: a call request_id={FORGED!r}"
@@ -85,7 +92,7 @@ def test_a_models_lines_name_it(capsys: pytest.CaptureFixture[str]) -> None:
         assert json.loads(capsys.readouterr().err)["model"] == "scorer"
         configure_model("text", "scorer")
         logging.getLogger("hiscore.x").warning("%d rows", 3)
-        assert capsys.readouterr().err == "hiscore WARNING hiscore.x: 3 rows\n"
+        assert capsys.readouterr().err.endswith("Z hiscore WARNING hiscore.x: 3 rows\n")
     finally:
         root.handlers[:], root.level = before
 

@@ -119,6 +119,27 @@ def test_a_bad_answer_is_a_miss(bad: tuple[int, str]) -> None:
     assert canary.misses == 0
 
 
+@pytest.mark.parametrize(
+    ("answer", "silent"),
+    [
+        ((500, """{"error":"Stub process 'scorer_0' is not healthy."}"""), ["scorer"]),
+        ((500, """{"error":"Stub process is not healthy."}"""), ["scorer"]),
+        ((500, """{"error":"internal error"}"""), []),
+        ((0, "TimeoutError()"), []),
+    ],
+)
+def test_a_process_that_triton_has_given_up_is_not_waited_for(
+    answer: tuple[int, str], silent: list[str]
+) -> None:
+    canary = Canary(PROBE, FakeModel(answer))
+    canaries = Canaries([canary], FOREVER, max_misses=3)
+    try:
+        canary.check()
+        assert canaries.silent == silent
+    finally:
+        canaries.close()
+
+
 def test_work_is_the_sum_of_the_models_own_counters() -> None:
     page = (
         "# HELP work_total Work\n"

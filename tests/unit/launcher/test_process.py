@@ -12,6 +12,7 @@ import pytest
 
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.process import Process
+from hiscore.launcher.stubs import STOPPED_TOO_LONG_S
 
 PR_SET_CHILD_SUBREAPER = 36
 # A server with two stubs that ends, as tritonserver does, when it gets a SIGTERM.
@@ -69,7 +70,7 @@ def test_it_is_ready_when_it_says_so(start: Callable[[str], Process]) -> None:
 
 
 def test_one_that_ends_before_it_is_ready_is_an_error(start: Callable[[str], Process]) -> None:
-    with pytest.raises(LaunchError, match="stopped with exit code 3 before it was ready"):
+    with pytest.raises(LaunchError, match="stopped before it was ready: it ended with exit code 3"):
         start("exit 3").wait_until(lambda: False, timeout_s=30)
 
 
@@ -153,3 +154,33 @@ def test_its_output_goes_to_the_log(start: Callable[[str], Process], tmp_path: P
     process = start("echo out; echo err >&2")
     wait_for(lambda: process.exit_code() == 0)
     assert (tmp_path / "log").read_text() == "out\nerr\n"
+
+
+def test_it_says_how_a_stub_and_a_server_ended(start: Callable[[str], Process]) -> None:
+    process = start("sleep 60 & sleep 60 & exec sleep 60")  # reaps nothing, like tritonserver without calls
+    first, _ = stubs(process)
+    process.wait_until(lambda: True, timeout_s=30)
+    assert process.fault() == ""
+    first.send_signal(signal.SIGSEGV)
+    wait_for(process.lost_stub)
+    expected = f"the process of a model (pid {first.pid}) was killed by signal 11 (SIGSEGV)"
+    assert process.fault().startswith(expected)
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: process.exit_code() is not None)
+    assert process.fault().startswith("tritonserver stopped by itself: it was killed by signal 9 (SIGKILL)")
+
+
+def test_a_stopped_stub_is_a_fault_after_a_while(start: Callable[[str], Process]) -> None:
+    process = start(SERVER)
+    first, _ = stubs(process)
+    process.wait_until(lambda: True, timeout_s=30)
+    now = 100.0
+    process._stubs._clock = lambda: now
+    first.suspend()
+    wait_for(lambda: first.status() == psutil.STATUS_STOPPED)
+    assert process.fault() == ""  # as under a debugger
+    now += STOPPED_TOO_LONG_S
+    assert "has been stopped by a signal" in process.fault()
+    first.resume()
+    wait_for(lambda: first.status() != psutil.STATUS_STOPPED)
+    assert process.fault() == ""

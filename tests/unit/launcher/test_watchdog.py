@@ -41,7 +41,7 @@ class FakeCanaries:
 
 
 class FakeServer:
-    """Runs until a test sets `exit_code`, `lost_model` or its canaries; `events` are the calls that it got.
+    """Runs until a test sets `broken` or its canaries; `events` are the calls that it got.
 
     failures: what its next restarts raise, one after the other.
     """
@@ -49,8 +49,7 @@ class FakeServer:
     def __init__(self, clock: FakeClock, **settings: Any) -> None:
         self.settings = ServeSettings(**settings)
         self.clock = clock
-        self.exit_code: int | None = None
-        self.lost_model = False
+        self.broken = ""
         self.failures: list[LaunchError] = []
         self.started: list[FakeCanaries] = []
         self.events: list[tuple[str, float]] = []
@@ -63,6 +62,9 @@ class FakeServer:
         self.started.append(FakeCanaries())
         return self.started[-1]
 
+    def fault(self) -> str:
+        return self.broken
+
     def kill(self) -> None:
         self.events.append(("kill", self.clock.now))
 
@@ -72,7 +74,7 @@ class FakeServer:
         self.during_restart()
         if self.failures:
             raise self.failures.pop(0)
-        self.exit_code, self.lost_model = None, False
+        self.broken = ""
 
     @property
     def calls(self) -> list[str]:
@@ -115,15 +117,11 @@ def test_a_healthy_server_is_left_alone(clock: FakeClock) -> None:
 
 
 def exits(server: FakeServer) -> None:
-    server.exit_code = -9
-
-
-def exits_with_zero(server: FakeServer) -> None:
-    server.exit_code = 0
+    server.broken = "tritonserver was killed"
 
 
 def loses_a_model(server: FakeServer) -> None:
-    server.lost_model = True
+    server.broken = "the process of model scorer has died"
 
 
 def goes_silent(server: FakeServer) -> None:
@@ -131,9 +129,8 @@ def goes_silent(server: FakeServer) -> None:
 
 
 FAULTS = {
-    exits: "tritonserver stopped by itself with exit code -9",
-    exits_with_zero: "tritonserver stopped by itself with exit code 0",
-    loses_a_model: "the process of a model died",
+    exits: "tritonserver was killed",
+    loses_a_model: "the process of model scorer has died",
     goes_silent: "no answer from scorer",
 }
 
@@ -197,8 +194,7 @@ def test_as_many_restarts_as_are_set_and_no_more(clock: FakeClock) -> None:
     assert server.calls == ["kill", "restart", "kill", "restart", "kill"]
     assert watchdog.restarts == 2
     assert error == (
-        "tritonserver stopped by itself with exit code -9. Given up after 2 restarts in 77 seconds "
-        "(MAX_RESTARTS, RESTART_WINDOW_S)"
+        "tritonserver was killed. Given up after 2 restarts in 77 seconds (MAX_RESTARTS, RESTART_WINDOW_S)"
     )
 
 

@@ -1,0 +1,93 @@
+"""How a process ended: with which code, by which signal, and whether the kernel killed it for lack of memory."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+OUT_OF_MEMORY = (
+    "by the kernel, for lack of memory: raise the memory limit, or lower HOST_KV_BYTES or QUERY_CACHE_BYTES"
+)
+
+
+class OomKills:
+    """How often the kernel has killed for lack of memory: in our cgroup, or else on this machine.
+
+    Args:
+        proc: The directory of processes.
+        cgroups: The directory of control groups, of version 1 or 2.
+    """
+
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
+        self._files = [*_cgroup_files(proc, cgroups), proc / "vmstat"]
+        self._before = self._count()
+
+    def risen(self) -> bool:
+        """Whether it has happened since this object was made."""
+        return self._count() > self._before
+
+    def _count(self) -> int:
+        for path in self._files:
+            try:
+                found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+            except OSError:
+                continue
+            if found:
+                return int(found.group(1))
+        return 0
+
+
+def _cgroup_files(proc: Path, cgroups: Path) -> list[Path]:
+    """Where our cgroup counts its kills. In a container its path may be that of the host, or the root."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    files: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for place in (path.lstrip("/"), ""):
+            if not controllers:
+                files.append(cgroups / place / "memory.events")
+            elif "memory" in controllers.split(","):
+                files.append(cgroups / "memory" / place / "memory.oom_control")
+    return files
+
+
+def zombie_status(pid: int, proc: Path = PROC) -> int | None:
+    """The wait status of a process that has ended and has not been reaped; None if it is not there."""
+    try:
+        # The name, in parentheses, may hold anything.
+        state, *fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[-1]) if state == "Z" else None
+
+
+def describe(code: int | None, out_of_memory: bool) -> str:
+    """Say how a process ended.
+
+    Args:
+        code: Its exit code, negative for a signal; None if unknown.
+        out_of_memory: Whether the kernel has killed a process for lack of memory.
+    """
+    by_memory = f", {OUT_OF_MEMORY}" if out_of_memory and code in (None, -signal.SIGKILL) else ""
+    if code is None:
+        return f"has died{by_memory}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by signal {-code} ({_signal_name(-code)}){by_memory}"
+
+
+def exit_code(status: int | None) -> int | None:
+    """The exit code in a wait status, negative for a signal."""
+    return None if status is None else os.waitstatus_to_exitcode(status)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
