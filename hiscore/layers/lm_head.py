@@ -1,11 +1,11 @@
 """LM head: from hidden states to logits.
 
-Scoring multiplies only by the labels' rows of the head. A label's probability over the whole vocabulary also needs
-the log of the softmax normaliser, which is computed for a slice of rows at a time: the logits of all rows never
-exist at once.
+Scoring multiplies only by the labels' rows of the head. A label's probability over the whole vocabulary needs all
+logits, which are computed for a slice of rows at a time: the logits of all rows never exist at once.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -49,10 +49,32 @@ class LMHead:
         """Logits of the whole vocabulary: [R, hidden] to [R, vocabulary], float32 (float64 for float64)."""
         return self._capped(self._product(hidden))
 
-    def log_normaliser(self, hidden: Tensor) -> Tensor:
-        """log(sum(exp(logits))) over the whole vocabulary: [R, hidden] to float32 [R]."""
-        parts = [self._capped(self._product(rows)).logsumexp(dim=-1) for rows in hidden.split(ROW_SLICE)]
-        return torch.cat(parts)
+    def probabilities(self, hidden: Tensor, groups: Sequence[tuple[int, Int32]]) -> list[Tensor]:
+        """Probabilities of some labels over the whole vocabulary.
+
+        Labels and normaliser come from the same logits, less the same maximum: two products that round differently
+        would give probabilities above 1.
+
+        Args:
+            hidden: [R, hidden].
+            groups: How many rows have the same labels, and int32 [labels] those; in order, of R rows together.
+
+        Returns:
+            For each group float32 [rows, labels].
+        """
+        found: list[list[Tensor]] = [[] for _ in groups]
+        ends = np.cumsum([rows for rows, _ in groups])
+        columns = [upload(labels.astype(np.int64), hidden.device) for _, labels in groups]
+        start = 0
+        for rows_at_once in hidden.split(ROW_SLICE):
+            logits = self.logits(rows_at_once)
+            powers = logits.sub_(logits.amax(dim=1, keepdim=True)).exp_()
+            totals = powers.sum(dim=1, keepdim=True)
+            for group, (rows, _) in enumerate(groups):
+                inside = slice(max(ends[group] - rows - start, 0), max(ends[group] - start, 0))
+                found[group].append(powers[inside][:, columns[group]] / totals[inside])
+            start += len(rows_at_once)
+        return [torch.cat(parts).float() for parts in found]
 
     def _product(self, hidden: Tensor) -> Tensor:
         """hidden weight^T, with sums and result in float32 at least."""

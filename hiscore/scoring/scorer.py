@@ -1,7 +1,6 @@
 """The scorer: a batch of requests in, scores out, in as few prefill-only forwards as the token budget allows."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,12 @@ from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder
 from hiscore.models.support import CheckpointFacts
 from hiscore.prefill.runner import make_runner
+from hiscore.scoring.head_results import head_results
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
 from hiscore.scoring.packing import Batch, pack
 from hiscore.scoring.precision import DTYPES, pick_device, pick_dtype
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
-from hiscore.scoring.readout import scores_from_logits
+from hiscore.scoring.readout import scores_from_head
 from hiscore.scoring.request import ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -84,26 +84,22 @@ class PendingScores:
         if self._copy_done is not None:
             self._copy_done.synchronize()
         items = [len(request.prompt.item_lengths) for request in self._requests]
-        # The logits of each request, and its log normaliser if it needs one.
-        results: list[list[Float32]] = [[] for _ in self._requests]
+        results: list[Float32 | None] = [None] * len(items)
         values = self._host.numpy()
         for members, width in self._shapes:
             for index in members:
                 size = items[index] * width
-                results[index].append(values[:size].reshape(items[index], width))
+                results[index] = values[:size].reshape(items[index], width)
                 values = values[size:]
-        answers = [self._answer(index, *results[index]) for index in range(len(self._requests))]
+        answers = [self._answer(index, found) for index, found in enumerate(results) if found is not None]
         forwards, cached = self._batch.forwards, self._batch.cached_tokens
         tokens = sum(len(forward.input_ids) for forward in forwards)
         return answers, BatchStats(len(forwards), tokens, sum(items), sum(cached))
 
-    def _answer(
-        self, index: int, logits: Float32, log_normaliser: Float32 | None = None
-    ) -> Scores | RequestError:
+    def _answer(self, index: int, result: Float32) -> Scores | RequestError:
         request = self._requests[index]
-        per_item = None if log_normaliser is None else log_normaliser[:, 0]
         try:
-            scores = scores_from_logits(logits, per_item, request.options, self._is_classifier)
+            scores = scores_from_head(result, request.options, self._is_classifier)
         except RequestError as error:
             return error
         return Scores(scores, len(request.prompt.tokens), self._batch.cached_tokens[index])
@@ -203,23 +199,9 @@ class Scorer:
 
     def _launch(self, requests: Sequence[ScoreRequest], batch: Batch) -> PendingScores:
         hidden = self._in_order(self.runner.forward(batch.forwards), batch.forwards)
-        items = [len(request.prompt.item_lengths) for request in requests]
-        rows = [slice(end - count, end) for count, end in zip(items, np.cumsum(items), strict=True)]
-
-        def rows_of(members: list[int]) -> Tensor:
-            everything = len(members) == len(requests)
-            return hidden if everything else torch.cat([hidden[rows[index]] for index in members])
-
-        results, shapes = [], []
-        for members in _grouped_by_labels(requests):
-            labels = None if self.facts.is_classifier else requests[members[0]].labels
-            results.append(self._head.label_logits(rows_of(members), labels))
-            shapes.append((members, results[-1].shape[1]))
-        normalised = [index for index, each in enumerate(requests) if not each.options.apply_softmax]
-        if normalised and not self.facts.is_classifier:
-            results.append(self._head.log_normaliser(rows_of(normalised)))
-            shapes.append((normalised, 1))
-        host, copy_done = self._to_host(torch.cat([result.flatten() for result in results]))
+        results = head_results(self._head, hidden, requests, self.facts.is_classifier)
+        host, copy_done = self._to_host(torch.cat([result.values.flatten() for result in results]))
+        shapes = [(result.members, result.values.shape[1]) for result in results]
         return PendingScores(requests, batch, host, shapes, copy_done, self.facts.is_classifier)
 
     def _in_order(self, hidden: Tensor, forwards: Sequence[Forward]) -> Tensor:
@@ -236,11 +218,3 @@ class Scorer:
         copy_done = torch.cuda.Event()
         copy_done.record()
         return host, copy_done
-
-
-def _grouped_by_labels(requests: Sequence[ScoreRequest]) -> list[list[int]]:
-    """Indices of requests with the same labels, which share a matrix product."""
-    groups: dict[bytes, list[int]] = defaultdict(list)
-    for index, request in enumerate(requests):
-        groups[request.labels.tobytes()].append(index)
-    return list(groups.values())

@@ -35,15 +35,53 @@ def test_labels_have_the_logits_of_their_rows(dtype: torch.dtype, cap: float | N
     every = head.logits(hidden)
     assert every.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(every.double(), expected, **bounds)
-    torch.testing.assert_close(head.log_normaliser(hidden).double(), expected.logsumexp(1), **bounds)
+    (probable,) = head.probabilities(hidden, [(7, labels(49, 0, 3))])
+    assert probable.dtype == torch.float32
+    torch.testing.assert_close(probable.double(), expected.softmax(1)[:, [49, 0, 3]], **bounds)
 
 
-def test_the_normaliser_is_the_same_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+GROUPS = [(3, labels(4)), (0, labels(1, 2)), (1, labels(0, 49, 0)), (3, labels(7, 8))]
+
+
+@pytest.mark.parametrize("slice_", [1, 2, 3, 4, 7, 100])
+def test_every_group_of_rows_gets_its_own_labels(slice_: int, monkeypatch: pytest.MonkeyPatch) -> None:
     head, hidden = LMHead(random(VOCABULARY, HIDDEN, seed=1), None), random(7, HIDDEN, seed=2)
-    whole = head.log_normaliser(hidden)
-    monkeypatch.setattr(lm_head, "ROW_SLICE", 3)
-    torch.testing.assert_close(head.log_normaliser(hidden), whole, atol=1e-5, rtol=0)
-    assert head.log_normaliser(hidden).shape == (7,)
+    expected = head.logits(hidden).softmax(1)
+    monkeypatch.setattr(lm_head, "ROW_SLICE", slice_)
+    found = head.probabilities(hidden, GROUPS)
+    assert [tuple(part.shape) for part in found] == [(3, 1), (0, 2), (1, 3), (3, 2)]
+    start = 0
+    for (rows, columns), part in zip(GROUPS, found, strict=True):
+        torch.testing.assert_close(part, expected[start : start + rows, columns], atol=1e-6, rtol=1e-5)
+        start += rows
+
+
+def test_no_rows_have_no_probabilities() -> None:
+    head = LMHead(random(VOCABULARY, HIDDEN, seed=1), None)
+    (found,) = head.probabilities(torch.empty(0, HIDDEN), [(0, labels(1, 2))])
+    assert found.shape == (0, 2)
+
+
+CERTAIN = 2_000
+
+
+def certain() -> tuple[LMHead, torch.Tensor]:
+    """A head and hidden states with logits near 1,000, where float32 rounds by 6e-5."""
+    return LMHead(random(VOCABULARY, 256, seed=1), None), 60 * random(CERTAIN, 256, seed=2)
+
+
+def test_no_probability_exceeds_one_and_all_of_them_add_up_to_it() -> None:
+    head, hidden = certain()
+    (found,) = head.probabilities(hidden, [(CERTAIN, labels(*range(VOCABULARY)))])
+    assert found.max() == 1.0
+    # Each rounded once, relative to itself.
+    torch.testing.assert_close(found.double().sum(1), torch.ones(CERTAIN).double(), atol=1e-6, rtol=0)
+
+
+def test_control_labels_and_normaliser_of_different_products_exceed_one() -> None:
+    head, hidden = certain()
+    exact = (hidden.double() @ head._weight.double().T).float()
+    assert (exact - head.logits(hidden).logsumexp(1, keepdim=True)).exp().max() > 1.00001
 
 
 def test_the_labels_used_last_stay_cached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,15 @@ def test_adversarial_shapes_equal_transformers(query: int, items: list[int], che
     check(found[some], truth.scores(call.query, [call.items[i] for i in some], LABELS, True), options)
 
 
+def test_the_probabilities_of_all_tokens_add_up_to_one(checkpoints) -> None:
+    checkpoint, _ = checkpoints("gemma2")
+    call = random_tokens(np.random.default_rng(6), 5, [3, 1], VOCABULARY)
+    everything = ScoreRequest(call.prompt(), np.arange(VOCABULARY, dtype=np.int32), ScoreOptions())
+    (answer,), _ = Scorer(checkpoint, "cpu", "float32", 64).score([everything])
+    # 500 numbers, each rounded relative to itself.
+    np.testing.assert_allclose(answer.scores.sum(axis=1, dtype=np.float64), 1, atol=1e-6)
+
+
 def test_the_ids_of_special_tokens_are_ids_like_others(checkpoints) -> None:
     """bos, eos and 0 as content, as label and at the end, for a causal LM and for a classifier."""
     call = Tokens([1, 2, 0, 2], [[2], [1, 1], [0, 0, 2], [2, 2]])
