@@ -1,6 +1,8 @@
 """Attention metadata of a packed forward: its segments, and the context that each group of them sees."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from hiscore.arrays import Int32, Int64
 
@@ -10,7 +12,10 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class Group:
-    """Consecutive segments with one context: slots of the KV pool, then rows of this forward."""
+    """Consecutive segments with one context: slots of the KV pool, then rows of this forward.
+
+    The rest of an item that began in an earlier forward is a group of one segment, and sees that beginning too.
+    """
 
     first_row: int
     last_row: int
@@ -19,6 +24,8 @@ class Group:
     """[N]: the pool slots of the tokens at positions 0 to N - 1."""
     context_rows: slice
     """The rows of this forward that hold the rest of the context, in order."""
+    own_slots: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    """[M]: the pool slots of the segment's own beginning. Then `context_rows` is empty."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class TorchAttention:
         self._batches = []
         edges = forward.cu_seqlens.astype(np.int64)
         for group in forward.groups:
-            slots = torch.from_numpy(group.context_slots)
+            slots = torch.from_numpy(np.concatenate((group.context_slots, group.own_slots)))
             rows = torch.arange(group.context_rows.start, group.context_rows.stop)
             segments = slice(*np.searchsorted(edges, (group.first_row, group.last_row)))
             starts, lengths = edges[segments], np.diff(edges[segments.start : segments.stop + 1])

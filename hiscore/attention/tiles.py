@@ -11,8 +11,9 @@ import numpy as np
 from hiscore.arrays import Int32
 from hiscore.attention.metadata import Forward
 
-TILE_FIELDS = 6
-"""Begin and end of: the tile's rows, its context's slots, its context's rows."""
+TILE_FIELDS = 7
+"""Begin and end of: the tile's rows, its context's slots, its context's rows. Then how many of the slots hold the
+beginning of the segment itself; they are the last."""
 
 
 @dataclass(frozen=True)
@@ -28,25 +29,26 @@ class Tiles:
     scored: int
     """Tiles that hold a scored row: all that the last layer computes."""
     context_slots: Int32
-    """[N]: the pool slots of all contexts, group after group."""
+    """[N]: the pool slots of all contexts, group after group, each with the group's own slots behind it."""
 
 
 def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:
     """Cut the groups of a forward into tiles of at most `rows_per_tile` rows."""
+    group_slots = [np.concatenate((group.context_slots, group.own_slots)) for group in forward.groups]
     groups = np.array(
         [
-            (g.first_row, g.last_row, len(g.context_slots), g.context_rows.start, g.context_rows.stop)
-            for g in forward.groups
+            (g.first_row, g.last_row, len(slots), g.context_rows.start, g.context_rows.stop, len(g.own_slots))
+            for g, slots in zip(forward.groups, group_slots, strict=True)
         ]
     )
     counts = -(-(groups[:, 1] - groups[:, 0]) // rows_per_tile)
     group_of_tile = np.repeat(np.arange(len(groups)), counts)
-    first, last, slots, context_begin, context_end = groups[group_of_tile].T
+    first, last, slots, context_begin, context_end, own = groups[group_of_tile].T
     index_in_group = np.arange(len(group_of_tile)) - (np.cumsum(counts) - counts)[group_of_tile]
     begin = first + rows_per_tile * index_in_group
     end = np.minimum(begin + rows_per_tile, last)
     slot_end = np.cumsum(groups[:, 2])[group_of_tile]
-    fields = (begin, end, slot_end - slots, slot_end, context_begin, context_end)
+    fields = (begin, end, slot_end - slots, slot_end, context_begin, context_end, own)
     tiles = np.stack(fields, axis=1, dtype=np.int32)
     scored_rows = np.sort(forward.scored_rows)
     is_scored = np.searchsorted(scored_rows, begin) < np.searchsorted(scored_rows, end)
@@ -57,7 +59,7 @@ def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:
         segment_ends=np.repeat(edges[1:], lengths),
         tiles=np.concatenate((tiles[is_scored], tiles[~is_scored])),
         scored=int(is_scored.sum()),
-        context_slots=np.concatenate([group.context_slots for group in forward.groups]).astype(np.int32),
+        context_slots=np.concatenate(group_slots).astype(np.int32),
     )
 
 

@@ -74,14 +74,22 @@ def packed_attention(
         total = tl.zeros([M], tl.float32)
         acc = tl.zeros([M, PADDED_DIM], tl.float32)
 
-        # The context in the pool: positions 0, 1, 2, ...
+        # The context in the pool: positions 0, 1, 2, ... Blocks of N start anew where the segment's own beginning
+        # does: the same blocks, in the same order, as when the whole item is new.
         in_pool = slot_end - slot_begin
+        shared = in_pool - tl.load(tile + 6)
+        shared_blocks = tl.cdiv(shared, N)
         hidden_before = 0
+        first_block = 0
         if WINDOW:
             hidden_before = tl.maximum(tl.min(position) - WINDOW + 1, 0)
-        for begin in range(tl.minimum(hidden_before, in_pool) // N * N, in_pool, N):
-            column = begin + n
-            there = column < in_pool
+            first_block = tl.minimum(hidden_before, shared) // N
+            if hidden_before > shared:
+                first_block = shared_blocks + (tl.minimum(hidden_before, in_pool) - shared) // N
+        for block in range(first_block, shared_blocks + tl.cdiv(in_pool - shared, N)):
+            in_own = block >= shared_blocks
+            column = tl.where(in_own, shared + (block - shared_blocks) * N, block * N) + n
+            there = column < tl.where(in_own, in_pool, shared)
             slot = tl.load(context_slots + slot_begin + column, mask=there, other=0).to(tl.int64)
             at = pool + slot * pool_stride + kv_head * HEAD_DIM
             seen = there[None, :]

@@ -1,8 +1,10 @@
 """Pack the prompts of a batch into ragged forwards under a token budget, without padding.
 
 The tokens of all prompts form one sequence: query, items, next query, next items. A forward is a slice of it with
-at most `budget` tokens, so a batch takes exactly ``ceil(tokens / budget)`` forwards. Query tokens found in the
-prefix cache are left out.
+at most `budget` tokens. Query tokens found in the prefix cache are left out.
+
+A slice never ends within a block of keys that attention adds up at once: a query or an item is cut at multiples of
+a page only. So the order of a row's sums, and every bit of its result, is the same however a batch is cut.
 
 Attention follows one rule. A *segment* is a run of new tokens of one query or one item; consecutive segments that
 see the same *context* form a *group*: a query alone, or the items of a prompt. A token sees the context of its
@@ -16,6 +18,7 @@ Pure NumPy: knows neither Triton nor a device.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -68,6 +71,11 @@ class _PackedPrompt:
         self.read_at = np.where(prompt.item_lengths > 0, self.bounds[2:], self.query) - 1
         self.slots = np.full(len(prompt.tokens), NO_SLOT, np.int64)
         self.slots[: len(slots)] = slots
+
+    def offset_in_node(self, index: int) -> int:
+        """How far into the query, or into an item, this index of the batch's sequence is."""
+        token = index - self.begin
+        return token - int(self.bounds[np.searchsorted(self.bounds, token, side="right") - 1])
 
     def keep_across(self, boundary: int, cache: PrefixCache) -> list[_Allocation]:
         """Allocate slots for the tokens before a forward's end that tokens after it still see."""
@@ -122,7 +130,7 @@ class _ForwardBuilder:
             # The rest of an item that began in the forward before: it sees that part of itself as well.
             own = p.slots[p.bounds[nodes[0]] : first]
             items = int(ends[0])
-            self.groups.append(Group(self.rows, items + shift, np.append(p.slots[: p.query], own), none))
+            self.groups.append(Group(self.rows, items + shift, p.slots[: p.query], none, own))
         if items < last:
             in_pool = min(first, p.query)
             new = slice(in_pool + shift, p.query + shift) if first < p.query else none
@@ -146,23 +154,26 @@ def pack(prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache) ->
 
     Args:
         prompts: In the order of the batch.
-        budget: Tokens per forward, at most.
+        budget: Tokens per forward, at most; at least a page.
         cache: Holds cached queries, and what prompts keep from one forward to the next.
 
     Raises:
         PoolExhausted: What a prompt keeps does not fit the pool.
+        ValueError: The budget is smaller than a page.
     """
+    if budget < PAGE:
+        raise ValueError(f"a forward of {budget} tokens is smaller than a page, {PAGE}")
     try:
         cache.begin_batch(_batch_reserve(prompts, budget))
         packed, cached = _place(prompts, cache)
-        _keep_across_forwards(packed, budget, cache)
+        ends = _cut(packed, budget)
+        _keep_across_forwards(packed, ends, cache)
     finally:
         cache.end_batch()
-    total = packed[-1].end if packed else 0
     forwards = []
     remaining = deque(packed)
-    for begin in range(0, total, budget):
-        builder, end = _ForwardBuilder(), min(begin + budget, total)
+    for begin, end in pairwise([0, *ends]):
+        builder = _ForwardBuilder()
         while remaining and max(begin, remaining[0].begin + remaining[0].cached) < end:
             p = remaining[0]
             builder.add(p, max(begin - p.begin, p.cached), min(end, p.end) - p.begin)
@@ -193,24 +204,35 @@ def _place(
     return packed, tuple(cached)
 
 
-def _keep_across_forwards(packed: Sequence[_PackedPrompt], budget: int, cache: PrefixCache) -> None:
+def _cut(packed: Sequence[_PackedPrompt], budget: int) -> list[int]:
+    """Where the forwards end in the batch's sequence."""
+    ends: list[int] = []
+    begin, total = 0, packed[-1].end if packed else 0
+    for p in packed:
+        while p.end - begin > budget:
+            end = begin + budget
+            begin = end - p.offset_in_node(end) % PAGE
+            ends.append(begin)
+    return [*ends, total] if total else []
+
+
+def _keep_across_forwards(packed: Sequence[_PackedPrompt], ends: Sequence[int], cache: PrefixCache) -> None:
     """Allocate slots for the prompts that span several forwards.
 
     The forward before a boundary writes what is allocated there, so pages may pass from one prompt to another only
     once that forward no longer reads them.
     """
     allocations: list[_Allocation] = []
-    boundaries = iter(range(budget, packed[-1].end if packed else 0, budget))
-    boundary = next(boundaries, None)
+    boundaries = deque(pairwise([0, *ends[:-1]]))
     try:
         for p in packed:
-            while boundary is not None and boundary < p.end:
+            while boundaries and boundaries[0][1] < p.end:
+                before, boundary = boundaries.popleft()
                 if boundary > p.begin + p.cached:
-                    for unread in [each for each in allocations if each.read_until <= boundary - budget]:
+                    for unread in [each for each in allocations if each.read_until <= before]:
                         cache.free(unread.pages)
                         allocations.remove(unread)
                     allocations += p.keep_across(boundary, cache)
-                boundary = next(boundaries, None)
     finally:
         for allocation in allocations:
             cache.free(allocation.pages)
@@ -220,15 +242,14 @@ def pool_reserve(longest: int, budget: int) -> int:
     """Pages that prompts spanning several forwards may need at once.
 
     At a boundary a prompt keeps its query and a part of an item. The forward that reads them ends with another
-    such part, of the same prompt or of the next, which it has begun itself: at most a forward's tokens. Each
-    boundary may begin a new page of either.
+    such part, of the same prompt or of the next, which it has begun itself: at most a forward's tokens. Of an item
+    whole pages are kept, so only the queries' last pages may be partly filled.
 
     Args:
         longest: Tokens of a query with its longest item.
         budget: Tokens per forward.
     """
-    boundaries = -(-longest // budget) + 2
-    return -(-longest // PAGE) + -(-min(longest, budget) // PAGE) + 2 * boundaries
+    return -(-longest // PAGE) + -(-min(longest, budget) // PAGE) + 2
 
 
 def _batch_reserve(prompts: Sequence[MultiItemPrompt], budget: int) -> int:

@@ -20,7 +20,7 @@ def dense_attention(
     edges = forward.cu_seqlens
     for group in forward.groups:
         rows = np.arange(group.context_rows.start, group.context_rows.stop)
-        context = np.concatenate((group.context_slots, rows + len(pool)))
+        context = np.concatenate((group.context_slots, group.own_slots, rows + len(pool)))
         for row in range(group.first_row, group.last_row):
             first = edges[np.searchsorted(edges, row, side="right") - 1]
             seen = np.concatenate((context, np.arange(first, row + 1) + len(pool)))

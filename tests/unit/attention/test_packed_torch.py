@@ -15,7 +15,7 @@ from tests.support.strategies import random_tokens
 CALLS = [(30, [4, 4, 9, 0, 1, 17]), (0, [3, 12]), (5, []), (11, [2] * 6)]
 
 
-@pytest.mark.parametrize("budget", [1_000, 37, 8])
+@pytest.mark.parametrize("budget", [1_000, 37, 32])
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("soft_cap", [None, 1.5])
 def test_segments_attend_as_the_dense_mask_says(

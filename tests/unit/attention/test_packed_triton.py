@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.base import AttentionShape
+from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_triton import TritonAttention
 from hiscore.attention.tiles import max_tiles
 from hiscore.prefill.cuda_runner import InputLayout
@@ -84,6 +85,9 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
     def attend(pages: PrefixCache, *calls: Tokens, attention: TritonAttention = attention) -> torch.Tensor:
         """What the last call's rows attend to."""
         (forward,) = pack([call.prompt() for call in calls], 1_000, pages).forwards
+        return attend_once(forward, attention)
+
+    def attend_once(forward: Forward, attention: TritonAttention) -> torch.Tensor:
         rows = len(forward.input_ids)
         layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
         buffer, slots = layout.pack(forward, attention.rows_per_tile)
@@ -105,6 +109,14 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
         alone = attend(PrefixCache(8, 0, caching=False), Tokens(one.query, [one.items[item]]))[75:]
         torch.testing.assert_close(together[first:last], alone, atol=0, rtol=0)
         torch.testing.assert_close(hit[-143:][first:last], alone, atol=0, rtol=0)
+
+    # Cut in the query, and in the first and the last item.
+    for budget, sizes in ((70, [64, 64, 64, 26]), (108, [107, 85, 26])):
+        cut = pack([one.prompt()], budget, PrefixCache(16, 16)).forwards
+        assert [len(forward.input_ids) for forward in cut] == sizes
+        assert any(len(group.own_slots) for forward in cut for group in forward.groups)
+        parts = torch.cat([attend_once(forward, attention) for forward in cut])[75:]
+        torch.testing.assert_close(parts, together, atol=0, rtol=0)
 
     # Control: keys in blocks of another size are added up in another order, in float32's rounding.
     halved = TritonAttention(shape, torch.float32, multiprocessors=3)

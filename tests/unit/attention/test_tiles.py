@@ -46,21 +46,21 @@ def slots(*values: int) -> np.ndarray:
 
 
 def test_a_tile_names_its_rows_and_its_group_s_context() -> None:
-    """A query of 5 rows, then items of 3 and 4 that see it; another query of 2 rows after cached tokens."""
+    """A query of 5 rows, then items of 3 and 4 that see it; the last 2 rows of an item that began earlier."""
     groups = [
         Group(0, 5, slots(), slice(0, 0)),
         Group(5, 12, slots(70, 71, 72), slice(0, 5)),
-        Group(12, 14, slots(90, 33), slice(0, 0)),
+        Group(12, 14, slots(90), slice(0, 0), slots(33)),
     ]
     cut = cut_into_tiles(forward_of([5, 3, 4, 2], groups, [13, 7, 11]), 4)
-    assert TILE_FIELDS == cut.tiles.shape[1] == 6
+    assert TILE_FIELDS == cut.tiles.shape[1] == 7
     assert cut.tiles.tolist() == [
-        # With scored rows: 7, 11 and 13. Fields: rows, slots of the context, rows of the context.
-        [5, 9, 0, 3, 0, 5],
-        [9, 12, 0, 3, 0, 5],
-        [12, 14, 3, 5, 0, 0],
-        [0, 4, 0, 0, 0, 0],
-        [4, 5, 0, 0, 0, 0],
+        # With scored rows: 7, 11 and 13. Fields: rows, slots and rows of the context, own slots.
+        [5, 9, 0, 3, 0, 5, 0],
+        [9, 12, 0, 3, 0, 5, 0],
+        [12, 14, 3, 5, 0, 0, 1],
+        [0, 4, 0, 0, 0, 0, 0],
+        [4, 5, 0, 0, 0, 0, 0],
     ]
     assert cut.scored == 3
     assert cut.context_slots.tolist() == [70, 71, 72, 90, 33]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 from types import FrameType
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +63,8 @@ class Interpreter:
             assert set(edges) <= set(forward.cu_seqlens)
             for group in forward.groups:
                 context = [self.pool[slot] for slot in group.context_slots.tolist()]
-                context += ids[group.context_rows]
+                context += ids[group.context_rows] + [self.pool[slot] for slot in group.own_slots.tolist()]
+                assert not (len(group.own_slots) and ids[group.context_rows])
                 for first, last in pairwise(forward.cu_seqlens):
                     for row in range(max(first, group.first_row), min(last, group.last_row)):
                         seen[rows[row]] = context + ids[first : row + 1]
@@ -91,20 +93,60 @@ def pages(budget: int, caching: bool = False, cache_pages: int = 0) -> PrefixCac
 batches = st.lists(tokens(vocabulary=500, longest=40, most=5), min_size=1, max_size=5).map(distinct)
 
 
-@given(batches, st.integers(1, 150))
+@given(batches, st.integers(PAGE, 150))
 def test_every_token_sees_what_the_rule_says(calls: list[Tokens], budget: int) -> None:
     seen, read = Interpreter().run(pack([call.prompt() for call in calls], budget, pages(budget)), calls)
     assert seen == context_by_rule(calls)
     assert read == readers(calls)
 
 
-@given(batches, st.integers(1, 150))
-def test_the_number_of_forwards_is_the_tokens_over_the_budget(calls: list[Tokens], budget: int) -> None:
+@given(batches, st.integers(PAGE, 150))
+def test_forwards_are_filled_up_to_the_last_whole_block(calls: list[Tokens], budget: int) -> None:
     forwards = pack([call.prompt() for call in calls], budget, pages(budget)).forwards
     stream = [i for call in calls if call.items for ids in [call.query, *call.items] for i in ids]
-    assert len(forwards) == -(-len(stream) // budget)
-    assert all(len(forward.input_ids) == budget for forward in forwards[:-1])
     assert [i for forward in forwards for i in forward.input_ids] == stream
+    rows = [len(forward.input_ids) for forward in forwards]
+    assert all(count <= budget for count in rows)
+    assert all(count > budget - PAGE for count in rows[:-1])
+
+
+def key_blocks(batch: Batch, calls: list[Tokens], interpreter: Interpreter) -> dict[int, list[list[int]]]:
+    """For each item the blocks of keys, as ids, that the attention kernel adds up for the row it is read at."""
+    found: dict[int, list[list[int]]] = {}
+    for forward in batch.forwards:
+        ids = forward.input_ids.tolist()
+        for i, slot in zip(ids, forward.slot_mapping.tolist(), strict=True):
+            if slot != NO_SLOT:
+                interpreter.pool[slot] = i
+        for row, item in zip(forward.scored_rows.tolist(), forward.scored_items.tolist(), strict=True):
+            (group,) = [each for each in forward.groups if each.first_row <= row < each.last_row]
+            start = int(forward.cu_seqlens[np.searchsorted(forward.cu_seqlens, row, side="right") - 1])
+            runs = [
+                [interpreter.pool[slot] for slot in group.context_slots.tolist()],
+                [interpreter.pool[slot] for slot in group.own_slots.tolist()],
+                ids[group.context_rows],
+                ids[start : row + 1],
+            ]
+            found[item] = [run[at : at + PAGE] for run in runs for at in range(0, len(run), PAGE)]
+    return found
+
+
+@given(batches, st.integers(PAGE, 150))
+def test_the_blocks_of_keys_are_those_of_the_item_alone(calls: list[Tokens], budget: int) -> None:
+    """So the order of a row's sums, and every bit of its score, is independent of the rest of the batch."""
+    together = key_blocks(pack([c.prompt() for c in calls], budget, pages(budget)), calls, Interpreter())
+    items = [Tokens(call.query, [item]) for call in calls for item in call.items]
+    for index, one in enumerate(items):
+        whole = key_blocks(pack([one.prompt()], 1_000, pages(1_000)), [one], Interpreter())
+        assert together[index] == whole[0]
+
+
+def test_control_cuts_anywhere_change_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = distinct([Tokens([0] * 40, [[0] * 40])])
+    alone = key_blocks(pack([calls[0].prompt()], 1_000, pages(1_000)), calls, Interpreter())
+    monkeypatch.setattr("hiscore.scoring.packing._cut", lambda packed, budget: [50, 80])
+    cut = key_blocks(pack([calls[0].prompt()], 50, pages(50)), calls, Interpreter())
+    assert cut != alone
 
 
 @st.composite
@@ -119,7 +161,7 @@ def related_calls(draw: st.DrawFn) -> Tokens:
 
 @given(
     st.lists(st.lists(related_calls(), min_size=1, max_size=4), min_size=1, max_size=6),
-    st.integers(5, 150),
+    st.integers(PAGE, 150),
     st.integers(1, 12),
 )
 def test_cached_pages_hold_the_tokens_they_stand_for(
@@ -152,14 +194,14 @@ def test_control_a_page_reused_too_early_is_noticed() -> None:
 def test_a_prompt_that_does_not_fit_the_pool_is_refused_and_leaks_no_page() -> None:
     small = PrefixCache(2, 0, caching=False)
     with pytest.raises(PoolExhausted):
-        pack([Tokens([1] * 60, [[2] * 9] * 9).prompt()], 50, small)
+        pack([Tokens([1] * 60, [[2] * 90] * 3).prompt()], 50, small)
     assert len(small.allocate(2)) == 2
 
 
 def test_the_reserve_holds_two_prompts_that_span_forwards() -> None:
     """Shapes found by search that need more than half of it: a reserve for one prompt would be too small."""
     reserve = pool_reserve(64, 64)
-    shapes = [(37, [23, 22]), (8, [44, 20, 3]), (38, [12])]
+    shapes = [(62, [1, 1, 2, 2, 2]), (51, [7, 13, 1, 11, 7])]
     prompts = [Tokens([1] * query, [[2] * item for item in items]).prompt() for query, items in shapes]
     pack(prompts, 64, PrefixCache(reserve, reserve, caching=False))
     with pytest.raises(PoolExhausted):
@@ -167,8 +209,8 @@ def test_the_reserve_holds_two_prompts_that_span_forwards() -> None:
 
 
 def test_an_item_that_ends_with_its_forward_takes_no_page() -> None:
-    first, _ = pack([Tokens([1] * 4, [[2] * 4] * 2).prompt()], 8, pages(8)).forwards
-    assert (first.slot_mapping != NO_SLOT).tolist() == [True] * 4 + [False] * 4
+    first, _ = pack([Tokens([1] * 4, [[2] * 32] * 2).prompt()], 36, pages(36)).forwards
+    assert (first.slot_mapping != NO_SLOT).tolist() == [True] * 4 + [False] * 32
 
 
 def test_the_token_that_an_empty_item_is_read_at_is_computed() -> None:

@@ -48,7 +48,7 @@ def test_scores_equal_transformers_one_at_a_time(family: str, labels: int | None
     checkpoint, truth = checkpoints(family, labels)
     rng = np.random.default_rng(0)
     calls = [random_tokens(rng, query, items, VOCABULARY) for query, items in BATCH]
-    for budget in (4_096, 16):
+    for budget in (4_096, 32):
         scorer = Scorer(checkpoint, "cpu", "float32", budget)
         for options in (ScoreOptions(), ScoreOptions(apply_softmax=True, temperature=0.7)):
             found = score(scorer, calls, options)
@@ -96,7 +96,7 @@ def test_control_a_wrong_mask_or_position_fails(family: str, wrong, checkpoints,
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch=st.lists(tokens(VOCABULARY), min_size=1, max_size=4),
-    budget=st.sampled_from([4_096, 64, 17]),
+    budget=st.sampled_from([4_096, 64, 33]),
     family=st.sampled_from(sorted(FAMILIES)),
     softmax=st.booleans(),
 )
@@ -271,11 +271,11 @@ def test_a_weight_that_the_config_does_not_announce_is_an_error(checkpoints, tmp
 def test_a_shorter_context_changes_the_bound_and_no_score(checkpoints) -> None:
     checkpoint, _ = checkpoints("qwen3")
     calls = [random_tokens(np.random.default_rng(5), 20, [3, 9], VOCABULARY)]
-    whole = Scorer(checkpoint, "cpu", "float32", 16, 0)
-    short = Scorer(checkpoint, "cpu", "float32", 16, 0, max_context=29)
+    whole = Scorer(checkpoint, "cpu", "float32", 32, 0)
+    short = Scorer(checkpoint, "cpu", "float32", 32, 0, max_context=29)
     assert (whole.facts.context_length, short.facts.context_length) == (CONTEXT, 29)
     found, expected = (score(each, calls, ScoreOptions())[0] for each in (short, whole))
     assert np.array_equal(found, expected)
     assert short.runner.pool.shape[1] < whole.runner.pool.shape[1]
     with pytest.raises(ValueError, match=f"MAX_CONTEXT is {CONTEXT + 1}"):
-        Scorer(checkpoint, "cpu", "float32", 16, max_context=CONTEXT + 1)
+        Scorer(checkpoint, "cpu", "float32", 32, max_context=CONTEXT + 1)

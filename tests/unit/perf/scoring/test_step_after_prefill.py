@@ -54,6 +54,6 @@ def test_a_decode_step_refuses_a_pool_that_is_in_use(checkpoints, calls: list[Sc
     caching = Scorer(checkpoints("qwen3")[0], "cpu", "float32", 1_024, query_cache_bytes=2**20)
     with pytest.raises(ValueError, match="query cache"):
         variants.with_decode_step(caching, sampled=False)
-    cut = Scorer(checkpoints("qwen3")[0], "cpu", "float32", 16, query_cache_bytes=0)
+    cut = Scorer(checkpoints("qwen3")[0], "cpu", "float32", 32, query_cache_bytes=0)
     with pytest.raises(ValueError, match="uses the pool"):
         variants.with_decode_step(cut, sampled=False).submit(calls)
