@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from hiscore.checkpoint.errors import CheckpointError
+from hiscore.models.weight_files import INDEX, SINGLE, weight_files
 
-INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -21,15 +22,42 @@ def check_directory(directory: Path) -> Path:
         raise CheckpointError(f"'{directory}' is not a directory: MODEL names a Hugging Face style directory")
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"'{directory}' has no config.json: is it a Hugging Face style checkpoint?")
-    if not any(directory.glob("*.safetensors")):
+    _check_json(directory / "config.json")
+    if (directory / ADAPTER).is_file():
+        raise CheckpointError(
+            f"'{directory}' holds an adapter ('{ADAPTER}'): merge it into the weights (PEFT's "
+            "merge_and_unload, then save_pretrained), or remove the file if it is merged"
+        )
+    try:
+        files = weight_files(directory)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    if not files:
         raise CheckpointError(_no_weights(directory))
-    for shard in _shards(directory):
-        if not (directory / shard).is_file():
-            raise CheckpointError(f"'{directory}' lacks '{shard}', which its {INDEX} names: copy it again")
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(
+                f"'{directory}' lacks '{file.name}', which its {INDEX} names: copy it again"
+            )
     return directory
 
 
+def _check_json(config: Path) -> None:
+    try:
+        is_object = isinstance(json.loads(config.read_bytes()), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise CheckpointError(f"'{config}' is not a JSON object: copy it again")
+
+
 def _no_weights(directory: Path) -> str:
+    if others := sorted(file.name for file in directory.glob("*.safetensors")):
+        layout = " (Mistral's own layout)" if others[0].startswith("consolidated") else ""
+        return (
+            f"'{directory}' has '{others[0]}'{layout}, but neither '{SINGLE}' nor '{INDEX}', which transformers "
+            "loads: choose a checkpoint in the layout of transformers, or convert this one"
+        )
     pickles = sorted(file.name for pattern in PICKLES for file in directory.glob(pattern))
     if not pickles:
         return f"'{directory}' has no *.safetensors file: there are no weights to load"
@@ -38,13 +66,3 @@ def _no_weights(directory: Path) -> str:
         "is refused: convert them to safetensors (load with transformers where you trust the file, then "
         "save_pretrained)"
     )
-
-
-def _shards(directory: Path) -> list[str]:
-    index = directory / INDEX
-    if not index.is_file():
-        return []
-    try:
-        return sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"'{index}' is not an index of safetensors files: copy it again") from None

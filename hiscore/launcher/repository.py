@@ -142,7 +142,9 @@ def select(requested: str, capabilities: Capabilities) -> tuple[tuple[str, ...],
         raise LaunchError(f"MODELS names score, which needs {' and '.join(missing)}: name all three")
     left_out = {name: capabilities.left_out[name] for name in names if name not in capabilities.models}
     chosen = tuple(name for name in names if name not in left_out)
-    if not chosen:
+    # A tokenizer alone is served only to those who ask for it alone.
+    computing = {"scorer", "decode"}
+    if not chosen or (computing & set(names) and not computing & set(chosen)):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise LaunchError(f"no model is left to serve ({reasons})")
     return chosen, left_out

@@ -8,6 +8,7 @@ from typing import Literal
 
 from hiscore.models.quantization.schemes import unserved
 from hiscore.models.rules import (
+    CAUSAL_RULE,
     Config,
     Rule,
     key_rule,
@@ -76,9 +77,8 @@ class DecoderFamily:
                 one_of(None, "", "default", *ACTIVATIONS),
                 f"activation '{{value}}' is none of {', '.join(ACTIVATIONS)}",
             ),
-            key_rule("is_causal", bool, "is_causal is {value}: it attends in both directions"),
+            CAUSAL_RULE,
             key_rule("use_bidirectional_attention", unset, "it attends in both directions"),
-            key_rule("per_layer_config", unset, "its layers differ in size (per_layer_config)"),
             *self.own_rules,
             # Other types change frequencies with the length of the sequence, and so with what shares the batch.
             rope_type_rule("default", "linear", "llama3", "yarn"),
@@ -115,6 +115,7 @@ class DsaFamily:
         return (
             model_class_rule(CAUSAL_LM, reason="is not a causal LM"),
             unserved,
+            CAUSAL_RULE,
             key_rule("hidden_act", one_of("silu"), "activation '{value}' is not silu"),
             key_rule(
                 "q_lora_rank",

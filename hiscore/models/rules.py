@@ -77,3 +77,11 @@ def _ropes(config: Config) -> Iterator[Config]:
     for rope in (config.get("rope_parameters") or {}, config.get("rope_scaling") or {}):
         kinds = [value for value in rope.values() if isinstance(value, dict)]
         yield from kinds or [rope]
+
+
+CAUSAL_RULE = key_rule("is_causal", bool, "is_causal is {value}: it attends in both directions")
+COMMON_RULES: tuple[Rule, ...] = (
+    key_rule("transformers_weights", unset, "it names a file of weights of its own ('{value}')"),
+    key_rule("per_layer_config", unset, "its layers differ in size (per_layer_config)"),
+)
+"""Of every family."""

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from hiscore.models.families import DECODER_FAMILIES, family_of
 from hiscore.models.family import CLASSIFIER, DsaFamily
-from hiscore.models.rules import Config
+from hiscore.models.rules import COMMON_RULES, Config
 from hiscore.settings import Selector
 
 MODELS = ("score", "tokenizer", "scorer", "decode")
 DEFAULT_MODELS = MODELS
 """What is loaded if MODELS is not set."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
-
+TOKENIZER_FILE = "tokenizer.json"
+UNCONVERTED_TOKENIZERS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
+"""What transformers can make a TOKENIZER_FILE of, with libraries that serving does without."""
 
 DEFAULT_MAX_CONTEXT = 32_768
 """Longest sequence if MAX_CONTEXT is not set: many checkpoints announce contexts that no pool could hold."""
@@ -65,7 +66,7 @@ def servable(checkpoint: Path) -> Capabilities:
     left_out: dict[str, str] = {}
     config = json.loads((checkpoint / "config.json").read_text())
     if not has_tokenizer(checkpoint):
-        left_out["tokenizer"] = "the checkpoint has no tokenizer.json"
+        left_out["tokenizer"] = _no_tokenizer(checkpoint)
     if reason := unscorable(config):
         left_out["scorer"] = reason
     if left_out:
@@ -82,7 +83,11 @@ def unsupported(config: Config) -> str | None:
     family = family_of(config)
     if family is None:
         return f"model_type '{config.get('model_type')}' is none of {', '.join(DECODER_FAMILIES)}"
-    return next((reason for rule in family.rules if (reason := rule(config))), None)
+    try:
+        return next((reason for rule in (*COMMON_RULES, *family.rules) if (reason := rule(config))), None)
+    # A value of another kind than a rule looks at, which transformers would not take either.
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"config.json is malformed: {error}"
 
 
 def unscorable(config: Config) -> str | None:
@@ -108,7 +113,17 @@ def is_classifier(architectures: Sequence[str] | None) -> bool:
 
 def has_tokenizer(checkpoint: Path) -> bool:
     """Whether the checkpoint comes with a tokenizer; without one, `decode` takes and returns only ids."""
-    return any((checkpoint / name).is_file() for name in TOKENIZER_FILES)
+    return (checkpoint / TOKENIZER_FILE).is_file()
+
+
+def _no_tokenizer(checkpoint: Path) -> str:
+    others = [name for name in UNCONVERTED_TOKENIZERS if (checkpoint / name).is_file()]
+    if not others:
+        return f"the checkpoint has no {TOKENIZER_FILE}"
+    return (
+        f"the checkpoint has {others[0]}, but no {TOKENIZER_FILE}: write one with transformers "
+        "(AutoTokenizer.from_pretrained, then save_pretrained)"
+    )
 
 
 def read_eos_ids(checkpoint: Path) -> frozenset[int]:

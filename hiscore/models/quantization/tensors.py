@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hiscore.models.config import UnsupportedCheckpoint
@@ -20,10 +20,10 @@ from hiscore.models.quantization.compressed import CompressedTensors
 from hiscore.models.quantization.fp8 import Fp8
 from hiscore.models.quantization.gptq import Gptq
 from hiscore.models.quantization.mxfp4 import Mxfp4
+from hiscore.models.weight_files import INDEX, SINGLE, weight_files
 
 log = logging.getLogger(__name__)
 
-INDEX = "model.safetensors.index.json"
 ROWS_COMPARED = 4_096
 """Rows of two tensors that are compared at once."""
 FORMATS: Mapping[str, type[Format]] = {
@@ -144,10 +144,14 @@ def _format_of(quantised: Mapping[str, Any] | None) -> Format | None:
 
 
 def _open_shards(checkpoint: Path) -> Iterator[safe_open]:
-    index = checkpoint / INDEX
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    for name in names:
-        yield safe_open(checkpoint / name, framework="pt", device="cpu")
+    try:
+        files = weight_files(checkpoint)
+    except ValueError as error:
+        raise UnsupportedCheckpoint(str(error)) from None
+    if not files:
+        raise UnsupportedCheckpoint(f"'{checkpoint}' has neither '{SINGLE}' nor '{INDEX}'")
+    for file in files:
+        try:
+            yield safe_open(file, framework="pt", device="cpu")
+        except (OSError, SafetensorError) as error:
+            raise UnsupportedCheckpoint(f"'{file}' cannot be read as safetensors: {error}") from None

@@ -63,6 +63,35 @@ def test_a_missing_shard_is_named(checkpoint: Path) -> None:
         resolve(str(checkpoint))
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("consolidated.safetensors", r"'consolidated\.safetensors' \(Mistral's own layout\), but neither"),
+        ("adapter_model.safetensors", r"'adapter_model\.safetensors', but neither 'model\.safetensors' nor"),
+    ],
+)
+def test_weights_in_another_layout_are_named(name: str, says: str, checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / name)
+    with pytest.raises(CheckpointError, match=says):
+        resolve(str(checkpoint))
+    # Beside the layout of transformers they are ignored.
+    (checkpoint / "model.safetensors").write_bytes(b"")
+    assert resolve(str(checkpoint)) == checkpoint
+
+
+def test_an_adapter_that_is_not_merged_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"holds an adapter \('adapter_config\.json'\): merge it"):
+        resolve(str(checkpoint))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "3", "\xff", "[" * 100_000])
+def test_a_config_that_is_no_object_is_refused(text: str, checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=r"config\.json' is not a JSON object"):
+        resolve(str(checkpoint))
+
+
 @pytest.mark.parametrize("model", ["./missing", "/missing/model", "missing", "a/b/c", "", "org/", "-x/y z"])
 def test_a_name_that_is_nothing(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -16,6 +16,9 @@ EVERYTHING = Capabilities(models=MODELS, left_out={})
 NO_TOKENIZER = Capabilities(
     models=("scorer", "decode"), left_out={"tokenizer": "no file", "score": "no tokenizer"}
 )
+TOKENIZER_ALONE = Capabilities(
+    models=("tokenizer",), left_out={"score": "no scorer", "scorer": "odd", "decode": "odd"}
+)
 SELECTORS: tuple[Selector, ...] = ("quest", "exact", "dense")
 
 
@@ -105,6 +108,10 @@ def test_everything_is_served_by_default() -> None:
     assert select("decode", NO_TOKENIZER) == (("decode",), {})
 
 
+def test_a_tokenizer_alone_is_for_those_who_ask_for_it() -> None:
+    assert select("tokenizer", TOKENIZER_ALONE) == (("tokenizer",), {})
+
+
 def test_a_selection_is_taken_as_it_is() -> None:
     assert select(" scorer, tokenizer,scorer", EVERYTHING) == (("scorer", "tokenizer"), {})
     assert select("scorer,tokenizer", NO_TOKENIZER) == (("scorer",), {"tokenizer": "no file"})
@@ -117,6 +124,8 @@ def test_a_selection_is_taken_as_it_is() -> None:
         ("score", EVERYTHING, "needs tokenizer and scorer"),
         ("score,scorer", EVERYTHING, "needs tokenizer"),
         ("tokenizer", NO_TOKENIZER, r"no model is left to serve \(tokenizer: no file\)"),
+        ("", TOKENIZER_ALONE, r"no model is left to serve \(score: no scorer; scorer: odd; decode: odd\)"),
+        ("scorer,tokenizer", TOKENIZER_ALONE, r"no model is left to serve \(scorer: odd\)"),
     ],
 )
 def test_a_selection_that_cannot_be_is_refused(

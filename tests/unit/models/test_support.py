@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
 from hiscore.models.support import (
     context_limit,
+    has_tokenizer,
     is_classifier,
     read_eos_ids,
     servable,
@@ -41,6 +45,12 @@ def test_every_family_is_served() -> None:
         ({"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic' is none of default,"),
         ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope type 'longrope'"),
         ({"use_bidirectional_attention": True}, "both directions"),
+        ({"is_causal": False}, "is_causal is False: it attends in both directions"),
+        ({"is_causal": None}, "is_causal is None"),
+        ({"per_layer_config": {"0": {"head_dim": 8}}}, "its layers differ in size"),
+        ({"transformers_weights": "other.safetensors"}, "weights of its own ('other.safetensors')"),
+        (DEEPSEEK | {"is_causal": False}, "is_causal is False"),
+        ({"rope_scaling": "yarn"}, "config.json is malformed"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "caps attention logits"),
     ],
 )
@@ -60,6 +70,40 @@ def test_models_that_cannot_be_served_are_left_out_with_a_reason(tmp_path: Path)
     assert set(servable(tmp_path).models) == {"tokenizer", "scorer", "score", "decode"}
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": "mamba"}))
     assert servable(tmp_path).models == ("tokenizer",)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json"])
+def test_a_tokenizer_that_must_be_converted_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / name).write_text("")
+    assert not has_tokenizer(tmp_path)
+    assert f"has {name}, but no tokenizer.json" in servable(tmp_path).left_out["tokenizer"]
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert has_tokenizer(tmp_path)
+    assert "tokenizer" in servable(tmp_path).models
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+KEYS = (
+    "architectures", "hidden_act", "hidden_activation", "is_causal", "layer_types", "num_attention_heads",
+    "num_key_value_heads", "per_layer_config", "quantization_config", "rope_parameters", "rope_scaling",
+    "partial_rotary_factor",
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(model_type=st.sampled_from([*DECODER_FAMILIES, *DSA_FAMILIES, "mamba"]), changes=st.data())
+def test_any_config_is_served_or_refused(model_type: str, changes: st.DataObject) -> None:
+    config = changes.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON)))
+    for reason in (
+        unscorable({"model_type": model_type, **config}),
+        undecodable({"model_type": model_type, **config}),
+    ):
+        assert reason is None or reason
 
 
 def test_a_family_with_an_indexer_is_for_decode_alone(tmp_path: Path) -> None:
