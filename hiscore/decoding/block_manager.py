@@ -112,7 +112,7 @@ def check_fits(call: DecodeCall, cache_config: CacheConfig) -> None:
     prompt, max_tokens = len(call.prompt), call.params.max_tokens
     total = f"the prompt of {prompt} tokens and max_tokens {max_tokens} make {prompt + max_tokens} tokens"
     if prompt + max_tokens > cache_config.context_length:
-        raise RequestError(f"{total}: at most {cache_config.context_length} (MAX_CONTEXT)")
+        raise RequestError(f"{total}: at most {cache_config.context_length} ({cache_config.context_setting})")
     needed = pages_needed(call, prompt, cache_config)
     if needed.host > cache_config.host_pages:
         raise RequestError(

@@ -17,10 +17,6 @@ from hiscore.memory.plan import MemoryPlan
 
 log = logging.getLogger(__name__)
 
-Measure = Callable[[], int]
-Planner = Callable[[int], MemoryPlan]
-"""Makes a plan, given the bytes that were free before anybody claimed any."""
-
 
 class Ledger:
     """The claims of one server's models.
@@ -43,29 +39,36 @@ class Ledger:
         """
         return cls(Path(model_repository).resolve().parents[1])
 
-    def claim(self, place: str, owner: str, measure: Measure, plan: Planner) -> MemoryPlan:
-        """Plan, check that it fits beside the claims of others, log it, and write it down.
+    def free(self, place: str, measure: Callable[[], int]) -> int:
+        """Bytes that were free before any model of this server claimed some.
 
         Args:
             place: A device, or ``host``.
-            owner: Whose claim it is; an earlier one of the same owner is replaced.
-            measure: Bytes that are free now.
-            plan: Makes the plan.
+            measure: Bytes that are free now; called for the first who asks.
+        """
+        with self._open() as places:
+            account = places.setdefault(place, {"claims": {}})
+            if "free" not in account:
+                account["free"] = measure()
+            free: int = account["free"]
+        return free
+
+    def claim(self, owner: str, plan: MemoryPlan) -> None:
+        """Log a plan, check that it fits beside the claims of others, and write it down.
+
+        Args:
+            owner: Whose it is; an earlier claim of the same owner is replaced.
+            plan: For a place that somebody has measured with `free`.
 
         Raises:
             MemoryExceeded: It does not fit.
         """
         with self._open() as places:
-            account = places.setdefault(place, {"free": None, "claims": {}})
-            if account["free"] is None:
-                account["free"] = measure()
-            others = {name: size for name, size in account["claims"].items() if name != owner}
-            left = account["free"] - sum(others.values())
-            planned = plan(account["free"])
-            log.info("%s", planned.table(left))
-            planned.check(left)
-            account["claims"][owner] = planned.total
-        return planned
+            account = places[plan.place]
+            left = account["free"] - sum(size for name, size in account["claims"].items() if name != owner)
+            log.info("%s", plan.table(left))
+            plan.check(left)
+            account["claims"][owner] = plan.total
 
     @contextmanager
     def _open(self) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,6 @@ from hiscore.device import download, free_bytes, memory_of, upload
 from hiscore.errors import RequestError
 from hiscore.layers.lm_head import LMHead
 from hiscore.memory.ledger import Ledger
-from hiscore.memory.plan import MemoryPlan
 from hiscore.memory.weights import weight_bytes
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder
@@ -169,16 +168,13 @@ class Scorer:
     ) -> PoolSizes:
         """Claim the memory for everything, before any of it is allocated. Returns the size of the pool."""
         place, number_bytes = memory_of(self.device), self.dtype.itemsize
+        free = ledger.free(place, lambda: free_bytes(self.device))
+        cache_bytes = default_cache_bytes(free) if cache_bytes is None else cache_bytes
+        pool = pool_sizes(a, number_bytes, budget, cache_bytes)
         weights = weight_bytes(checkpoint, number_bytes, fp8)
-        sizes: list[PoolSizes] = []
-
-        def plan(free: int) -> MemoryPlan:
-            cache = default_cache_bytes(free) if cache_bytes is None else cache_bytes
-            sizes.append(pool_sizes(a, number_bytes, budget, cache))
-            return plan_memory(place, a, number_bytes, weights, budget, sizes[0].pages)
-
-        ledger.claim(place, "scorer", lambda: free_bytes(self.device), plan)
-        return sizes[0]
+        owner = f"scorer on {self.device}"
+        ledger.claim(owner, plan_memory(place, a, number_bytes, weights, budget, pool.pages))
+        return pool
 
     def score(self, requests: Sequence[ScoreRequest]) -> tuple[list[Scores | RequestError], BatchStats]:
         """Score requests together. An answer that is not finite fails its own request alone."""

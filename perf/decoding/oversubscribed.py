@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, staging_token_bytes
 from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE
 from hiscore.settings import CacheSettings
-from perf.decoding.device_bytes import model_shape, request_bytes, slot_bytes
+from perf.decoding.device_bytes import model_shape, request_bytes
 from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, dtype, shared_weights
 from perf.machine.facts import process_facts
 from perf.models import random_checkpoint
@@ -33,7 +33,7 @@ TARGET = 2.5
 def budget(config: dict[str, Any], load: Load, fit: int) -> int:
     """Bytes of staging and `fit` dense sequences of the load."""
     model = model_shape(config, load.context)
-    staging = -(-load.context // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE * slot_bytes(model, dtype())
+    staging = -(-load.context // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype())
     one = request_bytes(model, CacheSettings(selector="dense"), load.context, dtype())
     return staging + fit * sum(one.values())
 

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 CONTEXT_PAGE = 256
 """A context that does not fit in memory is cut to a multiple of this many tokens."""
+SHORTEST = 512
+"""Pools that cannot hold one sequence of so many tokens, or of the context if that is less, are refused."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ def plan_cache(
     dtype: torch.dtype,
     prefill_token_budget: int,
 ) -> tuple[CacheShape, CacheConfig]:
-    """Divide the memory among the pools; cut the context if there is no room for one sequence of that length.
+    """Divide the memory among the pools.
+
+    If MAX_CONTEXT is not set, the context is cut where the device has no room for one sequence of that length.
 
     Args:
         settings: Selector, its sizes, and the width of the offload ring.
@@ -79,29 +83,39 @@ def plan_cache(
         Shapes of the cache's tensors, and the sizes that the scheduler plans with.
 
     Raises:
-        ValueError: A pool cannot hold the shortest sequence; the message names the setting and what it needs.
+        ValueError: A pool is too small for one sequence: of MAX_CONTEXT if that is set, else of `SHORTEST`. The
+            message names the setting and what it needs.
     """
 
-    def plan(context_pages: int) -> tuple[CacheShape, CacheConfig]:
-        context = min(context_pages * CONTEXT_PAGE, model.context_length)
-        return _plan(settings, replace(model, context_length=context), memory, dtype, prefill_token_budget)
+    def plan(context: int) -> tuple[CacheShape, CacheConfig]:
+        least = context if settings.max_context else min(SHORTEST, model.context_length)
+        shorter = replace(model, context_length=min(context, model.context_length))
+        return _plan(settings, shorter, memory, dtype, prefill_token_budget, least)
 
-    def too_long(context_pages: int) -> bool:
+    def too_long(context: int) -> bool:
         try:
-            plan(context_pages)
+            plan(context)
         except ValueError:
             return True
         return False
 
-    whole = -(-model.context_length // CONTEXT_PAGE)
-    fitting = 1 + bisect_left(range(2, whole + 1), True, key=too_long) if too_long(whole) else whole
-    shape, cache_config = plan(fitting)
-    if fitting < whole:
-        log.warning(
-            "DEVICE_KV_BYTES (%d) has room for sequences of %d tokens; the model's context is %d",
-            memory.device_bytes, cache_config.context_length, model.context_length,
-        )  # fmt: skip
-    return shape, cache_config
+    if settings.max_context or not too_long(model.context_length):
+        return plan(model.context_length)
+    shortest = min(SHORTEST, model.context_length)
+    longer = range(shortest + CONTEXT_PAGE, model.context_length, CONTEXT_PAGE)
+    shape, cache_config = plan([shortest, *longer][bisect_left(longer, True, key=too_long)])
+    log.warning(
+        "DEVICE_KV_BYTES (%d) has room for sequences of %d tokens, MAX_CONTEXT would be %d: longer ones fail",
+        memory.device_bytes, cache_config.context_length, model.context_length,
+    )  # fmt: skip
+    return shape, replace(cache_config, context_setting="DEVICE_KV_BYTES")
+
+
+def staging_token_bytes(model: ModelShape, dtype: torch.dtype) -> int:
+    """Bytes of a token in the staging pool: its rows in all layers, and its keys of the checkpoint's indexer."""
+    rows = len(model.windows) * prod((model.kv_parts, model.kv_heads, model.head_dim))
+    indexed = len(model.windows) - len(model.sharing_layers)
+    return (rows + indexed * model.index_dim) * dtype.itemsize
 
 
 def _plan(
@@ -110,28 +124,27 @@ def _plan(
     memory: MemoryBudget,
     dtype: torch.dtype,
     prefill_token_budget: int,
+    least_tokens: int,
 ) -> tuple[CacheShape, CacheConfig]:
     minimal = _shape_of_one_page(settings, model, memory.max_sequences)
     max_pages, bytes_of = minimal.max_pages, minimal.bytes(dtype)
     staging_tokens = -(-model.context_length // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE
-    token_bytes = len(model.windows) * prod((model.kv_parts, model.kv_heads, model.head_dim)) * dtype.itemsize
-    staging_bytes = staging_tokens * token_bytes
+    staging_bytes = staging_tokens * staging_token_bytes(model, dtype)
     free = memory.device_bytes - staging_bytes
     # What a page of either pool takes on the device.
     per_host_page = bytes_of["dense_kv"] + bytes_of["index"] + bytes_of["device_page_of"]
     per_device_page = bytes_of["buffer"] + bytes_of["host_page_of"] + bytes_of["last_use"]
     buffer_pages = min(max_pages, minimal.buffer_pages) if minimal.sparse_layers else 0
-    # As many host pages as long sequences fit the device, with all that each of them needs there.
     longest = max_pages * per_host_page + buffer_pages * per_device_page
+    host_needed = -(-least_tokens // minimal.page_size) * bytes_of["host_kv"]
+    _check_memory("HOST_KV_BYTES", memory.host_bytes, host_needed, least_tokens)
+    _check_memory("DEVICE_KV_BYTES", memory.device_bytes, staging_bytes + longest, model.context_length)
+    # As many host pages as long sequences fit the device, with all that each of them needs there.
     all_pages = memory.max_sequences * max_pages
     fitting = free * max_pages // longest if longest else all_pages
-    host_pages = max(0, min(memory.host_bytes // bytes_of["host_kv"], all_pages, fitting))
+    host_pages = min(memory.host_bytes // bytes_of["host_kv"], all_pages, fitting)
     free -= host_pages * per_host_page
     device_pages = min(free // per_device_page, all_pages) if buffer_pages else 0
-    host_page_fits = memory.host_bytes >= bytes_of["host_kv"]
-    _check_memory("HOST_KV_BYTES", memory.host_bytes, bytes_of["host_kv"], host_page_fits)
-    longest_fits = host_pages >= 1 and device_pages >= buffer_pages
-    _check_memory("DEVICE_KV_BYTES", memory.device_bytes, staging_bytes + longest, longest_fits)
     shape = replace(minimal, host_pages=host_pages, device_pages=device_pages)
     cache_config = CacheConfig(
         page_size=shape.page_size, lru_pages=shape.lru_pages, ring_pages=shape.ring_pages,
@@ -173,6 +186,9 @@ def _dense_layers(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
     )
 
 
-def _check_memory(name: str, given: int, needed: int, enough: bool) -> None:
-    if not enough:
-        raise ValueError(f"{name} is {given} bytes, at least {needed} are needed for one sequence")
+def _check_memory(name: str, given: int, needed: int, tokens: int) -> None:
+    if given < needed:
+        raise ValueError(
+            f"{name} is {given} bytes, at least {needed} are needed for one sequence of {tokens} tokens: "
+            "raise it, or lower MAX_CONTEXT"
+        )

@@ -2,26 +2,32 @@
 
 import json
 import logging
-import os
 from pathlib import Path
 
 import torch
 
 from hiscore.attention.base import AttentionShape
 from hiscore.decoding.kv_cache.cache import KVCache
-from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache, staging_token_bytes
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.models.gqa import GroupedModel
-from hiscore.decoding.models.mla import LatentModel
+from hiscore.decoding.models.mla import CUDA_ELEMENTS, LatentModel
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
 from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.memory import memory_budget, plan_memory, report_streams
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.memory.ledger import Ledger
+from hiscore.memory.weights import weight_bytes
+from hiscore.models.activations import activation_bytes
+from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder
+from hiscore.models.deepseek.config import DsaArchitecture
+from hiscore.models.deepseek.config import read_architecture as read_latent_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
 from hiscore.models.families import DSA_FAMILIES
 from hiscore.settings import CacheSettings, DecodeSettings
 
@@ -29,20 +35,21 @@ log = logging.getLogger(__name__)
 
 # Tokens of a prefill forward: running sequences may have to wait for one such forward between two tokens.
 PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 2_048}
-# Default of MAX_STREAMS.
-MAX_SEQUENCES = {"cpu": 32, "cuda": 64}
-# Defaults of HOST_KV_BYTES and DEVICE_KV_BYTES, as shares of the free host memory and of all device memory: the
-# scorer's weights and pools are on the same device.
-HOST_SHARE, DEVICE_SHARE = 0.25, 0.25
-# On a CPU, memory that is never written is never taken, so the free memory is no reason to go below this.
-MIN_CPU_BYTES = 2**30
+# Tensors of the size of a step's logits at once: sampling sorts and masks them.
+LOGITS_ALIVE = 4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def make_worker(settings: DecodeSettings, device: str) -> CacheWorker:
-    """Load the checkpoint and allocate the pools.
+def make_worker(settings: DecodeSettings, device: str, ledger: Ledger) -> CacheWorker:
+    """Plan the memory, load the checkpoint and allocate the pools.
+
+    Args:
+        settings: Of the model.
+        device: Where it computes.
+        ledger: Where the models of the server claim memory.
 
     Raises:
+        MemoryExceeded: There is no room for it.
         ValueError: A setting does not fit the device or the checkpoint; the message names it.
     """
     where = torch.device(device)
@@ -54,13 +61,8 @@ def make_worker(settings: DecodeSettings, device: str) -> CacheWorker:
     if dtype == "fp8":
         log.warning("fp8 is supported by the scorer only: decode computes in bfloat16")
         dtype = "bfloat16"
-    memory = MemoryBudget(
-        settings.host_kv_bytes or _host_bytes(where),
-        settings.device_kv_bytes or _device_bytes(where),
-        settings.max_streams or MAX_SEQUENCES[where.type],
-    )
-    budget = PREFILL_TOKEN_BUDGET[where.type]
-    return build_worker(Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], budget)
+    memory, budget = memory_budget(settings, where, ledger), PREFILL_TOKEN_BUDGET[where.type]
+    return build_worker(Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], budget, ledger)
 
 
 @torch.inference_mode()
@@ -71,6 +73,7 @@ def build_worker(
     device: torch.device,
     dtype: torch.dtype,
     prefill_token_budget: int,
+    ledger: Ledger | None = None,
 ) -> CacheWorker:
     """Build a worker from settings that leave nothing to choose.
 
@@ -81,22 +84,28 @@ def build_worker(
         device: The device.
         dtype: Of weights, keys and values.
         prefill_token_budget: Tokens of one prefill forward at most.
+        ledger: Where to claim the memory; None: it is there.
     """
-    family = json.loads((checkpoint / "config.json").read_text())["model_type"]
-    if family in DSA_FAMILIES:
+    model_shape, architecture = _read_shape(checkpoint, settings.max_context)
+    shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
+    staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
+    staging = staging_tokens * staging_token_bytes(model_shape, dtype)
+    report_streams(shape, cache_config, shape.bytes(dtype), staging)
+    if ledger:
+        weights = weight_bytes(checkpoint, dtype.itemsize)
+        activations = _activation_bytes(
+            architecture, prefill_token_budget, memory.max_sequences, dtype.itemsize, device.type == "cuda"
+        )
+        for plan in plan_memory(device, shape.bytes(dtype), staging, weights, activations):
+            ledger.claim(f"decode on {device}", plan)
+    if _is_latent(checkpoint):
         latent = DsaDecoder(checkpoint, device, dtype, settings.max_context)
-        shape, cache_config = plan_cache(settings, _latent_shape(latent), memory, dtype, prefill_token_budget)
-        cache = _allocate(shape, dtype, device)
-        staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
+        cache = KVCache.allocate(shape, dtype, device)
         model: DecodeModel = LatentModel(latent, cache, staging_tokens)
         attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
     else:
         grouped = Decoder(checkpoint, device, dtype, max_context=settings.max_context)
-        shape, cache_config = plan_cache(
-            settings, _grouped_shape(grouped), memory, dtype, prefill_token_budget
-        )
-        cache = _allocate(shape, dtype, device)
-        staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
+        cache = KVCache.allocate(shape, dtype, device)
         model = GroupedModel(grouped, cache, staging_tokens, prefill_token_budget)
         attention, value_dim = grouped.attention_shape, None
     queues, runner = _make_runner(model, attention, value_dim, cache_config)
@@ -119,46 +128,31 @@ def _make_runner(
     return queues, GraphRunner(model, attention, value_dim, cache_config, queues)
 
 
-def _allocate(shape: CacheShape, dtype: torch.dtype, device: torch.device) -> KVCache:
-    sizes = shape.bytes(dtype)
-    log.info(
-        "KV cache for %d sequences: %d tokens on the host in %d MiB, %d tokens in device buffers in %d MiB, "
-        "%d MiB of dense layers, %d MiB of index",
-        shape.max_sequences, shape.host_pages * shape.page_size, sizes["host_kv"] >> 20,
-        shape.device_pages * shape.page_size, sizes["buffer"] >> 20, sizes["dense_kv"] >> 20, sizes["index"] >> 20,
-    )  # fmt: skip
-    return KVCache.allocate(shape, dtype, device)
+def _is_latent(checkpoint: Path) -> bool:
+    return json.loads((checkpoint / "config.json").read_text())["model_type"] in DSA_FAMILIES
 
 
-def _grouped_shape(decoder: Decoder) -> ModelShape:
-    a = decoder.architecture
-    return ModelShape(a.kv_heads, 2, a.head_dim, a.windows, a.context_length)
+def _read_shape(
+    checkpoint: Path, max_context: int | None
+) -> tuple[ModelShape, Architecture | DsaArchitecture]:
+    """What the cache must know of a checkpoint, and its architecture."""
+    if _is_latent(checkpoint):
+        latent, _ = read_latent_architecture(checkpoint, max_context)
+        windows = (None,) * latent.layers
+        sharing = frozenset(layer for layer, own in enumerate(latent.own_index) if not own)
+        indexer = latent.indexer
+        return ModelShape(
+            1, 1, latent.row_dim, windows, latent.context_length, indexer.head_dim, indexer.top_k, sharing
+        ), latent
+    grouped, _ = read_architecture(checkpoint, max_context)
+    return ModelShape(grouped.kv_heads, 2, grouped.head_dim, grouped.windows, grouped.context_length), grouped
 
 
-def _latent_shape(decoder: DsaDecoder) -> ModelShape:
-    a = decoder.architecture
-    windows = (None,) * a.layers
-    sharing = frozenset(layer for layer, own in enumerate(a.own_index) if not own)
-    return ModelShape(
-        1, 1, a.row_dim, windows, a.context_length, a.indexer.head_dim, a.indexer.top_k, sharing
-    )
-
-
-def _host_bytes(device: torch.device) -> int:
-    share = int(HOST_SHARE * _free_host_bytes())
-    # With a GPU the pool is pinned: all of it is allocated at once.
-    return share if device.type == "cuda" else max(share, MIN_CPU_BYTES)
-
-
-def _device_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(DEVICE_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    return _host_bytes(device)
-
-
-def _free_host_bytes() -> int:
-    """Memory that Linux can give without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+def _activation_bytes(
+    a: Architecture | DsaArchitecture, prefill_rows: int, step_rows: int, number_bytes: int, on_cuda: bool
+) -> int:
+    """The most that a prefill forward and the logits of a step take."""
+    logits = LOGITS_ALIVE * 4 * step_rows * a.vocab_size
+    if isinstance(a, Architecture):
+        return activation_bytes(a, prefill_rows, number_bytes) + logits
+    return 2 * 4 * (CUDA_ELEMENTS if on_cuda else MAX_ELEMENTS) + logits

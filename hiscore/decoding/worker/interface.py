@@ -36,6 +36,7 @@ class CacheConfig:
         prefill_token_budget: Tokens of one prefill forward at most.
         context_length: Tokens of a sequence at most.
         dense: Every layer is dense: sequences own no pages of the device pool.
+        context_setting: The setting that decides `context_length`.
     """
 
     page_size: int
@@ -48,6 +49,7 @@ class CacheConfig:
     prefill_token_budget: int
     context_length: int
     dense: bool = False
+    context_setting: str = "MAX_CONTEXT"
 
 
 @dataclass(frozen=True)

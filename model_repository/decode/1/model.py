@@ -20,6 +20,7 @@ from hiscore.decoding.times import HISTOGRAMS
 from hiscore.decoding.worker.build import make_worker
 from hiscore.errors import to_request_error
 from hiscore.logs import configure_model
+from hiscore.memory.ledger import Ledger
 from hiscore.models.config import read_facts
 from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.serving.device_loss import end_if_device_is_lost
@@ -52,7 +53,7 @@ class TritonPythonModel:
         self.gauges = Gauges(descriptions(GAUGES), labels)
         self.rejects = Rejects(labels)
         self.feed = MetricsFeed(self.counters.add, self.gauges.set, self.rejects.add)
-        worker = make_worker(settings, device)
+        worker = make_worker(settings, device, Ledger.of_server(args["model_repository"]))
         self.sender = ResponseSender(
             partial(ReplyTo.send, streamed=True),
             is_cancelled=ReplyTo.is_cancelled,

@@ -1,14 +1,26 @@
 """How memory is divided: never more than there is, and so that sequences can use what each pool has."""
 
+import math
 from dataclasses import replace
 from math import prod
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.kv_cache.sizing import CONTEXT_PAGE, MemoryBudget, ModelShape, plan_cache
+from hiscore.decoding.block_manager import check_fits
+from hiscore.decoding.kv_cache.sizing import (
+    CONTEXT_PAGE,
+    SHORTEST,
+    MemoryBudget,
+    ModelShape,
+    plan_cache,
+    staging_token_bytes,
+)
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.settings import BackupProtocol, CacheSettings
 
@@ -168,17 +180,39 @@ def test_what_is_too_small_is_named(memory: MemoryBudget, named: str) -> None:
         plan_cache(CacheSettings(selector="quest"), SMALL, memory, torch.float32, 256)
 
 
-def test_just_the_bytes_that_are_asked_for_are_enough_for_a_page() -> None:
-    def plan(host_bytes: int) -> CacheConfig:
-        memory = MemoryBudget(host_bytes, 2**30, 4)
-        return plan_cache(CacheSettings(selector="quest"), SMALL, memory, torch.float32, 256)[1]
+@pytest.mark.parametrize("selector", ["quest", "dense"])
+@pytest.mark.parametrize(("max_context", "tokens"), [(None, 512), (1_000, 1_000)])
+@pytest.mark.parametrize("pool", ["HOST_KV_BYTES", "DEVICE_KV_BYTES"])
+def test_just_the_bytes_that_are_asked_for_are_enough_for_one_sequence(
+    pool: str, max_context: int | None, tokens: int, selector: str
+) -> None:
+    """Dense took a device pool of 160 tokens for 32 sequences."""
+    model = replace(SMALL, context_length=max_context or SMALL.context_length)
+    settings = CacheSettings(selector=selector, max_context=max_context)
 
-    with pytest.raises(ValueError, match="at least") as refused:
+    def plan(size: int) -> CacheConfig:
+        host, device = (size, 2**30) if pool == "HOST_KV_BYTES" else (2**30, size)
+        return plan_cache(settings, model, MemoryBudget(host, device, 32), torch.float32, 256)[1]
+
+    with pytest.raises(ValueError, match=f"one sequence of {tokens} tokens") as refused:
         plan(1)
+    assert pool in str(refused.value)
     needed = int(str(refused.value).split("at least ")[1].split()[0])
-    assert plan(needed).host_pages == 1
-    with pytest.raises(ValueError, match=f"at least {needed} are needed"):
+    planned = plan(needed)
+    params = SamplingParams(max_tokens=9)
+    check_fits(DecodeCall(np.zeros(tokens - 9, np.int32), params, math.inf, math.inf), planned)
+    with pytest.raises(ValueError, match=f"{pool} is .* at least {needed} are needed"):
         plan(needed - 1)
+
+
+def test_an_indexers_keys_in_staging_count() -> None:
+    windows, sharing = (None,) * 8, frozenset({1, 2})
+    model = ModelShape(1, 1, 576, windows, 32_768, index_dim=128, top_k=2_048, sharing_layers=sharing)
+    assert staging_token_bytes(model, torch.bfloat16) == (8 * 576 + 6 * 128) * 2
+    least = 32_768 * staging_token_bytes(model, torch.bfloat16)
+    settings = CacheSettings(selector="dsa", max_context=32_768)
+    with pytest.raises(ValueError, match="DEVICE_KV_BYTES"):
+        plan_cache(settings, model, MemoryBudget(2**40, least, 1), torch.bfloat16, 256)
 
 
 @pytest.mark.parametrize(("protocol", "pages"), [("ring", 2), ("deferred", 1), ("blocking", 1)])
@@ -194,10 +228,10 @@ def test_streams_are_shorter_where_memory_is_short(caplog: pytest.LogCaptureFixt
     model = ModelShape(kv_heads=2, kv_parts=2, head_dim=16, windows=(None,) * 4, context_length=100_000)
     held = [context(settings, model, 2**20 * size) for size in (8, 32, 64, 1024)]
     assert held == sorted(set(held))
-    assert held[0] >= CONTEXT_PAGE
+    assert held[0] >= SHORTEST
     assert held[-1] == model.context_length
     assert len(caplog.records) == 3
-    assert f"room for sequences of {held[0]} tokens; the model's context is 100000" in caplog.text
+    assert f"room for sequences of {held[0]} tokens, MAX_CONTEXT would be 100000" in caplog.text
     # One more page of tokens does not fit, as a model with exactly that context shows.
     longer = replace(model, context_length=held[1] + CONTEXT_PAGE)
     assert context(settings, longer, 2**20 * 32) == held[1]

@@ -1,0 +1,103 @@
+"""Where decode's memory goes: how large its pools are if nobody says, and the plan that is checked and logged."""
+
+import logging
+
+import torch
+
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.device import free_bytes, memory_of
+from hiscore.memory.host import available_host_bytes
+from hiscore.memory.ledger import Ledger
+from hiscore.memory.plan import MemoryLine, MemoryPlan, gib
+from hiscore.settings import CacheSettings
+
+log = logging.getLogger(__name__)
+
+MAX_SEQUENCES = {"cpu": 32, "cuda": 64}
+"""MAX_STREAMS if it is not set."""
+DEVICE_SHARE = {"cpu": 0.125, "cuda": 0.25}
+"""DEVICE_KV_BYTES if it is not set, of what is free: the weights and the scorer need room on the same device."""
+HOST_SHARE = {"cpu": 0.125, "cuda": 0.25}
+"""HOST_KV_BYTES if it is not set, of what the host has free, for all GPUs together."""
+LIBRARY_BYTES = {"cpu": 2**27, "cuda": 2**30}
+"""Of the process: kernels, graphs, work spaces of libraries."""
+BUFFERS = ("buffer", "host_page_of", "last_use")
+INDEX = ("index", "device_page_of")
+
+
+def memory_budget(settings: CacheSettings, device: torch.device, ledger: Ledger) -> MemoryBudget:
+    """The sizes of the pools: what the settings say, or a share of what is free."""
+    kind = device.type
+    host = ledger.free("host", available_host_bytes)
+    on_device = ledger.free(memory_of(device), lambda: free_bytes(device))
+    # One instance on each GPU.
+    instances = torch.cuda.device_count() if kind == "cuda" else 1
+    return MemoryBudget(
+        settings.host_kv_bytes or int(HOST_SHARE[kind] * host) // instances,
+        settings.device_kv_bytes or int(DEVICE_SHARE[kind] * on_device),
+        settings.max_streams or MAX_SEQUENCES[kind],
+    )
+
+
+def plan_memory(
+    device: torch.device, sizes: dict[str, int], staging: int, weights: int, activations: int
+) -> list[MemoryPlan]:
+    """Decode's plans: on the host, and on the device if that has memory of its own.
+
+    Args:
+        device: Where it computes.
+        sizes: Of the cache's tensors, in bytes.
+        staging: Bytes of the staging pool.
+        weights: Bytes.
+        activations: Bytes of a prefill forward and of a step's logits.
+    """
+    pool = MemoryLine("keys and values on the host", sizes["host_kv"], ("HOST_KV_BYTES",))
+    rest = sum(size for name, size in sizes.items() if name not in ("host_kv", "dense_kv", *BUFFERS, *INDEX))
+    of_device = ("DEVICE_KV_BYTES",)
+    lines = (
+        MemoryLine("weights", weights),
+        MemoryLine("staging", staging, ("MAX_CONTEXT",)),
+        MemoryLine("dense layers", sizes["dense_kv"], of_device),
+        MemoryLine("buffers", sum(sizes[name] for name in BUFFERS), of_device),
+        MemoryLine("index", sum(sizes[name] for name in INDEX), of_device),
+        MemoryLine("block tables", rest, ("MAX_STREAMS",)),
+        MemoryLine("activations", activations, ("MAX_STREAMS",)),
+        MemoryLine("kernels and libraries", LIBRARY_BYTES[device.type]),
+    )
+    if device.type != "cuda":
+        return [MemoryPlan("host", (pool, *lines))]
+    return [MemoryPlan("host", (pool,)), MemoryPlan(memory_of(device), lines)]
+
+
+def streams_that_fit(shape: CacheShape, cache_config: CacheConfig) -> dict[str, int]:
+    """How many sequences each pool holds at once, by the setting of its size.
+
+    On the host sequences of the context's length; on the device as many full buffers, or whole sequences where
+    every layer is dense.
+    """
+    on_host = cache_config.host_pages // shape.max_pages
+    buffer = min(shape.max_pages, shape.buffer_pages)
+    on_device = on_host if cache_config.dense else cache_config.device_pages // buffer
+    return {"HOST_KV_BYTES": on_host, "DEVICE_KV_BYTES": on_device}
+
+
+def report_streams(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int], staging: int) -> None:
+    """Log streams, tokens and bytes of each pool, and warn if a pool holds fewer streams than may run."""
+    fit = streams_that_fit(shape, cache_config)
+    context, streams = cache_config.context_length, cache_config.max_sequences
+    log.info(
+        "at most %d streams of %d tokens; host: %d tokens in %s, %d streams of full length; device: %d tokens in "
+        "%s of buffers, %d full ones; dense layers %s, index %s; staging: %d tokens in %s",
+        streams, context, shape.host_pages * shape.page_size, gib(sizes["host_kv"]), fit["HOST_KV_BYTES"],
+        shape.device_pages * shape.page_size, gib(sizes["buffer"]), fit["DEVICE_KV_BYTES"],
+        gib(sizes["dense_kv"]), gib(sizes["index"]), cache_config.staging_pages * STAGING_PAGE_SIZE, gib(staging),
+    )  # fmt: skip
+    for setting, count in fit.items():
+        if count < streams:
+            log.warning(
+                "%s has room for %d streams of full length at once, fewer than the %d of MAX_STREAMS: raise it, "
+                "or lower MAX_CONTEXT (%d) or MAX_STREAMS",
+                setting, count, streams, context,
+            )  # fmt: skip

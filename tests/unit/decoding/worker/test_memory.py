@@ -1,0 +1,115 @@
+"""Decode's pools at the defaults, for checkpoints and machines of every size; what is logged of them."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache, staging_token_bytes
+from hiscore.decoding.worker import memory
+from hiscore.decoding.worker.build import _activation_bytes
+from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.memory import memory_budget, plan_memory, report_streams, streams_that_fit
+from hiscore.memory.ledger import Ledger
+from hiscore.memory.plan import GIB, MemoryExceeded, MemoryPlan
+from hiscore.models.support import context_limit
+from hiscore.settings import CacheSettings
+from tests.support.geometries import GEOMETRIES, architecture
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+QUEST = CacheSettings(selector="quest")
+
+
+def shape_of(name: str, max_context: int | None = None) -> ModelShape:
+    a = architecture(name)
+    return ModelShape(a.kv_heads, 2, a.head_dim, a.windows, context_limit(a.context_length, max_context))
+
+
+def planned(
+    name: str, device: torch.device, device_gib: float, host_gib: float, settings: CacheSettings = QUEST
+) -> tuple[CacheShape, CacheConfig, list[MemoryPlan]]:
+    """At the defaults, on an empty machine."""
+    kind, on_host = device.type, int(host_gib * GIB)
+    on_device = int(device_gib * GIB) if kind == "cuda" else on_host
+    budget = MemoryBudget(
+        int(memory.HOST_SHARE[kind] * on_host),
+        int(memory.DEVICE_SHARE[kind] * on_device),
+        memory.MAX_SEQUENCES[kind],
+    )
+    model, a = shape_of(name, settings.max_context), architecture(name)
+    dtype = torch.bfloat16 if kind == "cuda" else torch.float32
+    rows = 2_048 if kind == "cuda" else 256
+    shape, cache_config = plan_cache(settings, model, budget, dtype, rows)
+    staging = cache_config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype)
+    activations = _activation_bytes(a, rows, budget.max_sequences, dtype.itemsize, kind == "cuda")
+    weights = int(GEOMETRIES[name].parameters * dtype.itemsize)
+    return shape, cache_config, plan_memory(device, shape.bytes(dtype), staging, weights, activations)
+
+
+def test_llama_on_80_gb_has_room_for_full_buffers() -> None:
+    """Staging of the checkpoint's whole context took 16 of 20 GiB and left room for 2."""
+    shape, cache_config, (_, plan) = planned("Llama-3.1-8B", CUDA, 79.1, 200)
+    before = CacheSettings(selector="quest", max_context=131_072)
+    old_shape, old, (_, old_plan) = planned("Llama-3.1-8B", CUDA, 79.1, 200, before)
+    staging, old_staging = (
+        next(x.bytes for x in each.lines if x.name == "staging") for each in (plan, old_plan)
+    )
+    assert (staging / GIB, old_staging / GIB) == (4, 16)
+    assert streams_that_fit(old_shape, old)["DEVICE_KV_BYTES"] <= 4
+    assert streams_that_fit(shape, cache_config)["DEVICE_KV_BYTES"] >= 20
+
+
+@pytest.mark.parametrize("gpu", [23.5, 79.1, 139.8])
+@pytest.mark.parametrize("name", [name for name in GEOMETRIES if name != "SmolLM2-135M"])
+def test_what_is_planned_is_what_the_pools_may_take(name: str, gpu: float) -> None:
+    shape, cache_config, (host, device) = planned(name, CUDA, gpu, 200)
+    of_pools = {"staging", "dense layers", "buffers", "index"}
+    assert sum(line.bytes for line in device.lines if line.name in of_pools) <= gpu * GIB / 4
+    assert host.total == shape.bytes(torch.bfloat16)["host_kv"] <= 50 * GIB
+    assert cache_config.context_length == min(32_768, architecture(name).context_length) or gpu < 24
+
+
+def test_defaults_are_shares_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_host_bytes", lambda: 80 * GIB)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 40 * GIB if device.type == "cuda" else 80 * GIB)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert memory_budget(QUEST, CPU, Ledger()) == MemoryBudget(10 * GIB, 10 * GIB, 32)
+    # One pool on the host for each of four GPUs.
+    assert memory_budget(QUEST, CUDA, Ledger()) == MemoryBudget(5 * GIB, 10 * GIB, 64)
+    given = CacheSettings(selector="quest", host_kv_bytes=7, device_kv_bytes=8, max_streams=9)
+    assert memory_budget(given, CUDA, Ledger()) == MemoryBudget(7, 8, 9)
+
+
+def test_pools_of_all_gpus_together_fit_the_host(tmp_path: Path) -> None:
+    """HOST_KV_BYTES is for each GPU."""
+    _, _, (host, _) = planned("Qwen3-0.6B", CUDA, 79.1, 200)
+    ledger = Ledger(tmp_path)
+    ledger.free("host", lambda: int(1.5 * host.total))
+    ledger.claim("decode on cuda:0", host)
+    with pytest.raises(MemoryExceeded, match="HOST_KV_BYTES"):
+        Ledger(tmp_path).claim("decode on cuda:1", host)
+
+
+def test_streams_tokens_and_bytes_are_logged_and_too_few_streams_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    shape, cache_config, _ = planned("Llama-3.1-8B", CUDA, 79.1, 200)
+    report_streams(shape, cache_config, shape.bytes(torch.bfloat16), 4 * GIB)
+    fit = streams_that_fit(shape, cache_config)
+    text = caplog.text
+    assert "at most 64 streams of 32768 tokens" in text
+    assert f"host: {shape.host_pages * 32} tokens in" in text
+    assert "staging: 32768 tokens in 4.00 GiB" in text
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert [each.split()[0] for each in warnings] == ["HOST_KV_BYTES", "DEVICE_KV_BYTES"]
+    assert f"has room for {fit['DEVICE_KV_BYTES']} streams of full length at once" in warnings[1]
+    # Nothing to warn of where as many streams may run as fit.
+    caplog.clear()
+    few: Any = replace(cache_config, max_sequences=min(fit.values()))
+    report_streams(shape, few, shape.bytes(torch.bfloat16), 0)
+    assert all(each.levelno == logging.INFO for each in caplog.records)
