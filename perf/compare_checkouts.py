@@ -68,6 +68,7 @@ def served(checkout: Path, checkpoint: Path, log: Path) -> Iterator[str]:
         "PYTHONPATH": f"{checkout}:{checkout / 'client'}",
         "MODEL": str(checkpoint),
         **dict.fromkeys(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), "0"),
+        "API_PORT": "",
     }
     with log.open("a") as errors:
         process = subprocess.Popen(

@@ -3,18 +3,25 @@
 import logging
 import signal
 import sys
+import time
+from contextlib import ExitStack
 from types import FrameType
+from typing import NoReturn
 
 from pydantic import ValidationError
 
+from hiscore import checkpoint
 from hiscore.checkpoint import CheckpointError
+from hiscore.launcher import api
+from hiscore.launcher.api import Api
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.health import HealthServer
 from hiscore.launcher.make_interrupt import MakeInterrupt
 from hiscore.launcher.server import Server
 from hiscore.launcher.shared_memory import SharedMemoryWatch
-from hiscore.launcher.watchdog import Watchdog
+from hiscore.launcher.watchdog import POLL_SECONDS, Watchdog
 from hiscore.logs import LogFormat, configure
+from hiscore.models.support import servable
 from hiscore.settings import ServeSettings
 
 log = logging.getLogger("hiscore.launcher")
@@ -48,6 +55,24 @@ def start_health(server: Server, watchdog: Watchdog) -> str:
     return f", health http://{server.reachable}:{health.port}/readyz"
 
 
+def serve_api_alone(settings: ServeSettings, backend: str, make: MakeInterrupt) -> NoReturn:
+    """Serve the HTTP API of models that run elsewhere.
+
+    Raises:
+        LaunchError: It does not start, or dies too often.
+    """
+    if settings.api_port is None:
+        raise LaunchError("API_BACKEND needs an API_PORT")
+    directory = checkpoint.resolve(settings.model)
+    models = [name for name in settings.models.split(",") if name] or servable(directory).models
+    with Api(settings, directory, backend, models) as http_api:
+        announce(f"hiscore is ready: API {http_api.url}, models at {backend}", settings.log_format)
+        while True:
+            stop_with(make)
+            http_api.watch()
+            time.sleep(POLL_SECONDS)
+
+
 def announce(message: str, log_format: LogFormat) -> None:
     """Say that the server is ready: on standard output for people, in the log for programs."""
     if log_format == "json":
@@ -75,18 +100,28 @@ def main() -> int:
         settings = ServeSettings()
         log_format = settings.log_format
         configure(log_format, TEXT)
-        with Server(settings) as server:
+        has_api = api.wanted(settings)
+        if settings.api_backend:
+            return serve_api_alone(settings, settings.api_backend, make)
+        with Server(settings) as server, ExitStack() as stack:
             shared_memory = SharedMemoryWatch(settings.shm_bytes)
+            http_api = None
+            if has_api:
+                http_api = Api(settings, server.checkpoint, server.grpc_url, server.models)
+                stack.enter_context(http_api)
 
             def idle() -> None:
                 stop_with(make)
                 shared_memory.check()
+                if http_api:
+                    http_api.watch()
 
             watchdog = Watchdog(server, idle)
             health = start_health(server, watchdog)
             announce(
                 f"hiscore is ready: models {', '.join(server.models)}; gRPC {server.grpc_url}, "
-                f"HTTP {server.http_url}, metrics {server.metrics_url}{health}",
+                f"HTTP {server.http_url}, metrics {server.metrics_url}{health}"
+                + (f", API {http_api.url}" if http_api else ""),
                 log_format,
             )
             watchdog.watch()

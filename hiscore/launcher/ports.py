@@ -23,7 +23,7 @@ class Ports:
         given = [port for port in self.all() if port]
         if len(set(given)) < len(given):
             raise LaunchError(f"HTTP_PORT, GRPC_PORT and METRICS_PORT must differ: they are {self.all()}")
-        if not _is_free(address, 0):
+        if not is_free(address, 0):
             raise LaunchError(
                 f"BIND_ADDRESS {address} is not an address of this machine that can be listened on"
             )
@@ -33,7 +33,7 @@ class Ports:
             raise LaunchError(
                 f"{name.upper()}_PORT {port} is in use on {address}: stop what listens there, or choose another"
             )
-        return Ports(*(port or free for port, free in zip(self.all(), _free(address, 3), strict=True)))
+        return Ports(*(port or free for port, free in zip(self.all(), free_ports(address, 3), strict=True)))
 
     def all(self) -> tuple[int, int, int]:
         """The ports: http, grpc, metrics."""
@@ -42,10 +42,11 @@ class Ports:
     def taken(self, address: str) -> list[tuple[str, int]]:
         """Name and number of the ports that are in use."""
         numbered = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        return [(name, port) for name, port in numbered if port and not _is_free(address, port)]
+        return [(name, port) for name, port in numbered if port and not is_free(address, port)]
 
 
-def _free(address: str, count: int) -> list[int]:
+def free_ports(address: str, count: int) -> list[int]:
+    """Some free ports."""
     # Held at the same time, so that they differ.
     sockets = [socket.socket() for _ in range(count)]
     try:
@@ -57,7 +58,8 @@ def _free(address: str, count: int) -> list[int]:
             each.close()
 
 
-def _is_free(address: str, port: int) -> bool:
+def is_free(address: str, port: int) -> bool:
+    """Whether a port can be listened on."""
     with socket.socket() as probe:
         # As Triton does: connections left by a server that has just stopped do not block its port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

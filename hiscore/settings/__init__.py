@@ -5,6 +5,7 @@ model's ``config.pbtxt`` (`from_model_config` reads it), and docs/settings.md (`
 add a field to a group in `groups` (models read it, too) or `serve` (the launcher alone reads it).
 """
 
+from hiscore.settings.api import ApiProcessSettings, ApiSettings
 from hiscore.settings.choices import (
     BackupProtocol,
     Device,
@@ -32,6 +33,8 @@ __all__ = [
     "CANARY_ID",
     "DEFAULT_MODEL",
     "MODEL_SETTINGS",
+    "ApiProcessSettings",
+    "ApiSettings",
     "BackupProtocol",
     "CacheSettings",
     "DecodeSettings",

@@ -1,11 +1,14 @@
 """What ``make serve`` reads from its environment."""
 
+import os
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from hiscore.settings.api import ApiSettings
 from hiscore.settings.choices import Device, WatchdogAction
 from hiscore.settings.groups import (
     CacheSettings,
@@ -141,6 +144,7 @@ class ServeSettings(
     ScoringSettings,
     Limits,
     TritonBatching,
+    ApiSettings,
     Network,
     Precision,
     ModelChoice,
@@ -151,3 +155,11 @@ class ServeSettings(
     model_config = SettingsConfigDict(
         extra="forbid", frozen=True, env_ignore_empty=True, protected_namespaces=()
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_an_empty_api_port(cls, values: dict[str, Any]) -> dict[str, Any]:
+        # Other empty variables count as not set. This one means that there is to be no API.
+        if "api_port" not in values and os.environ.get("API_PORT") == "":
+            return {**values, "api_port": None}
+        return values

@@ -1,5 +1,4 @@
-"""A checkpoint's tokenizer: texts to token ids, in parts and many at a time, and back."""
+"""A checkpoint's tokenizer: texts to token ids, in parts and many at a time, and back.
 
-from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
-
-__all__ = ["TextTokenizer", "load_tokenizer"]
+Only `tokenizer` imports transformers, so this file must not import it.
+"""

@@ -32,7 +32,7 @@ from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.settings import Device, Limits
-from hiscore.tokenization import load_tokenizer
+from hiscore.tokenization.tokenizer import load_tokenizer
 from perf.loadgen.generator import Generator
 from perf.loadgen.scorer_calls import Shape, draw
 from perf.loadgen.served import limit_threads, server_settings

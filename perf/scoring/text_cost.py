@@ -29,7 +29,7 @@ from hiscore.launcher.device_choice import choose_device
 from hiscore.models.config import read_facts
 from hiscore.scoring.encode import TextRequest, encode_requests
 from hiscore.settings import DEFAULT_MODEL, Limits
-from hiscore.tokenization import load_tokenizer
+from hiscore.tokenization.tokenizer import load_tokenizer
 from perf.loadgen.generator import Generator
 from perf.loadgen.score_check import check_control
 from perf.loadgen.scorer_calls import Shape

@@ -38,7 +38,7 @@ from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from hiscore.settings import Device, Limits
-from hiscore.tokenization import load_tokenizer
+from hiscore.tokenization.tokenizer import load_tokenizer
 from hiscore_client import ScoreClient
 from perf.loadgen.scorer_calls import Shape
 from perf.loadgen.served import limit_threads, server_settings

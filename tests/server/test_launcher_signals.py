@@ -35,7 +35,7 @@ CALLS = 8
 @contextmanager
 def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -> Iterator[tuple[Any, str]]:
     """Run a command that serves; gives its process and the server's gRPC address once it says it is ready."""
-    free = {"HTTP_PORT": "0", "GRPC_PORT": "0", "METRICS_PORT": "0", "DEVICE": "cpu"}
+    free = {"HTTP_PORT": "0", "GRPC_PORT": "0", "METRICS_PORT": "0", "API_PORT": "0", "DEVICE": "cpu"}
     environment = os.environ | free | {"MODEL": str(checkpoint)} | settings
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
         environment.pop(name, None)  # variables of `make test` itself

@@ -29,8 +29,8 @@ from hiscore.serving.metrics import Counters, Gauges, Rejects
 from hiscore.serving.response_sender import ResponseSender
 from hiscore.serving.triton_io import ReplyTo, error_log, parameters, strings, tensor
 from hiscore.settings import DecodeSettings, from_model_config
-from hiscore.tokenization import load_tokenizer
 from hiscore.tokenization.detokenizer import DetokenizerFactory
+from hiscore.tokenization.tokenizer import load_tokenizer
 
 log = logging.getLogger("hiscore.decode.model")
 

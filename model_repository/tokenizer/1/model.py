@@ -18,7 +18,7 @@ from hiscore.serving.feeds import Exporter, batcher_feeds
 from hiscore.serving.metrics import Counters
 from hiscore.serving.triton_io import error_log, parameters, required_tensor, serve, strings, tensor
 from hiscore.settings import TokenizerSettings, from_model_config
-from hiscore.tokenization import load_tokenizer
+from hiscore.tokenization.tokenizer import load_tokenizer
 
 # Characters encoded in one batch: enough to use every core, few enough that a small request does not wait long.
 MAX_BATCH_CHARACTERS = 2**20

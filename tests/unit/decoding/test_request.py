@@ -14,7 +14,7 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import Code, RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.tokenization import load_tokenizer
+from hiscore.tokenization.tokenizer import load_tokenizer
 from tests.support import tiny_tokenizers
 
 FACTS = CheckpointFacts(vocab_size=700, context_length=100, is_classifier=False)

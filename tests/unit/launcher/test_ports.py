@@ -16,7 +16,7 @@ def test_free_ports_differ() -> None:
 
 
 def test_given_ports_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_is_free", lambda address, port: True)  # whoever uses them here
+    monkeypatch.setattr(ports, "is_free", lambda address, port: True)  # whoever uses them here
     chosen = Ports(grpc=8_001, metrics=8_002).choose("127.0.0.1")
     assert (chosen.grpc, chosen.metrics) == (8_001, 8_002)
     assert chosen.http

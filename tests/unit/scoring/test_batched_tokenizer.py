@@ -8,7 +8,7 @@ from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.batched_tokenizer import BatchedTokenizer, EncodeStats
 from hiscore.scoring.encode import TextRequest
 from hiscore.settings import Limits
-from hiscore.tokenization import TextTokenizer
+from hiscore.tokenization.tokenizer import TextTokenizer
 
 FACTS = CheckpointFacts(vocab_size=3, context_length=50, is_classifier=False)
 

@@ -21,7 +21,7 @@ from hiscore.scoring import encode
 from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests
 from hiscore.scoring.layout import unpack
 from hiscore.settings import Limits
-from hiscore.tokenization import TextTokenizer, load_tokenizer
+from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers as tiny
 from tests.unit.tokenization.test_safe_splits import TEXTS
 

@@ -1,0 +1,59 @@
+"""The API's process: ``python -m hiscore.api``, started by the launcher with its settings in the environment."""
+
+import os
+import sys
+import tempfile
+
+import uvicorn
+from pydantic import ValidationError
+from uvicorn.supervisors import Multiprocess
+
+from hiscore.api.worker import configure_api
+from hiscore.settings import ApiProcessSettings
+
+
+def main() -> int:
+    """Serve until a SIGTERM; requests that run then are finished first."""
+    try:
+        settings = ApiProcessSettings()  # type: ignore[call-arg]
+    except ValidationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    configure_api(settings.log_format)
+    with tempfile.TemporaryDirectory(prefix="hiscore-api-") as directory:
+        if settings.api_processes > 1:
+            # Each process writes its numbers there, and any of them serves the sums.
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+        config = uvicorn_config(settings)
+        if settings.api_processes == 1:
+            uvicorn.Server(config).run()
+        else:
+            Multiprocess(config, sockets=[config.bind_socket()]).run()
+    return 0
+
+
+def uvicorn_config(settings: ApiProcessSettings) -> uvicorn.Config:
+    """How uvicorn runs the application."""
+    return uvicorn.Config(
+        "hiscore.api.worker:app",
+        factory=True,
+        host=settings.listen_address,
+        port=settings.listen_port,
+        loop="uvloop",
+        http="hiscore.api.protocol:LimitedProtocol",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        workers=settings.api_processes,
+        limit_concurrency=settings.api_max_connections,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=settings.drain_timeout_s,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

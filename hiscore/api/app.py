@@ -1,0 +1,138 @@
+"""The ASGI application: its routes, and what they share."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from hiscore.api.auth import Keys
+from hiscore.api.endpoint import Endpoint, Variant, own_or_new_id
+from hiscore.api.errors import ApiError, cohere_error, nim_error, openai_error, tei_error
+from hiscore.api.metrics import Metrics
+from hiscore.api.models import Models
+from hiscore.api.openapi import PAGE, describe
+from hiscore.api.relevance import Ranker
+from hiscore.api.routes import nim, pairs, rerank, score, tei
+from hiscore.api.wire import ModelNames
+from hiscore.prompts.rerank import RerankPrompts
+from hiscore.settings import ApiProcessSettings
+
+log = logging.getLogger(__name__)
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
+    """The application. Its settings come from the environment if none are given.
+
+    Raises:
+        ValueError: The template, its labels or the file of keys cannot be used.
+        OSError: One of their files cannot be read.
+    """
+    settings = settings or ApiProcessSettings()  # type: ignore[call-arg]
+    served = settings.served_models.split(",")
+    models = Models(settings.backend, served, settings.api_timeout_s)
+    names = ModelNames(settings.api_model_names, settings.checkpoint.name)
+    metrics, keys = Metrics(), Keys(settings.api_keys_file)
+    endpoints = [
+        Endpoint(route, variants, settings, keys, metrics)
+        for route, variants in routes(settings, models, names).items()
+        if "scorer" in served
+    ]
+    description = describe(endpoints)
+
+    async def health(request: Request) -> Response:
+        ready = await models.is_ready()
+        return JSONResponse({"status": "ok" if ready else "the models are not ready"}, 200 if ready else 503)
+
+    async def list_models(request: Request) -> Response:
+        try:
+            keys.check(request.headers)
+        except ApiError as error:
+            return _error(request, error)
+        listed = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "hiscore"} for name in names.names
+        ]
+        return JSONResponse({"object": "list", "data": listed})
+
+    async def metrics_page(request: Request) -> Response:
+        return Response(metrics.page(), media_type=METRICS_TYPE)
+
+    async def openapi(request: Request) -> Response:
+        return Response(description, media_type="application/json")
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(PAGE)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await models.close()
+
+    return Starlette(
+        routes=[
+            *(Route(each.route, each, methods=["POST"]) for each in endpoints),
+            Route("/v1/models", list_models),
+            Route("/health", health),
+            Route("/metrics", metrics_page),
+            Route("/openapi.json", openapi),
+            *([Route("/docs", docs)] if settings.api_docs else []),
+        ],
+        exception_handlers={HTTPException: _http_error},
+        lifespan=lifespan,
+    )
+
+
+def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> dict[str, list[Variant]]:
+    """The wire formats of each route."""
+    ranked: dict[str, Any] = {"ranker": Ranker(models, _prompts(settings)), "names": names}
+    scored = Variant(
+        score.ScoreRequest,
+        score.ScoreResponse,
+        partial(score.score, models=models, names=names),
+        field="query",
+    )
+    paired = Variant(pairs.PairRequest, pairs.PairResponse, partial(pairs.score_pairs, **ranked))
+    reranked = Variant(rerank.RerankRequest, rerank.RerankResponse, partial(rerank.rerank, **ranked))
+    tei_ranked = Variant(
+        tei.TeiRerankRequest, list[tei.Rank], partial(tei.rerank, **ranked), tei_error, field="texts"
+    )
+    nim_ranked = Variant(nim.RankingRequest, nim.RankingResponse, partial(nim.ranking, **ranked), nim_error)
+    return {
+        "/v1/score": [scored, paired],
+        "/score": [paired],
+        "/v1/rerank": [reranked],
+        "/v2/rerank": [replace(reranked, error_shape=cohere_error)],
+        "/rerank": [tei_ranked, reranked],
+        "/v1/ranking": [nim_ranked],
+    }
+
+
+def _prompts(settings: ApiProcessSettings) -> RerankPrompts | None:
+    if not (settings.checkpoint / "tokenizer.json").is_file():
+        log.warning("the checkpoint has no tokenizer.json: the API scores token ids alone")
+        return None
+    prompts = RerankPrompts(settings.checkpoint, settings.prompt_template, settings.prompt_labels)
+    log.info("rerank requests become prompts by the template %s", prompts.family.name)
+    return prompts
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(
+        request, ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
+    )
+
+
+def _error(request: Request, error: ApiError) -> Response:
+    request_id = own_or_new_id(request.headers)
+    body = openai_error(error, request_id)
+    return JSONResponse(body, error.status, {"x-request-id": request_id})

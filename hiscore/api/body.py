@@ -1,0 +1,127 @@
+"""A request's body: read within limits, decompressed, and turned into a typed request."""
+
+import asyncio
+import io
+import zlib
+from typing import TypeVar
+
+import msgspec
+import zstandard
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from hiscore.api.errors import CLIENT_CLOSED, ApiError, bad_request
+
+T = TypeVar("T")
+# Windows of zstd may have gigabytes; this is the most that a decoder must support (RFC 8878).
+MAX_WINDOW_BYTES = 2**23
+GZIP_WINDOW_BITS = 31
+
+
+async def read_body(receive: Receive, headers: Headers, max_bytes: int, timeout_s: float) -> bytes:
+    """Read and decompress a body.
+
+    Args:
+        receive: ASGI's.
+        headers: The request's.
+        max_bytes: Of the body, before and after decompression.
+        timeout_s: Seconds until it must be complete.
+
+    Raises:
+        ApiError: It is too large, too slow, or not what its headers say; or the caller has gone.
+    """
+    _check_type(headers.get("content-type", ""))
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity", "gzip", "zstd"):
+        raise ApiError(415, f"Content-Encoding '{encoding[:40]}' is not known: use gzip or zstd")
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
+    try:
+        body = await asyncio.wait_for(_receive_all(receive, max_bytes), timeout_s)
+    except (asyncio.TimeoutError, TimeoutError):
+        raise ApiError(408, f"the body was not complete after {timeout_s:g} seconds") from None
+    if encoding in ("gzip", "zstd"):
+        body = decompress(body, encoding, max_bytes)
+    return body
+
+
+def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Decompress a body without ever holding much more than is allowed.
+
+    Args:
+        body: Compressed.
+        encoding: ``gzip`` or ``zstd``.
+        max_bytes: Of the result.
+
+    Raises:
+        ApiError: The result is too large, or the body is not what its headers say.
+    """
+    try:
+        if encoding == "gzip":
+            inflate = zlib.decompressobj(GZIP_WINDOW_BITS)
+            plain, complete = inflate.decompress(body, max_bytes + 1), inflate.eof
+        else:
+            reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(
+                io.BytesIO(body)
+            )
+            plain, complete = reader.read(max_bytes + 1), True
+    except (zlib.error, zstandard.ZstdError):
+        raise bad_request(f"the body is not {encoding}, as its Content-Encoding says") from None
+    if len(plain) > max_bytes:
+        raise _too_large(max_bytes)
+    if not complete:
+        raise bad_request(f"the body ends before its {encoding} does")
+    return plain
+
+
+def decode(body: bytes, request_type: type[T]) -> T:
+    """Read a JSON body as a typed request.
+
+    Raises:
+        ApiError: It is not JSON, or not such a request; the message names the field.
+    """
+    try:
+        return msgspec.json.decode(body, type=request_type)
+    except msgspec.ValidationError as error:
+        raise _not_such_a_request(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise bad_request("the body is not valid JSON", code="invalid_json") from None
+    except RecursionError:
+        raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
+
+
+async def _receive_all(receive: Receive, max_bytes: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(CLIENT_CLOSED, "the caller has gone")
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _check_type(content_type: str) -> None:
+    # Anything else could be sent by a form on any web page, without asking first.
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(415, f"Content-Type is '{kind[:40]}': send application/json", "Content-Type")
+
+
+def _not_such_a_request(message: str) -> ApiError:
+    """The error for what msgspec says: a complaint, then the path of the field unless it is the whole body."""
+    complaint, _, path = message.partition(" - at `$")
+    field = path.strip("`").lstrip(".")
+    if "unknown field" in complaint:
+        name = complaint.split("`")[1]
+        return bad_request(f"'{name}' is not a field that this route knows", f"{field}.{name}".lstrip("."))
+    return bad_request(f"{repr(field) if field else 'the body'}: {complaint}", field or None)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413, f"the body is larger than {max_bytes} bytes, after decompression too (API_MAX_BODY_BYTES)"
+    )

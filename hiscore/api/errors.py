@@ -1,0 +1,115 @@
+"""Errors of the API, and the shape that each family of wire formats gives them."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from hiscore_client import (
+    Cancelled,
+    DeadlineExceeded,
+    HiscoreError,
+    InvalidRequest,
+    Overloaded,
+    ServerUnreachable,
+)
+
+CLIENT_CLOSED = 499
+"""The status of a request whose caller has gone: for logs and metrics, since nobody reads the answer."""
+
+
+class ApiError(Exception):
+    """A request that gets an error for an answer.
+
+    Args:
+        status: HTTP's.
+        message: For the caller; names the field, and where there are any the value and the bound.
+        param: The field.
+        code: For programs.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.code = code or CODES.get(status, "internal_error")
+
+
+CODES = {
+    400: "invalid_value",
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "body_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    429: "overloaded",
+    CLIENT_CLOSED: "cancelled",
+    503: "models_unavailable",
+    504: "deadline_exceeded",
+}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """An `ApiError` with status 400."""
+    return ApiError(400, message, param, code)
+
+
+def from_models(error: HiscoreError) -> ApiError:
+    """What the models' failure is to the caller of the API."""
+    statuses: tuple[tuple[type[HiscoreError], int], ...] = (
+        (InvalidRequest, 400),
+        (Overloaded, 429),
+        (DeadlineExceeded, 504),
+        (Cancelled, CLIENT_CLOSED),
+    )
+    for kind, status in statuses:
+        if isinstance(error, kind):
+            return ApiError(status, str(error))
+    # The addresses that these messages name are none of the caller's business.
+    if isinstance(error, ServerUnreachable):
+        return ApiError(503, "the models do not answer: try again later")
+    return ApiError(500, "the models failed on this request")
+
+
+ErrorShape: TypeAlias = Callable[[ApiError, str], dict[str, Any]]
+"""Makes the body of an error from it and the request's id."""
+
+
+def openai_error(error: ApiError, request_id: str) -> dict[str, Any]:
+    """OpenAI's shape, which SGLang, vLLM and Jina have, too."""
+    kind = "invalid_request_error" if error.status < 500 and error.status != 429 else "server_error"
+    if error.status in (401, 429):
+        kind = {401: "authentication_error", 429: "rate_limit_error"}[error.status]
+    return {
+        "error": {
+            "message": error.message,
+            "type": kind,
+            "param": error.param,
+            "code": error.code,
+            "request_id": request_id,
+        }
+    }
+
+
+def cohere_error(error: ApiError, request_id: str) -> dict[str, Any]:
+    """Cohere's shape."""
+    return {"id": request_id, "message": error.message}
+
+
+def tei_error(error: ApiError, request_id: str) -> dict[str, Any]:
+    """The shape of Hugging Face's Text Embeddings Inference."""
+    kinds = {429: "Overloaded", 503: "Unhealthy", 504: "Backend", 500: "Backend"}
+    return {
+        "error": error.message,
+        "error_type": kinds.get(error.status, "Validation"),
+        "request_id": request_id,
+    }
+
+
+def nim_error(error: ApiError, request_id: str) -> dict[str, Any]:
+    """The shape of NVIDIA's NIM for ranking."""
+    return {
+        "object": "error",
+        "message": error.message,
+        "detail": error.message,
+        "type": openai_error(error, request_id)["error"]["type"],
+        "request_id": request_id,
+    }

@@ -1,0 +1,66 @@
+"""The models behind the API, called over gRPC by the SDK's client."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hiscore.api.errors import from_models
+from hiscore_client import AsyncScoreClient, HiscoreError, RetryPolicy, ScoreResult
+
+READY_TIMEOUT_S = 2.0
+
+
+class Models:
+    """The models of one server. Failures of their methods are `ApiError`.
+
+    Args:
+        address: ``host:port`` of their gRPC.
+        served: Their names.
+        timeout_s: Seconds that one call may take.
+    """
+
+    def __init__(self, address: str, served: Sequence[str], timeout_s: float) -> None:
+        # A full server should say so at once: the caller knows better than we how long to try again.
+        self._client = AsyncScoreClient(address, retry=RetryPolicy(attempts=1))
+        self._served, self._timeout_s = served, timeout_s
+
+    async def score_text(self, query: str, items: Sequence[str], **options: Any) -> ScoreResult:
+        """Call `score`, with the options of `AsyncScoreClient.score`."""
+        with _as_api_errors():
+            return await self._client.score(query, items, timeout=self._timeout_s, **options)
+
+    async def score_ids(
+        self, query: Sequence[int], items: Sequence[Sequence[int]], labels: Sequence[int], **options: Any
+    ) -> ScoreResult:
+        """Call `scorer`, with the options of `AsyncScoreClient.score_ids`."""
+        with _as_api_errors():
+            return await self._client.score_ids(query, items, labels, timeout=self._timeout_s, **options)
+
+    async def is_ready(self) -> bool:
+        """Whether all of them are ready."""
+        try:
+            await self._client.wait_ready(READY_TIMEOUT_S, models=self._served)
+        except HiscoreError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.close()
+
+
+def rows(scores: npt.NDArray[np.float32]) -> list[list[float]]:
+    """Scores as JSON has them: [items][labels]."""
+    values: list[list[float]] = scores.tolist()
+    return values
+
+
+@contextmanager
+def _as_api_errors() -> Iterator[None]:
+    try:
+        yield
+    except HiscoreError as error:
+        raise from_models(error) from None

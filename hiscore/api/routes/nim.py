@@ -1,0 +1,58 @@
+"""``/v1/ranking`` in the body of NVIDIA's NIM for reranking."""
+
+from typing import Literal
+
+import msgspec
+
+from hiscore.api.errors import bad_request
+from hiscore.api.relevance import Ranker, check_documents
+from hiscore.api.wire import ModelNames, Request, Usage, usage
+
+
+class Text(msgspec.Struct):
+    """A query or a passage."""
+
+    text: str
+
+
+class RankingRequest(Request):
+    """A query and passages; `instruction` is ours."""
+
+    query: Text
+    passages: list[Text]
+    truncate: Literal["NONE", "END"] = "NONE"
+    instruction: str | None = None
+
+
+class RankedPassage(msgspec.Struct):
+    """One passage of the answer."""
+
+    index: int
+    logit: float
+
+
+class RankingResponse(msgspec.Struct):
+    """The passages, best first."""
+
+    rankings: list[RankedPassage]
+    usage: Usage
+
+
+async def ranking(
+    request: RankingRequest, request_id: str, *, ranker: Ranker, names: ModelNames
+) -> RankingResponse:
+    """Rank the passages of a request.
+
+    Raises:
+        ApiError: The request cannot be served.
+    """
+    names.check(request.model)
+    check_documents(request.passages, "passages")
+    if request.truncate == "END":
+        raise bad_request("'truncate' may only be NONE: passages are never cut", "truncate")
+    texts = [passage.text for passage in request.passages]
+    ranked = await ranker.rank(request.query.text, texts, request.instruction, request_id)
+    return RankingResponse(
+        [RankedPassage(index, ranked.logits[index]) for index in ranked.best(None)],
+        usage(ranked.prompt_tokens, ranked.cached_tokens),
+    )

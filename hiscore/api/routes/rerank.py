@@ -1,0 +1,76 @@
+"""Reranking in the bodies of Cohere, Jina, vLLM and SGLang: ``/v1/rerank``, ``/v2/rerank`` and ``/rerank``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from hiscore.api.relevance import Ranker, Ranking, check_documents
+from hiscore.api.wire import Count, Ignored, ModelNames, Request, Usage, usage
+
+
+class Document(msgspec.Struct):
+    """A document as an object; other fields than its text are the caller's own."""
+
+    text: str
+
+
+class RerankRequest(Request):
+    """A query and documents; `instruction` is ours, and vLLM's."""
+
+    query: str
+    documents: list[str | Document]
+    top_n: Count | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+    max_chunks_per_doc: Ignored = None
+
+
+class Result(msgspec.Struct, omit_defaults=True):
+    """One document of the answer."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class RerankResponse(msgspec.Struct, kw_only=True):
+    """The documents, best first; `usage` for Jina's and vLLM's clients, `meta` for Cohere's."""
+
+    id: str
+    model: str
+    results: list[Result]
+    usage: Usage
+    meta: dict[str, Any]
+
+
+async def rerank(
+    request: RerankRequest, request_id: str, *, ranker: Ranker, names: ModelNames
+) -> RerankResponse:
+    """Rank the documents of a request.
+
+    Raises:
+        ApiError: The request cannot be served.
+    """
+    model = names.check(request.model)
+    check_documents(request.documents, "documents")
+    texts = [each if isinstance(each, str) else each.text for each in request.documents]
+    ranking = await ranker.rank(request.query, texts, request.instruction, request_id)
+    return RerankResponse(
+        id=request_id,
+        model=model,
+        results=_results(ranking, request.top_n, texts if request.return_documents else None),
+        usage=usage(ranking.prompt_tokens, ranking.cached_tokens),
+        meta={
+            "api_version": {"version": "2"},
+            "billed_units": {"search_units": 1},
+            "tokens": {"input_tokens": ranking.prompt_tokens, "output_tokens": 0},
+        },
+    )
+
+
+def _results(ranking: Ranking, top_n: int | None, texts: Sequence[str] | None) -> list[Result]:
+    return [
+        Result(index, ranking.probabilities[index], None if texts is None else Document(texts[index]))
+        for index in ranking.best(top_n)
+    ]

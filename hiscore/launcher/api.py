@@ -1,0 +1,225 @@
+"""The HTTP API beside the server: started, watched, restarted by itself, drained first."""
+
+import http.client
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from hiscore.launcher import die_with_parent
+from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.ports import free_ports, is_free
+from hiscore.launcher.watchdog import RestartPolicy
+from hiscore.settings import ApiProcessSettings, ServeSettings
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+START_SECONDS = 60.0
+# Seconds between the end of the API's own drain and killing it.
+GRACE_SECONDS = 5.0
+# Seconds until a killed process is gone.
+KILL_SECONDS = 5.0
+PREFIX = "HISCORE_"
+
+
+class Api:
+    """``with Api(settings, checkpoint, backend, models) as api``: it answers inside, and is gone afterwards.
+
+    Start it from a thread that lives as long: the kernel stops the API when that thread ends.
+
+    Args:
+        settings: Where it listens, and what it is told.
+        checkpoint: Directory of the tokenizer and the templates.
+        backend: ``host:port`` of the models' gRPC.
+        models: Those that are there.
+        log_path: Where its output goes; None: this process's standard error.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        checkpoint: Path,
+        backend: str,
+        models: Sequence[str],
+        log_path: Path | None = None,
+    ) -> None:
+        self._settings, self._log_path = settings, log_path
+        self._checkpoint, self._backend, self._models = checkpoint, backend, models
+        self._policy = RestartPolicy(settings.max_restarts, settings.restart_window_s)
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._restart_at = 0.0
+
+    def __enter__(self) -> "Api":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """``http://host:port``."""
+        address = self._settings.api_address or self._settings.bind_address
+        return f"http://{'127.0.0.1' if address == '0.0.0.0' else address}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of its first process."""
+        assert self._popen is not None, "the API is not running"
+        return self._popen.pid
+
+    def start(self) -> None:
+        """Start and wait until it answers.
+
+        Raises:
+            LaunchError: Its port is taken, or it does not start.
+        """
+        self.port = choose_port(self._settings)
+        self._launch()
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            assert self._popen is not None
+            if self._popen.poll() is not None or time.monotonic() > deadline:
+                code = self._popen.poll()
+                self.stop()
+                reason = "did not answer in time" if code is None else f"stopped with exit code {code}"
+                raise LaunchError(f"the HTTP API {reason}; its last words are above (API_PORT= starts none)")
+            time.sleep(POLL_SECONDS)
+
+    def watch(self) -> None:
+        """Restart it if it has died, after a pause; call this several times a second.
+
+        Raises:
+            LaunchError: It has died and must not be restarted, or too often.
+        """
+        if self._popen is not None and self._popen.poll() is not None:
+            fault = f"the HTTP API stopped by itself with exit code {self._popen.returncode}"
+            self._kill()
+            pause = self._policy.next_pause(time.monotonic())
+            if self._settings.watchdog == "exit" or pause is None:
+                raise LaunchError(fault)
+            log.error("%s: restart in %g s", fault, pause)
+            self._restart_at = time.monotonic() + pause
+        if self._popen is None and time.monotonic() >= self._restart_at:
+            self._launch()
+
+    def stop(self) -> None:
+        """Let it finish its requests, then end all of its processes."""
+        if self._popen is None:
+            return
+        self._popen.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(self._settings.drain_timeout_s + GRACE_SECONDS)
+        self._kill()
+
+    def _kill(self) -> None:
+        assert self._popen is not None
+        group = self._popen.pid
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        self._popen.wait()
+        self._popen = None
+        deadline = time.monotonic() + KILL_SECONDS
+        while _lives(group) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+    def _launch(self) -> None:
+        wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        log_file = open(self._log_path, "ab") if self._log_path else None  # noqa: SIM115
+        try:
+            self._popen = subprocess.Popen(
+                [*wrapper, sys.executable, "-m", "hiscore.api"],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log_file or sys.stderr,
+                stderr=log_file or sys.stderr,
+                start_new_session=True,
+            )
+        finally:
+            if log_file:
+                log_file.close()
+
+    def _environment(self) -> dict[str, str]:
+        settings = self._settings
+        given = {
+            **settings.model_dump(mode="json", include=set(ApiProcessSettings.model_fields)),
+            "checkpoint": str(self._checkpoint),
+            "backend": self._backend,
+            "served_models": ",".join(self._models),
+            "listen_address": settings.api_address or settings.bind_address,
+            "listen_port": self.port,
+        }
+        variables = {
+            f"{PREFIX}{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+            for name, value in given.items()
+            if value is not None
+        }
+        return {**os.environ, **variables}
+
+    def _answers(self) -> bool:
+        host = self.url.removeprefix("http://")
+        connection = http.client.HTTPConnection(host, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status in (200, 503)
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def _lives(group: int) -> bool:
+    # As the first process of a container we inherit the processes of a dead API and have to reap them.
+    with suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def choose_port(settings: ServeSettings) -> int:
+    """API_PORT, or a free one for 0.
+
+    Raises:
+        LaunchError: It is in use, or is another port of the server, too.
+    """
+    port, address = settings.api_port, settings.api_address or settings.bind_address
+    assert port is not None, "there is to be no API"
+    if port in (settings.http_port, settings.grpc_port, settings.metrics_port) and port:
+        raise LaunchError(f"API_PORT {port} is also HTTP_PORT, GRPC_PORT or METRICS_PORT: they must differ")
+    if not is_free(address, port):
+        raise LaunchError(
+            f"API_PORT {port} is in use on {address}: stop what listens there, or choose another"
+        )
+    return port or free_ports(address, 1)[0]
+
+
+def wanted(settings: ServeSettings) -> bool:
+    """Whether there is to be an API; checks its port before anything is started.
+
+    Raises:
+        LaunchError: As for `choose_port`.
+    """
+    if settings.api_port is None:
+        return False
+    if settings.tls_cert is not None:
+        log.warning(
+            "the HTTP API is left out: it speaks no TLS to the models, which TLS_CERT demands "
+            "(set API_PORT to nothing, or end TLS in a proxy)"
+        )
+        return False
+    choose_port(settings)
+    return True

@@ -1,0 +1,107 @@
+"""A checkpoint's own chat template, rendered in a sandbox as transformers renders it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+# Ends of prompts that leave the model in the middle of its reasoning, and what ends the reasoning at once.
+OPEN_REASONING = "<think>"
+NO_REASONING = "\n\n</think>\n\n"
+
+
+class PromptError(ValueError):
+    """A template refuses these messages, or fails on them; the message says why."""
+
+
+def sandbox() -> ImmutableSandboxedEnvironment:
+    """The environment of all templates, with what transformers gives to those of checkpoints."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment
+
+
+class ChatTemplate:
+    """The chat template of a checkpoint.
+
+    Args:
+        source: Jinja.
+        special_tokens: The names that it may use, such as ``bos_token``, with what they stand for.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self._template = sandbox().from_string(source)
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """The prompt for the next message of the assistant, which begins without reasoning.
+
+        Args:
+            messages: As OpenAI's chat has them; texts of callers are escaped.
+            variables: Others that the template may use, such as ``tools``.
+
+        Raises:
+            PromptError: The template refuses the messages.
+        """
+        given = {"add_generation_prompt": True, "enable_thinking": False, **self._special_tokens, **variables}
+        prompt = render(self._template, messages=list(messages), **given)
+        # Some templates begin the reasoning whatever they are told.
+        if prompt.rstrip().endswith(OPEN_REASONING):
+            prompt = prompt.rstrip() + NO_REASONING
+        return prompt
+
+
+def render(template: Template, **variables: Any) -> str:
+    """Render a template.
+
+    Raises:
+        PromptError: It fails, or refuses what it is given.
+    """
+    try:
+        return template.render(**variables)
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise PromptError(f"the template refuses this request: {error}") from None
+
+
+def read_chat_template(checkpoint: Path) -> ChatTemplate | None:
+    """A checkpoint's chat template, or None if it has none."""
+    config = read_json(checkpoint / "tokenizer_config.json")
+    file = checkpoint / "chat_template.jinja"
+    source = file.read_text() if file.is_file() else config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        source = {each["name"]: each["template"] for each in source}.get("default")
+    return ChatTemplate(source, special_tokens(checkpoint)) if source else None
+
+
+def special_tokens(checkpoint: Path) -> dict[str, str]:
+    """The special tokens that tokenizer_config.json names: ``bos_token`` and the like."""
+    tokens = {}
+    for name, value in read_json(checkpoint / "tokenizer_config.json").items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file; empty if there is none."""
+    values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return values
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)

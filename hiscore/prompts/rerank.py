@@ -1,0 +1,116 @@
+"""Rerank requests to token ids: a query and a document in a template, the documents' common beginning shared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hiscore.prompts.chat import ChatTemplate, read_chat_template, render, sandbox, special_tokens
+from hiscore.prompts.families import FAMILIES, RerankFamily, family_of
+from hiscore.prompts.tokenizer import PromptTokenizer
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts as the scorer takes them.
+
+    Attributes:
+        query: The token ids with which all prompts begin.
+        items: How each continues.
+    """
+
+    query: list[int]
+    items: list[list[int]]
+
+
+class RerankPrompts:
+    """Makes the prompts of one checkpoint.
+
+    Args:
+        checkpoint: Its directory.
+        template: The name of a family, the path of a Jinja file, or empty: chosen by the checkpoint.
+        labels: Two texts separated by a comma, or empty: the family's.
+
+    Raises:
+        ValueError: The template or the labels cannot be used.
+        OSError: A file cannot be read.
+    """
+
+    def __init__(self, checkpoint: Path, template: str = "", labels: str = "") -> None:
+        self.family, source = _choose(checkpoint, template)
+        self._chat: ChatTemplate | None = read_chat_template(checkpoint) if self.family.in_chat else None
+        self._template = sandbox().from_string(source)
+        self._special_tokens = special_tokens(checkpoint)
+        sources = [source, self._chat.source] if self._chat else [source]
+        self.tokenizer = PromptTokenizer(checkpoint, sources)
+        relevant, irrelevant = _two(labels) if labels else self.family.labels
+        if self.family.in_chat and not self._chat and not labels:
+            # Without a chat template, the answer follows a colon.
+            relevant, irrelevant = f" {relevant}", f" {irrelevant}"
+        self.label_ids = [self.tokenizer.label_id(relevant), self.tokenizer.label_id(irrelevant)]
+        if self.label_ids[0] == self.label_ids[1]:
+            raise ValueError(f"the labels {relevant!r} and {irrelevant!r} are the same token")
+        self._check_labels(relevant, irrelevant)
+
+    def text(self, query: str, document: str, instruction: str | None = None) -> str:
+        """The whole prompt for one document, with the caller's texts escaped."""
+        escape = self.tokenizer.escape
+        prompt = render(
+            self._template,
+            query=escape(query),
+            document=escape(document),
+            instruction=self.family.instruction if instruction is None else escape(instruction),
+            **self._special_tokens,
+        )
+        if self._chat:
+            return self._chat.render([{"role": "user", "content": prompt}])
+        return f"{prompt}\nAnswer:" if self.family.in_chat else prompt
+
+    def ids(
+        self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
+    ) -> Prompts:
+        """The prompts for all documents, each with its own query.
+
+        Raises:
+            PromptError: The template fails.
+            ForbiddenToken: A text would become a special token.
+        """
+        pairs = zip(queries, documents, strict=True)
+        return share(self.tokenizer.encode([self.text(*pair, instruction) for pair in pairs]))
+
+    def _check_labels(self, *labels: str) -> None:
+        """A label must add its one token, and nothing else, to the very prompt."""
+        prompt = self.text("a", "b")
+        ids, *continued = self.tokenizer.encode([prompt, *(prompt + label for label in labels)])
+        for label, label_id, longer in zip(labels, self.label_ids, continued, strict=True):
+            if longer != [*ids, label_id]:
+                raise ValueError(
+                    f"the label {label!r} does not add one token to the prompt: set PROMPT_LABELS"
+                )
+
+
+def share(prompts: Sequence[list[int]]) -> Prompts:
+    """Split off what all prompts begin with; something is left of each."""
+    if not prompts:
+        return Prompts([], [])
+    low, high = min(prompts), max(prompts)
+    longest = min(map(len, prompts)) - 1
+    common = next((i for i in range(longest) if low[i] != high[i]), max(longest, 0))
+    return Prompts(prompts[0][:common], [ids[common:] for ids in prompts])
+
+
+def _choose(checkpoint: Path, template: str) -> tuple[RerankFamily, str]:
+    family = FAMILIES.get(template) or family_of(checkpoint)
+    path = Path(template) if template and template not in FAMILIES else family.file
+    if not path.is_file():
+        raise ValueError(f"PROMPT_TEMPLATE '{template}' is neither a file nor one of {', '.join(FAMILIES)}")
+    if path != family.file:
+        # A deployment's own file is the whole prompt.
+        family = RerankFamily(str(path), family.labels, family.instruction)
+    return family, path.read_text()
+
+
+def _two(labels: str) -> tuple[str, str]:
+    parts = labels.split(",")
+    if len(parts) != 2:
+        raise ValueError(f"PROMPT_LABELS must be two texts separated by a comma, not {labels!r}")
+    return parts[0], parts[1]

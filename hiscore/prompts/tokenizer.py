@@ -1,0 +1,134 @@
+"""A tokenizer for prompts that mix a template with the texts of callers.
+
+Only a whole prompt, encoded at once, has the tokens that the model was trained on. But then a caller could write
+``<|im_start|>`` and speak for the system. So the tokens that no caller may write, the *protected* ones, have
+secret names here. A template's own are replaced by these names, and a caller's ``<|im_start|>`` is text like any
+other.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+# Begins an escape in a caller's text on its way through a template. A noncharacter: hardly ever in a text, and
+# escaped itself where it is.
+ESCAPE = "\ufdd0"
+CODES = 0xE000
+PIPED = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class ForbiddenToken(ValueError):
+    """A caller's text would become a protected token all the same; the message names the token."""
+
+
+class PromptTokenizer:
+    """A checkpoint's tokenizer, from its tokenizer.json.
+
+    Protected are the tokens that the file calls special, those like ``<|name|>``, and those in brackets, such as
+    ``<think>``, that occur in a template. Other added tokens, such as runs of spaces, are parts of ordinary text.
+
+    Args:
+        checkpoint: The directory.
+        templates: The templates' sources.
+
+    Raises:
+        OSError: There is no tokenizer.json.
+    """
+
+    def __init__(self, checkpoint: Path, templates: Iterable[str] = ()) -> None:
+        state = json.loads((checkpoint / "tokenizer.json").read_text())
+        state["truncation"] = state["padding"] = None
+        added: list[dict[str, Any]] = state["added_tokens"]
+        self._plain = Tokenizer.from_str(json.dumps(state))
+        sources = "".join(templates)
+        self.protected = [each["content"] for each in added if _is_protected(each, sources)]
+        secret = secrets.token_hex(8)
+        names = {content: f"\ue000{secret}.{index}\ue001" for index, content in enumerate(self.protected)}
+        for each in added:
+            each["content"] = names.get(each["content"], each["content"])
+        self._tokenizer = Tokenizer.from_str(json.dumps(state))
+        # A renamed token that the model's own vocabulary knows under its true name has got another id.
+        ids = {self._tokenizer.token_to_id(each["content"]): each["id"] for each in added}
+        self._true_ids = {renamed: true for renamed, true in ids.items() if renamed != true}
+        self._forbidden = self._ids_of_protected(state["model"])
+        self._names = names
+        longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+        self._protected_in = re.compile("|".join(longest_first) or "(?!)")
+        self._escapes = {
+            char: f"{ESCAPE}{chr(CODES + index)}"
+            for index, char in enumerate(sorted({ESCAPE, *(content[0] for content in names)}))
+        }
+        self._escape = str.maketrans(self._escapes)
+        self._unescape = {escape: char for char, escape in self._escapes.items()}
+        self._escapes_in = re.compile(f"{ESCAPE}.", re.DOTALL)
+
+    def escape(self, text: str) -> str:
+        """A caller's text for a template: with no character left with which a protected token begins."""
+        return text.translate(self._escape)
+
+    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Encode rendered templates, in which callers' texts are escaped. No special tokens are added.
+
+        Raises:
+            ForbiddenToken: A caller's text gives a protected token even so.
+        """
+        return self.encode_texts([self._reveal(prompt) for prompt in prompts])
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode callers' texts as they are. No special tokens are added.
+
+        Raises:
+            ForbiddenToken: As for `encode`.
+        """
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._checked(encoding.ids) for encoding in encodings]
+
+    def label_id(self, label: str) -> int:
+        """The token of a label.
+
+        Raises:
+            ValueError: It is not exactly one token.
+        """
+        ids: list[int] = self._plain.encode(label, add_special_tokens=False).ids
+        if len(ids) != 1:
+            raise ValueError(
+                f"the label {label!r} is {len(ids)} tokens of this model, and must be exactly one"
+            )
+        return ids[0]
+
+    def _reveal(self, prompt: str) -> str:
+        named = self._protected_in.sub(lambda match: self._names[match[0]], prompt)
+        return self._escapes_in.sub(lambda match: self._unescape[match[0]], named)
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        if not self._forbidden.keys().isdisjoint(ids):
+            content = next(self._forbidden[each] for each in ids if each in self._forbidden)
+            raise ForbiddenToken(f"it would become the special token {content!r}")
+        true_ids = self._true_ids
+        return [true_ids.get(each, each) for each in ids]
+
+    def _ids_of_protected(self, model: dict[str, Any]) -> dict[int, str]:
+        """Protected tokens that the model's own vocabulary has, by id; not those that any text may give."""
+        found = {self._tokenizer.token_to_id(content): content for content in self.protected}
+        ordinary = {model.get("unk_token")}
+        if model.get("byte_fallback"):
+            ordinary |= {content for content in self.protected if BYTE_TOKEN.fullmatch(content)}
+        return {
+            number: content
+            for number, content in found.items()
+            if number is not None and content not in ordinary
+        }
+
+
+def _is_protected(token: dict[str, Any], templates: str) -> bool:
+    content: str = token["content"]
+    if token["special"] or PIPED.fullmatch(content):
+        return True
+    return bool(MARKUP.fullmatch(content)) and content in templates

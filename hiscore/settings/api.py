@@ -1,0 +1,81 @@
+"""What the HTTP API reads: `ApiSettings` by the launcher, `ApiProcessSettings` in its own process."""
+
+from pathlib import Path
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from hiscore.settings.groups import LogSettings, Settings
+
+
+class ApiSettings(Settings):
+    """Where the HTTP API listens, what it accepts, and how it makes prompts."""
+
+    section = "HTTP API"
+
+    api_port: int | None = Field(
+        default=8080,
+        ge=0,
+        le=65535,
+        description="the HTTP API; 0: any free port; set to nothing (`API_PORT=`): no API",
+    )
+    api_address: str | None = Field(
+        default=None, description="address that the API listens on; not set: `BIND_ADDRESS`"
+    )
+    api_backend: str | None = Field(
+        default=None,
+        description="`host:port` of the gRPC endpoint of models that run elsewhere: only the API is started. "
+        "`MODEL` must be the same checkpoint: its tokenizer and templates are used",
+    )
+    api_processes: PositiveInt = Field(default=1, description="processes that share the API's port")
+    api_model_names: str = Field(
+        default="",
+        description="names, separated by commas, that requests may give as `model`; the first is shown in "
+        "answers. Not set: the name of the checkpoint, and requests may give any",
+    )
+    api_keys_file: Path | None = Field(
+        default=None, description="file with one API key a line: callers must send one. Not set: no keys"
+    )
+    api_docs: bool = Field(default=False, description="serve `/docs`, a page that shows `/openapi.json`")
+    api_max_body_bytes: PositiveInt = Field(
+        default=32 * 2**20, description="bytes of a request's body, after decompression"
+    )
+    api_max_connections: PositiveInt = Field(
+        default=1_024, description="connections per API process; further ones are answered with 503"
+    )
+    api_header_timeout_s: PositiveInt = Field(
+        default=10, description="seconds until a request's headers must be complete"
+    )
+    api_body_timeout_s: PositiveInt = Field(
+        default=60, description="seconds until a request's body must be complete"
+    )
+    api_timeout_s: PositiveInt = Field(default=600, description="seconds a request may take")
+    prompt_template: str = Field(
+        default="",
+        description="how rerank requests become prompts: the name of a built-in template "
+        "(docs/api.md lists them) or the path of a Jinja file. Not set: chosen by the checkpoint",
+    )
+    prompt_labels: str = Field(
+        default="",
+        description="the two texts, separated by a comma, whose tokens mean relevant and not relevant. Not set: "
+        "the template's own",
+    )
+
+
+class ApiProcessSettings(ApiSettings, LogSettings, BaseSettings):
+    """All settings of the API's own process, from the environment that the launcher gives it."""
+
+    model_config = SettingsConfigDict(
+        extra="ignore", frozen=True, env_ignore_empty=True, protected_namespaces=(), env_prefix="HISCORE_"
+    )
+
+    checkpoint: Path
+    """The checkpoint's directory, resolved by the launcher."""
+    backend: str
+    """``host:port`` of the models' gRPC."""
+    listen_address: str = "127.0.0.1"
+    listen_port: PositiveInt
+    served_models: str
+    """The models that are there, separated by commas."""
+    max_context: int | None = None
+    drain_timeout_s: NonNegativeInt = 30

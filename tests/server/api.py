@@ -1,0 +1,53 @@
+"""The HTTP API in front of a server that tests share, called without any client of ours."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hiscore.launcher import Server
+from hiscore.launcher.api import Api
+from hiscore.settings import ServeSettings
+
+PATIENCE_S = 60
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer over HTTP."""
+
+    status: int
+    headers: Any
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+
+@contextmanager
+def api_of(server: Server, log: Path, **settings: Any) -> Iterator[Api]:
+    """The API of a running server, on a free port."""
+    chosen = ServeSettings(**{"model": str(server.checkpoint), "api_port": 0, **settings})
+    with Api(chosen, server.checkpoint, server.grpc_url, server.models, log) as api:
+        yield api
+
+
+def call(api: Api, path: str, body: Any = None, **headers: str) -> Reply:
+    """POST JSON or bytes, or GET without a body. Names of headers have underscores for hyphens."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    if data is not None:
+        given = {"content-type": "application/json", **given}
+    request = urllib.request.Request(api.url + path, data, given)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return Reply(answer.status, answer.headers, answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Reply(error.code, error.headers, error.read())
