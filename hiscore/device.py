@@ -40,3 +40,16 @@ def download(values: Tensor) -> Tensor:
         return values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return host.copy_(values, non_blocking=True)
+
+
+def fix_product_sums() -> None:
+    """Let cuBLAS choose only kernels that add up the terms of a product in one order, for the whole process.
+
+    Where a product has few rows it would split long sums otherwise, and the bits of a row would depend on the
+    number of rows. On Hopper the rest add up alike, at every size that was compared
+    (perf/results/h200/row_invariance.json).
+    """
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    # Neither reduced precision nor split sums.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
 from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
@@ -27,17 +27,27 @@ MAX_CONTEXT_SLOTS = 2**22
 """Cached tokens that the groups of one forward may name together."""
 ROW_FIELDS = 5
 """Token id, position, begin and end of its segment, KV slot."""
+MIN_ROWS = 128
+"""Of any product. For fewer, cuBLAS without split sums (`device.fix_product_sums`) has kernels that take ten times
+as long, and for one row a kernel with other bits."""
 ALIGN = 4
 """In int32: every array of a layout starts at a multiple of 16 bytes, so that kernels compile only once."""
 
 
+def pad_scored(rows: Int64) -> Int32:
+    """The rows to read, and row 0 again and again: at least `MIN_ROWS`, unless there are none."""
+    padded = np.zeros(max(-(-len(rows) // 64) * 64, MIN_ROWS) if len(rows) else 0, np.int32)
+    padded[: len(rows)] = rows
+    return padded
+
+
 def capture_sizes(max_rows: int) -> list[int]:
-    """The numbers of rows to capture, up to `max_rows`: padding costs 6% on average and at most 12%."""
-    sizes, rows = [], 64
+    """The numbers of rows to capture. From `MIN_ROWS` on padding costs 6% on average and at most 12%."""
+    sizes, rows = [], MIN_ROWS
     while rows < max_rows:
         sizes.append(rows)
         rows += max(64, 2 ** (rows.bit_length() - 4))
-    return [*sizes, -(-max_rows // 64) * 64]
+    return [*sizes, max(-(-max_rows // 64) * 64, MIN_ROWS)]
 
 
 @dataclass(frozen=True)
@@ -116,12 +126,15 @@ class CudaRunner:
                 raise ValueError(
                     f"a forward reads {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit"
                 )
-            parts += [buffer, slots, forward.scored_rows.astype(np.int32)]
+            parts += [buffer, slots, pad_scored(forward.scored_rows)]
         staged = torch.empty(sum(map(len, parts)), dtype=torch.int32, pin_memory=True)
         np.concatenate(parts, out=staged.numpy())
         inputs = iter(staged.to(self._device, non_blocking=True).split([len(part) for part in parts]))
         return torch.cat(
-            [self._forward(layout, next(inputs), next(inputs), next(inputs)) for layout in layouts]
+            [
+                self._forward(layout, next(inputs), next(inputs), next(inputs))[: len(forward.scored_rows)]
+                for forward, layout in zip(forwards, layouts, strict=True)
+            ]
         )
 
     def _forward(self, layout: InputLayout, buffer: Tensor, slots: Tensor, scored: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hiscore.arrays import Float32
 from hiscore.attention.metadata import Forward
-from hiscore.device import download, free_bytes, memory_of, upload
+from hiscore.device import download, fix_product_sums, free_bytes, memory_of, upload
 from hiscore.errors import RequestError
 from hiscore.layers.lm_head import LMHead
 from hiscore.memory.ledger import Ledger
@@ -139,6 +139,7 @@ class Scorer:
             index = torch.cuda.current_device() if self.device.index is None else self.device.index
             torch.cuda.set_device(index)
             self.device = torch.device("cuda", index)
+            fix_product_sums()
         precision = pick_dtype(dtype, self.device)
         self.dtype = DTYPES[precision]
         fp8 = precision == "fp8"

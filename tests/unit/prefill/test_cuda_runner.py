@@ -8,25 +8,30 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.metadata import NO_SLOT, Forward, Group
 from hiscore.attention.tiles import TILE_FIELDS
-from hiscore.prefill.cuda_runner import ALIGN, InputLayout, capture_sizes
+from hiscore.prefill.cuda_runner import ALIGN, MIN_ROWS, InputLayout, capture_sizes, pad_scored
 
 
 def test_graphs_fit_every_number_of_rows_with_little_padding() -> None:
     sizes = capture_sizes(16_384)
     assert sizes == sorted(set(sizes))
-    for rows in range(64, 16_385):
+    for rows in range(MIN_ROWS, 16_385):
         bucket = next(b for b in sizes if b >= rows)
         assert bucket - rows < max(64, 0.125 * rows)
     assert capture_sizes(100)[-1] >= 100
 
 
 def test_graphs_are_captured_in_steps_of_an_eighth() -> None:
-    assert capture_sizes(1) == [64]
-    assert capture_sizes(64) == [64]
-    assert capture_sizes(65) == [64, 128]
+    assert capture_sizes(1) == capture_sizes(128) == [128]
+    assert capture_sizes(129) == [128, 192]
     sizes = capture_sizes(2_048)
-    assert sizes[:16] == [64 * n for n in range(1, 17)]
-    assert sizes[16:] == [1_152, 1_280, 1_408, 1_536, 1_664, 1_792, 1_920, 2_048]
+    assert sizes[:15] == [64 * n for n in range(2, 17)]
+    assert sizes[15:] == [1_152, 1_280, 1_408, 1_536, 1_664, 1_792, 1_920, 2_048]
+
+
+def test_few_scored_rows_are_padded_and_none_cost_nothing() -> None:
+    assert pad_scored(np.array([], np.int64)).tolist() == []
+    assert pad_scored(np.array([5, 9])).tolist() == [5, 9] + [0] * (MIN_ROWS - 2)
+    assert pad_scored(np.arange(129)).tolist() == [*range(129), *[0] * 63]
 
 
 def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:

@@ -1,0 +1,70 @@
+"""On a GPU in bfloat16: a score does not move with what shares its batch, at the widths of an 8B model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hiscore import device
+from hiscore.scoring import scorer as scorer_module
+from hiscore.scoring.scorer import Scorer
+from perf.models import random_checkpoint
+from perf.models.geometries import GEOMETRIES
+from perf.scoring.row_invariance import alone, differing_rows, requests, scores, shapes_of
+
+pytestmark = pytest.mark.gpu
+LAYERS = 4
+MOVED = 1e-6
+"""A float32 head's rounding, of probabilities up to 1; the hidden states have equal bits."""
+
+
+@pytest.fixture
+def blas_settings() -> object:
+    """Puts back what `fix_product_sums` sets for the process."""
+    matmul, library = torch.backends.cuda.matmul, torch.backends.cuda.preferred_blas_library()
+    bf16 = matmul.allow_bf16_reduced_precision_reduction
+    fp16 = matmul.allow_fp16_reduced_precision_reduction
+    yield
+    torch.backends.cuda.preferred_blas_library(library)
+    matmul.allow_bf16_reduced_precision_reduction = bf16
+    matmul.allow_fp16_reduced_precision_reduction = fp16
+
+
+@pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen3-8b"])
+def test_no_bit_of_a_product_depends_on_its_rows(model: str, blas_settings: None) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def products() -> dict[str, list[int]]:
+        differing = {}
+        for name, (inputs, outputs) in shapes_of(model).items():
+            x = torch.randn(8_192, inputs, generator=generator, device="cuda").bfloat16()
+            weight = torch.randn(outputs, inputs, generator=generator, device="cuda").bfloat16() * 0.02
+            differing[name] = [n for n in differing_rows(x, weight) if n > 1]
+        return differing
+
+    torch.backends.cuda.preferred_blas_library("default")
+    assert any(products().values()), "the control: cuBLAS splits no sum at these sizes any more"
+    device.fix_product_sums()
+    assert not any(products().values())
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_scores_are_those_of_an_item_alone(
+    fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blas_settings: None
+) -> None:
+    keep: Callable[[], None] = lambda: None  # noqa: E731
+    if not fixed:
+        monkeypatch.setattr(scorer_module, "fix_product_sums", keep)
+    monkeypatch.setitem(GEOMETRIES, "cut-8b", GEOMETRIES["qwen3-8b"] | {"num_hidden_layers": LAYERS})
+    with random_checkpoint.in_memory("cuda"):
+        random_checkpoint.write_config("cut-8b", tmp_path, 8_192)
+        scorer = Scorer(tmp_path, "cuda", "bfloat16", 8_192, query_cache_bytes=0)
+    # Alone, an item has 256 rows with padding: a size at which cuBLAS would split the sums of the last product.
+    calls = requests(0, 150_000, item=100)
+    one_by_one = np.concatenate([scores(scorer, [item]) for call in calls for item in alone(call)])
+    in_calls = np.concatenate([scores(scorer, [call]) for call in calls])
+    in_batch = scores(scorer, calls)
+    moved = max(np.abs(in_calls - one_by_one).max(), np.abs(in_batch - one_by_one).max())
+    assert bool(moved < MOVED) == fixed, moved
