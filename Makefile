@@ -61,8 +61,9 @@ format: $(INSTALLED) ## Format and fix what can be fixed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-docs: $(INSTALLED) ## Write docs/settings.md from the declarations of the settings
+docs: $(INSTALLED) ## Write docs/settings.md and docs/models.md from the declarations
 	@$(BIN)/python -m hiscore.settings > docs/settings.md
+	@$(BIN)/python -m hiscore.models > docs/models.md
 
 audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities of what is installed, and its SBOM (sbom.cdx.json)
 	@$(AUDIT)/bin/python tools/audit.py $(VENV) sbom.cdx.json

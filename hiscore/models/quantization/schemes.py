@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hiscore.models.rules import Config
 
 SERVED = (
-    "served are fp8 (e4m3; per tensor, per channel or in blocks), compressed-tensors (float 8, int 8, packed int "
+    "fp8 (e4m3; per tensor, per channel or in blocks), compressed-tensors (float 8, int 8, packed int "
     "4 or 8), awq (gemm, 4 bits), gptq (4 or 8 bits) and mxfp4"
 )
 
@@ -19,9 +19,9 @@ def unserved(config: Config) -> str | None:
         return None
     method = str(quantised.get("quant_method", "unknown"))
     if method not in RULES:
-        return f"its weights are quantised by '{method}'; {SERVED}"
+        return f"its weights are quantised by '{method}'; served are {SERVED}"
     reason = RULES[method](quantised)
-    return f"its weights are quantised by {method} with {reason}; {SERVED}" if reason else None
+    return f"its weights are quantised by {method} with {reason}; served are {SERVED}" if reason else None
 
 
 def _fp8(quantised: Config) -> str | None:

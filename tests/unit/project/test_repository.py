@@ -2,11 +2,13 @@
 
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hiscore.settings.page import page
+from hiscore.models.page import page as models_page
+from hiscore.settings.page import page as settings_page
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,8 +38,9 @@ def test_phony_names_only_targets() -> None:
     assert phony == targets(makefile)
 
 
-def test_the_page_of_settings_is_the_generated_one() -> None:
-    assert (ROOT / "docs/settings.md").read_text() == page(), "run `make docs`"
+@pytest.mark.parametrize(("name", "page"), [("settings", settings_page), ("models", models_page)])
+def test_a_generated_page_is_up_to_date(name: str, page: Callable[[], str]) -> None:
+    assert (ROOT / f"docs/{name}.md").read_text() == page(), "run `make docs`"
 
 
 @pytest.mark.parametrize(
