@@ -5,23 +5,28 @@ import re
 import signal
 from pathlib import Path
 
+from hiscore.memory.host import control_groups
+
 PROC = Path("/proc")
-CGROUPS = Path("/sys/fs/cgroup")
 OUT_OF_MEMORY = (
     "by the kernel, for lack of memory: raise the memory limit, or lower HOST_KV_BYTES or QUERY_CACHE_BYTES"
 )
 
 
+# Where a control group counts its kills, by version.
+COUNTS = {1: "memory.oom_control", 2: "memory.events"}
+
+
 class OomKills:
-    """How often the kernel has killed for lack of memory: in our cgroup, or else on this machine.
+    """How often the kernel has killed for lack of memory: in our control group, or else on this machine.
 
     Args:
-        proc: The directory of processes.
-        cgroups: The directory of control groups, of version 1 or 2.
+        root: Where proc and sys are.
     """
 
-    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
-        self._files = [*_cgroup_files(proc, cgroups), proc / "vmstat"]
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._files = [group / COUNTS[version] for version, group in control_groups(root)]
+        self._files.append(root / "proc/vmstat")
         self._before = self._count()
 
     def risen(self) -> bool:
@@ -37,23 +42,6 @@ class OomKills:
             if found:
                 return int(found.group(1))
         return 0
-
-
-def _cgroup_files(proc: Path, cgroups: Path) -> list[Path]:
-    """Where our cgroup counts its kills. In a container its path may be that of the host, or the root."""
-    try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    files: list[Path] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for place in (path.lstrip("/"), ""):
-            if not controllers:
-                files.append(cgroups / place / "memory.events")
-            elif "memory" in controllers.split(","):
-                files.append(cgroups / "memory" / place / "memory.oom_control")
-    return files
 
 
 def zombie_status(pid: int, proc: Path = PROC) -> int | None:

@@ -12,6 +12,7 @@ from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
 from hiscore.launcher.device_choice import choose_device
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.memory_limit import limit_memory
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
 from hiscore.launcher.repository import model_values, select, write_repository
@@ -189,6 +190,7 @@ class Server:
             self._process = process
             try:
                 process.wait_until(self._is_ready, settings.ready_timeout_s)
+                limit_memory(process.pid, settings.server_memory_bytes)
                 return
             except LaunchError as error:
                 process.stop(drain_s=0)

@@ -27,6 +27,16 @@ def _machine(root: Path) -> int:
 
 def _groups_leave(root: Path) -> Iterator[int]:
     """What each control group around this process leaves of its limits."""
+    for version, group in control_groups(root):
+        yield from _LEFT[version](group)
+
+
+def control_groups(root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
+    """The control groups of this process that may limit memory: version and directory, the innermost first.
+
+    Args:
+        root: Where proc and sys are.
+    """
     paths = _groups_of_process(root)
     for mount, inner, version in _mounts(root):
         path = paths.get(version)
@@ -35,7 +45,7 @@ def _groups_leave(root: Path) -> Iterator[int]:
         # Without a namespace of its own a container sees its path on the machine, mounted further up.
         relative = path.relative_to(inner) if path.is_relative_to(inner) else PurePosixPath()
         for part in (relative, *relative.parents):
-            yield from _LEFT[version](mount / part)
+            yield version, mount / part
 
 
 def _groups_of_process(root: Path) -> dict[int, PurePosixPath]:

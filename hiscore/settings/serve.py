@@ -110,6 +110,11 @@ class Lifecycle(Settings):
         default=30, description="seconds that running calls get when the server stops"
     )
     shm_bytes: PositiveInt = Field(default=64 * 2**20, description="initial shared memory per model instance")
+    server_memory_bytes: NonNegativeInt = Field(
+        default=0,
+        description="memory that calls may take in tritonserver itself ([compressed calls]"
+        "(security.md#compressed-calls)); 0: a quarter of what is free once all models are loaded, at most 4 GiB",
+    )
 
 
 class FaultHandling(Settings):

@@ -51,31 +51,33 @@ def test_a_process_that_lives_has_no_status() -> None:
         process.wait()
 
 
-V2 = "0::/kubepods/pod1\n"
-V1 = "12:cpu:/a\n3:memory:/docker/abc\n0::/\n"
+V2 = ("0::/kubepods/pod1", "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw")
+# A container sees its own group as the root of the mount.
+INSIDE = ("0::/", "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw")
+V1 = ("3:memory:/docker/abc", "30 1 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory")
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "file"),
+    ("group", "file"),
     [
-        (V2, "cgroup/kubepods/pod1/memory.events"),
-        (V2, "cgroup/memory.events"),  # the container sees itself as the root
-        (V1, "cgroup/memory/docker/abc/memory.oom_control"),
-        (V1, "cgroup/memory/memory.oom_control"),
-        (V2, "proc/vmstat"),  # no cgroup that limits memory
+        (V2, "sys/fs/cgroup/kubepods/pod1/memory.events"),
+        (INSIDE, "sys/fs/cgroup/memory.events"),
+        (V1, "sys/fs/cgroup/memory/docker/abc/memory.oom_control"),
+        (V2, "proc/vmstat"),  # no group counts
         (None, "proc/vmstat"),
     ],
 )
 def test_kills_since_the_start_count_wherever_the_kernel_counts_them(
-    tmp_path: Path, cgroup: str | None, file: str
+    tmp_path: Path, group: tuple[str, str] | None, file: str
 ) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
-    if cgroup is not None:
-        (tmp_path / "proc/self/cgroup").write_text(cgroup)
+    if group is not None:
+        (tmp_path / "proc/self/cgroup").write_text(f"{group[0]}\n")
+        (tmp_path / "proc/self/mountinfo").write_text(f"{group[1]}\n")
     counts = tmp_path / file
     counts.parent.mkdir(parents=True, exist_ok=True)
     counts.write_text("oom 9\noom_kill 4\n")
-    kills = OomKills(tmp_path / "proc", tmp_path / "cgroup")
+    kills = OomKills(tmp_path)
     assert not kills.risen()
     counts.write_text("oom 99\noom_kill 4\n")
     assert not kills.risen()
@@ -84,4 +86,4 @@ def test_kills_since_the_start_count_wherever_the_kernel_counts_them(
 
 
 def test_where_nothing_is_counted_nothing_has_risen(tmp_path: Path) -> None:
-    assert not OomKills(tmp_path, tmp_path).risen()
+    assert not OomKills(tmp_path).risen()
