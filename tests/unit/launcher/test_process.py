@@ -136,7 +136,7 @@ def test_nothing_is_left_of_it_or_its_stubs(start: Callable[[str], Process], end
 
 
 def test_one_that_does_not_stop_is_killed(start: Callable[[str], Process], tmp_path: Path) -> None:
-    process = start(f"echo here; {STUBBORN}")
+    process = start(STUBBORN.replace("while", "echo here; while"))
     wait_for(lambda: "here" in (tmp_path / "log").read_text())
     process.stop(drain_s=0)
     assert process.exit_code() == -signal.SIGKILL
