@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from hiscore.layers.moe import moe
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import LayerWeights, Projection, Quantised
+from hiscore.layers.weights import Experts, LayerWeights, Projection, Quantised
 
 
 class Ops(Protocol):
@@ -116,6 +117,10 @@ class Ops(Protocol):
             [T, F].
         """
         return self.activate(self.project(projection, h), fp8)
+
+    def experts(self, experts: Experts, h: Tensor) -> Tensor:
+        """A mixture of experts: [T, hidden] to [T, hidden]."""
+        return moe(experts, h)
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
         """act(gate) * up: [T, 2 F] to [T, F]."""

@@ -5,15 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hiscore.layers.activations import gated
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import LayerWeights, Quantised, quantise
 from hiscore.numerics import at_least_float32
-
-ACTIVATIONS = {
-    "silu": torch.nn.functional.silu,
-    "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-}
 
 
 class TorchOps(Ops):
@@ -22,7 +18,7 @@ class TorchOps(Ops):
     def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str) -> None:
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps = eps
-        self._activation = ACTIVATIONS[activation]
+        self._activation = activation
 
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
@@ -59,8 +55,7 @@ class TorchOps(Ops):
         return _for_projection(self._norm(x, weight, update.dtype), fp8)
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return _for_projection(self._activation(gate) * up, fp8)
+        return _for_projection(gated(gate_up, self._activation), fp8)
 
     def quantise(self, x: Tensor) -> Quantised:
         return quantise(x)

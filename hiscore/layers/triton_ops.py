@@ -7,9 +7,10 @@ import triton
 from torch import Tensor
 
 from hiscore.kernels import elementwise, gated_mlp, gemv
+from hiscore.layers import moe_triton
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import FP8, LayerWeights, Linear, Projection, Quantised
+from hiscore.layers.weights import FP8, Experts, LayerWeights, Linear, Projection, Quantised
 from hiscore.numerics import at_least_float32
 
 _CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
@@ -123,6 +124,9 @@ class TritonOps(Ops):
         """Launch arguments of an operation on `rows` rows."""
         chained = (self._use_gemv and uses_pdl(rows)) or (SUPPORTS_PDL and rows >= PDL_MIN_ROWS)
         return gemv.pdl_launch_kwargs(chained)
+
+    def experts(self, experts: Experts, h: Tensor) -> Tensor:
+        return moe_triton.moe(experts, h, step=self._use_gemv)
 
     def activate(self, gate_up: Tensor, fp8: bool = False) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2

@@ -79,6 +79,59 @@ class Fp8Linear:
 
 
 @dataclass(frozen=True)
+class Mlp:
+    """A gated MLP of F neurons."""
+
+    gate_up: Projection
+    """[2 F, hidden]: gate, then up."""
+    down: Projection
+    """[hidden, F]"""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How experts are chosen and weighted.
+
+    By softmax: the `per_token` experts of the largest logits, with their probabilities among all experts or,
+    normalised, among the chosen ones. By sigmoid (DeepSeek): only experts of the best groups are candidates; a
+    group is as good as the sum of its two best experts; a correction affects the choice but not the weights.
+    """
+
+    per_token: int
+    normalise: bool
+    """Whether a token's weights add up to 1 before `scale` multiplies them."""
+    sigmoid: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    groups_per_token: int = 1
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A layer's router and experts. E experts, each an MLP of F neurons."""
+
+    routing: Routing
+    activation: str
+    """See `activations.gated`."""
+    router: Tensor
+    """float32 [E, hidden]"""
+    router_bias: Tensor | None
+    """float32 [E]"""
+    correction: Tensor | None
+    """float32 [E]; with sigmoid alone."""
+    gate_up: Tensor
+    """[E, 2 F, hidden]: gate, then up."""
+    gate_up_bias: Tensor | None
+    """[E, 2 F]"""
+    down: Tensor
+    """[E, hidden, F]"""
+    down_bias: Tensor | None
+    """[E, hidden]"""
+    shared: Mlp | None
+    """For every token."""
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One layer; norms that the family does not have are None.
 
@@ -89,8 +142,7 @@ class LayerWeights:
         output: [hidden, heads head_dim].
         post_attention_norm: float32 [hidden], for the output of attention.
         mlp_norm: float32 [hidden].
-        gate_up: [2 F, hidden]: gate, then up.
-        down: [hidden, F].
+        mlp: Or experts.
         post_mlp_norm: float32 [hidden], for the output of the MLP.
     """
 
@@ -101,8 +153,7 @@ class LayerWeights:
     output: Projection
     post_attention_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Projection
-    down: Projection
+    mlp: Mlp | Experts
     post_mlp_norm: Tensor | None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from hiscore.layers.weights import Routing
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import DecoderFamily, Flag
 from hiscore.models.support import CheckpointFacts, context_limit, is_classifier, unscorable
@@ -20,6 +21,17 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 class UnsupportedCheckpoint(Exception):
     """No model here computes this checkpoint; the message says why."""
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """The experts of a layer."""
+
+    count: int
+    width: int
+    """Neurons of each."""
+    activation: str
+    routing: Routing
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,11 @@ class Architecture:
     rope_kinds: tuple[str | None, ...]
     """For each layer, its key in rope_parameters where the config has several, else None."""
     tied_head: bool
+    sinks: bool
+    """Each head has a logit of its own in every softmax of attention, without a value."""
+    experts: ExpertShape | None
+    routed: tuple[bool, ...]
+    """For each layer, whether its MLP is a mixture of experts."""
 
     @property
     def is_classifier(self) -> bool:
@@ -140,6 +157,9 @@ def from_config(config: Any) -> Architecture:
             config.layer_types if family.ropes_by_layer_type else [None] * config.num_hidden_layers
         ),
         tied_head=bool(config.tie_word_embeddings) and not classifies,
+        sinks=family.sinks,
+        experts=_experts(family, config),
+        routed=tuple(_is_routed(family, config, index) for index in range(config.num_hidden_layers)),
     )
     _check_sizes(architecture)
     return architecture
@@ -157,6 +177,28 @@ def _check_sizes(a: Architecture) -> None:
         )
     if a.head_dim % 2:
         raise UnsupportedCheckpoint(f"head_dim is {a.head_dim}: rotary embeddings need an even one")
+
+
+def _experts(family: DecoderFamily, config: Any) -> ExpertShape | None:
+    if (has := family.experts) is None:
+        return None
+    normalise = has.normalise if isinstance(has.normalise, bool) else bool(getattr(config, has.normalise))
+    if not 1 <= config.num_experts_per_tok <= getattr(config, has.count_key):
+        raise UnsupportedCheckpoint(
+            f"num_experts_per_tok is {config.num_experts_per_tok}, of {getattr(config, has.count_key)} experts"
+        )
+    return ExpertShape(
+        count=getattr(config, has.count_key),
+        width=getattr(config, has.width_key),
+        activation=has.activation or getattr(config, family.activation_key),
+        routing=Routing(per_token=config.num_experts_per_tok, normalise=normalise),
+    )
+
+
+def _is_routed(family: DecoderFamily, config: Any, index: int) -> bool:
+    if family.experts is None or not family.experts.dense_layers:
+        return family.experts is not None
+    return index not in config.mlp_only_layers and (index + 1) % config.decoder_sparse_step == 0
 
 
 def context_length(config: Any) -> int:

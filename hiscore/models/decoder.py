@@ -11,7 +11,7 @@ from torch import Tensor
 from hiscore.attention.base import Attention, AttentionShape
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import LayerWeights, Weights
+from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import read_architecture
 from hiscore.models.loader import load_weights
 
@@ -103,8 +103,12 @@ class Decoder:
             attended = attention.attend(index, qkv, pool[index])
             if index < a.layers - 1:
                 norm = layers[index + 1].input_norm
-                gated = self._after_attention(layer, x, attended, ops)
-                h = ops.project_add_norm(x, layer.down, gated, layer.post_mlp_norm, norm, fp8)
+                h = self._after_attention(layer, x, attended, ops)
+                if isinstance(layer.mlp, Mlp):
+                    gated = ops.gate(layer.mlp.gate_up, h, fp8)
+                    h = ops.project_add_norm(x, layer.mlp.down, gated, layer.post_mlp_norm, norm, fp8)
+                else:
+                    h = ops.add_norm(x, ops.experts(layer.mlp, h), layer.post_mlp_norm, norm, fp8)
         return x, attended
 
     def tail(self, x: Tensor, attended: Tensor, ops: Ops) -> Tensor:
@@ -119,15 +123,20 @@ class Decoder:
             [R, hidden]: final hidden states.
         """
         layer = self.weights.layers[-1]
-        out = ops.project(layer.down, self._after_attention(layer, x, attended, ops))
+        h = self._after_attention(layer, x, attended, ops)
+        if isinstance(layer.mlp, Mlp):
+            out = ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, self.fp8))
+        else:
+            out = ops.experts(layer.mlp, h)
         # Not quantised: the LM head is never in fp8.
         final: Tensor = ops.add_norm(x, out, layer.post_mlp_norm, self.weights.final_norm)
         return final
 
     def _after_attention(self, layer: LayerWeights, x: Tensor, attended: Tensor, ops: Ops) -> Any:
-        """Add attention's output to x, in place; returns the input of the MLP's last projection."""
+        """Add attention's output to x, in place; returns the input of the MLP."""
         projected = ops.quantise(attended) if self.fp8 else attended
-        h = ops.project_add_norm(
-            x, layer.output, projected, layer.post_attention_norm, layer.mlp_norm, self.fp8
-        )
-        return ops.gate(layer.gate_up, h, self.fp8)
+        post, norm = layer.post_attention_norm, layer.mlp_norm
+        if isinstance(layer.mlp, Mlp):
+            return ops.project_add_norm(x, layer.output, projected, post, norm, self.fp8)
+        # Experts are not in fp8.
+        return ops.add_norm(x, ops.project(layer.output, projected), post, norm)

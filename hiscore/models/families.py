@@ -17,7 +17,7 @@ Nothing here imports torch: the launcher reads this table before anything heavy 
 
 from typing import Any
 
-from hiscore.models.family import DecoderFamily, DsaFamily
+from hiscore.models.family import DecoderFamily, DsaFamily, ExpertNames
 from hiscore.models.rules import Config, key_rule, unset
 
 GEMMA: dict[str, Any] = {
@@ -68,6 +68,39 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
                 ),
             ),
             **GEMMA,
+        ),
+        DecoderFamily(
+            name="qwen3_moe",
+            known_as="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
+            qk_norm=True,
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            windowed="always",
+            experts=ExpertNames(
+                count_key="num_experts",
+                width_key="moe_intermediate_size",
+                normalise="norm_topk_prob",
+                dense_layers=True,
+            ),
+            own_rules=(
+                key_rule(
+                    "decoder_sparse_step",
+                    lambda step: isinstance(step, int) and step > 0,
+                    "decoder_sparse_step is {value}, not a number of layers",
+                ),
+            ),
+        ),
+        DecoderFamily(
+            name="mixtral",
+            known_as="Mixtral 8x7B and 8x22B",
+            windowed="always",
+            experts=ExpertNames(
+                count_key="num_local_experts",
+                width_key="intermediate_size",
+                normalise=True,
+                block="block_sparse_moe",
+                parts=("w1", "w3", "w2"),
+            ),
         ),
     )
 }

@@ -31,6 +31,29 @@ Flag = bool | str
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertNames:
+    """A family's mixture of experts: keys of its config, and names of its tensors.
+
+    Published files have a tensor for each expert's projection, or one for all experts; both are read.
+    """
+
+    count_key: str
+    width_key: str
+    normalise: Flag
+    """Whether a token's weights are divided by their sum."""
+    block: str = "mlp"
+    """Of a layer, in published files."""
+    router: str = "gate"
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    activation: str | None = None
+    """None: the config's."""
+    dense_layers: bool = False
+    """mlp_only_layers and decoder_sparse_step say which layers have an ordinary MLP."""
+    interleaved: bool = False
+    """Tensors for all experts are [experts, in, out] with gate and up in turn; router and experts have biases."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderFamily:
     """Attention over keys and values: one forward (`models/decoder.py`), for scoring and decoding."""
 
@@ -57,6 +80,9 @@ class DecoderFamily:
     attention_soft_cap_key: str | None = None
     logit_soft_cap_key: str | None = None
     """Of a causal LM's logits; no family caps a classifier's."""
+    sinks: bool = False
+    """Each head has a logit of its own in every softmax of attention, without a value."""
+    experts: ExpertNames | None = None
     own_rules: tuple[Rule, ...] = ()
 
     @property

@@ -4,100 +4,15 @@ Missing tensors and tensors that nothing reads are both errors: a bias that is s
 wrong scores.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from hiscore.layers.weights import (
-    FP8_ALIGNMENT,
-    Fp8Linear,
-    LayerWeights,
-    Linear,
-    Projection,
-    Weights,
-    quantise,
-)
+from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import Architecture, UnsupportedCheckpoint
-from hiscore.models.quantization.tensors import CheckpointTensors
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-ROPE_BUFFER = ".rotary_emb.inv_freq"
-"""Stored by old checkpoints; it follows from the config."""
-
-
-class CheckpointReader:
-    """Reads tensors by name, checks their shapes, converts and moves them, and keeps track of those never read."""
-
-    def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool) -> None:
-        self._dtype, self._fp8 = dtype, fp8
-        self._tensors = CheckpointTensors(checkpoint, device)
-        self._read: set[str] = set()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Read a tensor.
-
-        Args:
-            name: Its name in the checkpoint.
-            shape: What it must have.
-            dtype: Of the result; None: the reader's.
-
-        Raises:
-            UnsupportedCheckpoint: There is no such tensor, or it has another shape.
-        """
-        return self._joined({name: shape}, dtype)
-
-    def projection(self, outs: Mapping[str, int], inner: int, bias: bool) -> Projection:
-        """Read layers of the same input as one projection, in fp8 if the reader is.
-
-        Args:
-            outs: Name and width of each layer, in order.
-            inner: Width of the input.
-            bias: Whether they have biases.
-        """
-        weights = {f"{name}.weight": (out, inner) for name, out in outs.items()}
-        added = self._joined({f"{name}.bias": (out,) for name, out in outs.items()}) if bias else None
-        if not self._fp8:
-            return Linear(self._joined(weights), added)
-        # Quantised from float32, so that it is rounded once.
-        weight = self._joined(weights, torch.float32)
-        if any(size % FP8_ALIGNMENT for size in weight.shape):
-            raise UnsupportedCheckpoint(
-                f"'{next(iter(weights))}' belongs to a projection of shape {list(weight.shape)}; dtype fp8 needs "
-                f"multiples of {FP8_ALIGNMENT}"
-            )
-        return Fp8Linear(quantise(weight), added)
-
-    def equal(self, one: str, other: str) -> bool:
-        """Whether two tensors, which must be there, are stored as the same values."""
-        return self._tensors.equal(one, other)
-
-    def unread(self) -> list[str]:
-        """Names of tensors that were never read and may change the result. Logs what was dequantised.
-
-        The head of a causal LM is left over where it is tied to the embedding, and where a causal LM was made into
-        a classifier.
-        """
-        self._tensors.report(self._dtype)
-        left_over = set(self._tensors) - self._read - {HEAD}
-        return sorted(name for name in left_over if not name.endswith(ROPE_BUFFER))
-
-    def _joined(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype | None = None) -> Tensor:
-        """Read tensors of known shapes, joined along their first dimension."""
-        if missing := [name for name in shapes if name not in self._tensors]:
-            raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{missing[0]}'")
-        self._read.update(shapes)
-        parts = [self._tensors.read(name).to(dtype or self._dtype) for name in shapes]
-        for part, (name, shape) in zip(parts, shapes.items(), strict=True):
-            if part.shape != shape:
-                raise UnsupportedCheckpoint(
-                    f"'{name}' has shape {list(part.shape)}, the config announces {list(shape)}"
-                )
-        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+from hiscore.models.expert_loader import load_experts
+from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
 
 
 def load_weights(
@@ -125,7 +40,7 @@ def load_weights(
     else:
         embedding = read.tensor(EMBEDDING, a.vocab_size, a.hidden_size)
         head = read.tensor("score.weight", a.labels, a.hidden_size)
-    layers = tuple(_load_layer(read, f"model.layers.{index}", a) for index in range(a.layers))
+    layers = tuple(_load_layer(read, index, a) for index in range(a.layers))
     final_norm = _norm(read, "model.norm", a, a.hidden_size)
     if left_over := read.unread():
         raise UnsupportedCheckpoint(
@@ -160,14 +75,15 @@ def embedding_and_head(
     return shared, shared
 
 
-def _load_layer(read: CheckpointReader, prefix: str, a: Architecture) -> LayerWeights:
+def _load_layer(read: CheckpointReader, index: int, a: Architecture) -> LayerWeights:
+    prefix = f"model.layers.{index}"
+
     def norm(name: str, size: int = a.hidden_size) -> Tensor:
         return _norm(read, f"{prefix}.{name}", a, size)
 
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    attention = f"{prefix}.self_attn"
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     qkv = {f"{attention}.q_proj": q, f"{attention}.k_proj": kv, f"{attention}.v_proj": kv}
-    gate_up = {f"{mlp}.gate_proj": a.intermediate_size, f"{mlp}.up_proj": a.intermediate_size}
     return LayerWeights(
         input_norm=norm("input_layernorm"),
         qkv=read.projection(qkv, a.hidden_size, bias=a.qkv_bias),
@@ -176,9 +92,16 @@ def _load_layer(read: CheckpointReader, prefix: str, a: Architecture) -> LayerWe
         output=read.projection({f"{attention}.o_proj": a.hidden_size}, q, bias=a.output_bias),
         post_attention_norm=norm("post_attention_layernorm") if a.sandwich_norms else None,
         mlp_norm=norm("pre_feedforward_layernorm" if a.sandwich_norms else "post_attention_layernorm"),
-        gate_up=read.projection(gate_up, a.hidden_size, bias=a.mlp_bias),
-        down=read.projection({f"{mlp}.down_proj": a.hidden_size}, a.intermediate_size, bias=a.mlp_bias),
+        mlp=load_experts(read, prefix, a) if a.routed[index] else _load_mlp(read, f"{prefix}.mlp", a),
         post_mlp_norm=norm("post_feedforward_layernorm") if a.sandwich_norms else None,
+    )
+
+
+def _load_mlp(read: CheckpointReader, prefix: str, a: Architecture) -> Mlp:
+    gate_up = {f"{prefix}.gate_proj": a.intermediate_size, f"{prefix}.up_proj": a.intermediate_size}
+    return Mlp(
+        gate_up=read.projection(gate_up, a.hidden_size, bias=a.mlp_bias),
+        down=read.projection({f"{prefix}.down_proj": a.hidden_size}, a.intermediate_size, bias=a.mlp_bias),
     )
 
 

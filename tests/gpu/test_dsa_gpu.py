@@ -8,8 +8,6 @@ from torch import Tensor
 
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
-from hiscore.models.deepseek.loader import MoeWeights
-from hiscore.models.deepseek.moe import grouped, looped, route
 from tests.support import tiny_dsa
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
@@ -41,20 +39,6 @@ def test_float32_equals_the_cpu(checkpoint: Path) -> None:
     found, expected = prefill(on_gpu, prompt())[0].cpu(), prefill(on_cpu, prompt())[0]
     # As between any two float32 implementations here.
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("rows", [1, 3, 200])
-def test_grouped_products_equal_those_of_one_expert_at_a_time(checkpoint: Path, rows: int) -> None:
-    decoder = DsaDecoder(checkpoint, torch.device("cuda"), torch.bfloat16)
-    weights = decoder.weights.layers[-1].mlp
-    assert isinstance(weights, MoeWeights)
-    h = torch.randn(rows, decoder.architecture.hidden_size, device="cuda", dtype=torch.bfloat16)
-    experts, _ = route(weights, decoder.architecture.experts, h)
-    found, expected = grouped(weights, h, experts), looped(weights, h, experts)
-    # One rounding to 8 bits of values of a few units, and of what leads to them.
-    torch.testing.assert_close(found, expected, atol=5e-2, rtol=2e-2)
-    assert (grouped(weights, h, experts.flip(1)) - expected).abs().max() > 0.2
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from hiscore.layers import triton_ops
 from hiscore.layers.ops import Ops
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
-from hiscore.layers.weights import LayerWeights, Linear
+from hiscore.layers.weights import LayerWeights, Linear, Mlp
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 16, 8, 128, 1024, 3072
 
@@ -34,8 +34,10 @@ def layers() -> list[LayerWeights]:
             output=Linear(weight(WIDTH, HEADS * HEAD_DIM, seed=4 * i + 1)),
             post_attention_norm=None,
             mlp_norm=ones,
-            gate_up=Linear(weight(2 * INNER, WIDTH, seed=4 * i + 2)),
-            down=Linear(weight(WIDTH, INNER, seed=4 * i + 3)),
+            mlp=Mlp(
+                gate_up=Linear(weight(2 * INNER, WIDTH, seed=4 * i + 2)),
+                down=Linear(weight(WIDTH, INNER, seed=4 * i + 3)),
+            ),
             post_mlp_norm=None,
         )
         for i in range(8)
@@ -43,19 +45,22 @@ def layers() -> list[LayerWeights]:
 
 
 def _in_float32(layer: LayerWeights) -> LayerWeights:
-    projections = ("qkv", "output", "gate_up", "down")
-    return replace(layer, **{name: Linear(getattr(layer, name).weight.float()) for name in projections})
+    attention = {name: Linear(getattr(layer, name).weight.float()) for name in ("qkv", "output")}
+    mlp = {name: Linear(getattr(layer.mlp, name).weight.float()) for name in ("gate_up", "down")}
+    return replace(layer, **attention, mlp=Mlp(**mlp))
 
 
 def run(weights: list[LayerWeights], ops: Ops, x: torch.Tensor) -> torch.Tensor:
     """Layers without attention: each kernel reads what the one before it has written."""
     x = x.clone()
-    h = ops.add_norm(x, torch.zeros_like(x, dtype=weights[0].down.weight.dtype), None, weights[0].input_norm)
+    h = ops.add_norm(
+        x, torch.zeros_like(x, dtype=weights[0].mlp.down.weight.dtype), None, weights[0].input_norm
+    )
     for layer in weights:
         qkv = ops.project(layer.qkv, h)
         heads = qkv[:, : HEADS * HEAD_DIM].contiguous()
         h = ops.project_add_norm(x, layer.output, heads, None, layer.mlp_norm)
-        h = ops.project_add_norm(x, layer.down, ops.gate(layer.gate_up, h), None, layer.input_norm)
+        h = ops.project_add_norm(x, layer.mlp.down, ops.gate(layer.mlp.gate_up, h), None, layer.input_norm)
     return x
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hiscore.layers.weights import LayerWeights, Linear
+from hiscore.layers.weights import LayerWeights, Linear, Mlp
 from hiscore.models.decoder import Decoder
 from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.scorer import Scorer
 
-PROJECTIONS = ("qkv", "output", "gate_up", "down")
+ATTENTION, MLP = ("qkv", "output"), ("gate_up", "down")
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -53,5 +53,9 @@ def emulated_scorer(checkpoint: Path, max_batch_tokens: int = 1_024) -> Scorer:
 
 
 def _emulated(layer: LayerWeights, exact: LayerWeights) -> LayerWeights:
-    found: dict[str, Any] = {name: EmulatedLinear(getattr(exact, name)) for name in PROJECTIONS}
-    return replace(layer, **found)
+    found: dict[str, Any] = {name: EmulatedLinear(getattr(exact, name)) for name in ATTENTION}
+    if not isinstance(layer.mlp, Mlp):
+        # Experts stay in bfloat16.
+        return replace(layer, **found)
+    mlp: dict[str, Any] = {name: EmulatedLinear(getattr(exact.mlp, name)) for name in MLP}
+    return replace(layer, **found, mlp=Mlp(**mlp))

@@ -14,9 +14,10 @@ from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.kernels import gated_mlp
 from hiscore.kernels import gemv as few
+from hiscore.layers import moe_triton
 from hiscore.layers import triton_ops as kernel_ops
 from hiscore.layers.triton_ops import TritonOps
-from hiscore.layers.weights import Linear
+from hiscore.layers.weights import Experts, Linear, Routing
 from tests.support.layers import Tables, layer_of
 
 ROWS = 3
@@ -129,11 +130,30 @@ def gated(sizes: tuple[int, ...]) -> None:
             gated_mlp.multiply(x, weight, gelu, tile, multiprocessors=132)
 
 
+def experts(sizes: tuple[int, ...], activation: str, dtype: torch.dtype) -> None:
+    """A mixture of experts: hidden size, neurons of an expert, experts, experts of a token."""
+    hidden, width, count, per_token = sizes
+    biased = activation == "clamped_swiglu"
+    weights = Experts(
+        routing=Routing(per_token, normalise=True), activation=activation,
+        router=torch.zeros(count, hidden), router_bias=torch.zeros(count) if biased else None, correction=None,
+        gate_up=torch.zeros(1, dtype=dtype).expand(count, 2 * width, hidden),
+        gate_up_bias=torch.zeros(count, 2 * width, dtype=dtype) if biased else None,
+        down=torch.zeros(1, dtype=dtype).expand(count, hidden, width),
+        down_bias=torch.zeros(count, hidden, dtype=dtype) if biased else None, shared=None,
+    )  # fmt: skip
+    for step in (False, True):
+        moe_triton.moe(weights, torch.zeros(ROWS, hidden, dtype=dtype), step)
+
+
 def launch_everything() -> None:
     """What the supported families launch, in the dtypes that they are served in."""
     bfloat16, float32 = torch.bfloat16, torch.float32
     gated(QWEN3)
     gated(SMOLLM2)
+    for dtype in (bfloat16, float32):
+        experts((2048, 768, 128, 8), "silu", dtype)
+        experts((2880, 2880, 32, 4), "clamped_swiglu", dtype)
     for chains in (False, True):
         with mock.patch.multiple(kernel_ops, SUPPORTS_PDL=chains, PDL_MIN_ROWS=1):
             for sizes in (QWEN3, SMOLLM2):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, empty
 
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import LayerWeights, Linear
+from hiscore.layers.weights import LayerWeights, Linear, Mlp
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -25,4 +25,4 @@ def layer_of(q_norm: Tensor | None, k_norm: Tensor | None) -> LayerWeights:
     """A layer of nothing but these norms."""
     nothing = empty(0)
     linear = Linear(nothing)
-    return LayerWeights(nothing, linear, q_norm, k_norm, linear, None, nothing, linear, linear, None)
+    return LayerWeights(nothing, linear, q_norm, k_norm, linear, None, nothing, Mlp(linear, linear), None)

@@ -34,6 +34,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+
 # Windows of 5 tokens: far shorter than the calls of the tests, so that a wrong one shows.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
@@ -57,6 +59,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "gemma3_text",
         {"head_dim": 32, "sliding_window": 5, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24},
+    ),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {"head_dim": 32, "mlp_only_layers": [1], **EXPERTS, "norm_topk_prob": True},
+    ),
+    "qwen3-moe-plain": (
+        "qwen3_moe",
+        {"use_sliding_window": True, "sliding_window": 5, "decoder_sparse_step": 3, **EXPERTS},
+    ),
+    "mixtral": (
+        "mixtral",
+        {"sliding_window": 5, "num_local_experts": 6, "num_experts_per_tok": 3},
     ),
 }
 

@@ -10,24 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hiscore.models.config import UnsupportedCheckpoint, context_length, read_config
+from hiscore.layers.weights import Routing
+from hiscore.models.config import ExpertShape, UnsupportedCheckpoint, context_length, read_config
 from hiscore.models.families import DSA_FAMILIES
 from hiscore.models.support import context_limit, unsupported
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Routed and shared experts of the layers that have them."""
-
-    routed: int
-    per_token: int
-    groups: int
-    groups_per_token: int
-    intermediate_size: int
-    shared_intermediate_size: int
-    normalise: bool
-    """Whether a token's weights are divided by their sum before `scale` multiplies them."""
-    scale: float
 
 
 @dataclass(frozen=True)
@@ -65,7 +51,9 @@ class DsaArchitecture:
     """For each layer, whether it has an indexer; if not, it uses the selection of the last layer with one."""
     routed: tuple[bool, ...]
     """For each layer, whether its MLP is a mixture of experts."""
-    experts: Experts
+    experts: ExpertShape
+    shared_width: int
+    """Neurons of the shared experts together."""
     tied_head: bool
     lookahead_layers: int
     """Layers after the last that predict further tokens: in the checkpoint, but not used here."""
@@ -135,16 +123,20 @@ def from_config(config: Any) -> DsaArchitecture:
         ),
         own_index=own_index,
         routed=tuple(kind == "sparse" for kind in config.mlp_layer_types),
-        experts=Experts(
-            routed=config.n_routed_experts,
-            per_token=config.num_experts_per_tok,
-            groups=config.n_group,
-            groups_per_token=config.topk_group,
-            intermediate_size=config.moe_intermediate_size,
-            shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
-            normalise=config.norm_topk_prob,
-            scale=config.routed_scaling_factor,
+        experts=ExpertShape(
+            count=config.n_routed_experts,
+            width=config.moe_intermediate_size,
+            activation=config.hidden_act,
+            routing=Routing(
+                per_token=config.num_experts_per_tok,
+                normalise=config.norm_topk_prob,
+                sigmoid=True,
+                scale=config.routed_scaling_factor,
+                groups=config.n_group,
+                groups_per_token=config.topk_group,
+            ),
         ),
+        shared_width=config.moe_intermediate_size * config.n_shared_experts,
         tied_head=bool(config.tie_word_embeddings),
         lookahead_layers=getattr(config, "num_nextn_predict_layers", None) or 0,
     )

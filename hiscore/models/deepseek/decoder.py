@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
+from hiscore.layers.moe import moe, shared_mlp
 from hiscore.layers.rope import Rope
+from hiscore.layers.weights import Experts, Mlp
 from hiscore.models.deepseek import mla
 from hiscore.models.deepseek.config import read_architecture
 from hiscore.models.deepseek.functional import rms_norm
 from hiscore.models.deepseek.indexer import index_key, index_query
 from hiscore.models.deepseek.latent_cache import LatentCache
-from hiscore.models.deepseek.loader import DsaLayerWeights, MoeWeights, load_weights
-from hiscore.models.deepseek.moe import mlp, moe
+from hiscore.models.deepseek.loader import DsaLayerWeights, load_weights
 
 
 class DsaDecoder:
@@ -85,6 +86,13 @@ class DsaDecoder:
     def _after_attention(self, layer: DsaLayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         x = x + mla.output(layer.attention, attended)
         h = rms_norm(x, layer.mlp_norm, self.architecture.norm_eps)
-        if isinstance(layer.mlp, MoeWeights):
-            return x + moe(layer.mlp, self.architecture.experts, h)
-        return x + mlp(layer.mlp, h)
+        if isinstance(layer.mlp, Mlp):
+            return x + shared_mlp(layer.mlp, h, self.architecture.experts.activation)
+        return x + self._experts(layer.mlp, h)
+
+    def _experts(self, experts: Experts, h: Tensor) -> Tensor:
+        if not h.is_cuda:
+            return moe(experts, h)
+        from hiscore.layers import moe_triton
+
+        return moe_triton.moe(experts, h)

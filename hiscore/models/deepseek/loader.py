@@ -4,18 +4,24 @@ Absorbed: instead of expanding latents to keys and values for each head, one sma
 query to the latents' space, and another takes its result back. So attention works on the latents themselves.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from hiscore.layers.weights import Linear
+from hiscore.layers.weights import Experts, Linear, Mlp
 from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.deepseek.config import DsaArchitecture
-from hiscore.models.loader import CheckpointReader, embedding_and_head
+from hiscore.models.expert_loader import read_experts
+from hiscore.models.family import ExpertNames
+from hiscore.models.loader import embedding_and_head
+from hiscore.models.reader import CheckpointReader
 from hiscore.numerics import at_least_float32
+
+EXPERTS = ExpertNames(
+    count_key="n_routed_experts", width_key="moe_intermediate_size", normalise="norm_topk_prob"
+)
 
 
 @dataclass(frozen=True)
@@ -55,31 +61,6 @@ class IndexerWeights:
 
 
 @dataclass(frozen=True)
-class MlpWeights:
-    """A gated MLP."""
-
-    gate_up: Linear
-    """[2 F, hidden]"""
-    down: Linear
-    """[hidden, F]"""
-
-
-@dataclass(frozen=True)
-class MoeWeights:
-    """Routed experts, and the shared ones as one MLP."""
-
-    router: Tensor
-    """float32 [experts, hidden]"""
-    correction: Tensor
-    """float32 [experts]: added to the scores only to choose experts, not to weight them."""
-    gate_up: Tensor
-    """[experts, 2 F, hidden]"""
-    down: Tensor
-    """[experts, hidden, F]"""
-    shared: MlpWeights
-
-
-@dataclass(frozen=True)
 class DsaLayerWeights:
     """One layer."""
 
@@ -90,7 +71,7 @@ class DsaLayerWeights:
     """None where the layer uses the selection of an earlier one."""
     mlp_norm: Tensor
     """[hidden]"""
-    mlp: MlpWeights | MoeWeights
+    mlp: Mlp | Experts
 
 
 @dataclass(frozen=True)
@@ -110,10 +91,10 @@ class _Shaped:
     """Reads tensors and checks their shapes."""
 
     def __init__(self, read: CheckpointReader) -> None:
-        self._read = read
+        self.read = read
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self._read.tensor(name, *shape, dtype=dtype)
+        return self.read.tensor(name, *shape, dtype=dtype)
 
     def linear(self, outs: dict[str, int], inner: int, bias: bool = False) -> Linear:
         """Read projections of the same input as one.
@@ -127,10 +108,6 @@ class _Shaped:
         if not bias:
             return Linear(weight)
         return Linear(weight, torch.cat([self.tensor(f"{name}.bias", out) for name, out in outs.items()]))
-
-    def stack(self, names: Sequence[str], *shape: int) -> Tensor:
-        """Read tensors of one shape [a, b] as one of [names, a, b]."""
-        return torch.stack([self.tensor(f"{name}.weight", *shape) for name in names])
 
 
 def load_weights(
@@ -200,23 +177,25 @@ def _indexer(read: _Shaped, prefix: str, a: DsaArchitecture, dtype: torch.dtype)
     )
 
 
-def _mlp(read: _Shaped, prefix: str, hidden: int, width: int) -> MlpWeights:
-    return MlpWeights(
+def _mlp(read: _Shaped, prefix: str, hidden: int, width: int) -> Mlp:
+    return Mlp(
         gate_up=read.linear({f"{prefix}.gate_proj": width, f"{prefix}.up_proj": width}, hidden),
         down=read.linear({f"{prefix}.down_proj": hidden}, width),
     )
 
 
-def _moe(read: _Shaped, prefix: str, a: DsaArchitecture) -> MoeWeights:
-    e, hidden, width = a.experts, a.hidden_size, a.experts.intermediate_size
-    names = [f"{prefix}.experts.{index}" for index in range(e.routed)]
-    gate, up = (
-        read.stack([f"{name}.{part}_proj" for name in names], width, hidden) for part in ("gate", "up")
-    )
-    return MoeWeights(
-        router=read.tensor(f"{prefix}.gate.weight", e.routed, hidden, dtype=torch.float32),
-        correction=read.tensor(f"{prefix}.gate.e_score_correction_bias", e.routed, dtype=torch.float32),
-        gate_up=torch.cat((gate, up), dim=1),
-        down=read.stack([f"{name}.down_proj" for name in names], hidden, width),
-        shared=_mlp(read, f"{prefix}.shared_experts", hidden, e.shared_intermediate_size),
+def _moe(read: _Shaped, prefix: str, a: DsaArchitecture) -> Experts:
+    e, hidden = a.experts, a.hidden_size
+    gate_up, down = read_experts(read.read, f"{prefix}.experts", e, hidden, EXPERTS)
+    return Experts(
+        routing=e.routing,
+        activation=e.activation,
+        router=read.tensor(f"{prefix}.gate.weight", e.count, hidden, dtype=torch.float32),
+        router_bias=None,
+        correction=read.tensor(f"{prefix}.gate.e_score_correction_bias", e.count, dtype=torch.float32),
+        gate_up=gate_up,
+        gate_up_bias=None,
+        down=down,
+        down_bias=None,
+        shared=_mlp(read, f"{prefix}.shared_experts", hidden, a.shared_width),
     )

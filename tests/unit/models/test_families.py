@@ -46,7 +46,7 @@ def test_what_tells_the_decoder_families_apart(model_type: str) -> None:
     is_gemma = model_type.startswith("gemma")
     a = architecture(model_type, **(gemma if is_gemma else {}))
     assert (a.norm_plus_one, a.sandwich_norms) == (is_gemma, is_gemma)
-    assert a.qk_norm == (model_type in ("qwen3", "gemma3_text"))
+    assert a.qk_norm == (model_type in ("qwen3", "qwen3_moe", "gemma3_text"))
     assert (a.qkv_bias, a.output_bias) == (model_type == "qwen2", False)
     assert a.embedding_scale == (8.0 if is_gemma else 1.0)
     assert a.attention_scale == pytest.approx(0.1 if is_gemma else HEAD_DIM**-0.5)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.decoder import Decoder
-from hiscore.models.loader import EMBEDDING, HEAD, CheckpointReader
 from hiscore.models.quantization.tensors import ROWS_COMPARED
+from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
 from tests.support.comparison import check

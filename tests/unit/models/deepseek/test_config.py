@@ -21,13 +21,9 @@ def test_sizes_are_read() -> None:
     assert (a.latent_rank, a.rope_dim, a.row_dim) == (32, 16, 48)
     assert (a.q_rank, a.nope_dim, a.value_dim) == (48, 24, 20)
     assert (a.indexer.heads, a.indexer.head_dim, a.indexer.top_k) == (8, 32, 16)
-    assert (a.experts.routed, a.experts.per_token, a.experts.groups, a.experts.groups_per_token) == (
-        8,
-        3,
-        4,
-        2,
-    )
-    assert (a.experts.intermediate_size, a.experts.shared_intermediate_size) == (32, 64)
+    routing = a.experts.routing
+    assert (a.experts.count, routing.per_token, routing.groups, routing.groups_per_token) == (8, 3, 4, 2)
+    assert (a.experts.width, a.shared_width) == (32, 64)
     assert a.routed == (False, True, True, True)
     assert not a.tied_head
 

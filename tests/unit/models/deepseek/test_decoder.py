@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from hiscore.layers.weights import Experts
 from hiscore.models.deepseek import indexer, mla
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
+from hiscore.models.deepseek.loader import DsaLayerWeights
 from tests.support import tiny_dsa
 
 # float64 but for norms, rope tables and indexer, which both compute in float32 from values that agree to 1e-15.
@@ -164,8 +166,14 @@ def scale_without_yarn(decoder: DsaDecoder) -> None:
 
 
 def one_group(decoder: DsaDecoder) -> None:
-    a = decoder.architecture
-    decoder.architecture = replace(a, experts=replace(a.experts, groups_per_token=a.experts.groups))
+    def changed(layer: DsaLayerWeights) -> DsaLayerWeights:
+        if not isinstance(layer.mlp, Experts):
+            return layer
+        routing = replace(layer.mlp.routing, groups_per_token=layer.mlp.routing.groups)
+        return replace(layer, mlp=replace(layer.mlp, routing=routing))
+
+    layers = tuple(map(changed, decoder.weights.layers))
+    decoder.weights = replace(decoder.weights, layers=layers)
 
 
 def smaller_top_k(decoder: DsaDecoder) -> None:

@@ -1,0 +1,86 @@
+"""Mixture of experts: a router sends each token to a few of many MLPs, whose outputs are added up by its weights.
+
+One layer for all families; `weights.Routing` says in what they differ. On the CPU the experts are computed one by
+one, each for the tokens that chose it; on CUDA by `moe_triton`, without a word from the host.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from hiscore.layers.activations import gated
+from hiscore.layers.weights import Experts, Mlp
+from hiscore.numerics import widen
+
+WEIGHT_SUM_EPS = 1e-20
+"""transformers adds it to a sum of sigmoid weights before it divides by it."""
+
+
+def moe(w: Experts, h: Tensor) -> Tensor:
+    """Routed and shared experts, [T, hidden] to [T, hidden]."""
+    chosen, weights = route(w, linear(h.float(), w.router, w.router_bias))
+    each = looped(w, h, chosen)
+    routed = (weights.to(widen(each).dtype)[:, None] @ widen(each)).squeeze(1).to(h.dtype)
+    return routed if w.shared is None else routed + shared_mlp(w.shared, h, w.activation)
+
+
+def shared_mlp(mlp: Mlp, h: Tensor, activation: str) -> Tensor:
+    """A gated MLP, [T, hidden] to [T, hidden]."""
+    return mlp.down(gated(mlp.gate_up(h), activation))
+
+
+def route(w: Experts, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose the experts of each token.
+
+    Args:
+        w: Of the layer.
+        logits: float32 [T, E], of the router.
+
+    Returns:
+        int64 [T, per_token]: experts.
+        float32 [T, per_token]: their weights.
+    """
+    how = w.routing
+    if how.sigmoid:
+        return _route_by_sigmoid(w, logits)
+    best = logits.topk(how.per_token, dim=1)
+    among = best.values if how.normalise else logits
+    weights = (best.values - among.logsumexp(dim=1, keepdim=True)).exp()
+    return best.indices, weights * how.scale
+
+
+def _route_by_sigmoid(w: Experts, logits: Tensor) -> tuple[Tensor, Tensor]:
+    how, scores = w.routing, logits.sigmoid()
+    corrected = scores if w.correction is None else scores + w.correction
+    grouped = corrected.unflatten(1, (how.groups, -1))
+    best = grouped.topk(2, dim=2).values.sum(dim=2).topk(how.groups_per_token, dim=1).indices
+    excluded = torch.ones(grouped.shape[:2], dtype=torch.bool, device=logits.device).scatter(1, best, False)
+    candidates = grouped.masked_fill(excluded[..., None], float("-inf")).flatten(1)
+    experts = candidates.topk(how.per_token, dim=1).indices
+    weights = scores.gather(1, experts)
+    if how.normalise:
+        weights = weights / (weights.sum(dim=1, keepdim=True) + WEIGHT_SUM_EPS)
+    return experts, weights * how.scale
+
+
+def looped(w: Experts, h: Tensor, chosen: Tensor) -> Tensor:
+    """The output of each token's experts, expert by expert: the host must know which rows an expert has.
+
+    Args:
+        w: Of the layer.
+        h: [T, hidden].
+        chosen: int64 [T, per_token].
+
+    Returns:
+        [T, per_token, hidden].
+    """
+    each = h.new_empty((*chosen.shape, h.shape[1]))
+    for expert in chosen.unique().tolist():
+        tokens, ranks = torch.nonzero(chosen == expert, as_tuple=True)
+        wide = linear(h[tokens], w.gate_up[expert], _of(w.gate_up_bias, expert))
+        each[tokens, ranks] = linear(gated(wide, w.activation), w.down[expert], _of(w.down_bias, expert))
+    return each
+
+
+def _of(biases: Tensor | None, expert: int) -> Tensor | None:
+    return None if biases is None else biases[expert]

@@ -1,0 +1,122 @@
+"""`moe` on CUDA, by the kernels of `hiscore.kernels.experts`.
+
+Nothing waits for the host, and no shape depends on data.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from hiscore.kernels import experts as kernels
+from hiscore.layers.moe import route, shared_mlp
+from hiscore.layers.weights import Experts
+
+ACTIVATIONS = {
+    "silu": kernels.SILU.value,
+    "gelu_pytorch_tanh": kernels.GELU.value,
+    "clamped_swiglu": kernels.CLAMPED_SWIGLU.value,
+}
+SORT_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Block sizes of the products, and how they are launched."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    """Added up at a time."""
+    warps: int
+    stages: int
+
+
+STEP = Tile(16, 64, 64, warps=4, stages=4)
+"""Of a decode step: few pairs an expert."""
+PREFILL = Tile(64, 64, 64, warps=4, stages=4)
+"""Of a prefill, whatever its number of rows: a row's result must not depend on what shares its batch."""
+FLOAT32 = Tile(16, 32, 32, warps=4, stages=2)
+
+
+def moe(w: Experts, h: Tensor, step: bool = False) -> Tensor:
+    """Routed and shared experts, [T, hidden] to [T, hidden].
+
+    Args:
+        w: Of the layer.
+        h: [T, hidden].
+        step: Whether it is a decode step.
+    """
+    chosen, weights = route(w, router_logits(w, h))
+    each = expert_outputs(w, h, chosen, step)
+    out = torch.empty_like(h)
+    tokens, width = h.shape
+    block = min(1024, triton.next_power_of_2(width))
+    if tokens:
+        kernels.add_experts[(tokens, triton.cdiv(width, block))](
+            each, weights.contiguous(), out, width, PER_TOKEN=chosen.shape[1], BLOCK=block
+        )
+    return out if w.shared is None else out + shared_mlp(w.shared, h, w.activation)
+
+
+def router_logits(w: Experts, h: Tensor) -> Tensor:
+    """The router's logits, float32 [T, E]."""
+    (tokens, width), count = h.shape, len(w.router)
+    out = torch.empty((tokens, count), dtype=torch.float32, device=h.device)
+    biased = w.router_bias is not None
+    if tokens:
+        kernels.router_logits[(triton.cdiv(tokens, 16), triton.cdiv(count, 64))](
+            h, w.router, w.router_bias if biased else w.router, out, tokens, width, count,
+            M=16, N=64, K=64, BIASED=biased,
+            # Three TF32 products each: as exact as float32 here, several times faster.
+            PRECISION="ieee" if h.dtype == torch.float32 else "tf32x3", num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def expert_outputs(w: Experts, h: Tensor, chosen: Tensor, step: bool = False) -> Tensor:
+    """The output of each token's experts.
+
+    Args:
+        w: Of the layer.
+        h: [T, hidden].
+        chosen: int64 [T, per_token].
+        step: See `moe`.
+
+    Returns:
+        [T, per_token, hidden].
+    """
+    tile = FLOAT32 if h.dtype == torch.float32 else STEP if step else PREFILL
+    (count, hidden, width), pairs = w.down.shape, chosen.numel()
+    order = torch.empty(pairs, dtype=torch.int32, device=h.device)
+    tiles = torch.empty((pairs // tile.rows + count, 3), dtype=torch.int32, device=h.device)
+    inner = torch.empty((pairs, width), dtype=h.dtype, device=h.device)
+    out = torch.empty((*chosen.shape, hidden), dtype=h.dtype, device=h.device)
+    if pairs:
+        kernels.sort_pairs[(count,)](chosen.contiguous(), order, tiles, pairs, M=tile.rows, BLOCK=SORT_BLOCK)
+        _multiply(h, w.gate_up, w.gate_up_bias, inner, order, tiles, tile, chosen.shape[1], w.activation)
+        _multiply(inner, w.down, w.down_bias, out, order, tiles, tile, chosen.shape[1], None)
+    return out
+
+
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    order: Tensor,
+    tiles: Tensor,
+    tile: Tile,
+    per_token: int,
+    activation: str | None,
+) -> None:
+    outputs = out.shape[-1]
+    kernels.multiply_experts[(len(tiles), triton.cdiv(outputs, tile.outputs))](
+        x, weight, weight if bias is None else bias, out, order, tiles, x.shape[1], outputs, per_token,
+        M=tile.rows, N=tile.outputs, K=tile.inputs, GATED=ACTIVATIONS[activation] if activation else 0,
+        BIASED=bias is not None,
+        # Triton's default for float32 would be TF32, with 10 bits of mantissa.
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip

@@ -1,0 +1,95 @@
+"""Loads a layer's mixture of experts into one tensor for all experts, however the file holds them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hiscore.layers.weights import Experts
+from hiscore.models.config import Architecture, ExpertShape
+from hiscore.models.families import DECODER_FAMILIES
+from hiscore.models.family import ExpertNames
+from hiscore.models.reader import CheckpointReader
+
+
+def load_experts(read: CheckpointReader, layer: str, a: Architecture) -> Experts:
+    """Load the router and the experts of a layer.
+
+    Args:
+        read: Of the checkpoint.
+        layer: The layer's name.
+        a: What the config says.
+
+    Raises:
+        UnsupportedCheckpoint: A tensor is missing, or of another shape than the config says.
+    """
+    names, shape = DECODER_FAMILIES[a.family].experts, a.experts
+    assert names is not None
+    assert shape is not None
+    # transformers 5 calls every block mlp, also in files of families that had another name for it.
+    published, count, hidden = f"{layer}.{names.block}", shape.count, a.hidden_size
+    block = published if f"{published}.{names.router}.weight" in read else f"{layer}.mlp"
+    gate_up, down = read_experts(read, f"{block}.experts", shape, hidden, names)
+
+    def bias(name: str, *sizes: int, dtype: torch.dtype | None = None) -> Tensor | None:
+        return read.tensor(f"{block}.{name}", *sizes, dtype=dtype) if names.interleaved else None
+
+    gate_up_bias = bias("experts.gate_up_proj_bias", count, 2 * shape.width)
+    return Experts(
+        routing=shape.routing,
+        activation=shape.activation,
+        router=read.tensor(f"{block}.{names.router}.weight", count, hidden, dtype=torch.float32),
+        router_bias=bias(f"{names.router}.bias", count, dtype=torch.float32),
+        correction=None,
+        gate_up=gate_up,
+        gate_up_bias=None if gate_up_bias is None else _side_by_side(gate_up_bias),
+        down=down,
+        down_bias=bias("experts.down_proj_bias", count, hidden),
+        shared=None,
+    )
+
+
+def read_experts(
+    read: CheckpointReader, prefix: str, shape: ExpertShape, hidden: int, names: ExpertNames
+) -> tuple[Tensor, Tensor]:
+    """Read the weights of all experts.
+
+    Args:
+        read: Of the checkpoint.
+        prefix: Of their names.
+        shape: What the config says.
+        hidden: Width of the residual stream.
+        names: Of the parts.
+
+    Returns:
+        [E, 2 F, hidden], gate first, and [E, hidden, F].
+
+    Raises:
+        UnsupportedCheckpoint: See `load_experts`.
+    """
+    count, width = shape.count, shape.width
+    wide, narrow = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
+    if wide in read and names.interleaved:
+        gate_up = _side_by_side(read.tensor(wide, count, hidden, 2 * width)).transpose(1, 2).contiguous()
+        return gate_up, read.tensor(narrow, count, width, hidden).transpose(1, 2).contiguous()
+    if wide in read:
+        return read.tensor(wide, count, 2 * width, hidden), read.tensor(narrow, count, hidden, width)
+    of_each = [[f"{prefix}.{index}.{part}.weight" for part in names.parts] for index in range(count)]
+    first = [name for gate, up, _ in of_each for name in (gate, up)]
+    gate_up = _stack(read, first, width, hidden).unflatten(0, (count, 2)).flatten(1, 2)
+    return gate_up, _stack(read, [down for _, _, down in of_each], hidden, width)
+
+
+def _stack(read: CheckpointReader, names: Sequence[str], *shape: int) -> Tensor:
+    """Read tensors of one shape as one: [names, *shape]. Only one of them exists twice at a time."""
+    first = read.tensor(names[0], *shape)
+    stacked = first.new_empty((len(names), *shape))
+    stacked[0] = first
+    for into, name in zip(stacked[1:], names[1:], strict=True):
+        into.copy_(read.tensor(name, *shape))
+    return stacked
+
+
+def _side_by_side(in_turn: Tensor) -> Tensor:
+    """Gate and up in turn along the last dimension, as all of gate, then all of up."""
+    return torch.cat((in_turn[..., 0::2], in_turn[..., 1::2]), dim=-1)
