@@ -1,11 +1,16 @@
 """Weights: which tensors are read, and what is said of those that are missing, left over or of another shape."""
 
+import json
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -137,3 +142,85 @@ def test_what_does_not_fit_the_config_is_named(
 ) -> None:
     with pytest.raises(UnsupportedCheckpoint, match=says):
         load(rewritten(tied, change))
+
+
+DTYPES = ("F32", "F16", "BF16", "F64", "F8_E4M3", "I64", "I8", "U8", "BOOL", "C64", "F4", "odd", None, 3)
+HEADER_LENGTH = 8
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("llama", tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def copy(small: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(small, tmp_path / "copy")
+
+
+def load_or_refuse(checkpoint: Path) -> None:
+    """Only these two: a file that is none must not end in another exception, or in a crash."""
+    with suppress(UnsupportedCheckpoint):
+        load(checkpoint)
+
+
+RELAXED = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.mark.slow
+@RELAXED
+@given(data=st.data())
+def test_a_damaged_file_is_refused_or_loads(data: st.DataObject, small: Path, copy: Path) -> None:
+    """Bytes changed in the header, or the end missing."""
+    content = bytearray((small / "model.safetensors").read_bytes())
+    header = HEADER_LENGTH + int.from_bytes(content[:HEADER_LENGTH], "little")
+    for place in data.draw(st.lists(st.integers(0, header - 1), max_size=4)):
+        content[place] = data.draw(st.integers(0, 255))
+    kept = data.draw(st.integers(0, len(content)) | st.just(len(content)))
+    (copy / "model.safetensors").write_bytes(content[:kept])
+    load_or_refuse(copy)
+    if kept < len(content):
+        with pytest.raises(UnsupportedCheckpoint, match="cannot be read as safetensors"):
+            load(copy)
+
+
+@pytest.mark.slow
+@RELAXED
+@given(
+    dtype=st.sampled_from(DTYPES),
+    shape=st.lists(st.integers(-1, 2**40), max_size=3) | st.just([64]) | st.just([500, 64]) | st.none(),
+    offsets=st.lists(st.integers(-1, 2**62), min_size=2, max_size=2) | st.none(),
+    name=st.sampled_from(["model.norm.weight", EMBEDDING, HEAD, "__metadata__", "other"]),
+)
+def test_a_header_of_any_content_is_refused_or_loads(
+    dtype: object, shape: object, offsets: object, name: str, small: Path, copy: Path
+) -> None:
+    content = (small / "model.safetensors").read_bytes()
+    end = HEADER_LENGTH + int.from_bytes(content[:HEADER_LENGTH], "little")
+    header = json.loads(content[HEADER_LENGTH:end])
+    old = header.get(name, {"data_offsets": [0, 0]})
+    header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets or old.get("data_offsets")}
+    text = json.dumps(header).encode()
+    (copy / "model.safetensors").write_bytes(
+        len(text).to_bytes(HEADER_LENGTH, "little") + text + content[end:]
+    )
+    load_or_refuse(copy)
+
+
+def test_an_index_whose_shard_is_missing_or_lacks_a_tensor_is_refused(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "1.safetensors")
+    index = copy / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {EMBEDDING: "1.safetensors", "a": "2.safetensors"}}))
+    with pytest.raises(UnsupportedCheckpoint, match=r"2\.safetensors' cannot be read as safetensors"):
+        load(copy)
+    save_file({"a": torch.ones(1)}, copy / "2.safetensors")
+    with pytest.raises(UnsupportedCheckpoint, match="holds 1 tensors that a llama model does not have, 'a'"):
+        load(copy)
+    index.write_text("{}")
+    with pytest.raises(UnsupportedCheckpoint, match="is not an index of safetensors files"):
+        load(copy)
+    index.unlink()
+    with pytest.raises(UnsupportedCheckpoint, match=r"has neither 'model\.safetensors' nor"):
+        load(copy)

@@ -1,0 +1,99 @@
+"""What is read of a config: the length of the context, and values that no model can have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoConfig
+
+from hiscore.models.config import (
+    UnsupportedCheckpoint,
+    context_length,
+    from_config,
+    read_architecture,
+    read_facts,
+)
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.scorer import Scorer
+from tests.support.comparison import check
+from tests.support.scoring import LABELS, score
+from tests.support.strategies import random_tokens
+from tests.support.tiny_models import SIZES, VOCABULARY, make
+from tests.support.truth import Truth
+
+QWEN_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+"""As Qwen's documentation adds it, to a config whose max_position_embeddings it leaves as it was."""
+
+
+def config_of(model_type: str, **changes: Any) -> Any:
+    config = AutoConfig.for_model(model_type, **{**SIZES, **changes})
+    config.architectures = ["AnyForCausalLM"]
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"),
+    [
+        ({"max_position_embeddings": 40_960}, 40_960),
+        (
+            {
+                "max_position_embeddings": 40_960,
+                "rope_scaling": {**QWEN_YARN, "original_max_position_embeddings": 32_768},
+            },
+            131_072,
+        ),
+        # Already lengthened.
+        (
+            {
+                "max_position_embeddings": 163_840,
+                "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4_096},
+            },
+            163_840,
+        ),
+        ({"max_position_embeddings": 1_000, "rope_scaling": {"type": "yarn", "factor": 2.5}}, 2_500),
+        ({"max_position_embeddings": 1_000, "rope_scaling": {"type": "linear", "factor": 2.0}}, 1_000),
+    ],
+)
+def test_yarn_lengthens_the_context(changes: dict[str, Any], length: int) -> None:
+    config = config_of("qwen3", **changes)
+    assert context_length(config) == from_config(config).context_length == length
+
+
+def test_a_call_beyond_the_original_context_equals_transformers(tmp_path: Path) -> None:
+    checkpoint = make("qwen2", tmp_path)
+    config = json.loads((checkpoint / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"max_position_embeddings": 160, "rope_theta": 10_000.0, "rope_scaling": QWEN_YARN}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    assert read_facts(checkpoint).context_length == 512
+    call = random_tokens(np.random.default_rng(0), 470, [40, 3], VOCABULARY)
+    scorer = Scorer(checkpoint, "cpu", "float32", 128)
+    assert scorer.facts.context_length == 512
+    found = score(scorer, [call], ScoreOptions())[0]
+    check(found, Truth(checkpoint).scores(call.query, call.items, LABELS), over_vocabulary=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "says"),
+    [
+        ("llama", {"num_key_value_heads": 3}, "4 attention heads cannot share 3 heads of keys and values"),
+        ("qwen2", {"head_dim": 0.5}, "head_dim is 0.5, not a positive whole number"),
+        ("llama", {"num_hidden_layers": 0}, "layers is 0, not a positive whole number"),
+        ("mistral", {"head_dim": 7}, "head_dim is 7: rotary embeddings need an even one"),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 4}, "layer type 'chunked_attention' is none of"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "there is no sliding_window"),
+    ],
+)
+def test_sizes_that_no_model_has_are_named(model_type: str, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedCheckpoint, match=says):
+        from_config(config_of(model_type, **changes))
+
+
+def test_what_transformers_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+    checkpoint = make("llama", tmp_path)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"hidden_size": "wide"}))
+    with pytest.raises(UnsupportedCheckpoint, match=r"transformers refuses config\.json: .*hidden_size"):
+        read_architecture(checkpoint)
