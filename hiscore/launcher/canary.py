@@ -4,7 +4,8 @@ Triton 2.51 reports a model as ready even when its process is dead. A dead proce
 process that hangs, or a device that no longer computes, shows only when a call gets no answer.
 
 A busy model may be slow to answer, so it gets no canary: if its counters have risen since the last check, it
-works. Canaries therefore cost a loaded server nothing, and load is never mistaken for a fault.
+works. Canaries therefore cost a loaded server nothing, and load is never mistaken for a fault. Nor is a forward
+that takes minutes: each of its layers counts (`hiscore.progress`).
 """
 
 import http.client
@@ -12,7 +13,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -156,9 +157,16 @@ class Canary:
     `misses` is how many canaries in a row it has not answered; `dead` whether Triton has given its process up.
     """
 
-    def __init__(self, probe: Probe, transport: Transport) -> None:
+    def __init__(self, probe: Probe, transport: Transport, progress: Callable[[], int] = lambda: 0) -> None:
+        """Watch a model.
+
+        Args:
+            probe: What to send, and which metrics count its work.
+            transport: How to reach it.
+            progress: A counter that rises within a batch, too.
+        """
         self.model, self.misses, self.dead = probe.model, 0, False
-        self._probe, self._transport = probe, transport
+        self._probe, self._transport, self._progress = probe, transport, progress
         self._work_seen: float | None = None
 
     def check(self) -> str:
@@ -170,11 +178,10 @@ class Canary:
         work, complaint = self._work(), ""
         if work is None or self._work_seen is None or work == self._work_seen:
             status, text = self._transport.call(self._probe.path, json.dumps(self._probe.body))
-            if self._probe.accepts(status, text):
-                # The canary has raised the counters itself: that must not count as work at the next check.
-                work = self._work()
-            else:
+            if not self._probe.accepts(status, text):
                 complaint = f"{status} {text}".strip()
+            # The canary has raised the counters itself, answered or not: that is not work at the next check.
+            work = self._work()
         self.misses = self.misses + 1 if complaint else 0
         self.dead = bool(NOT_HEALTHY.search(complaint))
         self._work_seen = work
@@ -182,7 +189,7 @@ class Canary:
 
     def _work(self) -> float | None:
         metrics = self._transport.metrics()
-        return None if metrics is None else self._probe.work(metrics)
+        return None if metrics is None else self._probe.work(metrics) + self._progress()
 
 
 class Canaries:

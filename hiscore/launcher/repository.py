@@ -11,6 +11,8 @@ from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
 from hiscore.settings import MODEL_SETTINGS, Selector, ServeSettings
 
 CONFIG = "config.pbtxt"
+DEFAULT_BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
+"""A GPU needs many rows for its full speed, a CPU few."""
 
 Values = Mapping[str, object]
 
@@ -87,6 +89,7 @@ def model_values(
         LaunchError: SELECTOR is not one of `selectors`, and `decode` is to be loaded.
     """
     given: dict[str, Any] = dict(settings) | {"checkpoint": str(checkpoint)}
+    given["max_batch_tokens"] = batch_tokens(settings, device)
     if "decode" in models:
         given["selector"] = _selector(settings, selectors)
     batching: dict[str, object] = {"max_batch_calls": settings.max_batch_calls}
@@ -102,6 +105,11 @@ def model_values(
         | ({"settings": _settings_json(model, given)} if model in MODEL_SETTINGS else {})
         for model in models
     }
+
+
+def batch_tokens(settings: ServeSettings, device: Literal["cpu", "cuda"]) -> int:
+    """MAX_BATCH_TOKENS, or the device's default."""
+    return settings.max_batch_tokens or DEFAULT_BATCH_TOKENS[device]
 
 
 def _selector(settings: ServeSettings, selectors: tuple[Selector, ...]) -> Selector:

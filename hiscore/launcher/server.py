@@ -2,6 +2,7 @@
 
 import logging
 import signal
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -15,10 +16,11 @@ from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.memory_limit import limit_memory
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
-from hiscore.launcher.repository import model_values, select, write_repository
+from hiscore.launcher.repository import batch_tokens, model_values, select, write_repository
 from hiscore.launcher.server_log import failure_reason
 from hiscore.launcher.workspace import Workspace
 from hiscore.models.support import servable
+from hiscore.progress import read_progress
 from hiscore.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -116,6 +118,9 @@ class Server:
             log.warning("model %s is left out: %s", model, reason)
         device, reason = choose_device(settings.device)
         log.info("serving %s from %s on %s (%s)", ", ".join(self.models), directory, device, reason)
+        # From here on with what follows from the device.
+        chosen = {"max_batch_tokens": batch_tokens(settings, device)}
+        self.settings = settings = settings.model_copy(update=chosen)
         self._gpu = device == "cuda"
         self.checkpoint = directory
         self._distribution = distribution = find_distribution()
@@ -163,7 +168,11 @@ class Server:
         if not settings.canary_seconds:
             return None
         transport = HttpTransport(self.http_address, self.metrics_address, settings.canary_timeout_s)
-        canaries = [Canary(probe, transport) for probe in probes(self.models, self.checkpoint)]
+        directory = self._own_workspace.path
+        canaries = [
+            Canary(probe, transport, partial(read_progress, directory, probe.model))
+            for probe in probes(self.models, self.checkpoint)
+        ]
         return Canaries(canaries, settings.canary_seconds, settings.canary_misses)
 
     def _launch(self, requested: Ports) -> None:

@@ -30,15 +30,6 @@ class Ledger:
         self._file = directory / f"memory-{os.getppid()}.json" if directory else None
         self._alone: dict[str, Any] = {}
 
-    @classmethod
-    def of_server(cls, model_repository: str) -> "Ledger":
-        """The ledger of a server, in the directory that the launcher has made for it.
-
-        Args:
-            model_repository: A model's directory, as Triton passes it.
-        """
-        return cls(Path(model_repository).resolve().parents[1])
-
     def free(self, place: str, measure: Callable[[], int]) -> int:
         """Bytes that were free before any model of this server claimed some.
 

@@ -14,6 +14,7 @@ from hiscore.layers.rope import Rope
 from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import read_architecture
 from hiscore.models.loader import load_weights
+from hiscore.progress import Advance, no_progress
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Decoder:
         a = self.architecture
         self.weights: Weights = load_weights(checkpoint, a, device, dtype, fp8)
         self.device, self.dtype, self.fp8 = device, dtype, fp8
+        self.after_layer: Advance = no_progress
+        """Called after each layer of a forward that the host computes or launches, but not by a CUDA graph."""
         self._ropes = {
             kind: Rope(config, kind, a.head_dim, device, a.context_length) for kind in set(a.rope_kinds)
         }
@@ -101,6 +104,7 @@ class Decoder:
             rope = self._ropes[a.rope_kinds[index]]
             ops.rope_and_cache(layer, rope, qkv, inputs.positions, pool[index], inputs.slot_mapping[index])
             attended = attention.attend(index, qkv, pool[index])
+            self.after_layer()
             if index < a.layers - 1:
                 norm = layers[index + 1].input_norm
                 h = self._after_attention(layer, x, attended, ops)

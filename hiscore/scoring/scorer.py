@@ -20,6 +20,7 @@ from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder
 from hiscore.models.support import CheckpointFacts
 from hiscore.prefill.runner import make_runner
+from hiscore.progress import Advance, no_progress
 from hiscore.scoring.head_results import head_results
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
 from hiscore.scoring.packing import Batch, pack
@@ -116,6 +117,7 @@ class Scorer:
         query_cache_bytes: int | None = None,
         max_context: int | None = None,
         ledger: Ledger | None = None,
+        progress: Advance = no_progress,
     ) -> None:
         """Plan the memory, load a checkpoint, allocate its KV pool and, on CUDA, capture graphs.
 
@@ -128,6 +130,7 @@ class Scorer:
                 `default_cache_bytes`.
             max_context: Tokens of query and item at most; None: see `context_limit`.
             ledger: Where the models of a server claim memory; None: this is the only one.
+            progress: Called after each layer of a forward on the CPU.
 
         Raises:
             UnsupportedCheckpoint: The decoder cannot compute the checkpoint.
@@ -146,6 +149,7 @@ class Scorer:
         a, _ = read_architecture(checkpoint, max_context)
         pool = self._claim(checkpoint, a, fp8, max_batch_tokens, query_cache_bytes, ledger or Ledger())
         decoder = Decoder(checkpoint, self.device, self.dtype, fp8, max_context)
+        decoder.after_layer = progress
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
         self._head = LMHead(decoder.weights.head, a.logit_soft_cap)
         self._budget = max_batch_tokens

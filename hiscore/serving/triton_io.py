@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,11 @@ def _response(answer: Outputs | RequestError, request_id: str, streamed: bool = 
         message = f"{answer.code.value}: {answer.message}" if streamed else answer.message
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.items()])
+
+
+def server_directory(args: dict[str, str]) -> Path:
+    """The directory that the launcher has made for this server, from the arguments of a model's ``initialize``."""
+    return Path(args["model_repository"]).resolve().parents[1]
 
 
 def request_id(request: Any) -> str:

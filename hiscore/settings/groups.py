@@ -97,7 +97,12 @@ class ScoringSettings(Settings):
 
     section = "Scoring"
 
-    max_batch_tokens: int = Field(default=16_384, ge=32, description="tokens per batch and per forward")
+    max_batch_tokens: int | None = Field(
+        default=None,
+        ge=32,
+        description="tokens per batch and per forward. Not set: 16,384 on a GPU, 2,048 on the CPU, where those "
+        "take seconds",
+    )
     max_queue_tokens: PositiveInt = Field(
         default=16_000_000,
         description="tokens of all waiting and running calls of the scorer before UNAVAILABLE",

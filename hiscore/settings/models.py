@@ -3,6 +3,8 @@
 import json
 from typing import Any, TypeVar
 
+from pydantic import PositiveInt
+
 from hiscore.settings.choices import Selector
 from hiscore.settings.groups import (
     CacheSettings,
@@ -30,6 +32,9 @@ class TokenizerSettings(Limits, ModelSettings):
 
 class ScorerSettings(ScoringSettings, Precision, Limits, ModelSettings):
     """Settings of the `scorer` model."""
+
+    max_batch_tokens: PositiveInt
+    """Of its device: the launcher has chosen where the setting is not set."""
 
 
 class DecodeSettings(CacheSettings, Precision, TextLimit, ModelSettings):

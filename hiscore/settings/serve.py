@@ -134,7 +134,8 @@ class FaultHandling(Settings):
         default=30, description="seconds without work after which a model is sent a canary; 0: never"
     )
     canary_timeout_s: PositiveInt = Field(
-        default=60, description="seconds until a canary must be answered; more than the longest batch takes"
+        default=60,
+        description="seconds until a canary must be answered; more than a batch takes on a GPU, a layer on a CPU",
     )
     canary_misses: PositiveInt = Field(
         default=3, description="unanswered canaries in a row that count as a fault"

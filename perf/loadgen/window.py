@@ -149,7 +149,9 @@ class Meter:
         samples = run()
         end, after = time.perf_counter(), counters(self._server)
         risen = {key: value - before.get(key, 0) for key, value in after.items()}
-        point = summarise(window, samples, risen, self._server.settings.max_batch_tokens)
+        budget = self._server.settings.max_batch_tokens
+        assert budget is not None, "the launcher has chosen it"
+        point = summarise(window, samples, risen, budget)
         point.gpu_busy = self._gpu.busy(begin + RAMP * (end - begin), end)
         point.gpu_memory_gib = self._gpu.memory_gib(begin, end)
         point.max_difference = self._answers.difference(window.pool, samples, window.shape)

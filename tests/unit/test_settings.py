@@ -111,7 +111,8 @@ def model_config(parameters: dict[str, Any]) -> str:
     )
 
 
-GIVEN = {"tokenizer": {"checkpoint": "/a"}, "scorer": {"checkpoint": "/a"}, "decode": DECODE}
+SCORER = {"checkpoint": "/a", "max_batch_tokens": 64}
+GIVEN = {"tokenizer": {"checkpoint": "/a"}, "scorer": SCORER, "decode": DECODE}
 COMPLETE = {model: dict(declared(**GIVEN[model])) for model, declared in MODEL_SETTINGS.items()}
 
 

@@ -29,6 +29,7 @@ from hiscore.models.deepseek.config import read_architecture as read_latent_arch
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
 from hiscore.models.families import DSA_FAMILIES
+from hiscore.progress import Advance, no_progress
 from hiscore.settings import CacheSettings, DecodeSettings
 
 log = logging.getLogger(__name__)
@@ -40,13 +41,14 @@ LOGITS_ALIVE = 4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def make_worker(settings: DecodeSettings, device: str, ledger: Ledger) -> CacheWorker:
+def make_worker(settings: DecodeSettings, device: str, ledger: Ledger, progress: Advance) -> CacheWorker:
     """Plan the memory, load the checkpoint and allocate the pools.
 
     Args:
         settings: Of the model.
         device: Where it computes.
         ledger: Where the models of the server claim memory.
+        progress: Called after each layer of a forward on the CPU.
 
     Raises:
         MemoryExceeded: There is no room for it.
@@ -62,7 +64,9 @@ def make_worker(settings: DecodeSettings, device: str, ledger: Ledger) -> CacheW
         log.warning("fp8 is supported by the scorer only: decode computes in bfloat16")
         dtype = "bfloat16"
     memory, budget = memory_budget(settings, where, ledger), PREFILL_TOKEN_BUDGET[where.type]
-    return build_worker(Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], budget, ledger)
+    return build_worker(
+        Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], budget, ledger, progress
+    )
 
 
 @torch.inference_mode()
@@ -74,6 +78,7 @@ def build_worker(
     dtype: torch.dtype,
     prefill_token_budget: int,
     ledger: Ledger | None = None,
+    progress: Advance = no_progress,
 ) -> CacheWorker:
     """Build a worker from settings that leave nothing to choose.
 
@@ -85,6 +90,7 @@ def build_worker(
         dtype: Of weights, keys and values.
         prefill_token_budget: Tokens of one prefill forward at most.
         ledger: Where to claim the memory; None: it is there.
+        progress: Called after each layer of a forward on the CPU.
     """
     model_shape, architecture = _read_shape(checkpoint, settings.max_context)
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
@@ -100,11 +106,13 @@ def build_worker(
             ledger.claim(f"decode on {device}", plan)
     if _is_latent(checkpoint):
         latent = DsaDecoder(checkpoint, device, dtype, settings.max_context)
+        latent.after_layer = progress
         cache = KVCache.allocate(shape, dtype, device)
         model: DecodeModel = LatentModel(latent, cache, staging_tokens)
         attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
     else:
         grouped = Decoder(checkpoint, device, dtype, max_context=settings.max_context)
+        grouped.after_layer = progress
         cache = KVCache.allocate(shape, dtype, device)
         model = GroupedModel(grouped, cache, staging_tokens, prefill_token_budget)
         attention, value_dim = grouped.attention_shape, None

@@ -19,6 +19,7 @@ from hiscore.models.deepseek.functional import rms_norm
 from hiscore.models.deepseek.indexer import index_key, index_query
 from hiscore.models.deepseek.latent_cache import LatentCache
 from hiscore.models.deepseek.loader import DsaLayerWeights, load_weights
+from hiscore.progress import Advance, no_progress
 
 
 class DsaDecoder:
@@ -30,6 +31,7 @@ class DsaDecoder:
         self.architecture, config = read_architecture(checkpoint, max_context)
         self.weights = load_weights(checkpoint, self.architecture, device, dtype)
         self.device, self.dtype = device, dtype
+        self.after_layer: Advance = no_progress
         self._rope = Rope(config, None, self.architecture.rope_dim, device, self.architecture.context_length)
 
     @property
@@ -54,6 +56,7 @@ class DsaDecoder:
         x = self.weights.embedding[input_ids]
         for index, layer in enumerate(layers):
             attended = self._attend(index, layer, x, cos, sin, cache)
+            self.after_layer()
             if index < last:
                 x = self._after_attention(layer, x, attended)
         return x, attended

@@ -23,11 +23,12 @@ from hiscore.logs import configure_model
 from hiscore.memory.ledger import Ledger
 from hiscore.models.config import read_facts
 from hiscore.models.support import has_tokenizer, read_eos_ids
+from hiscore.progress import Progress
 from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.feeds import ErrorsFeed, Exporter, histogram_feeds
 from hiscore.serving.metrics import Counters, Gauges, Rejects
 from hiscore.serving.response_sender import ResponseSender
-from hiscore.serving.triton_io import ReplyTo, error_log, parameters, strings, tensor
+from hiscore.serving.triton_io import ReplyTo, error_log, parameters, server_directory, strings, tensor
 from hiscore.settings import DecodeSettings, from_model_config
 from hiscore.tokenization.detokenizer import DetokenizerFactory
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -42,7 +43,7 @@ class TritonPythonModel:
         settings = from_model_config(DecodeSettings, args["model_config"])
         configure_model(settings.log_format, args["model_name"])
         checkpoint = Path(settings.checkpoint)
-        on_cpu = args["model_instance_kind"] == "CPU"
+        on_cpu, directory = args["model_instance_kind"] == "CPU", server_directory(args)
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
         prompts = PromptReader(
             read_facts(checkpoint, settings.max_context), tokenizer, settings.max_text_bytes
@@ -53,7 +54,9 @@ class TritonPythonModel:
         self.gauges = Gauges(descriptions(GAUGES), labels)
         self.rejects = Rejects(labels)
         self.feed = MetricsFeed(self.counters.add, self.gauges.set, self.rejects.add)
-        worker = make_worker(settings, device, Ledger.of_server(args["model_repository"]))
+        worker = make_worker(
+            settings, device, Ledger(directory), Progress(directory, args["model_name"]).advance
+        )
         self.sender = ResponseSender(
             partial(ReplyTo.send, streamed=True),
             is_cancelled=ReplyTo.is_cancelled,

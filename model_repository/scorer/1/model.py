@@ -9,6 +9,7 @@ import numpy as np
 from hiscore.logs import configure_model
 from hiscore.memory.ledger import Ledger
 from hiscore.parameters import one_row
+from hiscore.progress import Progress
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import parse_options
@@ -19,7 +20,14 @@ from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.feeds import Exporter, batcher_feeds
 from hiscore.serving.metrics import Counters
-from hiscore.serving.triton_io import error_log, parameters, request_id, required_tensor, serve
+from hiscore.serving.triton_io import (
+    error_log,
+    parameters,
+    request_id,
+    required_tensor,
+    serve,
+    server_directory,
+)
 from hiscore.settings import CANARY_ID, ScorerSettings, from_model_config
 
 COUNTERS = {
@@ -37,7 +45,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.settings = settings = from_model_config(ScorerSettings, args["model_config"])
         configure_model(settings.log_format, args["model_name"])
-        on_cpu = args["model_instance_kind"] == "CPU"
+        on_cpu, directory = args["model_instance_kind"] == "CPU", server_directory(args)
         self.scorer = Scorer(
             Path(settings.checkpoint),
             "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}",
@@ -45,7 +53,8 @@ class TritonPythonModel:
             settings.max_batch_tokens,
             settings.query_cache_bytes,
             settings.max_context,
-            Ledger.of_server(args["model_repository"]),
+            Ledger(directory),
+            Progress(directory, args["model_name"]).advance,
         )
         # The device tells the instances of several GPUs apart.
         labels = {

@@ -73,6 +73,30 @@ def test_a_model_that_works_is_not_asked() -> None:
     assert (model.asked, canary.misses) == (2, 1)
 
 
+def test_a_forward_that_outlasts_every_canary_is_work() -> None:
+    """Minutes without a metric and without an answer, but layer after layer is computed."""
+    model, layers = FakeModel(answer=(0, "TimeoutError()")), iter(range(10**6))
+    canary = Canary(PROBE, model, progress=lambda: next(layers))
+    for _ in range(10):
+        canary.check()
+        assert canary.misses <= 1
+    assert (model.asked, canary.misses) == (1, 0)
+
+
+def test_what_computes_canaries_but_does_not_answer_is_silent() -> None:
+    """The control: a forward for the canary itself is progress, and none when the next one is due."""
+    model, layers = FakeModel(answer=(0, "TimeoutError()")), [0]
+
+    def compute() -> None:
+        layers[0] += 30
+
+    model.on_call = compute
+    canary = Canary(PROBE, model, progress=lambda: layers[0])
+    for misses in range(1, 4):
+        canary.check()
+        assert canary.misses == misses
+
+
 def test_a_counter_that_restarts_is_work() -> None:
     model = FakeModel()
     canary = Canary(PROBE, model)

@@ -88,6 +88,13 @@ def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.parametrize(("device", "tokens"), [("cpu", 2_048), ("cuda", 16_384)])
+def test_a_forward_is_as_large_as_its_device_needs(device: Any, tokens: int) -> None:
+    for settings, expected in ((ServeSettings(), tokens), (ServeSettings(max_batch_tokens=64), 64)):
+        values = model_values(settings, Path("/a"), device, MODELS, SELECTORS)
+        assert json.loads(str(values["scorer"]["settings"]))["max_batch_tokens"] == expected
+
+
 def test_a_repository_without_templates_is_named(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"score/config\.pbtxt is missing: MODEL_REPOSITORY must name"):
         write_repository(tmp_path, tmp_path / "to", {"score": {}})

@@ -56,10 +56,8 @@ def test_a_process_without_a_server_plans_alone() -> None:
             ledger.claim("decode", takes(1))
 
 
-def test_the_directory_is_the_launchers(tmp_path: Path) -> None:
-    model = tmp_path / "models" / "scorer"
-    model.mkdir(parents=True)
-    ledger = Ledger.of_server(str(model))
+def test_the_ledger_is_in_the_servers_directory(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
     ledger.free("host", lambda: 7)
     ledger.claim("scorer", takes(5))
     (file,) = tmp_path.glob("memory-*.json")

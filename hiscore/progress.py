@@ -1,0 +1,48 @@
+"""A counter that moves while a model computes, in a file that the launcher reads.
+
+A forward on a CPU may take minutes, during which the model answers nothing and no metric changes. To a watchdog
+that looks like a hang; but here each layer counts.
+"""
+
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+COUNTER_BYTES = 8
+Advance = Callable[[], None]
+
+
+def no_progress() -> None:
+    """Counts nothing, for who is not watched."""
+
+
+class Progress:
+    """A model's counter.
+
+    Args:
+        directory: The server's own, which the launcher reads.
+        model: The model's name.
+    """
+
+    def __init__(self, directory: Path, model: str) -> None:
+        path = _files(directory, model) / str(os.getpid())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(COUNTER_BYTES))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), COUNTER_BYTES)
+        self._count = 0
+
+    def advance(self) -> None:
+        """Count a piece of work: a store to memory, cheap enough for every layer."""
+        self._count += 1
+        self._memory[:] = self._count.to_bytes(COUNTER_BYTES, "little")
+
+
+def read_progress(directory: Path, model: str) -> int:
+    """The sum over a model's processes, dead ones included: it changes if and only if one of them works."""
+    return sum(int.from_bytes(file.read_bytes(), "little") for file in _files(directory, model).glob("*"))
+
+
+def _files(directory: Path, model: str) -> Path:
+    return directory / "progress" / model
