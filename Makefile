@@ -28,8 +28,10 @@ demo: $(INSTALLED) ## Score real items by a real model behind a real tritonserve
 	@$(BIN)/python client/examples/demo.py
 
 # Settings come from the environment or as make variables: MODEL=... make serve, or make serve MODEL=...
-serve: $(INSTALLED) ## Run the server in the foreground (settings: docs/settings.md)
-	@exec $(BIN)/python -m hiscore.launcher
+# Make tells which variables were given to it, so that a misspelt one is not silently ignored.
+GIVEN = $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(name)))
+serve: $(INSTALLED) ## Run the server in the foreground (settings: docs/settings.md; CHECK=1: only check)
+	@exec $(BIN)/python -m hiscore.launcher --make-variables '$(GIVEN)' $(if $(CHECK),--check)
 
 check: lint ## What to run before every commit: lint, then the fast unit tests, in parallel
 	@$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" tests/unit tests/client

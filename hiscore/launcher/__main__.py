@@ -14,6 +14,8 @@ from hiscore import checkpoint
 from hiscore.checkpoint import CheckpointError
 from hiscore.launcher import api
 from hiscore.launcher.api import Api
+from hiscore.launcher.arguments import check_variables, parse
+from hiscore.launcher.choice import choose
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.health import HealthServer
 from hiscore.launcher.make_interrupt import MakeInterrupt
@@ -97,13 +99,24 @@ def main() -> int:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, stop)
     try:
+        arguments = parse()
+        try:
+            check_variables(arguments.make_variables.split())
+        except LaunchError as error:
+            complain(str(error), log_format)
+            return 2
         settings = ServeSettings()
         log_format = settings.log_format
         configure(log_format, TEXT)
         has_api = api.wanted(settings)
+        if arguments.check:
+            choice = choose(settings, check_digests=False)
+            models = ", ".join(choice.models)
+            announce(f"all checks passed: {models} on {choice.device}, nothing was started", log_format)
+            return 0
         if settings.api_backend:
             return serve_api_alone(settings, settings.api_backend, make)
-        with Server(settings) as server, ExitStack() as stack:
+        with Server(settings, while_waiting=lambda: stop_with(make)) as server, ExitStack() as stack:
             shared_memory = SharedMemoryWatch(settings.shm_bytes)
             http_api = None
             if has_api:

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from hiscore.launcher.addresses import for_evhtp, in_url
 from hiscore.launcher.ports import Ports
 
 # These show callers the server's internals or give control over it. They are locked with a key that nobody knows.
@@ -54,15 +55,15 @@ def tritonserver_flags(
         "--strict-readiness=true",
         "--exit-on-error=true",
         f"--exit-timeout-secs={drain_s}",
-        f"--http-address={http_address}",
+        f"--http-address={for_evhtp(http_address)}",
         f"--http-port={ports.http}",
         f"--http-restricted-api={RESTRICTED}:{key}",
-        f"--grpc-address={address}",
+        f"--grpc-address={in_url(address)}",
         f"--grpc-port={ports.grpc}",
         f"--grpc-restricted-protocol={RESTRICTED}:{key}",
         *tls,
         *tracing,
-        f"--metrics-address={address}",
+        f"--metrics-address={for_evhtp(address)}",
         f"--metrics-port={ports.metrics}",
         "--allow-sagemaker=false",
         "--allow-vertex-ai=false",

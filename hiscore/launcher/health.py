@@ -7,6 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from hiscore.launcher.addresses import family
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.preflight import free_shared_memory
 from hiscore.launcher.versions import build_info
@@ -63,8 +64,11 @@ class HealthServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Do not log: probes come every few seconds."""
 
+        class Http(ThreadingHTTPServer):
+            address_family = family(address)
+
         try:
-            self._http = ThreadingHTTPServer((address, port), Handler)
+            self._http = Http((address, port), Handler)
         except OSError as error:
             raise LaunchError(f"HEALTH_PORT {port} cannot be used on {address}: {error.strerror}") from None
         self.port = int(self._http.server_address[1])

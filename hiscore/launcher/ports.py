@@ -3,6 +3,7 @@
 import socket
 from dataclasses import dataclass, fields
 
+from hiscore.launcher.addresses import family
 from hiscore.launcher.errors import LaunchError
 
 
@@ -48,7 +49,7 @@ class Ports:
 def free_ports(address: str, count: int) -> list[int]:
     """Some free ports."""
     # Held at the same time, so that they differ.
-    sockets = [socket.socket() for _ in range(count)]
+    sockets = [socket.socket(family(address)) for _ in range(count)]
     try:
         for each in sockets:
             each.bind((address, 0))
@@ -60,7 +61,7 @@ def free_ports(address: str, count: int) -> list[int]:
 
 def is_free(address: str, port: int) -> bool:
     """Whether a port can be listened on."""
-    with socket.socket() as probe:
+    with socket.socket(family(address)) as probe:
         # As Triton does: connections left by a server that has just stopped do not block its port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

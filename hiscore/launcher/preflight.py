@@ -18,35 +18,20 @@ FIRST_SAFE_VERSION = (2, 71)
 WHEEL_VERSION = (2, 51)
 
 
-def check_all(settings: ServeSettings, distribution: Distribution, shared_memory: int) -> None:
-    """Run every check, the cheap ones first.
+def check_installation(settings: ServeSettings, distribution: Distribution) -> None:
+    """Run the checks of what is installed, the cheap ones first.
 
     Args:
-        settings: TLS files and the address to listen on.
+        settings: The address to listen on.
         distribution: The tritonserver to start.
-        shared_memory: Bytes that the models' regions need.
 
     Raises:
         LaunchError: A check fails.
     """
-    check_tls(settings)
     check_exposure(settings, distribution)
     check_numpy(metadata.version("numpy"))
     check_python(SCRIPTS)
-    check_shared_memory(shared_memory, free_shared_memory())
     check_libraries(distribution)
-
-
-def check_tls(settings: ServeSettings) -> None:
-    """Refuse half a TLS configuration, and files that do not exist."""
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise LaunchError("TLS_CERT and TLS_KEY belong together: set both, or none")
-    if settings.tls_client_ca is not None and settings.tls_cert is None:
-        raise LaunchError("TLS_CLIENT_CA needs TLS_CERT and TLS_KEY")
-    for name in ("tls_cert", "tls_key", "tls_client_ca"):
-        path: Path | None = getattr(settings, name)
-        if path is not None and not path.is_file():
-            raise LaunchError(f"{name.upper()} names {path}, which is not a file")
 
 
 def check_exposure(settings: ServeSettings, distribution: Distribution) -> None:

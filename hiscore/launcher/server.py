@@ -2,24 +2,22 @@
 
 import logging
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from hiscore import checkpoint
-from hiscore.launcher import preflight
+from hiscore.launcher.addresses import in_url, is_ipv6, reachable
 from hiscore.launcher.canary import Canaries, Canary, HttpTransport, probes
+from hiscore.launcher.choice import choose
 from hiscore.launcher.command import tls_flags, trace_flags, tritonserver_flags
-from hiscore.launcher.device_choice import choose_device
-from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.memory_limit import limit_memory
 from hiscore.launcher.ports import Ports
 from hiscore.launcher.process import Process, is_ready
-from hiscore.launcher.repository import batch_tokens, model_values, select, write_repository
+from hiscore.launcher.repository import batch_tokens, write_repository
 from hiscore.launcher.server_log import failure_reason
 from hiscore.launcher.workspace import Workspace
-from hiscore.models.support import servable
 from hiscore.progress import read_progress
 from hiscore.settings import ServeSettings
 
@@ -41,6 +39,7 @@ class Server:
     Args:
         settings: Everything else.
         log_path: Where the server's output goes; None: this process's standard error.
+        while_waiting: Called several times a second while models load; ends the start by raising.
     """
 
     checkpoint: Path
@@ -48,8 +47,13 @@ class Server:
     models: tuple[str, ...]
     left_out: dict[str, str]
 
-    def __init__(self, settings: ServeSettings, log_path: Path | None = None) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        settings: ServeSettings,
+        log_path: Path | None = None,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.settings, self._while_waiting = settings, while_waiting
         self.log_path = log_path
         self._workspace: Workspace | None = None
         self._process: Process | None = None
@@ -66,7 +70,7 @@ class Server:
     @property
     def http_address(self) -> str:
         """``host:port`` of HTTP, as tritonclient.http takes it."""
-        return f"{_reachable(self._http_host)}:{self.ports.http}"
+        return f"{in_url(reachable(self._http_host))}:{self.ports.http}"
 
     @property
     def http_url(self) -> str:
@@ -110,28 +114,16 @@ class Server:
             CheckpointError: There is no such checkpoint, or one of its files does not match its SHA256SUMS.
         """
         settings = self.settings
-        directory = checkpoint.resolve(settings.model)
-        checkpoint.check_digests(directory)
-        capabilities = servable(directory)
-        self.models, self.left_out = select(settings.models, capabilities)
-        for model, reason in self.left_out.items():
-            log.warning("model %s is left out: %s", model, reason)
-        device, reason = choose_device(settings.device)
-        log.info("serving %s from %s on %s (%s)", ", ".join(self.models), directory, device, reason)
+        self._choice = choice = choose(settings)
         # From here on with what follows from the device.
-        chosen = {"max_batch_tokens": batch_tokens(settings, device)}
+        chosen = {"max_batch_tokens": batch_tokens(settings, choice.device)}
         self.settings = settings = settings.model_copy(update=chosen)
-        self._gpu = device == "cuda"
-        self.checkpoint = directory
-        self._distribution = distribution = find_distribution()
-        instances = len([model for model in self.models if model != "score"])
-        preflight.check_all(settings, distribution, instances * settings.shm_bytes)
+        self.checkpoint, self.models, self.left_out = choice.checkpoint, choice.models, choice.left_out
         self._workspace = Workspace()
         try:
-            values = model_values(settings, directory, device, self.models, capabilities.selectors)
-            write_repository(settings.model_repository, self._workspace.path / "models", values)
-            distribution.link_backends(self._workspace.path / "backends")
-            distribution.link_libpython(self._workspace.path / "lib")
+            write_repository(settings.model_repository, self._workspace.path / "models", choice.values)
+            choice.distribution.link_backends(self._workspace.path / "backends")
+            choice.distribution.link_libpython(self._workspace.path / "lib")
             requested = Ports(settings.http_port, settings.grpc_port, settings.metrics_port)
             self._launch(requested)
         except BaseException:
@@ -189,12 +181,12 @@ class Server:
                 tls=tls_flags(settings.tls_cert, settings.tls_key, settings.tls_client_ca),
                 tracing=trace_flags(settings.trace_url, settings.trace_rate),
                 ports=self.ports,
-                gpu=self._gpu,
+                gpu=self._choice.device == "cuda",
                 shm_bytes=settings.shm_bytes,
                 drain_s=settings.drain_timeout_s,
             )
-            command = [str(self._distribution.tritonserver), *flags]
-            environment = self._distribution.environment(workspace.path / "lib")
+            command = [str(self._choice.distribution.tritonserver), *flags]
+            environment = self._choice.distribution.environment(workspace.path / "lib")
             process = Process(command, environment, self.log_path, workspace.lock)
             self._process = process
             try:
@@ -212,19 +204,24 @@ class Server:
                 if self.ports != requested and self.ports.taken(settings.bind_address):
                     continue
                 raise LaunchError(f"{error}{failure_reason(self.log_path)}") from None
+            except BaseException:  # a signal: nothing has been accepted that could be drained
+                process.kill()
+                raise
 
     def _is_ready(self) -> bool:
+        self._while_waiting()
         return is_ready(self.http_address, self.metrics_address, self.name)
 
     @property
     def reachable(self) -> str:
-        """The host at which this machine reaches the server."""
-        return _reachable(self.settings.bind_address)
+        """The host at which this machine reaches the server, as it is written before a port."""
+        return in_url(reachable(self.settings.bind_address))
 
     @property
     def _http_host(self) -> str:
         # Triton's HTTP has no TLS: if gRPC has it, HTTP is only for this machine, such as a proxy on it.
-        return "127.0.0.1" if self.settings.tls_cert else self.settings.bind_address
+        address = self.settings.bind_address
+        return ("::1" if is_ipv6(address) else "127.0.0.1") if self.settings.tls_cert else address
 
     @property
     def _own_workspace(self) -> Workspace:
@@ -235,7 +232,3 @@ class Server:
     def _running(self) -> Process:
         assert self._process is not None, "the server is not running"
         return self._process
-
-
-def _reachable(address: str) -> str:
-    return "127.0.0.1" if address == "0.0.0.0" else address

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from hiscore.launcher import LaunchError, Server
-from hiscore.launcher import server as launcher_server
+from hiscore.launcher import choice as launcher_choice
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.ports import Ports
 from hiscore.settings import ServeSettings
@@ -134,7 +134,7 @@ def test_a_crash_of_triton_itself_at_the_start_gets_a_second_try(
         f'exec {wheel.tritonserver} "$@"\n'
     )
     wrapper.chmod(0o755)
-    monkeypatch.setattr(launcher_server, "find_distribution", lambda: replace(wheel, tritonserver=wrapper))
+    monkeypatch.setattr(launcher_choice, "find_distribution", lambda: replace(wheel, tritonserver=wrapper))
     server = Server(settings(tiny_llama, models="scorer"), tmp_path / "server.log")
     if crashes == 1:
         with server:

@@ -19,6 +19,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.workspace import sweep
 from tests.server.busy import score, until_error
 from tests.server.leftovers import leftovers, server_below, wait_gone
@@ -152,3 +153,93 @@ def test_a_bad_setting_is_named() -> None:
     assert "HTTP_PORT" in result.stderr
     assert "eighty" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def slow_tritonserver(directory: Path) -> dict[str, str]:
+    """The environment of a tritonserver that never gets ready, and does not stop when it is asked to."""
+    wheel = find_distribution()
+    server = directory / "tritonserver"
+    server.write_text(
+        '#!/bin/sh\n[ "$LD_TRACE_LOADED_OBJECTS" ] && exit\ntrap "" TERM\nwhile :; do sleep 0.1; done\n'
+    )
+    server.chmod(0o755)
+    backend = directory / "backends/python"
+    backend.mkdir(parents=True)
+    for source in (*wheel.python_backend.iterdir(), wheel.stub):
+        if not (backend / source.name).exists():
+            (backend / source.name).symlink_to(source)
+    return {
+        "TRITONSERVER": str(server),
+        "TRITON_BACKENDS": str(directory / "backends"),
+        "TRITON_LIBS": ":".join(wheel.libraries),
+    }
+
+
+def servers_below(pid: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(pid).children(recursive=True) if child.name() == "tritonserver"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", [MAKE, LAUNCHER], ids=["make", "launcher"])
+def test_a_signal_while_models_load_acts_at_once(
+    tiny_llama: Path, tmp_path: Path, command: list[str], signum: signal.Signals
+) -> None:
+    """Nothing has been accepted: there is nothing to drain, and nothing to wait for."""
+    environment = (
+        os.environ
+        | slow_tritonserver(tmp_path)
+        | {
+            "MODEL": str(tiny_llama),
+            "DEVICE": "cpu",
+            "HTTP_PORT": "0",
+            "GRPC_PORT": "0",
+            "METRICS_PORT": "0",
+            "API_PORT": "0",
+            "DRAIN_TIMEOUT_S": "300",
+        }
+    )
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+        environment.pop(name, None)
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while not (
+            children := [c for c in psutil.Process(process.pid).children(True) if c.name() == "tritonserver"]
+        ):
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        process.send_signal(signum)
+        code = process.wait(30)
+        assert not any(child.is_running() for child in children)
+        assert code == (-signum if command is MAKE else 0)
+    finally:
+        process.kill()
+
+
+def test_check_looks_at_everything_and_starts_nothing(tiny_lm: Path) -> None:
+    def check(**settings: str) -> "subprocess.CompletedProcess[str]":
+        free = {"HTTP_PORT": "0", "GRPC_PORT": "0", "METRICS_PORT": "0", "API_PORT": "0", "DEVICE": "cpu"}
+        return subprocess.run(
+            [*LAUNCHER, "--check"],
+            cwd=ROOT,
+            env=os.environ | free | {"MODEL": str(tiny_lm)} | settings,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    done = check()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "all checks passed: score, tokenizer, scorer, decode on cpu, nothing was started\n"
+    for settings, message in (
+        ({"MODEL": "/nowhere"}, "/nowhere"),
+        ({"DTYPE": "fp8"}, "DTYPE is fp8, which needs a GPU"),
+        ({"SHM_BYTES": str(2**50)}, "/dev/shm"),
+        ({"SELECTOR": "dsa"}, "SELECTOR is 'dsa'"),
+    ):
+        done = check(**settings)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr

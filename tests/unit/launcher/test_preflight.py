@@ -1,14 +1,13 @@
-"""What is refused before a server starts: an exposed old Triton, half a TLS configuration, too little memory."""
+"""What is refused before a server starts: an exposed old Triton, too little memory."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hiscore.launcher import preflight
 from hiscore.launcher.distribution import Distribution, find_distribution
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.preflight import check_exposure, check_tls, is_loopback, triton_version
+from hiscore.launcher.preflight import check_exposure, is_loopback, triton_version
 from hiscore.settings import ServeSettings
 
 
@@ -63,23 +62,3 @@ def test_the_wheels_is_old() -> None:
 )
 def test_what_only_this_machine_reaches(address: str, expected: bool) -> None:
     assert is_loopback(address) == expected
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (["tls_cert"], "TLS_CERT and TLS_KEY belong together"),
-        (["tls_key"], "TLS_CERT and TLS_KEY belong together"),
-        (["tls_client_ca"], "TLS_CLIENT_CA needs TLS_CERT"),
-    ],
-)
-def test_half_a_tls_configuration_is_refused(files: list[str], message: str) -> None:
-    given: dict[str, Any] = dict.fromkeys(files, Path(__file__))
-    with pytest.raises(LaunchError, match=message):
-        check_tls(ServeSettings(**given))
-
-
-def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
-    settings = ServeSettings(tls_cert=Path(__file__), tls_key=tmp_path / "no.key")
-    with pytest.raises(LaunchError, match=r"TLS_KEY names .*no\.key, which is not a file"):
-        check_tls(settings)

@@ -1,0 +1,31 @@
+"""How an address is written for whom: IPv4, IPv6, and the addresses that mean all interfaces."""
+
+import socket
+
+# Where this machine reaches what listens on all interfaces.
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def is_ipv6(address: str) -> bool:
+    """Whether an address is one of IPv6."""
+    return ":" in address
+
+
+def family(address: str) -> socket.AddressFamily:
+    """The family of an address's sockets."""
+    return socket.AF_INET6 if is_ipv6(address) else socket.AF_INET
+
+
+def reachable(address: str) -> str:
+    """The host at which this machine reaches what listens on an address."""
+    return LOOPBACK.get(address, address)
+
+
+def in_url(address: str) -> str:
+    """As it is written before a port."""
+    return f"[{address}]" if is_ipv6(address) else address
+
+
+def for_evhtp(address: str) -> str:
+    """As Triton's HTTP and metrics take it: on ``::`` they answer IPv6 alone, while gRPC answers both."""
+    return f"ipv6:{address}" if is_ipv6(address) else address

@@ -1,0 +1,59 @@
+"""The launcher's own arguments, and make's variables: everything else is a setting in the environment."""
+
+import argparse
+import difflib
+from collections.abc import Iterable
+
+import hiscore
+from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.versions import build_info
+from hiscore.settings import ServeSettings
+
+# Variables that make, the launcher or the libraries below it read, apart from settings.
+OTHERS = {"PYTHON", "VENV", "BIN", "CHECK", "TRITONSERVER", "TRITON_BACKENDS", "TRITON_LIBS", "TMPDIR"}
+PREFIXES = ("CUDA_", "HF_", "HISCORE_", "LD_", "MKL_", "NVIDIA_", "OMP_", "OTEL_", "PIP_", "TORCH", "TRITON_")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line: ``check``, and ``make_variables``, those given to make."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hiscore.launcher",
+        description="Serve a checkpoint with tritonserver, in the foreground, until a SIGTERM or a SIGINT.",
+        epilog="Settings are environment variables (docs/settings.md says more):\n\n" + settings_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="check settings, machine and checkpoint, start nothing, and exit"
+    )
+    parser.add_argument("--version", action="version", version=version())
+    parser.add_argument("--make-variables", default="", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def version() -> str:
+    """What runs here, in one line."""
+    others = {name: value for name, value in build_info().items() if name != "version"}
+    return f"hiscore {hiscore.__version__} ({', '.join(f'{name} {value}' for name, value in others.items())})"
+
+
+def settings_help() -> str:
+    """A line for each setting: variable, default."""
+    lines = []
+    for name, field in ServeSettings.model_fields.items():
+        default = "" if field.default in (None, "") else f" (default: {field.default})"
+        lines.append(f"  {name.upper()}{default}")
+    return "\n".join(lines)
+
+
+def check_variables(given: Iterable[str]) -> None:
+    """Refuse variables given to make that nothing reads, such as misspelt settings.
+
+    Raises:
+        LaunchError: There is one; the message suggests what may have been meant.
+    """
+    settings = [name.upper() for name in ServeSettings.model_fields]
+    for name in given:
+        if name not in settings and name not in OTHERS and not name.startswith(PREFIXES):
+            near = difflib.get_close_matches(name.upper(), [*settings, *OTHERS], n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists all settings"
+            raise LaunchError(f"{name} is not a setting: {hint}")

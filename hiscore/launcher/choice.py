@@ -1,0 +1,68 @@
+"""What a server will consist of: checkpoint, models, device, tritonserver; chosen and checked before the start."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hiscore import checkpoint
+from hiscore.launcher import preflight
+from hiscore.launcher.device_choice import choose_device
+from hiscore.launcher.distribution import Distribution, find_distribution
+from hiscore.launcher.early_checks import check_early
+from hiscore.launcher.repository import Values, model_values, select
+from hiscore.models.support import servable
+from hiscore.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is to be started.
+
+    Attributes:
+        checkpoint: Its directory.
+        models: Those to load.
+        left_out: Why others that were asked for are not loaded.
+        device: Where `scorer` and `decode` run.
+        distribution: The tritonserver.
+        values: What fills each model's template.
+    """
+
+    checkpoint: Path
+    models: tuple[str, ...]
+    left_out: dict[str, str]
+    device: Literal["cpu", "cuda"]
+    distribution: Distribution
+    values: Mapping[str, Values]
+
+
+def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
+    """Choose, and check all that can be checked without a start, the quick checks first.
+
+    Args:
+        settings: What was asked for.
+        check_digests: Compare the checkpoint's files with its SHA256SUMS, which reads all of them.
+
+    Raises:
+        LaunchError: A check fails.
+        CheckpointError: There is no such checkpoint, or one of its files does not match its SHA256SUMS.
+    """
+    check_early(settings)
+    distribution = find_distribution()
+    preflight.check_installation(settings, distribution)
+    directory = checkpoint.resolve(settings.model)
+    if check_digests:
+        checkpoint.check_digests(directory)
+    capabilities = servable(directory)
+    models, left_out = select(settings.models, capabilities)
+    for model, reason in left_out.items():
+        log.warning("model %s is left out: %s", model, reason)
+    device, reason = choose_device(settings.device)
+    log.info("serving %s from %s on %s (%s)", ", ".join(models), directory, device, reason)
+    instances = len([model for model in models if model != "score"])
+    preflight.check_shared_memory(instances * settings.shm_bytes, preflight.free_shared_memory())
+    values = model_values(settings, directory, device, models, capabilities.selectors)
+    return Choice(directory, models, left_out, device, distribution, values)

@@ -1,0 +1,103 @@
+"""What can be known to fail from the settings and the machine alone, before any file of a checkpoint is read."""
+
+import ssl
+from pathlib import Path
+
+from hiscore.launcher.device_choice import choose_device, no_gpu
+from hiscore.launcher.errors import LaunchError
+from hiscore.launcher.ports import is_free
+from hiscore.settings import ServeSettings
+
+PORTS = ("http_port", "grpc_port", "metrics_port", "health_port", "api_port")
+
+
+def check_early(settings: ServeSettings) -> None:
+    """Run every check that takes no time.
+
+    Raises:
+        LaunchError: A check fails.
+    """
+    check_tls(settings)
+    check_device(settings)
+    check_ports(settings)
+
+
+def check_device(settings: ServeSettings) -> None:
+    """Refuse a GPU that is not there, and numbers that the device cannot compute with."""
+    if settings.device == "cuda" and (reason := no_gpu()):
+        raise LaunchError(f"DEVICE is cuda, but {reason}: set DEVICE=cpu, or leave it unset")
+    device, reason = choose_device(settings.device)
+    if settings.dtype == "fp8" and device == "cpu":
+        raise LaunchError(
+            f"DTYPE is fp8, which needs a GPU, and the device is the CPU ({reason}): leave DTYPE unset"
+        )
+
+
+def check_ports(settings: ServeSettings) -> None:
+    """Refuse ports that are named twice or in use."""
+    given: dict[int, str] = {}
+    for name in PORTS:
+        port: int | None = getattr(settings, name)
+        if not port:
+            continue
+        if port in given:
+            raise LaunchError(f"{given[port]} and {name.upper()} are both {port}: they must differ")
+        given[port] = name.upper()
+    for port, name in given.items():
+        # That of the API is checked where it is started: not every server has one.
+        if name != "API_PORT" and is_free(settings.bind_address, 0):
+            check_free(name, settings.bind_address, port)
+
+
+def check_free(name: str, address: str, port: int) -> None:
+    """Refuse a port in use."""
+    if not is_free(address, port):
+        raise LaunchError(f"{name} {port} is in use on {address}: stop what listens there, or choose another")
+
+
+def check_tls(settings: ServeSettings) -> None:
+    """Refuse half a TLS configuration, and files that are not what they should be."""
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise LaunchError("TLS_CERT and TLS_KEY belong together: set both, or none")
+    if settings.tls_client_ca is not None and settings.tls_cert is None:
+        raise LaunchError("TLS_CLIENT_CA needs TLS_CERT and TLS_KEY")
+    for name in ("tls_cert", "tls_key", "tls_client_ca"):
+        path: Path | None = getattr(settings, name)
+        if path is not None and not path.is_file():
+            raise LaunchError(f"{name.upper()} names {path}, which is not a file")
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        check_pem_files(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+
+
+def check_pem_files(cert: Path, key: Path, client_ca: Path | None) -> None:
+    """Refuse files that TLS cannot use: Triton would start all models before it says so, and not say why."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # A password must not be asked for on the terminal; Triton takes none.
+        context.load_cert_chain(cert, key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        raise LaunchError(
+            f"TLS_CERT {cert} and TLS_KEY {key} cannot be used: {pem_fault(cert, key, error)}"
+        ) from None
+    except OSError as error:
+        raise LaunchError(f"TLS_CERT {cert} or TLS_KEY {key} cannot be read: {error.strerror}") from None
+    if client_ca is None:
+        return
+    try:
+        context.load_verify_locations(client_ca)
+    except (ssl.SSLError, OSError) as error:
+        raise LaunchError(f"TLS_CLIENT_CA {client_ca} holds no certificate in PEM: {error}") from None
+
+
+def pem_fault(cert: Path, key: Path, error: Exception) -> str:
+    """Which of two files is at fault, and why."""
+    if b"-----BEGIN CERTIFICATE-----" not in cert.read_bytes():
+        return "the first holds no certificate in PEM"
+    text = key.read_bytes()
+    if b"PRIVATE KEY-----" not in text:
+        return "the second holds no key in PEM"
+    if b"ENCRYPTED" in text:
+        return "the key has a password; Triton takes none"
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is not that of the certificate"
+    return str(error)

@@ -1,0 +1,63 @@
+"""The launcher's arguments, and variables of make that nothing reads."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hiscore
+from hiscore.launcher.arguments import check_variables
+from hiscore.launcher.errors import LaunchError
+
+ROOT = Path(__file__).resolve().parents[3]
+MAKE = ["make", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed", "serve"]
+
+
+def launcher(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "hiscore.launcher", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_help_names_every_setting_and_starts_nothing() -> None:
+    done = launcher("--help")
+    assert done.returncode == 0
+    for text in ("--check", "--version", "HTTP_PORT (default: 8000)", "MODEL_REPOSITORY"):
+        assert text in done.stdout
+
+
+def test_the_version() -> None:
+    done = launcher("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"hiscore {hiscore.__version__} (triton ")
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    assert launcher("--chekc").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("MODLE", "did you mean MODEL?"),
+        ("GRPCPORT", "did you mean GRPC_PORT?"),
+        ("max_items", "did you mean MAX_ITEMS?"),
+        ("WHATEVER_ELSE_THIS_IS", "docs/settings.md lists all settings"),
+    ],
+)
+def test_a_misspelt_setting_is_refused_with_what_was_meant(name: str, hint: str) -> None:
+    with pytest.raises(LaunchError) as refused:
+        check_variables([name])
+    assert str(refused.value) == f"{name} is not a setting: {hint}"
+
+
+def test_what_is_read_is_accepted() -> None:
+    check_variables(["MODEL", "MAX_ITEMS", "VENV", "PYTHON", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "CHECK"])
+
+
+def test_make_tells_the_launcher_what_it_was_given() -> None:
+    done = subprocess.run(
+        [*MAKE, "MODLE=x"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert "error: MODLE is not a setting: did you mean MODEL?" in done.stderr
