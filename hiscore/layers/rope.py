@@ -6,6 +6,19 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
+def context_length(config: Any) -> int:
+    """How many positions a model of this config of transformers has.
+
+    They are max_position_embeddings, unless YaRN stretches the original context further: Qwen's documentation adds
+    YaRN to a config and leaves max_position_embeddings as it was.
+    """
+    longest = int(config.max_position_embeddings)
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "yarn":
+        longest = max(longest, int((rope.get("factor") or 1) * rope["original_max_position_embeddings"]))
+    return longest
+
+
 class Rope:
     """Tables of one kind of rotary embedding. A pair is a dimension of a head's first half and one of its second.
 

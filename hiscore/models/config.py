@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from hiscore.layers.rope import context_length
 from hiscore.layers.weights import Routing
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import DecoderFamily, Flag
@@ -199,19 +200,6 @@ def _is_routed(family: DecoderFamily, config: Any, index: int) -> bool:
     if family.experts is None or not family.experts.dense_layers:
         return family.experts is not None
     return index not in config.mlp_only_layers and (index + 1) % config.decoder_sparse_step == 0
-
-
-def context_length(config: Any) -> int:
-    """How many positions a model of this config of transformers has.
-
-    They are max_position_embeddings, unless YaRN stretches the original context further: Qwen's documentation adds
-    YaRN to a config and leaves max_position_embeddings as it was.
-    """
-    longest = int(config.max_position_embeddings)
-    rope = config.rope_parameters
-    if rope.get("rope_type") == "yarn":
-        longest = max(longest, int(rope["factor"] * rope["original_max_position_embeddings"]))
-    return longest
 
 
 def _windows(family: DecoderFamily, config: Any) -> tuple[int | None, ...]:

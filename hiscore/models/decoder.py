@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hiscore.attention.base import Attention, AttentionShape
 from hiscore.layers.ops import Ops
-from hiscore.layers.rope import Rope
 from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import read_architecture
 from hiscore.models.loader import load_weights
+from hiscore.models.rotary import make_rope
 from hiscore.progress import Advance, no_progress
 
 
@@ -60,7 +60,7 @@ class Decoder:
         self.after_layer: Advance = no_progress
         """Called after each layer of a forward that the host computes or launches, but not by a CUDA graph."""
         self._ropes = {
-            kind: Rope(config, kind, a.head_dim, device, a.context_length) for kind in set(a.rope_kinds)
+            kind: make_rope(config, kind, a.head_dim, device, a.context_length) for kind in set(a.rope_kinds)
         }
 
     @property

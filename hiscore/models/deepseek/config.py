@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hiscore.layers.rope import context_length
 from hiscore.layers.weights import Routing
-from hiscore.models.config import ExpertShape, UnsupportedCheckpoint, context_length, read_config
+from hiscore.models.config import ExpertShape, UnsupportedCheckpoint, read_config
 from hiscore.models.families import DSA_FAMILIES
 from hiscore.models.support import context_limit, unsupported
 

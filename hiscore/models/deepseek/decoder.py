@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.layers.moe import moe, shared_mlp
-from hiscore.layers.rope import Rope
 from hiscore.layers.weights import Experts, Mlp
 from hiscore.models.deepseek import mla
 from hiscore.models.deepseek.config import read_architecture
@@ -19,6 +18,7 @@ from hiscore.models.deepseek.functional import rms_norm
 from hiscore.models.deepseek.indexer import index_key, index_query
 from hiscore.models.deepseek.latent_cache import LatentCache
 from hiscore.models.deepseek.loader import DsaLayerWeights, load_weights
+from hiscore.models.rotary import make_rope
 from hiscore.progress import Advance, no_progress
 
 
@@ -32,7 +32,9 @@ class DsaDecoder:
         self.weights = load_weights(checkpoint, self.architecture, device, dtype)
         self.device, self.dtype = device, dtype
         self.after_layer: Advance = no_progress
-        self._rope = Rope(config, None, self.architecture.rope_dim, device, self.architecture.context_length)
+        self._rope = make_rope(
+            config, None, self.architecture.rope_dim, device, self.architecture.context_length
+        )
 
     @property
     def attention_shape(self) -> AttentionShape:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
+from hiscore.layers.rope import context_length
 from hiscore.models.config import (
     UnsupportedCheckpoint,
-    context_length,
     from_config,
     read_architecture,
     read_facts,

@@ -34,6 +34,14 @@ ROPES: list[Any] = [
     {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
     {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0, "partial_rotary_factor": 0.5},
     {"type": "dynamic", "factor": 3.0},
+    {"rope_type": "linear"},
+    {"rope_type": "linear", "factor": "twice"},
+    {"rope_type": "llama3", "factor": 8.0},
+    {"rope_type": "yarn"},
+    {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 1_024},
+    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": None},
+    {"rope_type": None},
+    {},
     {**YARN, "factor": 8.0, "beta_fast": 16, "beta_slow": 2, "attention_factor": 0.7, "truncate": False},
     {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
     LLAMA3,
@@ -63,7 +71,7 @@ TOGETHER: list[dict[str, Any]] = [
     {"layer_types": [FULL, SLIDING] * 2, "sliding_window": 5, "use_sliding_window": True},
     {"max_window_layers": 1, "sliding_window": 5, "use_sliding_window": True},
     {"rope_parameters": ROPES[0], "rope_scaling": ROPES[2]},
-    {"rope_parameters": ROPES[0], "rope_scaling": ROPES[4]},
+    {"rope_parameters": ROPES[0], "rope_scaling": {"rope_type": "dynamic", "factor": 3.0}},
 ]
 """Keys that change nothing one at a time."""
 IGNORED = {"model_type", "return_dict"}

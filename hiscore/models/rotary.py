@@ -1,0 +1,23 @@
+"""Rotary tables of a checkpoint, whose parameters transformers has not looked at before."""
+
+from typing import Any
+
+import torch
+
+from hiscore.layers.rope import Rope
+from hiscore.models.config import UnsupportedCheckpoint
+
+
+def make_rope(config: Any, kind: str | None, head_dim: int, device: torch.device, length: int) -> Rope:
+    """Compute the tables; see `Rope`.
+
+    Raises:
+        UnsupportedCheckpoint: A parameter is missing, or no number.
+    """
+    try:
+        return Rope(config, kind, head_dim, device, length)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedCheckpoint(
+            f"transformers computes no rotary embeddings of rope_parameters {config.rope_parameters} and head_dim "
+            f"{getattr(config, 'head_dim', None)}: {error!r}"
+        ) from error
