@@ -19,7 +19,8 @@ from hiscore_client.readiness import wait_ready
 from hiscore_client.results import ScoreResult
 from hiscore_client.retry import RetryPolicy
 from hiscore_client.sans_io import Rpc, Sleep, run_async
-from hiscore_client.score_call import ScoreCall, ScoreOptions, ids_call, text_call
+from hiscore_client.score_call import ScoreCall, ids_call, text_call
+from hiscore_client.score_options import ScoreOptions
 from hiscore_client.tensors import TokenIds
 
 
@@ -56,6 +57,7 @@ class AsyncScoreClient:
         apply_softmax: bool = False,
         temperature: float = 1.0,
         item_first: bool = False,
+        label_counts: Sequence[int] | None = None,
         timeout: float | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -63,7 +65,7 @@ class AsyncScoreClient:
     ) -> ScoreResult:
         """As `ScoreClient.score`."""
         request_id = request_id or uuid.uuid4().hex
-        options = ScoreOptions(apply_softmax, temperature, item_first, priority)
+        options = ScoreOptions(apply_softmax, temperature, item_first, priority, label_counts)
         with with_request_id(request_id):
             call = text_call(
                 self._config, query, items, labels, label_token_ids, options, timeout, request_id
@@ -78,6 +80,7 @@ class AsyncScoreClient:
         *,
         apply_softmax: bool = False,
         temperature: float = 1.0,
+        label_counts: Sequence[int] | None = None,
         timeout: float | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -85,7 +88,7 @@ class AsyncScoreClient:
     ) -> ScoreResult:
         """As `ScoreClient.score_ids`."""
         request_id = request_id or uuid.uuid4().hex
-        options = ScoreOptions(apply_softmax, temperature, priority=priority)
+        options = ScoreOptions(apply_softmax, temperature, False, priority, label_counts)
         with with_request_id(request_id):
             call = ids_call(self._config, query_ids, item_ids, label_token_ids, options, timeout, request_id)
             return await self._send(call, on_progress)

@@ -20,7 +20,8 @@ from hiscore_client.readiness import wait_ready
 from hiscore_client.results import ScoreResult
 from hiscore_client.retry import RetryPolicy
 from hiscore_client.sans_io import Rpc, Sleep, run
-from hiscore_client.score_call import ScoreCall, ScoreOptions, ids_call, text_call
+from hiscore_client.score_call import ScoreCall, ids_call, text_call
+from hiscore_client.score_options import ScoreOptions
 from hiscore_client.tensors import TokenIds
 
 
@@ -71,6 +72,7 @@ class ScoreClient:
         apply_softmax: bool = False,
         temperature: float = 1.0,
         item_first: bool = False,
+        label_counts: Sequence[int] | None = None,
         timeout: float | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -89,6 +91,8 @@ class ScoreClient:
             apply_softmax: Normalise probabilities over the labels instead of the whole vocabulary.
             temperature: Divides the logits; other than 1.0 only with ``apply_softmax``.
             item_first: Put the item before the query.
+            label_counts: How many of the labels are each item's own, in turn; rows of the result are filled up
+                with 0. By default all items share all labels.
             timeout: Seconds for the whole call, all chunks and retries included; None: no limit.
             request_id: Identifies the call in the server's log; by default a new one.
             priority: Passed on to Triton; hiscore's own queues are first in, first out.
@@ -98,7 +102,7 @@ class ScoreClient:
             InvalidRequest, Overloaded, DeadlineExceeded, Cancelled, ServerFault, ServerUnreachable
         """
         request_id = request_id or uuid.uuid4().hex
-        options = ScoreOptions(apply_softmax, temperature, item_first, priority)
+        options = ScoreOptions(apply_softmax, temperature, item_first, priority, label_counts)
         with with_request_id(request_id):
             call = text_call(
                 self._config, query, items, labels, label_token_ids, options, timeout, request_id
@@ -113,6 +117,7 @@ class ScoreClient:
         *,
         apply_softmax: bool = False,
         temperature: float = 1.0,
+        label_counts: Sequence[int] | None = None,
         timeout: float | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -128,7 +133,7 @@ class ScoreClient:
         The other arguments, the result and the errors are those of `score`.
         """
         request_id = request_id or uuid.uuid4().hex
-        options = ScoreOptions(apply_softmax, temperature, priority=priority)
+        options = ScoreOptions(apply_softmax, temperature, False, priority, label_counts)
         with with_request_id(request_id):
             call = ids_call(self._config, query_ids, item_ids, label_token_ids, options, timeout, request_id)
             return self._send(call, on_progress)

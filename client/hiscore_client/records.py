@@ -17,11 +17,13 @@ class ScoreRecord:
         query: What all items share.
         items: Each is scored on its own.
         id: Any JSON value of the caller's, repeated in the answer; None: none.
+        labels: The labels of each item; None: those of the command.
     """
 
     query: str
     items: list[str]
     id: Any = None
+    labels: list[list[str]] | None = None
 
 
 @dataclass(frozen=True)

@@ -59,19 +59,31 @@ def parse_result(answer: Any, items: int, labels: int | None, request_id: str) -
     return ScoreResult(scores[0], Usage(int(usage[0, 0]), int(usage[0, 1])), request_id)
 
 
-def merge_chunks(chunks: Sequence[ScoreResult], request_id: str) -> ScoreResult:
+def merge_chunks(chunks: Sequence[ScoreResult], request_id: str, pad: bool = False) -> ScoreResult:
     """Concatenate the results of a call's chunks; the scores are a writable copy.
+
+    Args:
+        chunks: In order.
+        request_id: The call's.
+        pad: Fill up rows with 0 where chunks have fewer columns than others.
 
     Raises:
         ServerFault: The chunks have different numbers of labels.
     """
     widths = {chunk.scores.shape[1] for chunk in chunks}
-    if len(widths) > 1:
+    if pad:
+        chunks = [_widened(chunk, max(widths)) for chunk in chunks]
+    elif len(widths) > 1:
         raise ServerFault(f"'scores' came back with {sorted(widths)} columns for one call")
     usage = Usage(
         sum(chunk.usage.prompt_tokens for chunk in chunks), sum(chunk.usage.cached_tokens for chunk in chunks)
     )
     return ScoreResult(np.concatenate([chunk.scores for chunk in chunks]), usage, request_id)
+
+
+def _widened(chunk: ScoreResult, columns: int) -> ScoreResult:
+    scores = np.pad(chunk.scores, ((0, 0), (0, columns - chunk.scores.shape[1])))
+    return ScoreResult(scores, chunk.usage, chunk.request_id)
 
 
 def _output(answer: Any, name: str) -> npt.NDArray[Any]:

@@ -9,10 +9,10 @@ from tritonclient.grpc import InferInput
 from hiscore_client.chunking import split_into_chunks
 from hiscore_client.config import ClientConfig
 from hiscore_client.deadline import Deadline
-from hiscore_client.errors import InvalidRequest
 from hiscore_client.results import ScoreResult, merge_chunks, parse_result
 from hiscore_client.retry import call_with_retries
 from hiscore_client.sans_io import Operation, Rpc
+from hiscore_client.score_options import ScoreOptions
 from hiscore_client.tensors import (
     TokenIds,
     as_id_array,
@@ -22,36 +22,6 @@ from hiscore_client.tensors import (
     insert_delimiters,
     text_tensor,
 )
-
-
-@dataclass(frozen=True)
-class ScoreOptions:
-    """Options of a call; those at their default are not sent."""
-
-    apply_softmax: bool = False
-    temperature: float = 1.0
-    item_first: bool = False
-    priority: int = 0
-
-    def parameters(self) -> dict[str, bool | float]:
-        """The request parameters.
-
-        Raises:
-            InvalidRequest: A temperature that Triton cannot pass on, or a negative priority.
-        """
-        # Triton hands parameters to a model as JSON, which has no NaN.
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise InvalidRequest(f"'temperature' must be finite and greater than 0, not {self.temperature}")
-        if self.priority < 0:
-            raise InvalidRequest(f"'priority' must be at least 0, not {self.priority}")
-        given: dict[str, bool | float] = {}
-        if self.apply_softmax:
-            given["apply_softmax"] = True
-        if self.temperature != 1.0:
-            given["temperature"] = float(self.temperature)
-        if self.item_first:
-            given["item_first"] = True
-        return given
 
 
 @dataclass(frozen=True)
@@ -86,7 +56,7 @@ class ScoreCall:
             "inputs": self.inputs(chunk),
             "request_id": self.request_id if len(self.chunks) == 1 else f"{self.request_id}/{index}",
             "priority": self.options.priority,
-            "parameters": self.options.parameters(),
+            "parameters": self.options.parameters(chunk),
             "headers": self.config.headers or None,
         }
 
@@ -100,11 +70,12 @@ class ScoreCall:
         answer = yield from call_with_retries(
             infer, self.deadline, self.config.retry, self.config.url, self.request_id
         )
-        return parse_result(answer, chunk.stop - chunk.start, self.labels, self.request_id)
+        columns = None if self.labels is None else self.options.columns(chunk, self.labels)
+        return parse_result(answer, chunk.stop - chunk.start, columns, self.request_id)
 
     def merge(self, results: Sequence[ScoreResult]) -> ScoreResult:
         """Merge the results of all chunks, given in order."""
-        return merge_chunks(results, self.request_id)
+        return merge_chunks(results, self.request_id, pad=self.options.label_counts is not None)
 
 
 def text_call(
@@ -135,24 +106,34 @@ def text_call(
     deadline = Deadline(timeout)
     query_bytes = encode_text("'query'", query)
     item_bytes = encode_texts("items", items)
-    shared_inputs = [text_tensor("query", [query_bytes])]
+    query_input = text_tensor("query", [query_bytes])
     shared_bytes, columns = len(query_bytes), None
+    ids, label_bytes = None, None
     if label_token_ids is not None:
         ids = as_id_array("'label_token_ids'", label_token_ids)
-        shared_inputs.append(id_tensor("label_token_ids", ids))
         columns = len(ids)
     if labels is not None:
         label_bytes = encode_texts("labels", labels)
-        shared_inputs.append(text_tensor("labels", label_bytes))
         shared_bytes += sum(map(len, label_bytes))
         columns = len(label_bytes)
+    options.check_counts(len(item_bytes), columns or 0)
+
+    def inputs(chunk: slice) -> list[InferInput]:
+        own = options.labels_of(chunk)
+        return [
+            query_input,
+            *([] if ids is None else [id_tensor("label_token_ids", ids[own])]),
+            *([] if label_bytes is None else [text_tensor("labels", label_bytes[own])]),
+            text_tensor("items", item_bytes[chunk]),
+        ]
+
     return ScoreCall(
         config=config,
         model="score",
         chunks=split_into_chunks(
             list(map(len, item_bytes)), shared_bytes, config.limits.max_items, config.limits.max_bytes
         ),
-        inputs=lambda chunk: [*shared_inputs, text_tensor("items", item_bytes[chunk])],
+        inputs=inputs,
         labels=columns,
         options=options,
         deadline=deadline,
@@ -187,13 +168,14 @@ def ids_call(
     query = as_id_array("'query_ids'", query_ids)
     items = [as_id_array(f"'item_ids' at place {index}", ids) for index, ids in enumerate(item_ids)]
     labels = as_id_array("'label_token_ids'", label_token_ids)
+    options.check_counts(len(items), len(labels))
 
     def inputs(chunk: slice) -> list[InferInput]:
         input_ids, delimiter_indices = insert_delimiters(query, items[chunk])
         return [
             id_tensor("input_ids", input_ids),
             id_tensor("delimiter_indices", delimiter_indices),
-            id_tensor("label_token_ids", labels),
+            id_tensor("label_token_ids", labels[options.labels_of(chunk)]),
         ]
 
     # n items have n + 1 delimiters: one is counted with each item, one with the query.
@@ -205,7 +187,7 @@ def ids_call(
         model="scorer",
         chunks=chunks,
         inputs=inputs,
-        labels=len(labels) or None,
+        labels=len(labels) if len(labels) or options.label_counts is not None else None,
         options=options,
         deadline=deadline,
         request_id=request_id,

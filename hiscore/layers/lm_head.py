@@ -5,13 +5,13 @@ logits, which are computed for a slice of rows at a time: the logits of all rows
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.device import upload
 from hiscore.numerics import soft_cap
 
@@ -21,6 +21,8 @@ CACHED_LABEL_SETS = 256
 """Sets of labels whose rows are cached: callers ask for the same few again and again."""
 MAX_CACHED_LABELS = 64
 """In one cached set."""
+PRODUCTS_AT_ONCE = 2**24
+"""Products of numbers in memory at once where each row has labels of its own: 64 MiB in float32."""
 
 
 class LMHead:
@@ -65,16 +67,66 @@ class LMHead:
         found: list[list[Tensor]] = [[] for _ in groups]
         ends = np.cumsum([rows for rows, _ in groups])
         columns = [upload(labels.astype(np.int64), hidden.device) for _, labels in groups]
+        for start, powers, totals in self._powers(hidden):
+            for group, (rows, _) in enumerate(groups):
+                inside = slice(max(ends[group] - rows - start, 0), max(ends[group] - start, 0))
+                found[group].append(powers[inside][:, columns[group]] / totals[inside])
+        return [torch.cat(parts).float() for parts in found]
+
+    def pair_logits(self, hidden: Tensor, rows: Int64, labels: Int32) -> Tensor:
+        """Logits of pairs of a row and a label.
+
+        Each is summed in an order that depends on nothing but the size of a row, so it is the same to the bit
+        whatever the other pairs are. A matrix product promises no such thing: libraries choose by its shape.
+
+        Args:
+            hidden: [R, hidden].
+            rows: int64 [n].
+            labels: int32 [n].
+
+        Returns:
+            float32 [n].
+        """
+        at_once = max(PRODUCTS_AT_ONCE // hidden.shape[1], 1)
+        parts = [hidden.new_empty(0, dtype=torch.float32)]
+        for start in range(0, len(rows), at_once):
+            chosen = slice(start, start + at_once)
+            products = hidden[upload(rows[chosen], hidden.device)].float()
+            products *= self._weight[upload(labels[chosen].astype(np.int64), hidden.device)].float()
+            while (width := products.shape[1]) > 1:
+                half = (width + 1) // 2
+                products[:, : width - half] += products[:, half:]
+                products = products[:, :half]
+            parts.append(products[:, 0])
+        return self._capped(torch.cat(parts))
+
+    def pair_probabilities(self, hidden: Tensor, rows: Int64, labels: Int32) -> Tensor:
+        """Probabilities of pairs of a row and a label, over the whole vocabulary: see `probabilities`.
+
+        Args:
+            hidden: [R, hidden].
+            rows: int64 [n], ascending.
+            labels: int32 [n].
+
+        Returns:
+            float32 [n].
+        """
+        parts = [hidden.new_empty(0, dtype=torch.float32)]
+        for start, powers, totals in self._powers(hidden):
+            first, last = np.searchsorted(rows, (start, start + len(powers)))
+            row = upload(rows[first:last] - start, hidden.device)
+            label = upload(labels[first:last].astype(np.int64), hidden.device)
+            parts.append((powers[row, label] / totals[row, 0]).float())
+        return torch.cat(parts)
+
+    def _powers(self, hidden: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Of each slice of rows: the first, exp(logits - maximum) [rows, vocabulary], and its sums [rows, 1]."""
         start = 0
         for rows_at_once in hidden.split(ROW_SLICE):
             logits = self.logits(rows_at_once)
             powers = logits.sub_(logits.amax(dim=1, keepdim=True)).exp_()
-            totals = powers.sum(dim=1, keepdim=True)
-            for group, (rows, _) in enumerate(groups):
-                inside = slice(max(ends[group] - rows - start, 0), max(ends[group] - start, 0))
-                found[group].append(powers[inside][:, columns[group]] / totals[inside])
+            yield start, powers, powers.sum(dim=1, keepdim=True)
             start += len(rows_at_once)
-        return [torch.cat(parts).float() for parts in found]
 
     def _product(self, hidden: Tensor) -> Tensor:
         """hidden weight^T, with sums and result in float32 at least."""

@@ -1,7 +1,7 @@
 """The scorer as the batcher sees it: costs, parts, launches, and response tensors."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -35,7 +35,8 @@ class BatchedScorer:
 
     def split(self, job: ScoreRequest) -> list[ScoreRequest]:
         parts = split_prompt(job.prompt, self._max_batch_tokens)
-        return [job] if len(parts) == 1 else [replace(job, prompt=part) for part in parts]
+        firsts = accumulate((len(part.item_lengths) for part in parts), initial=0)
+        return [job] if len(parts) == 1 else [job.part(*each) for each in zip(parts, firsts, strict=False)]
 
     def launch(self, jobs: list[ScoreRequest]) -> "LaunchedScores":
         return LaunchedScores(jobs, self._scorer.submit(jobs), self._record)

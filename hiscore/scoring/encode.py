@@ -33,6 +33,7 @@ class TextRequest:
         label_token_ids: int32 [labels], or None if not sent.
         item_first: Join ``item + query`` instead of ``query + item``.
         text_bytes: UTF-8 bytes of all texts; None if they have not been counted.
+        label_counts: As in `ScoreOptions`.
     """
 
     query: str
@@ -41,6 +42,7 @@ class TextRequest:
     label_token_ids: Int32 | None = None
     item_first: bool = False
     text_bytes: int | None = None
+    label_counts: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,8 @@ def _plan(
         items = len(request.items)
         if items > limits.max_items:
             raise RequestError(f"'items' holds {items} items: at most {limits.max_items} in one call")
-        check_label_inputs(request.labels, request.label_token_ids, limits, facts)
+        counts = request.label_counts
+        check_label_inputs(request.labels, request.label_token_ids, limits, facts, counts, items)
         size = request.text_bytes
         if size is None:
             size = sum(map(_utf8_length, (request.query, *request.items, *(request.labels or ()))))
@@ -197,7 +200,15 @@ def _finish(
     query = before + rows[0][:common]
     prompt = MultiItemPrompt.of(query, [ids[common:] for ids in rows] if request.items else [])
     try:
-        labels = resolve_labels(request.labels, label_ids, request.label_token_ids, limits, facts)
+        labels = resolve_labels(
+            request.labels,
+            label_ids,
+            request.label_token_ids,
+            limits,
+            facts,
+            request.label_counts,
+            len(request.items),
+        )
         check_prompt(prompt, limits, facts)
     except RequestError as error:
         return error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from hiscore.arrays import Int64
 from hiscore.device import upload
 from hiscore.layers.lm_head import LMHead
 from hiscore.scoring.request import ScoreRequest
@@ -19,7 +20,8 @@ class HeadResult:
     members: list[int]
     """Indices of the requests whose items are its rows, in this order."""
     values: Tensor
-    """float32 [rows, labels]: logits, or for a causal LM without `apply_softmax` probabilities."""
+    """float32 [rows, labels]: logits, or for a causal LM without `apply_softmax` probabilities. Where items have
+    labels of their own, float32 [labels of all rows]."""
 
 
 def head_results(
@@ -27,7 +29,9 @@ def head_results(
 ) -> list[HeadResult]:
     """Apply the head to the items of a batch.
 
-    Requests with the same labels share a matrix product; all probabilities over the vocabulary share one.
+    Requests with the same labels share a matrix product; all probabilities over the vocabulary share one. Logits
+    for items with labels of their own, and for a request of one item, are computed pair by pair, so that an item's
+    are the same to the bit in a call of its own.
 
     Args:
         head: Of the checkpoint.
@@ -41,8 +45,12 @@ def head_results(
     ends = np.cumsum([len(request.prompt.item_lengths) for request in requests])
     starts = [0, *ends[:-1].tolist()]
     groups: dict[tuple[bool, bytes], list[int]] = defaultdict(list)
+    paired: dict[bool, list[int]] = defaultdict(list)
     for index, request in enumerate(requests):
         from_logits = is_classifier or request.options.apply_softmax
+        if not is_classifier and has_own_labels(request):
+            paired[from_logits].append(index)
+            continue
         groups[from_logits, request.labels.tobytes()].append(index)
 
     def rows_of(members: list[int]) -> Tensor:
@@ -52,6 +60,12 @@ def head_results(
         return hidden[upload(rows, hidden.device)]
 
     results, probable = [], []
+    for from_logits, members in paired.items():
+        pairs = head.pair_logits if from_logits else head.pair_probabilities
+        own = np.concatenate([own_counts(requests[index]) for index in members])
+        owners = np.repeat(np.arange(len(own)), own)
+        labels_of_all = np.concatenate([requests[index].labels for index in members])
+        results.append(HeadResult(members, pairs(rows_of(members), owners, labels_of_all)))
     for (from_logits, _), members in groups.items():
         if not from_logits:
             probable.append(members)
@@ -65,3 +79,17 @@ def head_results(
         found = head.probabilities(rows_of(everyone), list(zip(counts, labels_of, strict=True)))
         results += [HeadResult(members, values) for members, values in zip(probable, found, strict=True)]
     return results
+
+
+def has_own_labels(request: ScoreRequest) -> bool:
+    """Whether a request's results are computed pair by pair."""
+    if request.label_counts is not None:
+        return True
+    return request.options.apply_softmax and len(request.prompt.item_lengths) == 1
+
+
+def own_counts(request: ScoreRequest) -> Int64:
+    """How many labels each item has: int64 [items]."""
+    if request.label_counts is not None:
+        return request.label_counts
+    return np.full(len(request.prompt.item_lengths), len(request.labels), np.int64)

@@ -1,18 +1,24 @@
 """Labels of a text request, given as strings or as ids, to validated ids."""
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 
 import numpy as np
 
 from hiscore.arrays import Int32
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.validation import check_labels
+from hiscore.scoring.validation import check_counts, check_labels
 from hiscore.settings import Limits
 
 
 def check_label_inputs(
-    labels: Sequence[str] | None, label_token_ids: Int32 | None, limits: Limits, facts: CheckpointFacts
+    labels: Sequence[str] | None,
+    label_token_ids: Int32 | None,
+    limits: Limits,
+    facts: CheckpointFacts,
+    counts: Sequence[int] | None = None,
+    items: int = 0,
 ) -> None:
     """Check, before anything is encoded, that labels are given as the model needs them.
 
@@ -21,6 +27,8 @@ def check_label_inputs(
         label_token_ids: int32 [labels], or None if not sent.
         limits: Bounds the number of labels.
         facts: Whether the model is a classifier.
+        counts: As in `ScoreOptions.label_counts`.
+        items: Of the call.
 
     Raises:
         RequestError: None or both of the two for a causal LM, any for a classifier, or too many labels.
@@ -37,7 +45,9 @@ def check_label_inputs(
             "exactly one of 'labels' and 'label_token_ids' is needed: "
             + ("both were given" if given else "neither was given")
         )
-    if labels is not None and not facts.is_classifier:
+    given_labels = labels if labels is not None else label_token_ids
+    check_counts(counts, items, 0 if given_labels is None else len(given_labels), limits, facts)
+    if labels is not None and not facts.is_classifier and counts is None:
         if not labels:
             raise RequestError("'labels' is empty: this model needs at least one label")
         if len(labels) > limits.max_labels:
@@ -52,6 +62,8 @@ def resolve_labels(
     label_token_ids: Int32 | None,
     limits: Limits,
     facts: CheckpointFacts,
+    counts: Sequence[int] | None = None,
+    items: int = 0,
 ) -> Int32:
     """The label ids of a request that `check_label_inputs` accepted.
 
@@ -61,6 +73,8 @@ def resolve_labels(
         label_token_ids: int32 [labels], or None.
         limits: As for `check_labels`.
         facts: As for `check_labels`.
+        counts: As for `check_labels`.
+        items: As for `check_labels`.
 
     Returns:
         int32 [labels].
@@ -70,19 +84,22 @@ def resolve_labels(
     """
     if not labels:
         ids = np.empty(0, np.int32) if label_token_ids is None else label_token_ids
-        return check_labels(ids, limits, facts)
-    first: dict[int, str] = {}
+        return check_labels(ids, limits, facts, counts, items)
     for label, ids_of_label in zip(labels, encoded, strict=True):
         if len(ids_of_label) != 1:
             raise RequestError(
                 f"label {_short(label)} is {len(ids_of_label)} tokens: a label must be exactly one"
             )
-        if ids_of_label[0] in first:
-            raise RequestError(
-                f"labels {_short(first[ids_of_label[0]])} and {_short(label)} are the same token"
-            )
-        first[ids_of_label[0]] = label
-    return check_labels(np.fromiter(first, np.int32, len(first)), limits, facts)
+    # An item's own labels must differ, two items' may be the same.
+    owners = repeat(0) if counts is None else chain.from_iterable(map(repeat, range(items), counts))
+    first: dict[tuple[int, int], str] = {}
+    for label, (token,), owner in zip(labels, encoded, owners, strict=False):
+        if (owner, token) in first:
+            other = first[owner, token]
+            raise RequestError(f"labels {_short(other)} and {_short(label)} are the same token")
+        first[owner, token] = label
+    found = np.fromiter((token for (token,) in encoded), np.int32, len(labels))
+    return check_labels(found, limits, facts, counts, items)
 
 
 def _short(label: str) -> str:

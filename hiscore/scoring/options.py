@@ -4,6 +4,8 @@ They are parameters and not tensors, so that requests with different options sti
 models accepts all of them, since an ensemble forwards them to its steps; unknown ones are refused.
 """
 
+import json
+import reprlib
 from dataclasses import dataclass, fields
 
 from hiscore.errors import RequestError
@@ -19,11 +21,13 @@ class ScoreOptions:
             classifier's raw logit.
         temperature: Divides the logits; any value but 1.0 needs `apply_softmax`.
         item_first: Join ``item + query``; only the tokenizer looks at it.
+        label_counts: How many of the labels are each item's own, in turn; None: all items share all labels.
     """
 
     apply_softmax: bool = False
     temperature: float = 1.0
     item_first: bool = False
+    label_counts: tuple[int, ...] | None = None
 
 
 def parse_options(parameters: str) -> ScoreOptions:
@@ -33,13 +37,14 @@ def parse_options(parameters: str) -> ScoreOptions:
         parameters: What ``request.parameters()`` returns: a JSON object, or an empty string.
 
     Raises:
-        RequestError: An unknown parameter, a wrong type, or a temperature that is not allowed.
+        RequestError: An unknown parameter, a wrong type, or a value that is not allowed.
     """
     default = ScoreOptions()
     given = known_only(parameters, [field.name for field in fields(default)])
     options = ScoreOptions(
         apply_softmax=flag("apply_softmax", given.get("apply_softmax", default.apply_softmax)),
         temperature=number("temperature", given.get("temperature", default.temperature)),
+        label_counts=_counts(given.get("label_counts")),
         item_first=flag("item_first", given.get("item_first", default.item_first)),
     )
     if options.temperature <= 0:
@@ -49,3 +54,23 @@ def parse_options(parameters: str) -> ScoreOptions:
             f"parameter 'temperature' is {options.temperature}: other values than 1.0 need apply_softmax"
         )
     return options
+
+
+def _counts(value: object) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        counts = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        counts = None
+    if not isinstance(counts, list) or any(type(count) is not int for count in counts):
+        raise RequestError(
+            "parameter 'label_counts' must be a string that holds a JSON list of integers, not "
+            f"{reprlib.repr(value)}"
+        )
+    if counts and min(counts) < 1:
+        at = counts.index(min(counts))
+        raise RequestError(
+            f"parameter 'label_counts' gives item {at} {counts[at]} labels: at least 1 is needed"
+        )
+    return tuple(counts)

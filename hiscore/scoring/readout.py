@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hiscore.arrays import Float32
+from hiscore.arrays import Float32, Int64
 from hiscore.errors import Code, RequestError
 from hiscore.scoring.options import ScoreOptions
 
@@ -36,3 +36,33 @@ def scores_from_head(values: Float32, options: ScoreOptions, is_classifier: bool
             scores = powers / powers.sum(axis=1, keepdims=True)
     narrowed: Float32 = scores.astype(np.float32)
     return narrowed
+
+
+def scores_from_pairs(values: Float32, counts: Int64, columns: int, options: ScoreOptions) -> Float32:
+    """As `scores_from_head`, for items with labels of their own.
+
+    Args:
+        values: float32 [labels of all items].
+        counts: int64 [items]: how many labels each has, at least one.
+        columns: Of the result.
+        options: Softmax over an item's own labels, and its temperature.
+
+    Returns:
+        float32 [items, columns], filled up with 0.
+
+    Raises:
+        RequestError: A value is not finite.
+    """
+    if not np.isfinite(values).all():
+        raise RequestError("the model's output is not a finite number", Code.INTERNAL)
+    if options.apply_softmax and len(counts):
+        starts = np.cumsum(counts) - counts
+        exact = values.astype(np.float64)
+        with np.errstate(over="ignore"):
+            below = exact - np.repeat(np.maximum.reduceat(exact, starts), counts)
+            powers = np.exp(below / options.temperature)
+        # Each segment is summed by itself, in an order that depends on its length alone.
+        values = (powers / np.repeat(np.add.reduceat(powers, starts), counts)).astype(np.float32)
+    scores = np.zeros((len(counts), columns), np.float32)
+    scores[np.arange(columns) < counts[:, None]] = values
+    return scores

@@ -21,12 +21,12 @@ from hiscore.models.decoder import Decoder
 from hiscore.models.support import CheckpointFacts
 from hiscore.prefill.runner import make_runner
 from hiscore.progress import Advance, no_progress
-from hiscore.scoring.head_results import head_results
+from hiscore.scoring.head_results import head_results, own_counts
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
 from hiscore.scoring.packing import Batch, pack
 from hiscore.scoring.precision import DTYPES, pick_device, pick_dtype
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
-from hiscore.scoring.readout import scores_from_head
+from hiscore.scoring.readout import scores_from_head, scores_from_pairs
 from hiscore.scoring.request import ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ class PendingScores:
     """A launched batch, which may not have finished."""
 
     def __init__(
-        self, requests: Sequence[ScoreRequest], batch: Batch, host: Tensor, shapes: list[tuple[list[int], int]],
-        copy_done: torch.cuda.Event | None, is_classifier: bool,
+        self, requests: Sequence[ScoreRequest], batch: Batch, host: Tensor,
+        shapes: list[tuple[list[int], int | None]], copy_done: torch.cuda.Event | None, is_classifier: bool,
     ) -> None:  # fmt: skip
         """Keep what `result` needs.
 
@@ -70,7 +70,8 @@ class PendingScores:
             requests: The requests of the batch.
             batch: Its forwards.
             host: float32 [n] on the host: the results one after another, row-major.
-            shapes: Of each result: the requests whose items are its rows, and its columns.
+            shapes: Of each result: the requests whose items are its rows, and its columns; None: one number for
+                each label of each item.
             copy_done: Recorded after the copy to `host`; None if there was none.
             is_classifier: Whether the logits are a classifier's.
         """
@@ -88,8 +89,12 @@ class PendingScores:
         values = self._host.numpy()
         for members, width in self._shapes:
             for index in members:
-                size = items[index] * width
-                results[index] = values[:size].reshape(items[index], width)
+                if width is None:
+                    size = int(own_counts(self._requests[index]).sum())
+                    results[index] = values[:size]
+                else:
+                    size = items[index] * width
+                    results[index] = values[:size].reshape(items[index], width)
                 values = values[size:]
         answers = [self._answer(index, found) for index, found in enumerate(results) if found is not None]
         forwards, cached = self._batch.forwards, self._batch.cached_tokens
@@ -99,7 +104,11 @@ class PendingScores:
     def _answer(self, index: int, result: Float32) -> Scores | RequestError:
         request = self._requests[index]
         try:
-            scores = scores_from_head(result, request.options, self._is_classifier)
+            if result.ndim == 1:
+                columns = len(request.labels) if request.label_counts is None else request.columns
+                scores = scores_from_pairs(result, own_counts(request), columns, request.options)
+            else:
+                scores = scores_from_head(result, request.options, self._is_classifier)
         except RequestError as error:
             return error
         return Scores(scores, len(request.prompt.tokens), self._batch.cached_tokens[index])
@@ -202,7 +211,10 @@ class Scorer:
         hidden = self._in_order(self.runner.forward(batch.forwards), batch.forwards)
         results = head_results(self._head, hidden, requests, self.facts.is_classifier)
         host, copy_done = self._to_host(torch.cat([result.values.flatten() for result in results]))
-        shapes = [(result.members, result.values.shape[1]) for result in results]
+        shapes = [
+            (result.members, result.values.shape[1] if result.values.ndim == 2 else None)
+            for result in results
+        ]
         return PendingScores(requests, batch, host, shapes, copy_done, self.facts.is_classifier)
 
     def _in_order(self, hidden: Tensor, forwards: Sequence[Forward]) -> Tensor:

@@ -1,8 +1,10 @@
 """Checks of a prompt and its labels before they may share a batch with others."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.parameters import check_ids
@@ -42,13 +44,21 @@ def check_prompt(prompt: MultiItemPrompt, limits: Limits, facts: CheckpointFacts
         raise RequestError(f"the query and item {item} are both empty: no token is left to read")
 
 
-def check_labels(label_token_ids: Int32, limits: Limits, facts: CheckpointFacts) -> Int32:
-    """Check label ids: at least one for a causal LM, none for a classifier, no duplicates.
+def check_labels(
+    label_token_ids: Int32,
+    limits: Limits,
+    facts: CheckpointFacts,
+    counts: Sequence[int] | None = None,
+    items: int = 0,
+) -> Int32:
+    """Check label ids: at least one for a causal LM, none for a classifier, no duplicates among an item's own.
 
     Args:
         label_token_ids: int32 [labels].
-        limits: Bounds the number of labels.
+        limits: Bounds the number of an item's labels.
         facts: Vocabulary size, and whether the model is a classifier.
+        counts: As in `ScoreOptions.label_counts`.
+        items: Of the call.
 
     Returns:
         The same ids.
@@ -61,15 +71,59 @@ def check_labels(label_token_ids: Int32, limits: Limits, facts: CheckpointFacts)
             raise RequestError(
                 "'label_token_ids' must be empty: this model is a classifier with its own labels"
             )
+        check_counts(counts, items, 0, limits, facts)
         return label_token_ids
-    if len(label_token_ids) == 0:
+    check_counts(counts, items, len(label_token_ids), limits, facts)
+    if len(label_token_ids) == 0 and counts is None:
         raise RequestError("'label_token_ids' is empty: this model needs at least one label")
-    if len(label_token_ids) > limits.max_labels:
+    if counts is None and len(label_token_ids) > limits.max_labels:
         raise RequestError(
             f"'label_token_ids' holds {len(label_token_ids)} labels: at most {limits.max_labels} in one call"
         )
     check_ids("label_token_ids", label_token_ids, facts.vocab_size)
-    values, counts = np.unique(label_token_ids, return_counts=True)
-    if len(values) < len(label_token_ids):
-        raise RequestError(f"'label_token_ids' holds {int(values[counts.argmax()])} more than once")
+    owners = (
+        np.zeros(len(label_token_ids), np.int64) if counts is None else np.repeat(np.arange(items), counts)
+    )
+    _check_distinct(label_token_ids, owners, facts.vocab_size, named=counts is not None)
     return label_token_ids
+
+
+def check_counts(
+    counts: Sequence[int] | None, items: int, labels: int, limits: Limits, facts: CheckpointFacts
+) -> None:
+    """Check that labels of items' own are as many as there are, and not too many for any item.
+
+    Args:
+        counts: As in `ScoreOptions.label_counts`.
+        items: Of the call.
+        labels: Of the call.
+        limits: Bounds the number of an item's labels.
+        facts: Whether the model is a classifier.
+
+    Raises:
+        RequestError: They do not fit.
+    """
+    if counts is None:
+        return
+    if facts.is_classifier:
+        raise RequestError("'label_counts' must not be given: this model is a classifier with its own labels")
+    if len(counts) != items:
+        raise RequestError(
+            f"'label_counts' holds {len(counts)} numbers for {items} items: one is needed for each"
+        )
+    if sum(counts) != labels:
+        raise RequestError(f"'label_counts' adds up to {sum(counts)}, but {labels} labels were given")
+    if counts and max(counts) > limits.max_labels:
+        raise RequestError(
+            f"'label_counts' gives item {counts.index(max(counts))} {max(counts)} labels: at most "
+            f"{limits.max_labels} for one item"
+        )
+
+
+def _check_distinct(ids: Int32, owners: Int64, vocab_size: int, named: bool) -> None:
+    keys = owners * vocab_size + ids
+    values, occurrences = np.unique(keys, return_counts=True)
+    if len(values) < len(keys):
+        owner, label = divmod(int(values[occurrences.argmax()]), vocab_size)
+        of_item = f" for item {owner}" if named else ""
+        raise RequestError(f"'label_token_ids' holds {label} more than once{of_item}")

@@ -1,6 +1,7 @@
 """The command line: ``hiscore score`` and ``wait-ready``, and the commands of the other modules."""
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -61,6 +62,8 @@ def score(
 ) -> None:
     """Score the items of one query, or JSON Lines of {"query": ..., "items": [...], "id": ...}.
 
+    A line may have "labels", too: a list with a list of labels for each item, in place of the command's.
+
     Prints a table per record to a terminal, otherwise one line of JSON per record, in order. A record that fails
     gives a line with "error" and does not stop the others; the exit code is that of the first failure.
     """
@@ -86,11 +89,13 @@ def score(
                     progress.advance(progress.task_ids[0], items_done - done)
                     done = items_done
 
+                own = record.labels
                 return client.score(
                     record.query,
                     record.items,
-                    labels=label or None,
-                    label_token_ids=label_id or None,
+                    labels=label or None if own is None else list(chain.from_iterable(own)),
+                    label_token_ids=label_id or None if own is None else None,
+                    label_counts=None if own is None else [len(labels) for labels in own],
                     apply_softmax=softmax,
                     temperature=temperature,
                     item_first=item_first,
@@ -101,7 +106,7 @@ def score(
             headings = [quoted(text) for text in label or []] or [str(number) for number in label_id or []]
 
             def show(record: ScoreRecord, result: ScoreResult) -> None:
-                out.print(make_table(record, result, headings))
+                out.print(make_table(record, result, headings if record.labels is None else []))
 
             show_tables = not as_json and out.is_terminal
             answers = answer_in_order(score_one, records, in_flight)

@@ -56,7 +56,9 @@ def to_json(answer: Answer[HasIdT, ResultT]) -> str:
 
 
 def parse_score_record(line: str, number: int) -> ScoreRecord:
-    """Parse ``{"query": ..., "items": [...], "id": ...}``; the SDK and the server check the values.
+    """Parse ``{"query": ..., "items": [...], "id": ..., "labels": [[...], ...]}``.
+
+    The SDK and the server check the values; `labels` are those of each item, in place of the command's.
 
     Args:
         line: JSON.
@@ -71,8 +73,11 @@ def parse_score_record(line: str, number: int) -> ScoreRecord:
             raise InvalidRequest(
                 f"line {number} needs '{name}', a {'string' if kind is str else 'list of strings'}"
             )
-    _check_keys(values, number, ("query", "items", "id"))
-    return ScoreRecord(values["query"], values["items"], values.get("id"))
+    _check_keys(values, number, ("query", "items", "id", "labels"))
+    labels = values.get("labels")
+    if labels is not None and not (isinstance(labels, list) and all(isinstance(own, list) for own in labels)):
+        raise InvalidRequest(f"line {number}: 'labels' must be a list with a list of labels for each item")
+    return ScoreRecord(values["query"], values["items"], values.get("id"), labels)
 
 
 def parse_prompt_record(line: str, number: int) -> PromptRecord:

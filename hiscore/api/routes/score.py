@@ -8,11 +8,11 @@ from msgspec import Meta
 
 from hiscore.api.errors import bad_request
 from hiscore.api.models import Models, rows
-from hiscore.api.wire import ModelNames, Request, TokenId, Usage, usage
+from hiscore.api.wire import Count, ModelNames, Request, TokenId, Usage, usage
 
 
 class ScoreRequest(Request):
-    """SGLang's ``ScoringRequest``; `labels` and `temperature` are ours."""
+    """SGLang's ``ScoringRequest``; `labels`, `temperature` and `label_counts` are ours."""
 
     query: str | list[TokenId]
     items: str | list[str | list[TokenId]]
@@ -21,6 +21,7 @@ class ScoreRequest(Request):
     apply_softmax: bool = False
     item_first: bool = False
     temperature: Annotated[float, Meta(gt=0)] = 1.0
+    label_counts: list[Count] | None = None
 
 
 class ScoreResponse(msgspec.Struct, kw_only=True):
@@ -42,7 +43,11 @@ async def score(
     """
     model = names.check(request.model)
     items = [request.items] if isinstance(request.items, str) else request.items
-    options = {"apply_softmax": request.apply_softmax, "temperature": request.temperature}
+    options: dict[str, Any] = {
+        "apply_softmax": request.apply_softmax,
+        "temperature": request.temperature,
+        "label_counts": request.label_counts,
+    }
     if isinstance(request.query, str):
         result = await models.score_text(
             request.query,

@@ -88,8 +88,9 @@ class TritonPythonModel:
         )
         prompt = unpack(ids, indices)
         check_prompt(prompt, self.settings, self.scorer.facts)
-        labels = check_labels(labels, self.settings, self.scorer.facts).copy()
-        return ScoreRequest(prompt, labels, options, is_canary=request_id(request) == CANARY_ID)
+        items, facts = len(prompt.item_lengths), self.scorer.facts
+        labels = check_labels(labels, self.settings, facts, options.label_counts, items).copy()
+        return ScoreRequest.of(prompt, labels, options, is_canary=request_id(request) == CANARY_ID)
 
     def record(self, stats: BatchStats | None) -> None:
         """Update the metrics after a batch; canaries are not work."""

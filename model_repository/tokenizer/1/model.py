@@ -75,6 +75,7 @@ def read(request: Any) -> TextRequest:
         items=strings(items, "items"),
         labels=None if labels is None else strings(labels, "labels"),
         label_token_ids=None if label_ids is None else one_row("label_token_ids", label_ids, np.int32).copy(),
+        label_counts=options.label_counts,
         item_first=options.item_first,
         text_bytes=sum(sum(map(len, texts)) for texts in (query, items, labels) if texts is not None),
     )

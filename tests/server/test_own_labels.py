@@ -1,0 +1,66 @@
+"""Labels of their own for each item, through the whole chain: SDK, tokenizer, scorer, large calls."""
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from hiscore.launcher import Server
+from hiscore_client import ChunkLimits, InvalidRequest, ScoreClient
+
+pytestmark = pytest.mark.server
+
+QUERY, ITEMS = "Which is it? ", ["an apple", "a hammer", "12 nails"]
+IDS = [[7, 402, 31], [402, 8], [9, 10, 11, 12]]
+# Items of one forward and of several calls differ by what a forward's shape does to float32.
+BOUND = 2e-5
+
+
+@pytest.mark.parametrize("apply_softmax", [True, False])
+@pytest.mark.parametrize("max_items", [2, 100])
+def test_items_score_over_their_own_labels(lm: Server, apply_softmax: bool, max_items: int) -> None:
+    counts, flat = [len(own) for own in IDS], [label for own in IDS for label in own]
+    ids_of = AutoTokenizer.from_pretrained(lm.checkpoint)
+    with ScoreClient(lm.grpc_url, limits=ChunkLimits(max_items=max_items)) as client:
+        scores = client.score(
+            QUERY, ITEMS, label_token_ids=flat, label_counts=counts, apply_softmax=apply_softmax
+        ).scores
+        by_ids = client.score_ids(
+            ids_of(QUERY)["input_ids"],
+            [ids_of(item)["input_ids"] for item in ITEMS],
+            flat,
+            label_counts=np.array(counts),
+            apply_softmax=apply_softmax,
+        ).scores
+        assert scores.shape == by_ids.shape == (3, 4)
+        for index, own in enumerate(IDS):
+            alone = client.score(
+                QUERY, [ITEMS[index]], label_token_ids=own, apply_softmax=apply_softmax
+            ).scores
+            np.testing.assert_allclose(scores[index, : len(own)], alone[0], atol=BOUND, rtol=0)
+            assert (scores[index, len(own) :] == 0).all()
+            if apply_softmax:
+                assert scores[index].sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_a_call_of_several_forwards_keeps_each_items_labels(lm: Server) -> None:
+    rng = np.random.default_rng(1)
+    items = [rng.integers(20, 500, 80).tolist() for _ in range(550)]
+    counts = [2] * 549 + [5]
+    flat = [label for index, count in enumerate(counts) for label in range(index % 90, index % 90 + count)]
+    with ScoreClient(lm.grpc_url) as client:
+        together = client.score_ids([1, 2], items, flat, label_counts=counts, apply_softmax=True).scores
+        assert together.shape == (550, 5)
+        starts = np.cumsum([0, *counts])
+        for index in (0, 274, 549):
+            own = flat[starts[index] : starts[index + 1]]
+            alone = client.score_ids([1, 2], [items[index]], own, apply_softmax=True).scores[0]
+            np.testing.assert_allclose(together[index, : len(own)], alone, atol=BOUND, rtol=0)
+
+
+def test_what_does_not_fit_is_refused_for_that_call_alone(lm: Server) -> None:
+    with ScoreClient(lm.grpc_url) as client:
+        with pytest.raises(InvalidRequest, match="'label_counts' holds 1 numbers for 3 items"):
+            client.score(QUERY, ITEMS, label_token_ids=[7, 8], label_counts=[2])
+        with pytest.raises(InvalidRequest, match="7 more than once for item 1"):
+            client.score(QUERY, ITEMS, label_token_ids=[7, 8, 7, 7, 9], label_counts=[2, 2, 1])
+        assert client.score(QUERY, ITEMS, label_token_ids=[7, 8]).scores.shape == (3, 2)
