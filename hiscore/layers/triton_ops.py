@@ -1,5 +1,6 @@
 """`Ops` by Triton kernels."""
 
+from functools import cache
 from typing import Any, TypeGuard
 
 import torch
@@ -13,18 +14,29 @@ from hiscore.layers.rope import Rope
 from hiscore.layers.weights import FP8, Experts, LayerWeights, Linear, Projection, Quantised
 from hiscore.numerics import at_least_float32
 
-_CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-SUPPORTS_PDL = _CAPABILITY >= (9, 0)
-"""Programmatic dependent launch: a kernel may start before its predecessors have completed."""
-HOPPER_SM_COUNT = torch.cuda.get_device_properties("cuda").multi_processor_count if _CAPABILITY[0] == 9 else 0
-"""Multiprocessors of a Hopper GPU, else 0: `gated_mlp` was compared with cuBLAS on Hopper only."""
 PDL_MIN_ROWS = 1024
 """Between cuBLAS products, dependent launches were faster from here on, and slower below."""
 
 
+@cache
+def _of_device(index: int) -> tuple[bool, int]:
+    properties = torch.cuda.get_device_properties(index)
+    return properties.major >= 9, properties.multi_processor_count if properties.major == 9 else 0
+
+
+def supports_pdl() -> bool:
+    """Whether the current GPU has programmatic dependent launch: a kernel may start before those ahead complete."""
+    return torch.cuda.is_available() and _of_device(torch.cuda.current_device())[0]
+
+
+def hopper_sm_count() -> int:
+    """Multiprocessors of the current GPU if it is a Hopper, else 0: `gated_mlp` beat cuBLAS on Hopper only."""
+    return _of_device(torch.cuda.current_device())[1] if torch.cuda.is_available() else 0
+
+
 def uses_pdl(rows: int) -> bool:
     """Whether the kernels of a decode step of `rows` rows are launched dependently."""
-    return SUPPORTS_PDL and rows <= gemv.GEMV_MAX_ROWS
+    return supports_pdl() and rows <= gemv.GEMV_MAX_ROWS
 
 
 class TritonOps(Ops):
@@ -90,7 +102,7 @@ class TritonOps(Ops):
 
     def project(self, projection: Projection, h: Any) -> Tensor:
         if self._fits_gemv(projection, h):
-            return gemv.multiply(h, projection.weight, projection.bias, chained=SUPPORTS_PDL)
+            return gemv.multiply(h, projection.weight, projection.bias, chained=supports_pdl())
         return super().project(projection, h)
 
     def project_add_norm(
@@ -103,14 +115,14 @@ class TritonOps(Ops):
         fp8: bool = False,
     ) -> Any:
         if post_weight is None and gemv.fits(*x.shape) and self._fits_gemv(projection, h):
-            gemv.multiply(h, projection.weight, projection.bias, onto=x, chained=SUPPORTS_PDL)
+            gemv.multiply(h, projection.weight, projection.bias, onto=x, chained=supports_pdl())
             return gemv.Normed(x, weight, self._eps)
         return super().project_add_norm(x, projection, h, post_weight, weight, fp8)
 
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
         if self._fits_gemv(projection, h) and projection.bias is None:
-            return gemv.multiply(h, projection.weight, gelu=self._gelu, chained=SUPPORTS_PDL)
-        sms = HOPPER_SM_COUNT
+            return gemv.multiply(h, projection.weight, gelu=self._gelu, chained=supports_pdl())
+        sms = hopper_sm_count()
         if sms and isinstance(projection, Linear) and projection.bias is None and h.element_size() == 2:
             tile = gated_mlp.tile_for(*h.shape, len(projection.weight) // 2, sms)
             if tile:
@@ -122,7 +134,7 @@ class TritonOps(Ops):
 
     def _launch_kwargs(self, rows: int) -> dict[str, bool]:
         """Launch arguments of an operation on `rows` rows."""
-        chained = (self._use_gemv and uses_pdl(rows)) or (SUPPORTS_PDL and rows >= PDL_MIN_ROWS)
+        chained = (self._use_gemv and uses_pdl(rows)) or (supports_pdl() and rows >= PDL_MIN_ROWS)
         return gemv.pdl_launch_kwargs(chained)
 
     def experts(self, experts: Experts, h: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ def activation_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
     attended = a.heads * a.head_dim
     attention = attended + 2 * a.kv_heads * a.head_dim + attended + a.hidden_size
     mlp = 3 * a.intermediate_size + a.hidden_size  # gate, up and their product; the last projection
+    if a.experts is not None:
+        # Each row once for each of its experts: its input, as above, and its weighted output.
+        mlp = max(mlp, a.experts.routing.per_token * (3 * a.experts.width + 3 * a.hidden_size))
     residual_and_norm = 2 * a.hidden_size
     return rows * (residual_and_norm + max(attention, mlp)) * number_bytes
 

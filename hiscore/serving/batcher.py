@@ -167,7 +167,11 @@ class Batcher(Generic[Job]):
                 self._in_flight -= 1
                 self._changed.notify_all()
             for request, answer in zip(requests, answers, strict=True):
-                self._add_part(request, answer)
+                try:
+                    self._add_part(request, answer)
+                except Exception:
+                    # This thread answers every request: it must live on.
+                    log.exception("a request could not be answered")
             self.totals.answer_seconds += time.monotonic() - begin
             try:
                 if completed:
@@ -181,7 +185,10 @@ class Batcher(Generic[Job]):
         """Wait for a batch. Returns one answer per job, and whether it completed: else all are the same error."""
         begin = time.monotonic()
         try:
-            return batch.finish(), True
+            answers = batch.finish()
+            if len(answers) != jobs:
+                raise ValueError(f"a batch of {jobs} jobs has {len(answers)} answers")
+            return answers, True
         except Exception as error:
             answer = to_request_error(error)
             try:
@@ -198,7 +205,14 @@ class Batcher(Generic[Job]):
         if isinstance(answer, RequestError) or len(request.parts) == 1:
             self._answer(request, answer)
         elif len(request.answers) == len(request.parts):
-            self._answer(request, self._model.join(request.job, request.answers))
+            self._answer(request, self._join(request))
+
+    def _join(self, request: QueuedRequest[Job]) -> Any:
+        """The answer of a request of several parts; an error of its own if they cannot be joined."""
+        try:
+            return self._model.join(request.job, request.answers)
+        except Exception as error:
+            return to_request_error(error)
 
     def _answer(self, request: QueuedRequest[Job], answer: Any) -> None:
         """Answer a request, once."""

@@ -16,7 +16,9 @@ _ending = threading.Lock()
 def is_device_lost(error: Exception | None) -> bool:
     """Whether an error leaves the CUDA context of this process unusable."""
     # Triton kernels do not have their own exception class for it.
-    return isinstance(error, torch.AcceleratorError) or str(error).startswith("Triton Error [CUDA]")
+    of_device = isinstance(error, torch.AcceleratorError) or str(error).startswith("Triton Error [CUDA]")
+    # Memory may be free again for the next call.
+    return of_device and "out of memory" not in str(error)
 
 
 def end_if_device_is_lost(error: Exception) -> None:

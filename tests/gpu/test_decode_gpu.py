@@ -178,10 +178,10 @@ def test_kernels_that_start_early_give_the_bits_of_kernels_that_wait(
     from hiscore.decoding.worker.cuda_graphs import GraphRunner
     from hiscore.layers import triton_ops
 
-    assert triton_ops.SUPPORTS_PDL, "written for a device of compute capability 9.0"
+    assert triton_ops.supports_pdl(), "written for a device of compute capability 9.0"
     worker = workers(selector, *SPARSE[selector], dtype=torch.bfloat16)
     early, _ = run(worker)
-    monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", False)
+    monkeypatch.setattr(triton_ops, "supports_pdl", lambda: False)
     runner = worker._runner
     waiting = GraphRunner(
         runner._model, runner._attention, runner._value_dim, worker.cache_config, worker._queues

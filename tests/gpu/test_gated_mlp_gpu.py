@@ -20,7 +20,7 @@ SIZES = {"Qwen3-0.6B": (1024, 3072), "SmolLM2-135M": (576, 1536), "Qwen3-1.7B": 
 @pytest.mark.parametrize("name", SIZES)
 def test_it_gives_what_two_steps_give(name: str, activation: str, rows: int) -> None:
     """Both sum in float32 and round alike: what differs is the order of sums, in a rounding of few numbers."""
-    assert triton_ops.HOPPER_SM_COUNT
+    assert triton_ops.hopper_sm_count()
     inputs, outputs = SIZES[name]
     generator = torch.Generator("cuda").manual_seed(rows)
     x = torch.randn(rows, inputs, generator=generator, device="cuda").bfloat16()
@@ -29,18 +29,18 @@ def test_it_gives_what_two_steps_give(name: str, activation: str, rows: int) -> 
     expected = ops.activate(torch.nn.functional.linear(x, weight))
     exact = TorchOps(1, 1, 2, 1e-6, activation).gate(Linear(weight.float()), x.float())
     for tile in (gated_mlp.SMALL, gated_mlp.MEDIUM, gated_mlp.LARGE):
-        found = gated_mlp.multiply(x, weight, activation != "silu", tile, triton_ops.HOPPER_SM_COUNT)
+        found = gated_mlp.multiply(x, weight, activation != "silu", tile, triton_ops.hopper_sm_count())
         assert (found == expected).float().mean() > 0.99
         assert (found - exact).square().mean() <= 1.01 * (expected - exact).square().mean()
         torch.testing.assert_close(found, expected, atol=2**-6, rtol=2**-6)
         # Every tile forms its sums in one order: no bit of a row depends on how many there are.
         some = gated_mlp.multiply(
-            x[: -(-rows // 3)], weight, activation != "silu", tile, triton_ops.HOPPER_SM_COUNT
+            x[: -(-rows // 3)], weight, activation != "silu", tile, triton_ops.hopper_sm_count()
         )
         assert torch.equal(some, found[: len(some)])
         # Control: gate and up in each other's place.
         wrong = gated_mlp.multiply(
-            x, weight.roll(outputs, 0), activation != "silu", tile, triton_ops.HOPPER_SM_COUNT
+            x, weight.roll(outputs, 0), activation != "silu", tile, triton_ops.hopper_sm_count()
         )
         assert (wrong == expected).float().mean() < 0.1
 
@@ -53,7 +53,7 @@ def test_a_graph_replays_it(rows: int, tile: gated_mlp.Tile, monkeypatch: pytest
     """At the sizes of Qwen3-0.6B, by the steps that choose it; on other numbers than were there at the capture."""
     inputs, outputs = SIZES["Qwen3-0.6B"]
     # Which tile is chosen depends on the number of multiprocessors; what it computes does not.
-    monkeypatch.setattr(triton_ops, "HOPPER_SM_COUNT", 132)
+    monkeypatch.setattr(triton_ops, "hopper_sm_count", lambda: 132)
     assert gated_mlp.tile_for(rows, inputs, outputs, 132) is tile
     generator = torch.Generator("cuda").manual_seed(rows)
     x = torch.randn(rows, inputs, generator=generator, device="cuda").bfloat16()
@@ -64,7 +64,7 @@ def test_a_graph_replays_it(rows: int, tile: gated_mlp.Tile, monkeypatch: pytest
     with torch.cuda.graph(graph):
         found = ops.gate(Linear(weight), x)
     x.copy_(torch.randn(rows, inputs, generator=generator, device="cuda"))
-    expected = gated_mlp.multiply(x, weight, False, tile, triton_ops.HOPPER_SM_COUNT)
+    expected = gated_mlp.multiply(x, weight, False, tile, triton_ops.hopper_sm_count())
     graph.replay()
     assert torch.equal(found, expected)
     assert not torch.equal(found, before)

@@ -69,7 +69,7 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many rows: embedding and norms chained, between products that are not."""
-    assert triton_ops.SUPPORTS_PDL
+    assert triton_ops.supports_pdl()
     weights, norm = layers(), torch.ones(WIDTH, device="cuda")
     ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu")
     generator = torch.Generator().manual_seed(rows)
@@ -80,9 +80,9 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
         x, _ = ops.embed(ids, table, 1.0, norm)
         return run(weights, ops, x)
 
-    monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", False)
+    monkeypatch.setattr(triton_ops, "supports_pdl", lambda: False)
     expected = embed_and_run()
-    monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", True)
+    monkeypatch.setattr(triton_ops, "supports_pdl", lambda: True)
     assert torch.equal(embed_and_run(), expected)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -99,13 +99,13 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
 
 @pytest.mark.parametrize("rows", [1, 2, gemv.GEMV_MAX_ROWS])
 def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert triton_ops.SUPPORTS_PDL
+    assert triton_ops.supports_pdl()
     weights = layers()
     ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", use_gemv=True)
     x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1)).cuda()
-    monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", False)
+    monkeypatch.setattr(triton_ops, "supports_pdl", lambda: False)
     expected = run(weights, ops, x)
-    monkeypatch.setattr(triton_ops, "SUPPORTS_PDL", True)
+    monkeypatch.setattr(triton_ops, "supports_pdl", lambda: True)
     run(weights, ops, x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -31,3 +31,16 @@ def test_other_errors_end_no_process() -> None:
     assert not is_device_lost(RuntimeError("shapes do not match"))
     assert not is_device_lost(torch.OutOfMemoryError("CUDA out of memory"))
     assert not is_device_lost(None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=["torch", "kernel"],
+)
+def test_a_device_without_memory_left_is_not_lost(error: Exception) -> None:
+    """As where a kernel is loaded for the first time: the call fails, the next one may not."""
+    assert not is_device_lost(error)

@@ -1,5 +1,6 @@
 """Kernels of a layer's operations against PyTorch. Without a GPU they run in Triton's interpreter, on the CPU."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def test_the_gated_kernel_is_taken_for_16_bits_without_bias(monkeypatch: pytest.
         return multiply(x, weight, gelu, tile, multiprocessors)
 
     monkeypatch.setattr(gated_mlp, "multiply", watched)
-    monkeypatch.setattr(triton_ops, "HOPPER_SM_COUNT", 5)
+    monkeypatch.setattr(triton_ops, "hopper_sm_count", lambda: 5)
     ops = TritonOps(4, 2, 16, 1e-6, "silu")
     x, weight = (random(count, 64, seed=count).half() for count in (600, 256))
     expected = TorchOps(4, 2, 16, 1e-6, "silu").gate(Linear(weight), x)
@@ -85,7 +86,7 @@ def test_the_gated_kernel_is_taken_for_16_bits_without_bias(monkeypatch: pytest.
     assert ops.gate(Linear(weight), x[:0]).shape == (0, 128)
     ops.gate(Linear(weight), x[:560])
     assert called == [MEDIUM] * 2
-    monkeypatch.setattr(triton_ops, "HOPPER_SM_COUNT", 0)
+    monkeypatch.setattr(triton_ops, "hopper_sm_count", lambda: 0)
     ops.gate(Linear(weight), x)
     assert called == [MEDIUM] * 2
 
@@ -163,3 +164,22 @@ def test_operations_give_in_fp8_what_they_give_otherwise_quantised(activation: s
             torch.testing.assert_close(x, other_x, atol=0, rtol=0)
         assert_same_bits(ops.activate(gate_up, True), quantise(ops.activate(gate_up)))
         assert ops.activate(gate_up[:0], True).values.shape == (0, width)
+
+
+def test_each_gpu_is_asked_for_its_own_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hopper beside an Ampere: the first one's was taken for both."""
+    gpus = [
+        SimpleNamespace(major=9, multi_processor_count=132),
+        SimpleNamespace(major=8, multi_processor_count=108),
+    ]
+    current = [0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])
+    triton_ops._of_device.cache_clear()
+    try:
+        assert (triton_ops.supports_pdl(), triton_ops.hopper_sm_count()) == (True, 132)
+        current[0] = 1
+        assert (triton_ops.supports_pdl(), triton_ops.hopper_sm_count()) == (False, 0)
+    finally:
+        triton_ops._of_device.cache_clear()

@@ -13,6 +13,7 @@ from hiscore.serving.batcher import Batcher
 from hiscore.serving.queued_request import QueuedRequest
 
 FOREVER = float("inf")
+CANNOT_BE_JOINED, LOSES_ITS_ANSWER, MUTE = 801, 802, 803
 
 
 class Device:
@@ -23,6 +24,7 @@ class Device:
         self.launched: list[list[int]] = []
         self.done: list[threading.Semaphore] = []
         self.answers: dict[int, object] = {}
+        self.answered_twice: list[int] = []
         self.alone: set[int] = set()
         self.cancelled: set[int] = set()
         self.counted: list[list[int]] = []
@@ -35,10 +37,11 @@ class Device:
         return job
 
     def split(self, job: int) -> Sequence[int]:
-        return [job]
+        return [4, 4] if job == CANNOT_BE_JOINED else [job]
 
     def join(self, job: int, answers: Sequence[object]) -> object:
-        raise AssertionError("nothing was split")
+        assert (job, answers) == (CANNOT_BE_JOINED, [40, 40])
+        raise ValueError("the parts do not fit together")
 
     def launch(self, jobs: list[int]) -> "Batch":
         if 13 in jobs:
@@ -73,8 +76,11 @@ class Caller:
         self.device, self.job = device, job
 
     def send(self, answer: object) -> None:
+        if self.job == MUTE:
+            raise OSError("the response cannot be sent")
         with self.device.changed:
-            assert self.job not in self.device.answers, "answered twice"
+            if self.job in self.device.answers:
+                self.device.answered_twice.append(self.job)
             self.device.answers[self.job] = answer
             self.device.changed.notify_all()
 
@@ -91,7 +97,8 @@ class Batch:
         assert self.done.acquire(timeout=10)
         if 17 in self.jobs:
             raise ValueError("unlucky finish")
-        return [10 * job for job in self.jobs]
+        answers = [10 * job for job in self.jobs]
+        return answers[1:] if LOSES_ITS_ANSWER in self.jobs else answers
 
     def count(self) -> None:
         # All callers of the batch have been answered by now.
@@ -105,6 +112,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     yield device
     device.may_launch.set()
     device.finish_all()
+    assert device.answered_twice == []
 
 
 def submit(device: Device, batcher: Batcher[int], *jobs: int, deadline: float = FOREVER) -> list[int]:
@@ -395,4 +403,25 @@ def test_a_call_run_on_the_spot_has_a_time() -> None:
     assert batcher.totals.call.count == 1
     assert batcher.totals.call.sum >= 0.015
     assert batcher.totals.queue_wait.sum == 0
+    batcher.close()
+
+
+@pytest.mark.parametrize("job", [CANNOT_BE_JOINED, LOSES_ITS_ANSWER, MUTE])
+def test_what_cannot_be_answered_harms_no_later_call(device: Device, job: int) -> None:
+    """The thread that answers would end, and every later call would wait for ever."""
+
+    def answered(job: int) -> bool:
+        device.finish_all()
+        return job in device.answers
+
+    batcher = device.batcher()
+    submit(device, batcher, job)
+    if job != MUTE:
+        assert wait_until(lambda: answered(job))
+        error = device.answers[job]
+        assert isinstance(error, RequestError)
+        assert error.code is Code.INTERNAL
+    submit(device, batcher, 5)
+    assert wait_until(lambda: answered(5))
+    assert device.answers[5] == 50
     batcher.close()
