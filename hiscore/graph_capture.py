@@ -1,4 +1,4 @@
-"""Capture of CUDA graphs that share one memory pool."""
+"""Capture of CUDA graphs that share one memory pool, and where they leave their outputs."""
 
 import gc
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -56,3 +57,34 @@ class GraphCapture:
             outputs = launch()
         self._pool = graph.pool()
         return graph, outputs
+
+
+class StaticOutputs:
+    """Where all graphs leave their outputs: one buffer each, as large as the largest graph needs.
+
+    A graph's own outputs would keep their memory for themselves, as many times as there are graphs.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: tuple[Tensor, ...] = ()
+
+    def allocate(self, *outputs: Tensor) -> None:
+        """Make the buffers, unless they exist: of the shapes of the largest graph's outputs, outside a capture."""
+        if not self._buffers:
+            self._buffers = tuple(torch.empty_like(output) for output in outputs)
+
+    def keep(self, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """Copy outputs to the buffers, as a part of a graph.
+
+        Returns:
+            The first rows of each buffer. The next graph that is replayed overwrites them.
+
+        Raises:
+            ValueError: They have more rows than the largest graph's.
+        """
+        for output, buffer in zip(outputs, self._buffers, strict=True):
+            if len(output) > len(buffer):
+                raise ValueError(f"an output of {len(output)} rows, but the largest graph has {len(buffer)}")
+        return tuple(
+            buffer[: len(output)].copy_(output) for output, buffer in zip(outputs, self._buffers, strict=True)
+        )

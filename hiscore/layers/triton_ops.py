@@ -25,7 +25,7 @@ def _of_device(index: int) -> tuple[bool, int]:
 
 
 def supports_pdl() -> bool:
-    """Whether the current GPU has programmatic dependent launch: a kernel may start before those ahead complete."""
+    """Whether the current GPU has programmatic dependent launch: a kernel may start before others end."""
     return torch.cuda.is_available() and _of_device(torch.cuda.current_device())[0]
 
 

@@ -17,8 +17,14 @@ def activation_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
     if a.experts is not None:
         # Each row once for each of its experts: its input, as above, and its weighted output.
         mlp = max(mlp, a.experts.routing.per_token * (3 * a.experts.width + 3 * a.hidden_size))
-    residual_and_norm = 2 * a.hidden_size
-    return rows * (residual_and_norm + max(attention, mlp)) * number_bytes
+    residual = a.hidden_size * max(4, number_bytes)  # in float32 at least
+    norm = a.hidden_size * number_bytes
+    return rows * (residual + norm + max(attention, mlp) * number_bytes)
+
+
+def output_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
+    """What a forward leaves for its scored rows: the residual stream, and attention's output of the last layer."""
+    return rows * (a.hidden_size * max(4, number_bytes) + a.heads * a.head_dim * number_bytes)
 
 
 def head_bytes(a: Architecture, rows: int) -> int:

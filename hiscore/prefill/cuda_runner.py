@@ -17,7 +17,7 @@ from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
 from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
-from hiscore.graph_capture import GraphCapture
+from hiscore.graph_capture import GraphCapture, StaticOutputs
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
 
@@ -110,7 +110,8 @@ class CudaRunner:
         ]
         self._static = torch.zeros(self._layouts[-1].size, dtype=torch.int32, device=self._device)
         self._slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=self._device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
+        self._outputs = StaticOutputs()
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self._capture()
 
     @torch.inference_mode()
@@ -168,6 +169,6 @@ class CudaRunner:
         # No tiles and no slots: what is compiled and warmed up here reads and writes no real data.
         self._static.zero_()
         self._static[4 * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
-        self._body(layout)
+        self._outputs.allocate(*self._body(layout))
         torch.cuda.synchronize(self._device)
-        self._graphs[layout.rows] = capture.capture(lambda: self._body(layout))
+        self._graphs[layout.rows] = capture.capture(lambda: self._outputs.keep(*self._body(layout)))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hiscore.memory.plan import MemoryLine, MemoryPlan
-from hiscore.models.activations import activation_bytes, head_bytes
+from hiscore.models.activations import activation_bytes, head_bytes, output_bytes
 from hiscore.models.config import Architecture
 from hiscore.scoring.packing import pool_reserve
 from hiscore.scoring.prefix_cache import PAGE
@@ -73,8 +73,7 @@ def plan_memory(
     activations = activation_bytes(a, budget, number_bytes) + head_bytes(a, HEAD_ROWS)
     activations += 0 if on_cuda else CPU_ATTENTION_BYTES
     tables = len(set(a.rope_kinds)) * a.context_length * a.head_dim * 4
-    # The outputs of all graphs: the residual stream and attention's output of the last layer.
-    outputs = budget * (a.hidden_size + a.heads * a.head_dim) * number_bytes if on_cuda else 0
+    outputs = output_bytes(a, budget, number_bytes) if on_cuda else 0
     return MemoryPlan(
         place,
         (

@@ -1,6 +1,7 @@
 """Launch every kernel at the sizes of real models; without a GPU the launches are only recorded."""
 
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import torch
@@ -155,7 +156,7 @@ def launch_everything() -> None:
         experts((2048, 768, 128, 8), "silu", dtype)
         experts((2880, 2880, 32, 4), "clamped_swiglu", dtype)
     for chains in (False, True):
-        with mock.patch.multiple(kernel_ops, supports_pdl=lambda: chains, PDL_MIN_ROWS=1):
+        with mock.patch.multiple(kernel_ops, supports_pdl=partial(bool, chains), PDL_MIN_ROWS=1):
             for sizes in (QWEN3, SMOLLM2):
                 for fp8 in (False, True):
                     scorer(sizes, bfloat16, normed=sizes is QWEN3, fp8=fp8)
@@ -166,7 +167,7 @@ def launch_everything() -> None:
             decode(replace(GROUPED, page_size=1, index_kind="keys"), bfloat16, heads=16)
             decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
             decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)
-    with mock.patch.object(kernel_ops, "supports_pdl", lambda: True):
+    with mock.patch.object(kernel_ops, "supports_pdl", return_value=True):
         for rows in range(1, few.GEMV_MAX_ROWS + 1):
             chained(QWEN3, rows)
             chained(QWEN3_8B, rows)

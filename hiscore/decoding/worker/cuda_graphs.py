@@ -20,7 +20,7 @@ from hiscore.decoding.worker.cuda_queues import CudaQueues
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.interface import CacheConfig
 from hiscore.decoding.worker.step_runner import StepOutputs, decode_greedily, new_input_ids
-from hiscore.graph_capture import GraphCapture
+from hiscore.graph_capture import GraphCapture, StaticOutputs
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class GraphRunner:
         self._rows = buckets_up_to(cache_config.max_sequences, ROWS, 16)
         self._reaches = buckets_up_to(cache_config.context_length, REACHES, 2**30)
         self._captured: dict[Bucket, CapturedStep] = {}
-        self._logits: Tensor | None = None  # of all graphs: float32 [most rows, vocabulary]
+        self._logits = StaticOutputs()
         with queues.use(Queue.COMPUTE):
             self._capture_all()
 
@@ -142,13 +142,11 @@ class GraphRunner:
         rows[0] = -1
         ops = self._make_ops(bucket.reach, bucket.full_attention)
         logits, _, _ = self._decode(rows, ops)  # compiles the kernels
-        if self._logits is None:
-            self._logits = torch.empty_like(logits)
-        shared_logits = self._logits[: bucket.rows]
+        self._logits.allocate(logits)
 
         def launch() -> PaddedOutputs:
             logits, slots, readback = self._decode(rows, ops)
-            return shared_logits.copy_(logits), slots, readback
+            return self._logits.keep(logits)[0], slots, readback
 
         graph, outputs = capture.capture(launch, torch.cuda.current_stream(), error_mode="thread_local")
         return CapturedStep(graph, rows, outputs)

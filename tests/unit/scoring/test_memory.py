@@ -44,6 +44,11 @@ def test_the_pool_is_sized_for_one_call_of_the_longest_sequences(name: str) -> N
     assert row in (ROOT / "docs" / "memory.md").read_text()
 
 
+def test_the_page_on_memory_shows_a_true_table() -> None:
+    planned = plan("Qwen3-8B", 78.9)
+    assert planned.table(int(78.9 * GIB)) in (ROOT / "docs" / "memory.md").read_text()
+
+
 def test_a_pool_is_what_is_asked_for_where_that_is_more() -> None:
     a = architecture("Qwen3-0.6B")
     sizes = pool_sizes(a, 2, BUDGET, 64 * GIB)

@@ -1,0 +1,51 @@
+"""What the scorer takes of a GPU, against its plan: at the geometry of Qwen3-0.6B, with random weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hiscore.device import free_bytes
+from hiscore.models.activations import output_bytes
+from hiscore.models.config import read_architecture
+from hiscore.prefill.cuda_runner import capture_sizes
+from hiscore.scoring.memory import CUDA_BYTES, plan_memory, pool_sizes
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import Scorer
+from perf.models import random_checkpoint
+from tests.support.strategies import random_tokens
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+BUDGET = 16_384
+LABELS = np.array([5, 77], np.int32)
+
+
+def test_the_scorer_takes_what_it_plans(tmp_path: Path) -> None:
+    """Prints the table of docs/memory.md as it was measured: run with -s."""
+    checkpoint = random_checkpoint.write_config("qwen3-0.6b", tmp_path)
+    a, _ = read_architecture(checkpoint)
+    torch.cuda.init()
+    device = torch.device("cuda", torch.cuda.current_device())
+    before = free_bytes(device)
+    with random_checkpoint.in_memory("cuda"):
+        scorer = Scorer(checkpoint, "cuda", "bfloat16", BUDGET, query_cache_bytes=0)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    call = random_tokens(np.random.default_rng(0), 120, [180] * 300, a.vocab_size)
+    answers, _ = scorer.score([ScoreRequest(call.prompt(), LABELS, ScoreOptions())])
+    assert np.isfinite(answers[0].scores).all()
+    torch.cuda.synchronize()
+    taken = before - free_bytes(device)
+    sizes = pool_sizes(a, 2, BUDGET, 0)
+    weights = torch.cuda.memory_allocated(device) - scorer.runner.pool.nbytes - output_bytes(a, BUDGET, 2)
+    plan = plan_memory(str(device), a, 2, weights, BUDGET, sizes.pages)
+    print(plan.table(before), f"measured {taken / 2**30:.2f} GiB", sep="\n")
+    # All of it is in the plan; and the plan is not so wide that models are refused that would fit.
+    assert taken <= plan.total
+    assert plan.total - CUDA_BYTES <= 1.3 * taken
+    # Outputs of their own for each graph would not have fitted: the control.
+    own = sum(output_bytes(a, rows, 2) for rows in capture_sizes(BUDGET))
+    spare = plan.total - output_bytes(a, BUDGET, 2) - taken
+    assert own > output_bytes(a, BUDGET, 2) + max(spare, 0)
