@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from hiscore.launcher.errors import LaunchError
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
-from hiscore.settings import MODEL_SETTINGS, Selector, ServeSettings
+from hiscore.settings import MODEL_SETTINGS, MODEL_SETTINGS_FILE, Selector, ServeSettings
 
 CONFIG = "config.pbtxt"
+SETTINGS = "settings"
+"""Among a model's values: its settings as JSON, for a file of their own."""
 DEFAULT_BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
 """A GPU needs many rows for its full speed, a CPU few."""
 
@@ -46,7 +48,7 @@ def write_repository(source: Path, target: Path, values: Mapping[str, Values]) -
     Args:
         source: Directory with a template and a ``1/`` directory for each model.
         target: Directory to write to.
-        values: Placeholder -> value, per model; only the models named here are written.
+        values: Placeholder -> value, and `SETTINGS`, per model; only the models named here are written.
 
     Raises:
         LaunchError: A template is missing or does not fit its values; the message names the file.
@@ -59,8 +61,13 @@ def write_repository(source: Path, target: Path, values: Mapping[str, Values]) -
             )
         # The version directory of the ensemble is empty, but Triton requires it.
         shutil.copytree(source / model, target / model, ignore=shutil.ignore_patterns("__pycache__"))
+        # Callers can read config.pbtxt over HTTP; what is in this file is none of their business.
+        placeholders = {name: value for name, value in model_values.items() if name != SETTINGS}
+        if SETTINGS in model_values:
+            file = target / model / MODEL_SETTINGS_FILE
+            file.write_text(str(model_values[SETTINGS]), encoding="utf-8")
         try:
-            text = render(template.read_text(encoding="utf-8"), model_values)
+            text = render(template.read_text(encoding="utf-8"), placeholders)
         except LaunchError as error:
             raise LaunchError(f"{template}: {error}") from None
         (target / model / CONFIG).write_text(text, encoding="utf-8")
@@ -102,7 +109,7 @@ def model_values(
     }
     return {
         model: placeholders[model]
-        | ({"settings": _settings_json(model, given)} if model in MODEL_SETTINGS else {})
+        | ({SETTINGS: _settings_json(model, given)} if model in MODEL_SETTINGS else {})
         for model in models
     }
 
@@ -121,7 +128,7 @@ def _selector(settings: ServeSettings, selectors: tuple[Selector, ...]) -> Selec
 
 
 def _settings_json(model: str, given: Mapping[str, Any]) -> str:
-    """A model's settings out of the server's, as `hiscore.settings.from_model_config` reads them."""
+    """A model's settings out of the server's, as `hiscore.settings.from_model_directory` reads them."""
     declared = MODEL_SETTINGS[model]
     return declared(**{name: given[name] for name in declared.model_fields}).model_dump_json()
 

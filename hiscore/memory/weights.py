@@ -50,7 +50,10 @@ def _tensors(checkpoint: Path) -> Iterator[tuple[str, str, list[int]]]:
     """Name, dtype and shape of every tensor. A file starts with the length of its header in 8 bytes."""
     for path in sorted(checkpoint.glob("model*.safetensors")):
         with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            try:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            except ValueError as error:
+                raise ValueError(f"'{path.name}' cannot be read as safetensors: {error}") from None
         for name, entry in header.items():
             if name != "__metadata__":
                 yield name, entry["dtype"], entry["shape"]

@@ -1,7 +1,7 @@
 """Every setting: declared once, with type, default, bounds and description.
 
-From the declarations come the variables of ``make serve`` (`ServeSettings`), the one JSON parameter in each
-model's ``config.pbtxt`` (`from_model_config` reads it), and docs/settings.md (``make docs``). To add a setting,
+From the declarations come the variables of ``make serve`` (`ServeSettings`), the JSON file beside each
+model's ``config.pbtxt`` (`from_model_directory` reads it), and docs/settings.md (``make docs``). To add a setting,
 add a field to a group in `groups` (models read it, too) or `serve` (the launcher alone reads it).
 """
 
@@ -18,11 +18,12 @@ from hiscore.settings.choices import (
 from hiscore.settings.groups import CacheSettings, Limits
 from hiscore.settings.models import (
     MODEL_SETTINGS,
+    MODEL_SETTINGS_FILE,
     DecodeSettings,
     ModelSettings,
     ScorerSettings,
     TokenizerSettings,
-    from_model_config,
+    from_model_directory,
 )
 from hiscore.settings.serve import DEFAULT_MODEL, ServeSettings
 
@@ -33,6 +34,7 @@ __all__ = [
     "CANARY_ID",
     "DEFAULT_MODEL",
     "MODEL_SETTINGS",
+    "MODEL_SETTINGS_FILE",
     "ApiProcessSettings",
     "ApiSettings",
     "BackupProtocol",
@@ -49,5 +51,5 @@ __all__ = [
     "ServeSettings",
     "TokenizerSettings",
     "WatchdogAction",
-    "from_model_config",
+    "from_model_directory",
 ]

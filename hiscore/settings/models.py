@@ -1,7 +1,8 @@
-"""What each model reads: one JSON parameter, ``settings``, in its ``config.pbtxt``."""
+"""What each model reads: one JSON file, ``settings.json``, beside its ``config.pbtxt``."""
 
 import json
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from pydantic import PositiveInt
 
@@ -16,7 +17,7 @@ from hiscore.settings.groups import (
     TextLimit,
 )
 
-PARAMETER = "settings"
+MODEL_SETTINGS_FILE = "settings.json"
 
 
 class ModelSettings(QueueSettings, LogSettings):
@@ -54,21 +55,18 @@ MODEL_SETTINGS: dict[str, type[ModelSettings]] = {
 AnySettings = TypeVar("AnySettings", bound=ModelSettings)
 
 
-def from_model_config(settings: type[AnySettings], model_config: str) -> AnySettings:
-    """Read a model's settings from Triton's ``args["model_config"]``.
+def from_model_directory(settings: type[AnySettings], directory: Path) -> AnySettings:
+    """Read a model's settings from the file beside its ``config.pbtxt``, which callers can see over HTTP.
 
     Args:
         settings: The class to read.
-        model_config: Triton's JSON of ``config.pbtxt``.
+        directory: The model's own, Triton's ``args["model_repository"]``.
 
     Raises:
-        ValueError: ``settings`` is not the only parameter, or a key is unknown, missing or out of bounds.
+        ValueError: A key is unknown, missing or out of bounds.
     """
-    parameters: dict[str, Any] = json.loads(model_config).get("parameters", {})
-    if set(parameters) != {PARAMETER}:
-        raise ValueError(f"config.pbtxt must have the one parameter '{PARAMETER}', not {sorted(parameters)}")
-    text = parameters[PARAMETER]["string_value"]
+    text = (directory / MODEL_SETTINGS_FILE).read_text(encoding="utf-8")
     missing = sorted(set(settings.model_fields) - set(json.loads(text)))
     if missing:
-        raise ValueError(f"the parameter '{PARAMETER}' lacks '{missing[0]}'")
+        raise ValueError(f"{MODEL_SETTINGS_FILE} lacks '{missing[0]}'")
     return settings.model_validate_json(text, strict=True)

@@ -112,7 +112,7 @@ def test_a_model_that_does_not_load_gives_its_reason(tiny_llama: Path, tmp_path:
     weights.write_bytes(weights.read_bytes()[:1000])
     before = children()
     log_path = tmp_path / "server.log"
-    with pytest.raises(LaunchError, match=r"exit code 1 before it was ready") as raised:
+    with pytest.raises(LaunchError, match=r"before it was ready: it ended with exit code 1") as raised:
         Server(settings(broken), log_path).start()
     assert "cannot be read as safetensors" in str(raised.value)
     assert str(log_path) in str(raised.value)

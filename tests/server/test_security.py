@@ -2,6 +2,8 @@
 
 import re
 import socket
+import tempfile
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -135,3 +137,14 @@ def test_nor_over_grpc(lock: tuple[Server, str, str]) -> None:
                 client.get_system_shared_memory_status(headers=headers)
         # The control: what is not locked does answer.
         assert client.is_server_live()
+
+
+@pytest.mark.parametrize("path", ["v2", "v2/models/{}", "v2/models/{}/config", "v2/models/{}/stats"])
+def test_what_callers_may_read_names_no_path_of_this_machine(lm: Server, tiny_lm: Path, path: str) -> None:
+    for model in lm.models:
+        with urllib.request.urlopen(f"{lm.http_url}/{path.format(model)}") as response:
+            text = response.read().decode()
+        assert "name" in text  # the control: it was answered
+        assert str(tiny_lm) not in text
+        assert "checkpoint" not in text
+        assert tempfile.gettempdir() not in text

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections import Counter
 from inspect import get_annotations
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from hiscore.settings import MODEL_SETTINGS, DecodeSettings, ServeSettings, from_model_config
+from hiscore.settings import MODEL_SETTINGS, DecodeSettings, ServeSettings, from_model_directory
 from hiscore.settings.groups import Settings
 from hiscore.settings.page import page
 
@@ -104,11 +105,10 @@ def test_an_address_for_traces_is_a_url_without_a_password(url: str, allowed: bo
             ServeSettings(trace_url=url)
 
 
-def model_config(parameters: dict[str, Any]) -> str:
-    """What Triton hands to a model whose config.pbtxt has these parameters."""
-    return json.dumps(
-        {"parameters": {name: {"string_value": json.dumps(value)} for name, value in parameters.items()}}
-    )
+def written(directory: Path, settings: dict[str, Any]) -> Path:
+    """A model's directory whose settings are these."""
+    (directory / "settings.json").write_text(json.dumps(settings))
+    return directory
 
 
 SCORER = {"checkpoint": "/a", "max_batch_tokens": 64}
@@ -117,31 +117,22 @@ COMPLETE = {model: dict(declared(**GIVEN[model])) for model, declared in MODEL_S
 
 
 @pytest.mark.parametrize("model", MODEL_SETTINGS)
-def test_a_models_settings_are_read_strictly(model: str) -> None:
+def test_a_models_settings_are_read_strictly(model: str, tmp_path: Path) -> None:
     declared, complete = MODEL_SETTINGS[model], COMPLETE[model]
-    assert from_model_config(declared, model_config({"settings": complete})).checkpoint == "/a"
+    assert from_model_directory(declared, written(tmp_path, complete)).checkpoint == "/a"
     for name in complete:  # a default does not stand in for a missing key
         without = {key: value for key, value in complete.items() if key != name}
         with pytest.raises(ValueError, match=f"lacks '{name}'"):
-            from_model_config(declared, model_config({"settings": without}))
-    with pytest.raises(ValidationError, match="max_itmes"):
-        from_model_config(declared, model_config({"settings": complete | {"max_itmes": 3}}))
-    with pytest.raises(ValidationError, match="max_queue"):
-        from_model_config(declared, model_config({"settings": complete | {"max_queue": "3"}}))
-    with pytest.raises(ValidationError, match="max_queue"):
-        from_model_config(declared, model_config({"settings": complete | {"max_queue": 0}}))
+            from_model_directory(declared, written(tmp_path, without))
+    for wrong in ({"max_itmes": 3}, {"max_queue": "3"}, {"max_queue": 0}):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            from_model_directory(declared, written(tmp_path, complete | wrong))
 
 
-@pytest.mark.parametrize("parameters", [{}, {"settings": {}, "max_items": 3}, {"checkpoint": "/a"}])
-def test_a_models_config_has_one_parameter(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must have the one parameter 'settings'"):
-        from_model_config(MODEL_SETTINGS["tokenizer"], model_config(parameters))
-
-
-def test_a_selector_must_be_resolved_before_a_model_reads_it() -> None:
+def test_a_selector_must_be_resolved_before_a_model_reads_it(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="selector"):
-        from_model_config(
-            MODEL_SETTINGS["decode"], model_config({"settings": COMPLETE["decode"] | {"selector": "auto"}})
+        from_model_directory(
+            MODEL_SETTINGS["decode"], written(tmp_path, COMPLETE["decode"] | {"selector": "auto"})
         )
 
 

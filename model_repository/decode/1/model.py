@@ -29,7 +29,7 @@ from hiscore.serving.feeds import ErrorsFeed, Exporter, histogram_feeds
 from hiscore.serving.metrics import Counters, Gauges, Rejects
 from hiscore.serving.response_sender import ResponseSender
 from hiscore.serving.triton_io import ReplyTo, error_log, parameters, server_directory, strings, tensor
-from hiscore.settings import DecodeSettings, from_model_config
+from hiscore.settings import DecodeSettings, from_model_directory
 from hiscore.tokenization.detokenizer import DetokenizerFactory
 from hiscore.tokenization.tokenizer import load_tokenizer
 
@@ -40,7 +40,7 @@ class TritonPythonModel:
     """`execute` only validates requests and queues them; the engine's and the sender's threads do the rest."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        settings = from_model_config(DecodeSettings, args["model_config"])
+        settings = from_model_directory(DecodeSettings, Path(args["model_repository"]))
         configure_model(settings.log_format, args["model_name"])
         checkpoint = Path(settings.checkpoint)
         on_cpu, directory = args["model_instance_kind"] == "CPU", server_directory(args)

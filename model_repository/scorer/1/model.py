@@ -28,7 +28,7 @@ from hiscore.serving.triton_io import (
     serve,
     server_directory,
 )
-from hiscore.settings import CANARY_ID, ScorerSettings, from_model_config
+from hiscore.settings import CANARY_ID, ScorerSettings, from_model_directory
 
 COUNTERS = {
     "hiscore_batches_total": "Batches that the scorer formed",
@@ -43,7 +43,7 @@ class TritonPythonModel:
     """What Triton's Python backend loads."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.settings = settings = from_model_config(ScorerSettings, args["model_config"])
+        self.settings = settings = from_model_directory(ScorerSettings, Path(args["model_repository"]))
         configure_model(settings.log_format, args["model_name"])
         on_cpu, directory = args["model_instance_kind"] == "CPU", server_directory(args)
         self.scorer = Scorer(

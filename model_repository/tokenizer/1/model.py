@@ -17,7 +17,7 @@ from hiscore.serving.batcher import Batcher
 from hiscore.serving.feeds import Exporter, batcher_feeds
 from hiscore.serving.metrics import Counters
 from hiscore.serving.triton_io import error_log, parameters, required_tensor, serve, strings, tensor
-from hiscore.settings import TokenizerSettings, from_model_config
+from hiscore.settings import TokenizerSettings, from_model_directory
 from hiscore.tokenization.tokenizer import load_tokenizer
 
 # Characters encoded in one batch: enough to use every core, few enough that a small request does not wait long.
@@ -34,7 +34,7 @@ class TritonPythonModel:
     """One instance serves all requests; the tokenizer itself uses the machine's cores."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.settings = settings = from_model_config(TokenizerSettings, args["model_config"])
+        self.settings = settings = from_model_directory(TokenizerSettings, Path(args["model_repository"]))
         configure_model(settings.log_format, args["model_name"])
         checkpoint = Path(settings.checkpoint)
         labels = {"model": args["model_name"], "version": args["model_version"]}

@@ -1,7 +1,6 @@
 """Strict templates, and which models are served."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.repository import model_values, render, select, write_repository
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
-from hiscore.settings import MODEL_SETTINGS, Selector, ServeSettings, from_model_config
+from hiscore.settings import MODEL_SETTINGS, Selector, ServeSettings, from_model_directory
 
 EVERYTHING = Capabilities(models=MODELS, left_out={})
 NO_TOKENIZER = Capabilities(
@@ -60,13 +59,6 @@ def test_templates_are_filled_with_batching_and_instances(tmp_path: Path, device
     assert not any("queue_policy {" in config for config in configs.values())
 
 
-def model_config(config: str) -> str:
-    """What Triton hands to a model: the parameters of its config.pbtxt, as JSON."""
-    ((name, text),) = re.findall(r'parameters { key: "(\w+)" value { string_value: "(.*)" } }', config)
-    unescaped = re.sub(r"\\(.)", lambda escaped: {"n": "\n"}.get(escaped[1], escaped[1]), text)
-    return json.dumps({"parameters": {name: {"string_value": unescaped}}})
-
-
 def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
     """No setting is lost, mixed up or left at its default between the environment and a model."""
     given: dict[str, Any] = {
@@ -81,11 +73,12 @@ def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
     write_repository(settings.model_repository, tmp_path, values)
     assert set(MODEL_SETTINGS) == set(MODELS) - {"score"}
     for model, declared in MODEL_SETTINGS.items():
-        config = (tmp_path / model / "config.pbtxt").read_text()
         expected = {**given, "checkpoint": str(checkpoint)}
-        assert dict(from_model_config(declared, model_config(config))) == {
+        assert dict(from_model_directory(declared, tmp_path / model)) == {
             name: expected[name] for name in declared.model_fields
         }
+        # Triton shows this file to every caller.
+        assert "checkpoint" not in (tmp_path / model / "config.pbtxt").read_text()
 
 
 @pytest.mark.parametrize(("device", "tokens"), [("cpu", 2_048), ("cuda", 16_384)])
