@@ -113,7 +113,7 @@ def _grouped_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, .
         "self_attn.k_norm.weight": (dim,),
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
-        **_mlp("mlp", hidden, config["intermediate_size"]),
+        **_experts(config, "num_experts"),
     }
 
 
@@ -139,12 +139,21 @@ def _latent_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ..
     }
     if layer < c["first_k_dense_replace"]:
         return all_shapes | _mlp("mlp", hidden, c["intermediate_size"])
-    all_shapes["mlp.gate.weight"] = (c["n_routed_experts"], hidden)
+    all_shapes |= _experts(c, "n_routed_experts")
     all_shapes["mlp.gate.e_score_correction_bias"] = (c["n_routed_experts"],)
-    for expert in range(c["n_routed_experts"]):
-        all_shapes |= _mlp(f"mlp.experts.{expert}", hidden, c["moe_intermediate_size"])
     shared = c["moe_intermediate_size"] * c["n_shared_experts"]
     return all_shapes | _mlp("mlp.shared_experts", hidden, shared)
+
+
+def _experts(config: dict[str, Any], count_key: str) -> dict[str, tuple[int, ...]]:
+    """A router and its experts, or an ordinary MLP where the config names no experts."""
+    hidden, count = config["hidden_size"], config.get(count_key, 0)
+    if not count:
+        return _mlp("mlp", hidden, config["intermediate_size"])
+    all_shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (count, hidden)}
+    for expert in range(count):
+        all_shapes |= _mlp(f"mlp.experts.{expert}", hidden, config["moe_intermediate_size"])
+    return all_shapes
 
 
 def _mlp(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:

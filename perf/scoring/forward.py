@@ -1,6 +1,8 @@
 """How long one forward takes on the GPU, and which kernels take the time.
 
-usage: python -m perf.scoring.forward [--dtype bfloat16|fp8] [--out DIR]        (one CUDA GPU)
+usage: python -m perf.scoring.forward [--geometry NAME] [--dtype bfloat16|fp8] [--out DIR]        (one CUDA GPU)
+
+Weights are random, with a real model's geometry.
 """
 
 import statistics
@@ -8,6 +10,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +18,10 @@ import torch
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
+from perf.machine.facts import process_facts
 from perf.machine.kernel_times import kernel_times
 from perf.models import random_checkpoint
+from perf.models.geometries import GEOMETRIES
 from perf.script import arguments, write_json
 
 LABELS = np.array([9454, 2753], np.int32)
@@ -61,17 +66,25 @@ def host_ms(scorer: Scorer, batches: list[list[ScoreRequest]]) -> tuple[float, f
 
 
 def main() -> None:
-    """Measure; writes forward.json, or forward-fp8.json."""
+    """Measure; writes forward.json, with the geometry and the dtype in its name if they are not the default."""
     parser = arguments(__doc__, "forward.json", required=False)
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="qwen3-0.6b")
     parser.add_argument("--dtype", choices=("bfloat16", "fp8"), default="bfloat16")
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     directory = Path(tempfile.mkdtemp())
-    random_checkpoint.write("qwen3-0.6b", directory, device="cuda")
+    random_checkpoint.write_config(options.geometry, directory)
     start = time.perf_counter()
-    scorer = Scorer(directory, "cuda", options.dtype, 16_384, query_cache_bytes=0)
-    results = {"load_s": time.perf_counter() - start, "device": torch.cuda.get_device_name()}
-    results["dtype"] = options.dtype
+    with random_checkpoint.in_memory("cuda"):
+        scorer = Scorer(directory, "cuda", options.dtype, 16_384, query_cache_bytes=0)
+    results: dict[str, Any] = {
+        "machine": process_facts(options.commit),
+        "geometry": options.geometry,
+        "dtype": options.dtype,
+        "load_s": time.perf_counter() - start,
+        "allocated_gib": torch.cuda.memory_allocated() / 2**30,
+        "reserved_gib": torch.cuda.memory_reserved() / 2**30,
+    }
     shapes = {
         "1 prompt of 300": lambda: [call(rng, 300, 1, 0)],
         "1 x (120 + 10 x 180)": lambda: [call(rng)],
@@ -98,8 +111,9 @@ def main() -> None:
         for kernel, us, count in rows[:11]:
             print(f"{us:9.1f} us {count:4.0f}  {kernel}")
     if options.out:
-        name = "forward" if options.dtype == "bfloat16" else f"forward-{options.dtype}"
-        write_json(options.out / f"{name}.json", results)
+        geometry = "" if options.geometry == "qwen3-0.6b" else f"-{options.geometry}"
+        dtype = "" if options.dtype == "bfloat16" else f"-{options.dtype}"
+        write_json(options.out / f"forward{geometry}{dtype}.json", results)
 
 
 if __name__ == "__main__":
