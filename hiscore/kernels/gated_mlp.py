@@ -100,13 +100,13 @@ def multiply_gated(
         out.store([row, column], gated(rounded, up.to(out.dtype), GELU))
 
 
-def multiply(x: Tensor, weight: Tensor, gelu: bool, tile: Tile, multiprocessors: int) -> Tensor:
+def multiply(x: Tensor, weight: Tensor, gelu: int, tile: Tile, multiprocessors: int) -> Tensor:
     """act(x gate^T) * (x up^T), in 16 bits.
 
     Args:
         x: [rows, in].
         weight: [2 out, in], gate first.
-        gelu: GELU instead of SiLU.
+        gelu: See `gemv.multiply`.
         tile: See `tile_for`.
         multiprocessors: Of the device.
 

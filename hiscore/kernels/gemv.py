@@ -110,8 +110,10 @@ def multiply_few_rows(
 
 @triton.jit
 def gated(gate, up, GELU: tl.constexpr):
-    """act(gate) * up, with gate in float32 and act(gate) rounded to up's dtype."""
-    if GELU:
+    """act(gate) * up, with gate in float32 and act(gate) rounded to up's dtype. GELU: see `multiply`."""
+    if GELU == 2:
+        gate = gate * 0.5 * (1 + tl.erf(gate * 0.7071067811865476))
+    elif GELU:
         # tanh(z) = 2 sigmoid(2 z) - 1
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         gate = gate * tl.sigmoid(2 * inner)
@@ -156,7 +158,7 @@ def multiply(
     weight: Tensor,
     bias: Tensor | None = None,
     onto: Tensor | None = None,
-    gelu: bool | None = None,
+    gelu: int | None = None,
     chained: bool = False,
 ) -> Tensor:
     """x weight^T + bias, for sizes that `fits` accepts.
@@ -166,7 +168,7 @@ def multiply(
         weight: [out, in]; with gelu not None [2 out, in], of gate and up.
         bias: [out].
         onto: float32 [rows, out]: add the product to it, in place.
-        gelu: Return act(gate) * up, with GELU (True) or SiLU (False) as act.
+        gelu: Return act(gate) * up, with act SiLU (0), GELU by tanh (1) or exact (2).
         chained: See `pdl_launch_kwargs`.
 
     Returns:
@@ -186,7 +188,7 @@ def multiply(
     multiply_few_rows[(triton.cdiv(outputs, block),)](
         values, norm, weight, weight if bias is None else bias, out, outputs, eps,
         K=inputs, ROWS=rows, NORMED=isinstance(x, Normed), BIASED=bias is not None, ONTO=onto is not None,
-        GATED=gelu is not None, GELU=bool(gelu),
+        GATED=gelu is not None, GELU=gelu or 0,
         BLOCK=block, STEP=min(STEP, triton.next_power_of_2(inputs)), **pdl_launch_kwargs(chained),
     )  # fmt: skip
     return out

@@ -14,11 +14,13 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
 
     Args:
         gate_up: Gate first.
-        activation: silu, gelu_pytorch_tanh, or GPT-OSS's clamped_swiglu (source: `GptOssExperts._apply_gate` of
-            transformers).
+        activation: silu, gelu_pytorch_tanh, gelu, or GPT-OSS's clamped_swiglu (source: transformers'
+            `GptOssExperts._apply_gate`).
     """
     gate, up = gate_up.chunk(2, dim=-1)
     if activation == CLAMPED_SWIGLU:
         gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
         return (up + 1) * gate * torch.sigmoid(gate * SWIGLU_ALPHA)
-    return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
+    if activation == "silu":
+        return silu(gate) * up
+    return gelu(gate, approximate="none" if activation == "gelu" else "tanh") * up

@@ -26,7 +26,7 @@ class Ops(Protocol):
     """
 
     def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
     ) -> tuple[Tensor, Any]:
         """Look up token embeddings and normalise them for the first layer.
 
@@ -34,7 +34,7 @@ class Ops(Protocol):
             ids: int32 [T].
             table: [vocabulary, hidden].
             scale: Multiplies the embeddings.
-            weight: [hidden], of the first layer's input norm.
+            weight: [hidden], of the first layer's input norm; None where the family has none.
             fp8: Whether h is quantised.
 
         Returns:
@@ -45,7 +45,7 @@ class Ops(Protocol):
     def rope_and_cache(
         self,
         layer: LayerWeights,
-        rope: Rope,
+        rope: Rope | None,
         qkv: Tensor,
         positions: Tensor,
         pool: Tensor,
@@ -54,8 +54,8 @@ class Ops(Protocol):
         """Normalise (where the layer has norms for it) and rotate q and k in place; write k and v to the KV pool.
 
         Args:
-            layer: For q_norm and k_norm.
-            rope: Rotary tables of this layer.
+            layer: For q_norm and k_norm: of each head, or of all heads together.
+            rope: Rotary tables of this layer; None: it does not rotate.
             qkv: [T, (heads + 2 kv_heads) head_dim], updated in place.
             positions: int32 [T].
             pool: [slots, 2, kv_heads, head_dim], updated in place.
@@ -63,7 +63,7 @@ class Ops(Protocol):
         """
 
     def add_norm(
-        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
+        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor | None, fp8: bool = False
     ) -> Any:
         """Add a block's output to the residual stream and normalise the sum for the next block.
 
@@ -71,7 +71,7 @@ class Ops(Protocol):
             x: Updated in place.
             update: [T, hidden].
             post_weight: [hidden], of a norm of `update` itself; None where the family has none.
-            weight: [hidden].
+            weight: [hidden]; None: h is the sum itself.
             fp8: Whether h is quantised.
 
         Returns:
@@ -90,7 +90,7 @@ class Ops(Protocol):
         projection: Projection,
         h: Any,
         post_weight: Tensor | None,
-        weight: Tensor,
+        weight: Tensor | None,
         fp8: bool = False,
     ) -> Any:
         """`add_norm` of a projection of h. The result is only for `project` and `gate`.

@@ -1,8 +1,9 @@
-"""Rotary position embeddings, with transformers' frequencies (linear, llama3 and yarn scaling included)."""
+"""Rotary position embeddings, with transformers' frequencies (scaled by linear, llama3, yarn or longrope too)."""
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
@@ -10,10 +11,13 @@ def context_length(config: Any) -> int:
     """How many positions a model of this config of transformers has.
 
     They are max_position_embeddings, unless YaRN stretches the original context further: Qwen's documentation adds
-    YaRN to a config and leaves max_position_embeddings as it was.
+    YaRN to a config and leaves max_position_embeddings as it was. With longrope the original context is all.
     """
     longest = int(config.max_position_embeddings)
     rope = config.rope_parameters
+    if rope.get("rope_type") == "longrope":
+        # Beyond it all frequencies change: a query's keys would depend on the length of the item behind it.
+        return min(longest, int(rope["original_max_position_embeddings"]))
     if rope.get("rope_type") == "yarn":
         longest = max(longest, int((rope.get("factor") or 1) * rope["original_max_position_embeddings"]))
     return longest
@@ -23,24 +27,38 @@ class Rope:
     """Tables of one kind of rotary embedding. A pair is a dimension of a head's first half and one of its second.
 
     Attributes:
-        cos, sin: float32 [length, head_dim / 2], with the scaling's attention factor.
+        cos, sin: float32 [length, head_dim / 2], with the scaling's attention factor. Pairs beyond the rotated
+            dimensions stay as they are.
+        query_scales: float32 [length], multiplies rotated queries; None: nothing does.
     """
 
+    query_scales: Tensor | None = None
+
     def __init__(
-        self, config: Any, kind: str | None, head_dim: int, device: torch.device, length: int
+        self,
+        config: Any,
+        kind: str | None,
+        head_dim: int,
+        device: torch.device,
+        length: int,
+        rotated_dim: int | None = None,
+        scale_queries: bool = False,
     ) -> None:
         """Compute the tables.
 
         Args:
             config: Of transformers, for rope_parameters.
             kind: Key of rope_parameters where layers have different ones, else None.
-            head_dim: Dimensions that are rotated.
+            head_dim: Dimensions of a head, or of that part of it which has positions.
             device: Where the tables are kept.
             length: Positions in the tables.
+            rotated_dim: How many of the dimensions are rotated; None: all.
+            scale_queries: Whether queries beyond the original context are scaled, as in Llama 4.
         """
         parameters = config.rope_parameters[kind] if kind else config.rope_parameters
         if parameters.get("rope_type", "default") == "default":
-            exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+            dim = rotated_dim or head_dim
+            exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
             frequencies, scale = 1.0 / (parameters["rope_theta"] ** exponents), 1.0
         else:
             extra = {"layer_type": kind} if kind else {}
@@ -48,5 +66,30 @@ class Rope:
             frequencies, scale = initialise(config, torch.device("cpu"), **extra)
         positions = torch.arange(length, dtype=torch.float32)
         angles = positions[:, None] * frequencies
-        self.cos = (angles.cos() * scale).to(device)
-        self.sin = (angles.sin() * scale).to(device)
+        untouched = (0, head_dim // 2 - len(frequencies))
+        self.cos = torch.nn.functional.pad(angles.cos() * scale, untouched, value=1.0).to(device)
+        self.sin = torch.nn.functional.pad(angles.sin() * scale, untouched).to(device)
+        if scale_queries:
+            steps = torch.floor(positions / parameters["original_max_position_embeddings"])
+            scales = 1 + parameters["llama_4_scaling_beta"] * torch.log(1 + steps)
+            self.query_scales = scales.to(device)
+
+
+def rotary_order(head_dim: int, rotated_dim: int, interleaved: bool) -> Tensor | None:
+    """How the dimensions of a head are reordered so that each rotary pair has one in either half.
+
+    Scores of queries with keys stay the same if both are reordered, so it is done once, to the weights.
+
+    Args:
+        head_dim: Dimensions of a head.
+        rotated_dim: The first ones, which are rotated.
+        interleaved: A checkpoint's pairs are neighbours instead of the two halves of what is rotated.
+
+    Returns:
+        int64 [head_dim], or None if nothing is to be done.
+    """
+    rotated, rest = torch.arange(rotated_dim), torch.arange(rotated_dim, head_dim)
+    first, second = (rotated[0::2], rotated[1::2]) if interleaved else rotated.chunk(2)
+    half = len(rest) // 2
+    order = torch.cat((first, rest[:half], second, rest[half:]))
+    return None if torch.equal(order, torch.arange(head_dim)) else order

@@ -8,12 +8,15 @@ import triton
 from torch import Tensor
 
 from hiscore.kernels import elementwise, gated_mlp, gemv
+from hiscore.kernels import rope as rope_kernels
 from hiscore.layers import moe_triton
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import FP8, Experts, LayerWeights, Linear, Projection, Quantised
 from hiscore.numerics import at_least_float32
 
+GELU = {"gelu_pytorch_tanh": 1, "gelu": 2}
+"""What kernels call an activation; 0 is SiLU."""
 PDL_MIN_ROWS = 1024
 """Between cuBLAS products, dependent launches were faster from here on, and slower below."""
 
@@ -47,56 +50,67 @@ class TritonOps(Ops):
     """
 
     def __init__(
-        self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str, use_gemv: bool = False
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
+        activation: str,
+        centred: bool = False,
+        use_gemv: bool = False,
     ) -> None:
+        """centred: See `TorchOps`."""
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
-        self._eps = eps
-        self._gelu = activation == "gelu_pytorch_tanh"
+        self._eps, self._centred = eps, centred
+        self._gelu = GELU.get(activation, 0)
         self._use_gemv = use_gemv
 
     def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor, fp8: bool = False
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
     ) -> tuple[Tensor, Tensor | Quantised]:
         width = table.shape[1]
         x = torch.empty((len(ids), width), dtype=at_least_float32(table.dtype), device=table.device)
         h = torch.empty_like(x, dtype=table.dtype) if not fp8 else _empty_quantised(len(ids), width, x)
-        # transformers rounds the factor to the table's dtype.
-        rounded = torch.tensor(scale, dtype=table.dtype).item()
         elementwise.embed[(len(ids),)](
-            ids, table, x, *_targets(h), weight, rounded, self._eps,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._launch_kwargs(len(ids)),
+            ids, table, x, *_targets(h), x if weight is None else weight, scale, self._eps,
+            WIDTH=width, NORMED=weight is not None, CENTRED=self._centred,
+            BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._launch_kwargs(len(ids)),
         )  # fmt: skip
         return x, h
 
     def rope_and_cache(
         self,
         layer: LayerWeights,
-        rope: Rope,
+        rope: Rope | None,
         qkv: Tensor,
         positions: Tensor,
         pool: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        normed = layer.q_norm is not None
-        elementwise.rope_and_cache[(len(qkv),)](
-            qkv, positions, rope.cos, rope.sin,
+        normed, scales = layer.q_norm is not None, rope.query_scales if rope else None
+        rope_kernels.rope_and_cache[(len(qkv),)](
+            qkv, positions, rope.cos if rope else qkv, rope.sin if rope else qkv,
+            qkv if scales is None else scales,
             layer.q_norm if normed else qkv, layer.k_norm if normed else qkv,
             pool, slot_mapping, pool.stride(0), self._eps,
-            HEADS=self._heads, KV_HEADS=self._kv_heads, HEAD_DIM=self._head_dim, NORMED=normed,
+            HEADS=self._heads, KV_HEADS=self._kv_heads, HEAD_DIM=self._head_dim, ROTATED=rope is not None,
+            QUERY_SCALED=scales is not None, NORMED=normed,
+            NORM_WIDE=layer.q_norm is not None and layer.q_norm.numel() > self._head_dim,
             BLOCK_HEADS=triton.next_power_of_2(self._heads + self._kv_heads),
             BLOCK_HALF=triton.next_power_of_2(self._head_dim // 2), **self._launch_kwargs(len(qkv)),
         )  # fmt: skip
 
     def add_norm(
-        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor, fp8: bool = False
+        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor | None, fp8: bool = False
     ) -> Tensor | Quantised:
         rows, width = x.shape
         h = torch.empty_like(update) if not fp8 else _empty_quantised(rows, width, x)
         if rows:
             elementwise.add_norm[(rows,)](
-                x, update, *_targets(h), weight if post_weight is None else post_weight, weight, self._eps,
-                WIDTH=width, SANDWICH=post_weight is not None, BLOCK=triton.next_power_of_2(width), FP8=fp8,
-                **self._launch_kwargs(rows),
+                x, update, *_targets(h), x if post_weight is None else post_weight,
+                x if weight is None else weight, self._eps,
+                WIDTH=width, SANDWICH=post_weight is not None, NORMED=weight is not None, CENTRED=self._centred,
+                BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._launch_kwargs(rows),
             )  # fmt: skip
         return h
 
@@ -111,10 +125,12 @@ class TritonOps(Ops):
         projection: Projection,
         h: Any,
         post_weight: Tensor | None,
-        weight: Tensor,
+        weight: Tensor | None,
         fp8: bool = False,
     ) -> Any:
-        if post_weight is None and gemv.fits(*x.shape) and self._fits_gemv(projection, h):
+        # What can be left to the product that reads h is an RMS norm.
+        leaves_norm = post_weight is None and not self._centred and gemv.fits(*x.shape)
+        if weight is not None and leaves_norm and self._fits_gemv(projection, h):
             gemv.multiply(h, projection.weight, projection.bias, onto=x, chained=supports_pdl())
             return gemv.Normed(x, weight, self._eps)
         return super().project_add_norm(x, projection, h, post_weight, weight, fp8)

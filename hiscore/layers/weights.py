@@ -136,23 +136,23 @@ class LayerWeights:
     """One layer; norms that the family does not have are None.
 
     Attributes:
-        input_norm: float32 [hidden].
+        input_norm: float32 [hidden], for the input of attention.
         qkv: [(heads + 2 kv_heads) head_dim, hidden].
-        q_norm, k_norm: float32 [head_dim].
+        q_norm, k_norm: float32 [head_dim], or [heads head_dim] and [kv_heads head_dim]: of all heads together.
         output: [hidden, heads head_dim].
         post_attention_norm: float32 [hidden], for the output of attention.
-        mlp_norm: float32 [hidden].
+        mlp_norm: float32 [hidden], for the input of the MLP.
         mlp: Or experts.
         post_mlp_norm: float32 [hidden], for the output of the MLP.
     """
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Projection
     q_norm: Tensor | None
     k_norm: Tensor | None
     output: Projection
     post_attention_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     mlp: Mlp | Experts
     post_mlp_norm: Tensor | None
 

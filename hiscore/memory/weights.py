@@ -15,6 +15,8 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 PROJECTION = re.compile(r"_proj\.(weight|qweight|weight_packed)$")
 COMPANION = re.compile(r"(scales?|scale_inv|zeros|zero_point|g_idx|weight_shape)$")
 """What is stored beside a quantised weight, and gone once it is dequantised."""
+OF_IMAGES = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
+"""What a model of texts and images reads images with, which is not loaded."""
 BITS = {"fp8": 8, "mxfp4": 4, "awq": 4}
 
 
@@ -26,10 +28,14 @@ def weight_bytes(checkpoint: Path, number_bytes: int, projections_in_fp8: bool =
         number_bytes: Of one number of the model's dtype.
         projections_in_fp8: Whether projections take one byte for each weight instead.
     """
-    bits = _stored_bits(json.loads((checkpoint / "config.json").read_text()).get("quantization_config") or {})
+    config = json.loads((checkpoint / "config.json").read_text())
+    quantised = config.get("quantization_config") or (config.get("text_config") or {}).get(
+        "quantization_config"
+    )
+    bits = _stored_bits(quantised or {})
     total = 0
     for name, dtype, shape in _tensors(checkpoint):
-        if COMPANION.search(name):
+        if COMPANION.search(name) or OF_IMAGES.match(name):
             continue
         packed = 1 if dtype in FLOATS else NUMBER_BYTES[dtype] * 8 // bits
         total += (

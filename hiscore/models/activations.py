@@ -17,6 +17,8 @@ def activation_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
     if a.experts is not None:
         # Each row once for each of its experts: its input, as above, and its weighted output.
         mlp = max(mlp, a.experts.routing.per_token * (3 * a.experts.width + 3 * a.hidden_size))
+    if a.family.parallel_mlp:
+        mlp += attended
     residual = a.hidden_size * max(4, number_bytes)  # in float32 at least
     norm = a.hidden_size * number_bytes
     return rows * (residual + norm + max(attention, mlp) * number_bytes)

@@ -14,7 +14,9 @@ from hiscore.layers.rope import context_length
 from hiscore.layers.weights import Routing
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import DecoderFamily, Flag
+from hiscore.models.positions import rope_kinds
 from hiscore.models.support import CheckpointFacts, context_limit, is_classifier, unscorable
+from hiscore.models.text_towers import TEXT_TOWERS
 
 SIZES = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -39,7 +41,7 @@ class ExpertShape:
 class Architecture:
     """What the decoder must know of a checkpoint. See `DecoderFamily` for the switches."""
 
-    family: str
+    family: DecoderFamily
     labels: int | None
     """Of a classifier; None: a causal LM."""
     vocab_size: int
@@ -51,21 +53,24 @@ class Architecture:
     kv_heads: int
     head_dim: int
     norm_eps: float
+    """Of the residual stream as it is kept: divided by what the config multiplies the output of each block by."""
     norm_plus_one: bool
-    sandwich_norms: bool
     qk_norm: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
     activation: str
     embedding_scale: float
+    """Of the residual stream as it is kept."""
     attention_scale: float
     attention_soft_cap: float | None
+    logit_scale: float
     logit_soft_cap: float | None
     windows: tuple[int | None, ...]
     """For each layer, how many tokens a token sees, itself included; None: all."""
-    rope_kinds: tuple[str | None, ...]
-    """For each layer, its key in rope_parameters where the config has several, else None."""
+    rope_kinds: tuple[str | bool, ...]
+    """For each layer, its key in rope_parameters where the config has several; else whether it rotates."""
+    rotated_dim: int
     tied_head: bool
     sinks: bool
     """Each head has a logit of its own in every softmax of attention, without a value."""
@@ -100,7 +105,7 @@ def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple
         raise UnsupportedCheckpoint(reason)
     architecture = from_config(config)
     context = context_limit(architecture.context_length, max_context)
-    return replace(architecture, context_length=context), config
+    return replace(architecture, context_length=context), _of_texts(config)
 
 
 def read_config(checkpoint: Path) -> Any:
@@ -117,21 +122,36 @@ def read_config(checkpoint: Path) -> Any:
         raise UnsupportedCheckpoint(f"transformers refuses config.json: {reason}") from error
 
 
-def from_config(config: Any) -> Architecture:
-    """Translate a transformers config of one of `families.DECODER_FAMILIES`."""
+def _of_texts(config: Any) -> Any:
+    """What a config of transformers says of the model of texts."""
+    return config.get_text_config() if config.model_type in TEXT_TOWERS else config
+
+
+def from_config(whole: Any) -> Architecture:
+    """Translate a transformers config of one of `DECODER_FAMILIES`, or of one of `TEXT_TOWERS`."""
+    config = _of_texts(whole)
     family = DECODER_FAMILIES[config.model_type]
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    classifies = is_classifier(config.architectures)
+    classifies = is_classifier(whole.architectures)
 
     def flag(value: Flag) -> bool:
         return bool(getattr(config, value)) if isinstance(value, str) else value
 
-    def value(key: str | None) -> Any:
-        return None if key is None else getattr(config, key)
+    def value(key: str | None, otherwise: Any = None) -> Any:
+        return otherwise if key is None else getattr(config, key, otherwise)
 
+    residual_scale = value(family.residual_scale_key, 1.0)
+    embedding_scale = (
+        config.hidden_size**0.5 if family.scaled_embedding else value(family.embedding_scale_key, 1.0)
+    )
+    inverse_square = value(family.attention_scale_key, head_dim)
+    logit_scale = value(family.logit_scale_key, 1.0) / value(family.logit_divisor_key, 1.0)
+    rotated_share = config.rope_parameters.get("partial_rotary_factor", 1.0) if family.partial_rope else 1.0
+
+    windows = _windows(family, config)
     architecture = Architecture(
-        family=family.name,
-        labels=config.num_labels if classifies else None,
+        family=family,
+        labels=whole.num_labels if classifies else None,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
         layers=config.num_hidden_layers,
@@ -140,24 +160,22 @@ def from_config(config: Any) -> Architecture:
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
-        norm_eps=config.rms_norm_eps,
+        norm_eps=(config.layer_norm_eps if family.layer_norms else config.rms_norm_eps) / residual_scale**2,
         norm_plus_one=family.norm_plus_one,
-        sandwich_norms=family.sandwich_norms,
         qk_norm=family.qk_norm,
         qkv_bias=flag(family.qkv_bias),
         output_bias=flag(family.output_bias),
         mlp_bias=flag(family.mlp_bias),
         activation=getattr(config, family.activation_key),
-        embedding_scale=config.hidden_size**0.5 if family.scaled_embedding else 1.0,
-        attention_scale=(value(family.attention_scale_key) if family.attention_scale_key else head_dim)
-        ** -0.5,
+        embedding_scale=embedding_scale / residual_scale,
+        attention_scale=value(family.attention_multiplier_key, inverse_square**-0.5),
         attention_soft_cap=value(family.attention_soft_cap_key),
+        logit_scale=1.0 if classifies else logit_scale,
         logit_soft_cap=None if classifies else value(family.logit_soft_cap_key),
-        windows=_windows(family, config),
-        rope_kinds=tuple(
-            config.layer_types if family.ropes_by_layer_type else [None] * config.num_hidden_layers
-        ),
-        tied_head=bool(config.tie_word_embeddings) and not classifies,
+        windows=windows,
+        rope_kinds=rope_kinds(family, config, windows),
+        rotated_dim=int(head_dim * rotated_share),
+        tied_head=bool(whole.tie_word_embeddings) and not classifies,
         sinks=family.sinks,
         experts=_experts(family, config),
         routed=tuple(_is_routed(family, config, index) for index in range(config.num_hidden_layers)),
@@ -225,9 +243,10 @@ def read_facts(checkpoint: Path, max_context: int | None = None) -> CheckpointFa
     Raises:
         ValueError: `max_context` exceeds the checkpoint's context.
     """
-    config = read_config(checkpoint)
+    whole = read_config(checkpoint)
+    config = _of_texts(whole)
     return CheckpointFacts(
         vocab_size=config.vocab_size,
         context_length=context_limit(context_length(config), max_context),
-        is_classifier=is_classifier(config.architectures),
+        is_classifier=is_classifier(whole.architectures),
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hiscore.attention.base import Attention, AttentionShape
 from hiscore.layers.ops import Ops
+from hiscore.layers.rope import Rope
 from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import read_architecture
 from hiscore.models.loader import load_weights
@@ -59,9 +60,21 @@ class Decoder:
         self.device, self.dtype, self.fp8 = device, dtype, fp8
         self.after_layer: Advance = no_progress
         """Called after each layer of a forward that the host computes or launches, but not by a CUDA graph."""
-        self._ropes = {
-            kind: make_rope(config, kind, a.head_dim, device, a.context_length) for kind in set(a.rope_kinds)
-        }
+        # transformers rounds the factor to the embedding's dtype.
+        self._embedding_scale = (
+            torch.tensor(a.embedding_scale, dtype=dtype).item()
+            if a.family.scaled_embedding
+            else a.embedding_scale
+        )
+        ropes = {kind: self._rope(config, kind) for kind in set(a.rope_kinds)}
+        self._ropes = [ropes[kind] for kind in a.rope_kinds]
+
+    def _rope(self, config: Any, kind: str | bool) -> Rope | None:
+        if not kind:
+            return None
+        a, key = self.architecture, kind if isinstance(kind, str) else None
+        scaled = a.family.scaled_queries
+        return make_rope(config, key, a.head_dim, self.device, a.context_length, a.rotated_dim, scaled)
 
     @property
     def attention_shape(self) -> AttentionShape:
@@ -98,15 +111,19 @@ class Decoder:
         """
         a, layers, fp8 = self.architecture, self.weights.layers, self.fp8
         table, norm = self.weights.embedding, layers[0].input_norm
-        x, h = ops.embed(inputs.input_ids, table, a.embedding_scale, norm, fp8)
+        x, h = ops.embed(inputs.input_ids, table, self._embedding_scale, norm, fp8)
         for index, layer in enumerate(layers):
             qkv = ops.project(layer.qkv, h)
-            rope = self._ropes[a.rope_kinds[index]]
-            ops.rope_and_cache(layer, rope, qkv, inputs.positions, pool[index], inputs.slot_mapping[index])
+            ops.rope_and_cache(
+                layer, self._ropes[index], qkv, inputs.positions, pool[index], inputs.slot_mapping[index]
+            )
             attended = attention.attend(index, qkv, pool[index])
             self.after_layer()
             if index < a.layers - 1:
                 norm = layers[index + 1].input_norm
+                if a.family.parallel_mlp:
+                    h = ops.add_norm(x, self._parallel(layer, h, attended, ops), None, norm, fp8)
+                    continue
                 h = self._after_attention(layer, x, attended, ops)
                 if isinstance(layer.mlp, Mlp):
                     gated = ops.gate(layer.mlp.gate_up, h, fp8)
@@ -127,11 +144,11 @@ class Decoder:
             [R, hidden]: final hidden states.
         """
         layer = self.weights.layers[-1]
-        h = self._after_attention(layer, x, attended, ops)
-        if isinstance(layer.mlp, Mlp):
-            out = ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, self.fp8))
+        if self.architecture.family.parallel_mlp:
+            h = ops.add_norm(x, torch.zeros_like(x, dtype=self.dtype), None, layer.input_norm, self.fp8)
+            out = self._parallel(layer, h, attended, ops)
         else:
-            out = ops.experts(layer.mlp, h)
+            out = self._mlp(layer, self._after_attention(layer, x, attended, ops), ops)
         # Not quantised: the LM head is never in fp8.
         final: Tensor = ops.add_norm(x, out, layer.post_mlp_norm, self.weights.final_norm)
         return final
@@ -144,3 +161,13 @@ class Decoder:
             return ops.project_add_norm(x, layer.output, projected, post, norm, self.fp8)
         # Experts are not in fp8.
         return ops.add_norm(x, ops.project(layer.output, projected), post, norm)
+
+    def _mlp(self, layer: LayerWeights, h: Any, ops: Ops) -> Tensor:
+        if isinstance(layer.mlp, Mlp):
+            return ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, self.fp8))
+        return ops.experts(layer.mlp, h)
+
+    def _parallel(self, layer: LayerWeights, h: Any, attended: Tensor, ops: Ops) -> Tensor:
+        """The sum of what attention and an MLP that reads the same h add to x."""
+        projected = ops.quantise(attended) if self.fp8 else attended
+        return ops.project(layer.output, projected).add_(self._mlp(layer, h, ops))

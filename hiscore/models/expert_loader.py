@@ -7,7 +7,6 @@ from torch import Tensor
 
 from hiscore.layers.weights import Experts
 from hiscore.models.config import Architecture, ExpertShape
-from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import ExpertNames
 from hiscore.models.reader import CheckpointReader
 
@@ -23,7 +22,7 @@ def load_experts(read: CheckpointReader, layer: str, a: Architecture) -> Experts
     Raises:
         UnsupportedCheckpoint: A tensor is missing, or of another shape than the config says.
     """
-    names, shape = DECODER_FAMILIES[a.family].experts, a.experts
+    names, shape = a.family.experts, a.experts
     assert names is not None
     assert shape is not None
     # transformers 5 calls every block mlp, also in files of families that had another name for it.

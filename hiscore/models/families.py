@@ -3,7 +3,8 @@
 A family is a `model_type` of transformers. To add one:
 
 1. If the decoder computes it with the switches of its kind (`models/family.py`), add an entry to
-   `DECODER_FAMILIES` (attention over keys and values) or to `DSA_FAMILIES` (latent attention with a lightning
+   `DECODER_FAMILIES` (attention over keys and values; `models/block_designs.py` holds those whose blocks are not
+   those of Llama) or to `DSA_FAMILIES` (latent attention with a lightning
    indexer). A new switch is a new field whose default changes nothing; `models/config.py` copies it into
    `Architecture`, and the loader or a layer acts on it.
 2. Go through the family's `configuration_*.py` and `modeling_*.py` in transformers. For every key that changes the
@@ -15,22 +16,10 @@ A family is a `model_type` of transformers. To add one:
 Nothing here imports torch: the launcher reads this table before anything heavy is loaded.
 """
 
-from typing import Any
-
-from hiscore.models.family import DecoderFamily, DsaFamily, ExpertNames
-from hiscore.models.rules import Config, key_rule, unset
-
-GEMMA: dict[str, Any] = {
-    "norm_plus_one": True,
-    "sandwich_norms": True,
-    "scaled_embedding": True,
-    "qkv_bias": "attention_bias",
-    "output_bias": "attention_bias",
-    "windowed": "by layer type",
-    "activation_key": "hidden_activation",
-    "attention_scale_key": "query_pre_attn_scalar",
-    "logit_soft_cap_key": "final_logit_softcapping",
-}
+from hiscore.models.block_designs import OTHER_BLOCKS
+from hiscore.models.family import ROPE_TYPES, DecoderFamily, DsaFamily, ExpertNames
+from hiscore.models.rules import Config, key_rule
+from hiscore.models.text_towers import TEXT_TOWERS, text_config
 
 DECODER_FAMILIES: dict[str, DecoderFamily] = {
     family.name: family
@@ -52,23 +41,6 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
             windowed="by layer type",
         ),
         DecoderFamily(name="mistral", known_as="Mistral 7B, Mistral Nemo", windowed="always"),
-        DecoderFamily(
-            name="gemma2", known_as="Gemma 2", attention_soft_cap_key="attn_logit_softcapping", **GEMMA
-        ),
-        DecoderFamily(
-            name="gemma3_text",
-            known_as="Gemma 3 270M and 1B",
-            qk_norm=True,
-            ropes_by_layer_type=True,
-            own_rules=(
-                key_rule(
-                    "attn_logit_softcapping",
-                    unset,
-                    "it caps attention logits, which transformers' Gemma 3 does not compute",
-                ),
-            ),
-            **GEMMA,
-        ),
         DecoderFamily(
             name="qwen3_moe",
             known_as="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
@@ -102,6 +74,82 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
                 parts=("w1", "w3", "w2"),
             ),
         ),
+        DecoderFamily(
+            name="gemma",
+            known_as="Gemma 1, bge-reranker-v2-gemma",
+            norm_plus_one=True,
+            scaled_embedding=True,
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+        ),
+        DecoderFamily(
+            name="phi3",
+            known_as="Phi-3, Phi-3.5 mini, Phi-4, Phi-4-mini",
+            qkv_names=("qkv_proj",),
+            gate_up_names=("gate_up_proj",),
+            partial_rope=True,
+            windowed="always",
+            # The older names of longrope.
+            rope_types=("default", "longrope", "su", "yarn"),
+        ),
+        DecoderFamily(
+            name="granite",
+            known_as="Granite 3 and 3.3 dense",
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            mlp_bias="mlp_bias",
+            embedding_scale_key="embedding_multiplier",
+            residual_scale_key="residual_multiplier",
+            attention_multiplier_key="attention_multiplier",
+            logit_divisor_key="logits_scaling",
+            own_rules=(
+                key_rule(
+                    "residual_multiplier",
+                    lambda factor: factor > 0,
+                    "residual_multiplier {value} is not positive",
+                ),
+            ),
+        ),
+        DecoderFamily(
+            name="smollm3",
+            known_as="SmolLM3",
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            mlp_bias="mlp_bias",
+            windowed="by layer type",
+            unrotated="no_rope_layers",
+        ),
+        DecoderFamily(
+            name="seed_oss",
+            known_as="Seed-OSS",
+            qkv_bias="attention_bias",
+            output_bias="attention_out_bias",
+            mlp_bias="mlp_bias",
+        ),
+        DecoderFamily(name="ministral", known_as="Ministral 8B", windowed="by layer type"),
+        DecoderFamily(name="ministral3", known_as="Ministral 3", windowed="always", scaled_queries=True),
+        DecoderFamily(
+            name="qwen2_vl_text",
+            known_as="text of Qwen2-VL",
+            qkv_bias=True,
+            windowed="by layer type",
+            rope_types=(*ROPE_TYPES, "mrope"),
+        ),
+        DecoderFamily(
+            name="qwen2_5_vl_text",
+            known_as="text of Qwen2.5-VL",
+            qkv_bias=True,
+            windowed="by layer type",
+            rope_types=(*ROPE_TYPES, "mrope"),
+        ),
+        DecoderFamily(
+            name="qwen3_vl_text",
+            known_as="text of Qwen3-VL, Qwen3-VL-Reranker",
+            qk_norm=True,
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+        ),
+        *OTHER_BLOCKS,
     )
 }
 
@@ -116,5 +164,7 @@ DSA_FAMILIES: dict[str, DsaFamily] = {
 
 def family_of(config: Config) -> DecoderFamily | DsaFamily | None:
     """The family of a config.json, None if it is not served."""
-    name = config.get("model_type")
+    towers, name = TEXT_TOWERS.get(str(config.get("model_type"))), text_config(config).get("model_type")
+    if towers is not None and name not in towers:
+        return None
     return DECODER_FAMILIES.get(str(name)) or DSA_FAMILIES.get(str(name))

@@ -23,8 +23,36 @@ from hiscore.settings import Selector
 
 CAUSAL_LM = "ForCausalLM"
 CLASSIFIER = "ForSequenceClassification"
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+TEXT_TOWER = "ForConditionalGeneration"
+"""Of a model of texts and images: its text tower is a causal LM."""
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
 """Every family's default is one of these."""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Others change frequencies with the length of the sequence, and so with what shares the batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockNorms:
+    """Names of a layer's norms; None: it has none there."""
+
+    input: str | None = "input_layernorm"
+    post_attention: str | None = None
+    """Of attention's output."""
+    mlp: str | None = None
+    """Of the MLP's input."""
+    post_mlp: str | None = None
+    """Of the MLP's output."""
+
+
+PRE_NORMS = BlockNorms(mlp="post_attention_layernorm")
+POST_NORMS = BlockNorms(
+    input=None, post_attention="post_attention_layernorm", post_mlp="post_feedforward_layernorm"
+)
+SANDWICH_NORMS = BlockNorms(
+    post_attention="post_attention_layernorm",
+    mlp="pre_feedforward_layernorm",
+    post_mlp="post_feedforward_layernorm",
+)
 
 Flag = bool | str
 """Whether a family has something: always, never, or as the named key of its configs says."""
@@ -62,12 +90,27 @@ class DecoderFamily:
     """Checkpoints that people know by name, for docs/models.md."""
     norm_plus_one: bool = False
     """RMSNorm weights are stored less one."""
-    sandwich_norms: bool = False
-    """The output of attention and of the MLP is normalised too."""
+    norms: BlockNorms = PRE_NORMS
+    layer_norms: bool = False
+    """The norms of a block are layer norms without bias."""
+    parallel_mlp: bool = False
+    """The MLP reads what attention reads, and both are added at once."""
     qk_norm: bool = False
+    qk_norm_of_all_heads: bool = False
+    """It is one norm over all heads of q, and one over all of k."""
     qkv_bias: Flag = False
     output_bias: Flag = False
     mlp_bias: Flag = False
+    qkv_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gate_up_names: tuple[str, ...] = ("gate_proj", "up_proj")
+    interleaved_rope: bool = False
+    """Rotary pairs are neighbours instead of the two halves of a head."""
+    partial_rope: bool = False
+    """Of a head's dimensions, the first partial_rotary_factor are rotated."""
+    scaled_queries: bool = False
+    """Queries beyond the original context are scaled, as in Llama 4."""
+    unrotated: Literal["none", "no_rope_layers", "full_attention"] = "none"
+    """Layers without rotation: those that the config lists with a zero, or those without a window."""
     scaled_embedding: bool = False
     """Embeddings are multiplied by the root of the hidden size."""
     windowed: Literal["never", "always", "by layer type"] = "never"
@@ -75,14 +118,24 @@ class DecoderFamily:
     ropes_by_layer_type: bool = False
     """rope_parameters holds an entry for each of the layer_types."""
     activation_key: str = "hidden_act"
+    embedding_scale_key: str | None = None
+    residual_scale_key: str | None = None
+    """Holds what the output of attention and of the MLP is multiplied by."""
     attention_scale_key: str | None = None
     """Holds what attention's scale is the inverse root of; None: the head dimension."""
+    attention_multiplier_key: str | None = None
+    """Holds attention's scale itself."""
     attention_soft_cap_key: str | None = None
+    logit_scale_key: str | None = None
+    """Holds what a causal LM's logits are multiplied by."""
+    logit_divisor_key: str | None = None
+    """Holds what they are divided by."""
     logit_soft_cap_key: str | None = None
     """Of a causal LM's logits; no family caps a classifier's."""
     sinks: bool = False
     """Each head has a logit of its own in every softmax of attention, without a value."""
     experts: ExpertNames | None = None
+    rope_types: tuple[str, ...] = ROPE_TYPES
     own_rules: tuple[Rule, ...] = ()
 
     @property
@@ -95,7 +148,10 @@ class DecoderFamily:
         """What a config must satisfy; the first rule that it breaks is reported."""
         return (
             model_class_rule(
-                CAUSAL_LM, CLASSIFIER, reason="is neither a causal LM nor a sequence classifier"
+                CAUSAL_LM,
+                TEXT_TOWER,
+                CLASSIFIER,
+                reason="is neither a causal LM nor a sequence classifier",
             ),
             unserved,
             key_rule(
@@ -106,10 +162,9 @@ class DecoderFamily:
             CAUSAL_RULE,
             key_rule("use_bidirectional_attention", unset, "it attends in both directions"),
             *self.own_rules,
-            # Other types change frequencies with the length of the sequence, and so with what shares the batch.
-            rope_type_rule("default", "linear", "llama3", "yarn"),
+            rope_type_rule(*self.rope_types),
             *(() if self.ropes_by_layer_type else (one_rope,)),
-            whole_heads_rotated,
+            *(() if self.partial_rope else (whole_heads_rotated,)),
         )
 
 

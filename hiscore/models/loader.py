@@ -4,11 +4,13 @@ Missing tensors and tensors that nothing reads are both errors: a bias that is s
 wrong scores.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from hiscore.layers.rope import rotary_order
 from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import Architecture, UnsupportedCheckpoint
 from hiscore.models.expert_loader import load_experts
@@ -41,10 +43,10 @@ def load_weights(
         embedding = read.tensor(EMBEDDING, a.vocab_size, a.hidden_size)
         head = read.tensor("score.weight", a.labels, a.hidden_size)
     layers = tuple(_load_layer(read, index, a) for index in range(a.layers))
-    final_norm = _norm(read, "model.norm", a, a.hidden_size)
+    final_norm = _norm(read, "model.norm", a, a.hidden_size) * a.logit_scale
     if left_over := read.unread():
         raise UnsupportedCheckpoint(
-            f"the checkpoint holds {len(left_over)} tensors that a {a.family} model does not have, "
+            f"the checkpoint holds {len(left_over)} tensors that a {a.family.name} model does not have, "
             f"'{left_over[0]}' for one"
         )
     return Weights(embedding, layers, final_norm, head)
@@ -76,36 +78,68 @@ def embedding_and_head(
 
 
 def _load_layer(read: CheckpointReader, index: int, a: Architecture) -> LayerWeights:
-    prefix = f"model.layers.{index}"
-
-    def norm(name: str, size: int = a.hidden_size) -> Tensor:
-        return _norm(read, f"{prefix}.{name}", a, size)
-
+    prefix, norms = f"model.layers.{index}", a.family.norms
     attention = f"{prefix}.self_attn"
+
+    def norm(name: str | None) -> Tensor | None:
+        return None if name is None else _norm(read, f"{prefix}.{name}", a, a.hidden_size)
+
+    def head_norm(name: str, heads: int) -> Tensor | None:
+        if not a.qk_norm:
+            return None
+        normed_together = heads if a.family.qk_norm_of_all_heads else 1
+        weight = _norm(read, f"{attention}.{name}", a, normed_together * a.head_dim)
+        order = _order_of_heads(a, normed_together)
+        return weight if order is None else weight[order.to(weight.device)]
+
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
-    qkv = {f"{attention}.q_proj": q, f"{attention}.k_proj": kv, f"{attention}.v_proj": kv}
+    qkv = _widths(attention, a.family.qkv_names, (q, kv, kv))
     return LayerWeights(
-        input_norm=norm("input_layernorm"),
-        qkv=read.projection(qkv, a.hidden_size, bias=a.qkv_bias),
-        q_norm=norm("self_attn.q_norm", a.head_dim) if a.qk_norm else None,
-        k_norm=norm("self_attn.k_norm", a.head_dim) if a.qk_norm else None,
+        input_norm=norm(norms.input),
+        qkv=read.projection(qkv, a.hidden_size, bias=a.qkv_bias, order=_order_of_qkv(a)),
+        q_norm=head_norm("q_norm", a.heads),
+        k_norm=head_norm("k_norm", a.kv_heads),
         output=read.projection({f"{attention}.o_proj": a.hidden_size}, q, bias=a.output_bias),
-        post_attention_norm=norm("post_attention_layernorm") if a.sandwich_norms else None,
-        mlp_norm=norm("pre_feedforward_layernorm" if a.sandwich_norms else "post_attention_layernorm"),
+        post_attention_norm=norm(norms.post_attention),
+        mlp_norm=norm(norms.mlp),
         mlp=load_experts(read, prefix, a) if a.routed[index] else _load_mlp(read, f"{prefix}.mlp", a),
-        post_mlp_norm=norm("post_feedforward_layernorm") if a.sandwich_norms else None,
+        post_mlp_norm=norm(norms.post_mlp),
     )
 
 
 def _load_mlp(read: CheckpointReader, prefix: str, a: Architecture) -> Mlp:
-    gate_up = {f"{prefix}.gate_proj": a.intermediate_size, f"{prefix}.up_proj": a.intermediate_size}
+    inner = a.intermediate_size
+    gate_up = _widths(prefix, a.family.gate_up_names, (inner, inner))
     return Mlp(
         gate_up=read.projection(gate_up, a.hidden_size, bias=a.mlp_bias),
-        down=read.projection({f"{prefix}.down_proj": a.hidden_size}, a.intermediate_size, bias=a.mlp_bias),
+        down=read.projection({f"{prefix}.down_proj": a.hidden_size}, inner, bias=a.mlp_bias),
     )
 
 
+def _widths(prefix: str, names: Sequence[str], widths: Sequence[int]) -> dict[str, int]:
+    """The outputs of layers with these names; one name: the checkpoint holds them as one."""
+    if len(names) == 1:
+        return {f"{prefix}.{names[0]}": sum(widths)}
+    return {f"{prefix}.{name}": width for name, width in zip(names, widths, strict=True)}
+
+
+def _order_of_heads(a: Architecture, heads: int) -> Tensor | None:
+    """`rotary_order` for all dimensions of some heads."""
+    order = rotary_order(a.head_dim, a.rotated_dim, a.family.interleaved_rope)
+    if order is None:
+        return None
+    return (torch.arange(heads)[:, None] * a.head_dim + order).flatten()
+
+
+def _order_of_qkv(a: Architecture) -> Tensor | None:
+    """`rotary_order` for q and k; v stays as it is."""
+    order = _order_of_heads(a, a.heads + a.kv_heads)
+    if order is None:
+        return None
+    return torch.cat((order, len(order) + torch.arange(a.kv_heads * a.head_dim)))
+
+
 def _norm(read: CheckpointReader, name: str, a: Architecture, size: int) -> Tensor:
-    """The weight of an RMSNorm, in float32; the one that Gemma leaves out is added."""
+    """The weight of a norm, in float32; the one that Gemma leaves out is added."""
     weight = read.tensor(f"{name}.weight", size).float()
     return weight + 1 if a.norm_plus_one else weight

@@ -4,8 +4,9 @@ import textwrap
 from collections.abc import Iterable
 
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
-from hiscore.models.family import CAUSAL_LM, CLASSIFIER, DecoderFamily, DsaFamily
+from hiscore.models.family import CAUSAL_LM, CLASSIFIER, TEXT_TOWER, DecoderFamily, DsaFamily
 from hiscore.models.quantization.schemes import SERVED
+from hiscore.models.text_towers import TEXT_TOWERS
 
 HEAD = """\
 # Models
@@ -33,6 +34,7 @@ def page() -> str:
             "Every token attends to those before it, in some layers of some families to a window of them.",
             DECODER_FAMILIES.values(),
         ),
+        _towers(),
         _section(
             "Decoders with a lightning indexer",
             "Every token attends to those that an indexer selects. They are not scored, only decoded.",
@@ -40,6 +42,19 @@ def page() -> str:
         ),
     )
     return "\n".join([HEAD, *map(_wrapped, INTRODUCTION.split("\n\n")), *sections])
+
+
+def _towers() -> str:
+    text = (
+        f"Of models of texts and images (`...{TEXT_TOWER}`) the tower that reads texts is served. The weights "
+        "of the one that reads images are not loaded."
+    )
+    rows = [
+        f"| `{name}` | {', '.join(f'`{family}`' for family in families)} |\n"
+        for name, families in TEXT_TOWERS.items()
+    ]
+    head = "| `model_type` | that of its text tower |\n|---|---|\n"
+    return f"## Models of texts and images\n\n{_wrapped(text)}\n{head}{''.join(rows)}"
 
 
 def _section(title: str, text: str, families: Iterable[DecoderFamily | DsaFamily]) -> str:

@@ -39,20 +39,26 @@ class CheckpointReader:
         """
         return self._joined({name: shape}, dtype)
 
-    def projection(self, outs: Mapping[str, int], inner: int, bias: bool) -> Projection:
+    def projection(
+        self, outs: Mapping[str, int], inner: int, bias: bool, order: Tensor | None = None
+    ) -> Projection:
         """Read layers of the same input as one projection, in fp8 if the reader is.
 
         Args:
             outs: Name and width of each layer, in order.
             inner: Width of the input.
             bias: Whether they have biases.
+            order: int64, of all the outputs; None: as they are.
         """
         weights = {f"{name}.weight": (out, inner) for name, out in outs.items()}
         added = self._joined({f"{name}.bias": (out,) for name, out in outs.items()}) if bias else None
-        if not self._fp8:
-            return Linear(self._joined(weights), added)
         # Quantised from float32, so that it is rounded once.
-        weight = self._joined(weights, torch.float32)
+        weight = self._joined(weights, torch.float32 if self._fp8 else None)
+        if order is not None:
+            order = order.to(weight.device)
+            weight, added = weight[order], None if added is None else added[order]
+        if not self._fp8:
+            return Linear(weight, added)
         if any(size % FP8_ALIGNMENT for size in weight.shape):
             raise UnsupportedCheckpoint(
                 f"'{next(iter(weights))}' belongs to a projection of shape {list(weight.shape)}; dtype fp8 needs "

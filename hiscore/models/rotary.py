@@ -8,14 +8,22 @@ from hiscore.layers.rope import Rope
 from hiscore.models.config import UnsupportedCheckpoint
 
 
-def make_rope(config: Any, kind: str | None, head_dim: int, device: torch.device, length: int) -> Rope:
+def make_rope(
+    config: Any,
+    kind: str | None,
+    head_dim: int,
+    device: torch.device,
+    length: int,
+    rotated_dim: int | None = None,
+    scale_queries: bool = False,
+) -> Rope:
     """Compute the tables; see `Rope`.
 
     Raises:
         UnsupportedCheckpoint: A parameter is missing, or no number.
     """
     try:
-        return Rope(config, kind, head_dim, device, length)
+        return Rope(config, kind, head_dim, device, length, rotated_dim, scale_queries)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedCheckpoint(
             f"transformers computes no rotary embeddings of rope_parameters {config.rope_parameters} and head_dim "

@@ -8,6 +8,7 @@ from pathlib import Path
 from hiscore.models.families import DECODER_FAMILIES, family_of
 from hiscore.models.family import CLASSIFIER, DsaFamily
 from hiscore.models.rules import COMMON_RULES, Config
+from hiscore.models.text_towers import TEXT_TOWERS, text_config
 from hiscore.settings import Selector
 
 MODELS = ("score", "tokenizer", "scorer", "decode")
@@ -80,11 +81,13 @@ def servable(checkpoint: Path) -> Capabilities:
 
 def unsupported(config: Config) -> str | None:
     """Why no model can compute a checkpoint with this config.json, or None if one can."""
-    family = family_of(config)
+    family, of_texts = family_of(config), text_config(config)
     if family is None:
-        return f"model_type '{config.get('model_type')}' is none of {', '.join(DECODER_FAMILIES)}"
+        served = (*DECODER_FAMILIES, *TEXT_TOWERS)
+        of_tower = "" if of_texts is config else f" with a text_config of '{of_texts['model_type']}'"
+        return f"model_type '{config.get('model_type')}'{of_tower} is none of {', '.join(served)}"
     try:
-        return next((reason for rule in (*COMMON_RULES, *family.rules) if (reason := rule(config))), None)
+        return next((reason for rule in (*COMMON_RULES, *family.rules) if (reason := rule(of_texts))), None)
     # A value of another kind than a rule looks at, which transformers would not take either.
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         return f"config.json is malformed: {error}"
@@ -130,7 +133,8 @@ def read_eos_ids(checkpoint: Path) -> frozenset[int]:
     """The ids that end a text: those of generation_config.json, or where it names none of config.json."""
     for name in ("generation_config.json", "config.json"):
         path = checkpoint / name
-        ids = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        config = json.loads(path.read_text()) if path.is_file() else {}
+        ids = config.get("eos_token_id", text_config(config).get("eos_token_id"))
         if ids is not None:
             return frozenset(ids if isinstance(ids, list) else [ids])
     return frozenset()

@@ -98,7 +98,7 @@ class CudaRunner:
         self._decoder = decoder
         self._device = decoder.device
         properties = torch.cuda.get_device_properties(self._device)
-        self._ops = TritonOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation)
+        self._ops = TritonOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
         self._attention = TritonAttention(
             decoder.attention_shape, decoder.dtype, properties.multi_processor_count
         )

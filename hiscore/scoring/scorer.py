@@ -167,7 +167,7 @@ class Scorer:
         log.info(
             "%s decoder on %s in %s by %s; sequences of at most %d tokens, forwards of at most %d; the pool holds "
             "%d tokens, up to %d of them for calls of several forwards",
-            a.family, self.device, precision, type(self.runner).__name__, a.context_length, max_batch_tokens,
+            a.family.name, self.device, precision, type(self.runner).__name__, a.context_length, max_batch_tokens,
             pool.pages * PAGE, pool.reserve * PAGE,
         )  # fmt: skip
 

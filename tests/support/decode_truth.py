@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoConfig,
-    AutoModelForCausalLM,
     DynamicCache,
 )
 from transformers.masking_utils import eager_mask
@@ -87,9 +87,8 @@ class DecodeTruth:
             kind = f"plain-{top_k}"
             AttentionInterface.register(kind, attention(top_k))
             AttentionMaskInterface.register(kind, eager_mask)
-        self.model = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=dtype, attn_implementation=kind
-        ).eval()
+        of_checkpoint: Any = getattr(transformers, config.architectures[0])
+        self.model = of_checkpoint.from_pretrained(checkpoint, dtype=dtype, attn_implementation=kind).eval()
         for module in self.model.modules():
             if type(module).__name__ in ("Gemma2RMSNorm", "Gemma3RMSNorm"):
                 module.forward = partial(gemma_norm, module)

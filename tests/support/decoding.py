@@ -32,7 +32,8 @@ def checkpoint(name: str, directory: Path, **changes: Any) -> Path:
     kind = tiny_dsa if name in tiny_dsa.FAMILIES else tiny_models
     path = kind.make(name, directory / name) / "config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "max_position_embeddings": CONTEXT, **changes}))
+    config.get("text_config", config).update({"max_position_embeddings": CONTEXT, **changes})
+    path.write_text(json.dumps(config))
     return path.parent
 
 

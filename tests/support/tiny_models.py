@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+)
 
 VOCABULARY = 500
 CONTEXT = 4_096
@@ -33,6 +38,27 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Queries are scaled from position 16 on.
+LLAMA4 = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.5,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 2_048,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 7.0, 12.0],
+}
+HALF_ROTATED = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+PIXTRAL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+QWEN2_VISION = {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
@@ -72,16 +98,93 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "mixtral",
         {"sliding_window": 5, "num_local_experts": 6, "num_experts_per_tok": 3},
     ),
+    "gemma": ("gemma", {"head_dim": 32, "hidden_act": "gelu"}),
+    "phi3": ("phi3", {"sliding_window": 5, "rope_parameters": LONGROPE}),
+    "granite": (
+        "granite",
+        {
+            "attention_bias": True,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 5}),
+    "olmo2": ("olmo2", {"attention_bias": True}),
+    "olmo3": (
+        "olmo3",
+        {"sliding_window": 5, "rope_parameters": {"full_attention": YARN, "sliding_attention": {}}},
+    ),
+    "seed-oss": ("seed_oss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
+    "ministral": (
+        "ministral",
+        {
+            "head_dim": 32,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "ministral3": ("ministral3", {"head_dim": 32, "sliding_window": 20, "rope_parameters": LLAMA4}),
+    "glm-9b": ("glm", {"head_dim": 32, "rope_parameters": HALF_ROTATED}),
+    "glm4": ("glm4", {"head_dim": 32, "rope_parameters": HALF_ROTATED, "attention_bias": False}),
+    "cohere": ("cohere", {"logit_scale": 0.3, "attention_bias": True}),
+    "cohere2": ("cohere2", {"logit_scale": 0.3, "sliding_window": 5}),
+    "exaone4": ("exaone4", {"sliding_window": 5, "rope_parameters": LLAMA3}),
+    "gemma3-images": (
+        "gemma3",
+        {
+            "text_config": {"head_dim": 32, "sliding_window": 5, "sliding_window_pattern": 3},
+            "vision_config": {**PIXTRAL, "image_size": 28, "patch_size": 14},
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "mistral3-images": (
+        "mistral3",
+        {
+            "text_config": {"model_type": "ministral3", "head_dim": 32, "rope_parameters": LLAMA4},
+            "vision_config": {**PIXTRAL, "image_size": 28, "patch_size": 14},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen2-vl": ("qwen2_vl", {"text_config": {"rope_parameters": MROPE}, "vision_config": QWEN2_VISION}),
+    "qwen2.5-vl": (
+        "qwen2_5_vl",
+        {"text_config": {"rope_parameters": MROPE}, "vision_config": QWEN_VISION},
+    ),
+    "qwen3-vl": (
+        "qwen3_vl",
+        {
+            "text_config": {"head_dim": 16, "rope_parameters": MROPE, "attention_bias": True},
+            "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+            "tie_word_embeddings": True,
+        },
+    ),
 }
+FIRST = (
+    *("llama", "llama-biased", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"),
+    *("qwen3-moe", "qwen3-moe-plain", "mixtral"),
+)
+"""For what concerns no family in particular, and is too slow to be repeated for all of them."""
+IMAGES = tuple(name for name, (_, changes) in FAMILIES.items() if "text_config" in changes)
+"""Whose checkpoints also have a tower that reads images."""
+WITHOUT_CLASSIFIER = ("granite", "cohere", "cohere2", "mistral3-images", "qwen2-vl", "qwen2.5-vl", "qwen3-vl")
+"""Transformers has no sequence classifiers of these."""
 
 
 def make(name: str, directory: Path, labels: int | None = None, seed: int = 0) -> Path:
     """Write a random checkpoint of a family; with `labels`, a classifier with that many labels."""
     model_type, changes = FAMILIES[name]
-    config = AutoConfig.for_model(model_type, **{**SIZES, **changes})
+    if "text_config" in changes:
+        config = AutoConfig.for_model(
+            model_type, **{**changes, "text_config": {**SIZES, **changes["text_config"]}}
+        )
+    else:
+        config = AutoConfig.for_model(model_type, **{**SIZES, **changes})
     torch.manual_seed(seed)
     if labels is None:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        causal: Any = AutoModelForImageTextToText if name in IMAGES else AutoModelForCausalLM
+        model = causal.from_config(config, dtype=torch.float32)
     else:
         config.num_labels = labels
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+import transformers
+from transformers import AutoConfig
 
 
 class Truth:
@@ -15,11 +16,11 @@ class Truth:
     def __init__(self, checkpoint: Path) -> None:
         config = AutoConfig.from_pretrained(checkpoint)
         self.is_classifier = config.architectures[0].endswith("ForSequenceClassification")
-        kind: Any = AutoModelForSequenceClassification if self.is_classifier else AutoModelForCausalLM
+        kind: Any = getattr(transformers, config.architectures[0])
         # Not SDPA: it silently drops Gemma 2's soft cap.
         self.model = kind.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
         # With a pad id, transformers would skip trailing tokens that happen to have it.
-        self.model.config.pad_token_id = None
+        self.model.config.get_text_config().pad_token_id = None
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int]) -> np.ndarray:

@@ -95,7 +95,7 @@ def pack_chunks(chunks: list[PrefillChunk]) -> Forward:
 
 def _make_ops(decoder: Decoder) -> Ops:
     a = decoder.architecture
-    sizes = a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation
+    sizes = a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms
     if decoder.device.type != "cuda":
         return TorchOps(*sizes)
     from hiscore.layers.triton_ops import TritonOps

@@ -20,6 +20,7 @@ from hiscore.models.quantization.compressed import CompressedTensors
 from hiscore.models.quantization.fp8 import Fp8
 from hiscore.models.quantization.gptq import Gptq
 from hiscore.models.quantization.mxfp4 import Mxfp4
+from hiscore.models.text_towers import text_config, text_tensor
 from hiscore.models.weight_files import INDEX, SINGLE, weight_files
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,9 @@ class CheckpointTensors:
             for name in handle.keys()  # noqa: SIM118
         }
         config = json.loads((checkpoint / "config.json").read_text())
-        self._format = _format_of(config.get("quantization_config"))
-        self._parts = self._by_weight()
+        of_texts = text_config(config)
+        self._format = _format_of(of_texts.get("quantization_config"))
+        self._parts = self._by_weight(has_images=of_texts is not config)
         self._stored = self._dequantised = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -71,12 +73,12 @@ class CheckpointTensors:
             part: self._files[stored].get_tensor(stored).to(self._device)
             for part, stored in self._parts[name].items()
         }
-        last = _split(name)[1]
+        module, last = _split(next(iter(self._parts[name].values())))[0], _split(name)[1]
         if parts.keys() == {last}:
             return self._plain(name, parts[last])
         assert self._format is not None
         try:
-            weight = self._format.dequantise(_split(name)[0], parts)
+            weight = self._format.dequantise(module, parts)
         except (KeyError, ValueError) as error:
             missing = f"it has no {error}" if isinstance(error, KeyError) else error
             raise UnsupportedCheckpoint(
@@ -116,17 +118,23 @@ class CheckpointTensors:
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise UnsupportedCheckpoint(f"'{name}' is {dtype}, and the checkpoint holds no scale for it")
 
-    def _by_weight(self) -> dict[str, dict[str, str]]:
-        """For each tensor of an unquantised checkpoint, the names of the parts that are stored of it."""
+    def _by_weight(self, has_images: bool) -> dict[str, dict[str, str]]:
+        """For each tensor of an unquantised checkpoint, the names of the parts that are stored of it.
+
+        has_images: Only the tensors of the text tower exist, under the names of a model of texts.
+        """
         parts: dict[str, dict[str, str]] = {}
         for stored in self._files:
-            module, last = _split(stored)
+            name = text_tensor(stored) if has_images else stored
+            if name is None:
+                continue
+            module, last = _split(name)
             if self._format is None:
-                parts[stored] = {last: stored}
+                parts[name] = {last: stored}
             elif last not in self._format.dropped:
                 weight = self._format.companions.get(last, last)
                 parts.setdefault(f"{module}.{weight}" if module else weight, {})[last] = stored
-                if weight != last and self._format.is_excluded(module):
+                if weight != last and self._format.is_excluded(_split(stored)[0]):
                     raise UnsupportedCheckpoint(
                         f"the config leaves '{module}' unquantised, but the checkpoint holds '{stored}'"
                     )

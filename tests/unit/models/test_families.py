@@ -7,7 +7,9 @@ from transformers import AutoConfig
 
 from hiscore.models.config import Architecture, from_config
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES, family_of
+from hiscore.models.family import SANDWICH_NORMS
 from hiscore.models.support import unsupported
+from hiscore.models.text_towers import TEXT_TOWERS, text_config, text_tensor
 from tests.support import tiny_dsa, tiny_models
 
 HEAD_DIM, HIDDEN, LAYERS = 24, 64, 4
@@ -29,7 +31,10 @@ def test_a_family_is_found_by_its_model_type() -> None:
 
 
 def test_every_family_is_compared_with_transformers() -> None:
-    assert {family for family, _ in tiny_models.FAMILIES.values()} == set(DECODER_FAMILIES)
+    configs = [{**changes, "model_type": name} for name, changes in tiny_models.FAMILIES.values()]
+    assert {family_of(config).name for config in configs} == set(DECODER_FAMILIES)
+    towers = {str(config["model_type"]) for config in configs} - set(DECODER_FAMILIES)
+    assert towers == set(TEXT_TOWERS)
     assert {family for family, _ in tiny_dsa.FAMILIES.values()} == set(DSA_FAMILIES)
 
 
@@ -38,15 +43,15 @@ def test_only_decoder_families_have_keys_for_every_head() -> None:
     assert {family.selectors for family in DSA_FAMILIES.values()} == {("dsa", "dense")}
 
 
-@pytest.mark.parametrize("model_type", DECODER_FAMILIES)
-def test_what_tells_the_decoder_families_apart(model_type: str) -> None:
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"])
+def test_what_tells_the_first_families_apart(model_type: str) -> None:
     gemma = {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 100}
     if model_type == "gemma2":
         gemma["attn_logit_softcapping"] = 2.0
     is_gemma = model_type.startswith("gemma")
     a = architecture(model_type, **(gemma if is_gemma else {}))
-    assert (a.norm_plus_one, a.sandwich_norms) == (is_gemma, is_gemma)
-    assert a.qk_norm == (model_type in ("qwen3", "qwen3_moe", "gemma3_text"))
+    assert (a.norm_plus_one, a.family.norms == SANDWICH_NORMS) == (is_gemma, is_gemma)
+    assert a.qk_norm == (model_type in ("qwen3", "gemma3_text"))
     assert (a.qkv_bias, a.output_bias) == (model_type == "qwen2", False)
     assert a.embedding_scale == (8.0 if is_gemma else 1.0)
     assert a.attention_scale == pytest.approx(0.1 if is_gemma else HEAD_DIM**-0.5)
@@ -54,7 +59,7 @@ def test_what_tells_the_decoder_families_apart(model_type: str) -> None:
     assert a.logit_soft_cap == (3.0 if is_gemma else None)
     assert a.activation == ("gelu_pytorch_tanh" if is_gemma else "silu")
     # Only Gemma 3 rotates layers with a window in another way than those without.
-    assert (None in a.rope_kinds) == (model_type != "gemma3_text")
+    assert (True in a.rope_kinds) == (model_type != "gemma3_text")
 
 
 def test_a_config_may_ask_for_biases() -> None:
@@ -82,3 +87,50 @@ def test_the_first_broken_rule_is_reported() -> None:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "relu"}
     assert "activation 'relu'" in str(unsupported({**config, "rope_scaling": {"type": "dynamic"}}))
     assert "quantised" in str(unsupported({**config, "quantization_config": {"bits": 4}}))
+
+
+def test_a_wrapped_config_is_read_as_that_of_its_text_tower() -> None:
+    outer = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"]}
+    inner = {"model_type": "ministral3", "architectures": None, "hidden_act": "silu"}
+    assert text_config({**outer, "text_config": inner}) == {**inner, "architectures": outer["architectures"]}
+    assert unsupported({**outer, "text_config": inner}) is None
+    # Where the tower is not named it is the one that transformers takes.
+    assert family_of({**outer, "text_config": {}}) is DECODER_FAMILIES["mistral"]
+    assert "relu" in str(unsupported({**outer, "text_config": {**inner, "hidden_act": "relu"}}))
+    assert "quantised" in str(
+        unsupported({**outer, "text_config": inner, "quantization_config": {"bits": 4}})
+    )
+    mamba = {**outer, "text_config": {"model_type": "mamba"}}
+    assert family_of(mamba) is None
+    assert "'mistral3' with a text_config of 'mamba' is none of" in str(unsupported(mamba))
+    # Qwen's older configs do not nest.
+    flat = {
+        "model_type": "qwen2_5_vl",
+        "hidden_act": "relu",
+        "architectures": ["AnyForConditionalGeneration"],
+    }
+    assert family_of(flat) is DECODER_FAMILIES["qwen2_5_vl_text"]
+    assert "relu" in str(unsupported(flat))
+    assert unsupported({**flat, "hidden_act": "silu", "rope_scaling": {"type": "mrope"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ("language_model.model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("model.language_model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("model.language_model.embed_tokens.weight", "model.embed_tokens.weight"),
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("score.weight", "score.weight"),
+        ("visual.blocks.0.attn.qkv.weight", None),
+        ("model.visual.merger.norm.weight", None),
+        ("vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", None),
+        ("model.multi_modal_projector.linear_1.weight", None),
+        # Neither is known: the loader reports it.
+        ("audio_tower.conv.weight", "audio_tower.conv.weight"),
+    ],
+)
+def test_tensors_of_a_text_tower_have_the_names_of_a_model_of_texts(stored: str, name: str | None) -> None:
+    assert text_tensor(stored) == name

@@ -2,6 +2,7 @@
 
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
 from hiscore.models.page import page
+from hiscore.models.text_towers import TEXT_TOWERS
 
 
 def test_every_family_has_a_row_with_what_people_know() -> None:
@@ -10,6 +11,9 @@ def test_every_family_has_a_row_with_what_people_know() -> None:
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
         assert family.known_as in row
         assert all(f"`{selector}`" in row for selector in family.selectors)
+    for name, families in TEXT_TOWERS.items():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+        assert all(f"`{family}`" in row for family in families)
 
 
 def test_lines_are_short_but_for_the_tables() -> None:

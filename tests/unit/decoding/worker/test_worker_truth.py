@@ -72,8 +72,14 @@ def bound(family: str, dtype: torch.dtype) -> float:
     return ROUTED if family.endswith("experts") else EXACT
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+# Norms and rotary embeddings of other families are float32 in transformers even where all else is float64.
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        *((family, torch.float64) for family in tiny_models.FIRST),
+        *((family, torch.float32) for family in tiny_models.FAMILIES),
+    ],
+)
 def test_dense_is_transformers_cached_decode(path: Any, truth: Any, family: str, dtype: torch.dtype) -> None:
     error, misses = largest_error(build(path(family), "dense", dtype=dtype), truth(family, dtype))
     assert error < bound(family, dtype)

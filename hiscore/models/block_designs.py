@@ -1,0 +1,101 @@
+"""Rows of the table of families (`models/families.py`) whose blocks are put together in another way than Llama's.
+
+Llama normalises the input of attention and that of the MLP, and has one after the other.
+"""
+
+from typing import Any
+
+from hiscore.models.family import POST_NORMS, SANDWICH_NORMS, BlockNorms, DecoderFamily
+from hiscore.models.rules import key_rule, unset
+
+GEMMA: dict[str, Any] = {
+    "norm_plus_one": True,
+    "norms": SANDWICH_NORMS,
+    "scaled_embedding": True,
+    "qkv_bias": "attention_bias",
+    "output_bias": "attention_bias",
+    "windowed": "by layer type",
+    "activation_key": "hidden_activation",
+    "attention_scale_key": "query_pre_attn_scalar",
+    "logit_soft_cap_key": "final_logit_softcapping",
+}
+
+OLMO: dict[str, Any] = {
+    "norms": POST_NORMS,
+    "qk_norm": True,
+    "qk_norm_of_all_heads": True,
+    "qkv_bias": "attention_bias",
+    "output_bias": "attention_bias",
+}
+GLM: dict[str, Any] = {
+    "qkv_bias": "attention_bias",
+    "gate_up_names": ("gate_up_proj",),
+    "interleaved_rope": True,
+    "partial_rope": True,
+}
+COHERE: dict[str, Any] = {
+    "norms": BlockNorms(),
+    "layer_norms": True,
+    "parallel_mlp": True,
+    "interleaved_rope": True,
+    "qkv_bias": "attention_bias",
+    "output_bias": "attention_bias",
+    "logit_scale_key": "logit_scale",
+}
+
+OTHER_BLOCKS = (
+    DecoderFamily(
+        name="gemma2", known_as="Gemma 2", attention_soft_cap_key="attn_logit_softcapping", **GEMMA
+    ),
+    DecoderFamily(
+        name="gemma3_text",
+        known_as="Gemma 3 270M and 1B",
+        qk_norm=True,
+        ropes_by_layer_type=True,
+        own_rules=(
+            key_rule(
+                "attn_logit_softcapping",
+                unset,
+                "it caps attention logits, which transformers' Gemma 3 does not compute",
+            ),
+        ),
+        **GEMMA,
+    ),
+    DecoderFamily(name="olmo2", known_as="OLMo 2", **OLMO),
+    DecoderFamily(
+        name="olmo3", known_as="OLMo 3", windowed="by layer type", ropes_by_layer_type=True, **OLMO
+    ),
+    DecoderFamily(name="glm", known_as="GLM-4 9B (glm-4-9b-hf), GLM-Edge", **GLM),
+    DecoderFamily(
+        name="glm4",
+        known_as="GLM-4-0414, GLM-Z1",
+        norms=BlockNorms(
+            post_attention="post_self_attn_layernorm",
+            mlp="post_attention_layernorm",
+            post_mlp="post_mlp_layernorm",
+        ),
+        **GLM,
+    ),
+    DecoderFamily(
+        name="cohere",
+        known_as="Command R, Aya 23, Aya Expanse",
+        own_rules=(key_rule("use_qk_norm", unset, "it normalises q and k (use_qk_norm)"),),
+        **COHERE,
+    ),
+    DecoderFamily(
+        name="cohere2",
+        known_as="Command R7B, Command A",
+        windowed="by layer type",
+        unrotated="full_attention",
+        own_rules=(key_rule("sliding_window", bool, "sliding_window is {value}, and then no layer rotates"),),
+        **COHERE,
+    ),
+    DecoderFamily(
+        name="exaone4",
+        known_as="EXAONE 4",
+        norms=POST_NORMS,
+        qk_norm=True,
+        windowed="by layer type",
+        unrotated="full_attention",
+    ),
+)

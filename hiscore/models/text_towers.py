@@ -1,0 +1,47 @@
+"""Models of texts and images, of which the tower that reads texts is served: its config, and its tensors' names.
+
+Nothing here imports torch: the launcher reads configs before anything heavy is loaded.
+"""
+
+import re
+
+from hiscore.memory.weights import OF_IMAGES
+from hiscore.models.rules import Config
+
+TEXT_TOWERS: dict[str, tuple[str, ...]] = {
+    "gemma3": ("gemma3_text",),
+    "mistral3": ("mistral", "ministral3"),
+    "qwen2_vl": ("qwen2_vl_text",),
+    "qwen2_5_vl": ("qwen2_5_vl_text",),
+    "qwen3_vl": ("qwen3_vl_text",),
+}
+"""Models of texts and images: the families that their text tower may be, the default first."""
+
+
+def text_config(config: Config) -> Config:
+    """What a config.json says of the model of texts: all of it, unless it is of texts and images."""
+    towers = TEXT_TOWERS.get(str(config.get("model_type")))
+    if towers is None:
+        return config
+    # Qwen's older configs have the keys of the text tower beside those of the whole.
+    outer = {key: value for key, value in config.items() if key != "model_type"}
+    inner = outer.pop("text_config", None)
+    if inner is None:
+        return {**outer, "model_type": towers[0]}
+    kept = {key: outer[key] for key in ("architectures", "quantization_config") if key in outer}
+    return {"model_type": towers[0], **inner, **kept}
+
+
+def text_tensor(name: str) -> str | None:
+    """What a tensor of such a checkpoint is called in a model of texts; None: it belongs to images alone.
+
+    Args:
+        name: As any version of transformers has written it.
+    """
+    if OF_IMAGES.match(name):
+        return None
+    return _OF_TEXTS.sub("", name) if _HEAD.match(name) else _OF_TEXTS.sub("model.", name)
+
+
+_OF_TEXTS = re.compile(r"^(model\.)?language_model\.(model\.)?")
+_HEAD = re.compile(r"language_model\.lm_head\.")
