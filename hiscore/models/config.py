@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from hiscore.layers.rope import context_length
 from hiscore.layers.weights import Routing
+from hiscore.models.config_file import check_sizes, malformed_refused, read_config
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import DecoderFamily, Flag
 from hiscore.models.positions import rope_kinds
@@ -20,10 +20,6 @@ from hiscore.models.text_towers import TEXT_TOWERS
 
 SIZES = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
 LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
-class UnsupportedCheckpoint(Exception):
-    """No model here computes this checkpoint; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -103,23 +99,10 @@ def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple
     # Once more with what transformers made of it: defaults, and keys that replace others.
     if reason := unscorable(config.to_dict()):
         raise UnsupportedCheckpoint(reason)
-    architecture = from_config(config)
+    with malformed_refused():
+        architecture = from_config(config)
     context = context_limit(architecture.context_length, max_context)
     return replace(architecture, context_length=context), _of_texts(config)
-
-
-def read_config(checkpoint: Path) -> Any:
-    """transformers' config of a checkpoint.
-
-    Raises:
-        UnsupportedCheckpoint: transformers refuses it.
-    """
-    try:
-        return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
-    # Whatever a value that is none leads to in transformers' classes.
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise UnsupportedCheckpoint(f"transformers refuses config.json: {reason}") from error
 
 
 def _of_texts(config: Any) -> Any:
@@ -180,16 +163,12 @@ def from_config(whole: Any) -> Architecture:
         experts=_experts(family, config),
         routed=tuple(_is_routed(family, config, index) for index in range(config.num_hidden_layers)),
     )
-    _check_sizes(architecture)
+    check_sizes({name: getattr(architecture, name) for name in SIZES})
+    _check_heads(architecture)
     return architecture
 
 
-def _check_sizes(a: Architecture) -> None:
-    """Refuse sizes that no tensor can have; transformers checks only the types of the keys that it declares."""
-    for name in SIZES:
-        size = getattr(a, name)
-        if type(size) is not int or size < 1:
-            raise UnsupportedCheckpoint(f"{name} is {size!r}, not a positive whole number")
+def _check_heads(a: Architecture) -> None:
     if a.heads % a.kv_heads:
         raise UnsupportedCheckpoint(
             f"{a.heads} attention heads cannot share {a.kv_heads} heads of keys and values"

@@ -206,5 +206,11 @@ class DsaFamily:
             _one_kv_head_per_head,
             key_rule("scoring_func", one_of("sigmoid"), "scoring_func '{value}' is not sigmoid"),
             key_rule("topk_method", one_of("noaux_tc"), "topk_method '{value}' is not noaux_tc"),
+            key_rule(
+                "layer_types",
+                lambda kinds: kinds is None or set(kinds) == {"deepseek_sparse_attention"},
+                "layer_types names layers that attend otherwise",
+            ),
             rope_type_rule("default", "yarn"),
+            whole_heads_rotated,
         )

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hiscore.layers.rope import rotary_order
 from hiscore.layers.weights import LayerWeights, Mlp, Weights
-from hiscore.models.config import Architecture, UnsupportedCheckpoint
+from hiscore.models.config import Architecture
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.expert_loader import load_experts
 from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
 

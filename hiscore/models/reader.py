@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hiscore.layers.weights import FP8_ALIGNMENT, Fp8Linear, Linear, Projection, quantise
-from hiscore.models.config import UnsupportedCheckpoint
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import CheckpointTensors
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from hiscore.layers.rope import Rope
-from hiscore.models.config import UnsupportedCheckpoint
+from hiscore.models.errors import UnsupportedCheckpoint
 
 
 def make_rope(

@@ -12,9 +12,18 @@ from typing import Any
 
 from hiscore.layers.rope import context_length
 from hiscore.layers.weights import Routing
-from hiscore.models.config import ExpertShape, UnsupportedCheckpoint, read_config
+from hiscore.models.config import ExpertShape
+from hiscore.models.config_file import check_sizes, malformed_refused, read_config
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DSA_FAMILIES
 from hiscore.models.support import context_limit, unsupported
+
+SIZES = (
+    "vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "q_lora_rank",
+    "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "index_n_heads", "index_head_dim",
+    "index_topk", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "moe_intermediate_size",
+    "n_shared_experts",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,11 @@ def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple
     if reason := unsupported(json.loads((checkpoint / "config.json").read_text())):
         raise UnsupportedCheckpoint(reason)
     config = read_config(checkpoint)
-    architecture = from_config(config)
+    # Once more with what transformers made of it: defaults, and keys that replace others.
+    if reason := unsupported(config.to_dict()):
+        raise UnsupportedCheckpoint(reason)
+    with malformed_refused():
+        architecture = from_config(config)
     context = context_limit(architecture.context_length, max_context)
     return replace(architecture, context_length=context), config
 
@@ -99,6 +112,12 @@ def from_config(config: Any) -> DsaArchitecture:
     if len(own_index) != config.num_hidden_layers or not own_index[0]:
         raise UnsupportedCheckpoint(
             f"indexer_types must name {config.num_hidden_layers} layers and start with 'full'"
+        )
+    check_sizes({name: getattr(config, name) for name in SIZES})
+    if config.n_routed_experts % config.n_group or config.topk_group > config.n_group:
+        raise UnsupportedCheckpoint(
+            f"{config.n_routed_experts} experts cannot form {config.n_group} groups of which a token takes "
+            f"{config.topk_group}"
         )
     return DsaArchitecture(
         family=config.model_type,
@@ -147,7 +166,7 @@ def _attention_scale(config: Any) -> float:
     """The scale of q k^T, times the square of yarn's attention factor, which the rotary tables leave out."""
     scale: float = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
     rope = config.rope_parameters
-    stretched = rope.get("rope_type", "default") != "default" and rope["factor"] > 1
-    if stretched and (all_dims := rope.get("mscale_all_dim", 0)):
-        scale *= (0.1 * all_dims * math.log(rope["factor"]) + 1.0) ** 2
+    factor = 1 if rope.get("rope_type", "default") == "default" else rope.get("factor") or 1
+    if factor > 1 and (all_dims := rope.get("mscale_all_dim", 0)):
+        scale *= (0.1 * all_dims * math.log(factor) + 1.0) ** 2
     return scale

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hiscore.layers.weights import Experts, Linear, Mlp
-from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.deepseek.config import DsaArchitecture
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.expert_loader import read_experts
 from hiscore.models.family import ExpertNames
 from hiscore.models.loader import embedding_and_head

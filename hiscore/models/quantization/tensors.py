@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hiscore.models.config import UnsupportedCheckpoint
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.awq import Awq
 from hiscore.models.quantization.base import Format
 from hiscore.models.quantization.compressed import CompressedTensors

@@ -8,8 +8,8 @@ import torch
 from packaging import version
 
 from hiscore.layers.weights import Fp8Linear, Linear, quantise
-from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.decoder import Decoder
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.decoder import Decoder
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import ROWS_COMPARED
 from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
 from hiscore.scoring.options import ScoreOptions

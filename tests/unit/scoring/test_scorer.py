@@ -263,7 +263,7 @@ def test_bfloat16_stays_near_float32(checkpoints) -> None:
 def test_a_weight_that_the_config_does_not_announce_is_an_error(checkpoints, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    from hiscore.models.config import UnsupportedCheckpoint
+    from hiscore.models.errors import UnsupportedCheckpoint
 
     checkpoint, _ = checkpoints("llama")
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.deepseek.config import DsaArchitecture, from_config
+from hiscore.models.errors import UnsupportedCheckpoint
 from tests.support.tiny_dsa import SIZES, YARN
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.support import unsupported
 from tests.support import tiny_dsa
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hiscore.models.config import UnsupportedCheckpoint
 from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import CheckpointTensors
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer

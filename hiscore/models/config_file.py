@@ -1,0 +1,44 @@
+"""A checkpoint's config.json, read by transformers: what it refuses, and what it does not look at."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from hiscore.models.errors import UnsupportedCheckpoint
+
+
+def read_config(checkpoint: Path) -> Any:
+    """transformers' config of a checkpoint.
+
+    Raises:
+        UnsupportedCheckpoint: transformers refuses it.
+    """
+    try:
+        return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+    # Whatever a value that is none leads to in transformers' classes.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UnsupportedCheckpoint(f"transformers refuses config.json: {reason}") from error
+
+
+@contextmanager
+def malformed_refused() -> Iterator[None]:
+    """Refuse a config if translating it fails: transformers checks only the types of the keys that it declares."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UnsupportedCheckpoint(f"config.json is malformed: {error!r}") from error
+
+
+def check_sizes(sizes: Mapping[str, Any]) -> None:
+    """Refuse sizes that no tensor can have.
+
+    Raises:
+        UnsupportedCheckpoint: One of them is no positive whole number.
+    """
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise UnsupportedCheckpoint(f"{name} is {size!r}, not a positive whole number")

@@ -1,0 +1,72 @@
+"""No key of a config with a lightning indexer is silently ignored that transformers honours."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hiscore.models.deepseek import config
+from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
+from hiscore.models.errors import UnsupportedCheckpoint
+from tests.support import tiny_dsa, tiny_models
+from tests.support.config_mutations import changed, keys_of, mutations
+
+CPU = torch.device("cpu")
+KEYS = keys_of(model_type for model_type, _ in (*tiny_dsa.FAMILIES.values(), *tiny_models.FAMILIES.values()))
+IDS = torch.randint(tiny_dsa.VOCABULARY, (40,), generator=torch.Generator().manual_seed(1))
+# In float64 but for norms, rotary tables, router and indexer; see test_decoder.
+BOUND = 1e-5
+
+
+def logits(decoder: DsaDecoder) -> torch.Tensor:
+    slots, rows = torch.arange(len(IDS)), len(IDS)
+    staged = StagedLatents(decoder.architecture, rows, CPU, decoder.dtype)
+    staged.plan([Segment(slots, rows)])
+    with torch.inference_mode():
+        hidden = decoder.tail(*decoder.body(IDS.int(), torch.arange(rows).int(), staged))
+        return hidden @ decoder.weights.head.T
+
+
+def verdict(checkpoint: Path) -> str | None:
+    """What is wrong with how a checkpoint is served, if anything."""
+    try:
+        decoder = DsaDecoder(checkpoint, CPU, torch.float64)
+    except UnsupportedCheckpoint as refusal:
+        return None if str(refusal) else "refused without a reason"
+    except Exception as error:
+        return f"fails with {error!r}"
+    try:
+        reference = tiny_dsa.reference(checkpoint, torch.float64)
+        with torch.inference_mode():
+            expected = reference(IDS[None], use_cache=False).logits[0]
+    except Exception as error:
+        return f"is served, and transformers refuses it: {error!r}"
+    try:
+        torch.testing.assert_close(logits(decoder), expected, atol=BOUND, rtol=0)
+    except Exception as error:
+        return f"is computed otherwise: {error!r}"
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["deepseek-experts", "glm-shared"])
+def test_a_key_is_computed_as_by_transformers_or_refused(family: str, tmp_path: Path) -> None:
+    source = tiny_dsa.make(family, tmp_path / "source")
+    original = json.loads((source / "config.json").read_text())
+    wrong = {
+        str(changes): found
+        for changes in ({}, *mutations(original, KEYS))
+        if (found := verdict(changed(source, tmp_path / "changed", **changes)))
+    }
+    assert wrong == {}
+
+
+@pytest.mark.slow
+def test_control_a_rule_that_is_missing_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tiny_dsa.make("deepseek", tmp_path / "source")
+    checkpoint = changed(source, tmp_path / "changed", is_causal=False)
+    assert verdict(checkpoint) is None
+    monkeypatch.setattr(config, "unsupported", lambda config: None)
+    assert str(verdict(checkpoint)).startswith("is computed otherwise")
