@@ -28,9 +28,15 @@ PRODUCTS_AT_ONCE = 2**24
 class LMHead:
     """The head of a causal LM or a classifier."""
 
-    def __init__(self, weight: Tensor, logit_soft_cap: float | None) -> None:
-        """weight: [vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier."""
-        self._weight = weight
+    def __init__(self, weight: Tensor, logit_soft_cap: float | None, bias: Tensor | None = None) -> None:
+        """Wrap the weights.
+
+        Args:
+            weight: [vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier.
+            logit_soft_cap: See `numerics.soft_cap`.
+            bias: float32 [labels], of a classifier that has one.
+        """
+        self._weight, self._bias = weight, bias
         self._soft_cap = logit_soft_cap
         self._label_rows: OrderedDict[bytes, Tensor] = OrderedDict()
 
@@ -45,7 +51,8 @@ class LMHead:
             float32 [R, labels].
         """
         weight = self._weight.float() if labels is None else self._rows_of(labels)
-        return self._capped(hidden.float() @ weight.T)
+        logits = self._capped(hidden.float() @ weight.T)
+        return logits if self._bias is None else logits + self._bias
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the whole vocabulary: [R, hidden] to [R, vocabulary], float32 (float64 for float64)."""

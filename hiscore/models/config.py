@@ -11,6 +11,7 @@ from typing import Any
 from hiscore.layers.rope import context_length
 from hiscore.layers.weights import Routing
 from hiscore.models.config_file import check_sizes, malformed_refused, read_config
+from hiscore.models.encoders.families import ENCODER_FAMILIES
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import DecoderFamily, Flag
@@ -224,8 +225,12 @@ def read_facts(checkpoint: Path, max_context: int | None = None) -> CheckpointFa
     """
     whole = read_config(checkpoint)
     config = _of_texts(whole)
+    encoder = ENCODER_FAMILIES.get(config.model_type)
+    context = encoder.context_length(config) if encoder else context_length(config)
     return CheckpointFacts(
         vocab_size=config.vocab_size,
-        context_length=context_limit(context_length(config), max_context),
+        context_length=context_limit(context, max_context),
         is_classifier=is_classifier(whole.architectures),
+        is_encoder=encoder is not None,
+        token_types=getattr(config, "type_vocab_size", 0) if encoder else 0,
     )

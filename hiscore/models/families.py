@@ -16,7 +16,11 @@ A family is a `model_type` of transformers. To add one:
 Nothing here imports torch: the launcher reads this table before anything heavy is loaded.
 """
 
+from collections.abc import Mapping
+
 from hiscore.models.block_designs import OTHER_BLOCKS
+from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.encoders.family import EncoderFamily
 from hiscore.models.family import ROPE_TYPES, DecoderFamily, DsaFamily, ExpertNames
 from hiscore.models.rules import Config, key_rule
 from hiscore.models.text_towers import TEXT_TOWERS, text_config
@@ -162,9 +166,13 @@ DSA_FAMILIES: dict[str, DsaFamily] = {
 }
 
 
-def family_of(config: Config) -> DecoderFamily | DsaFamily | None:
+def family_of(config: Config) -> DecoderFamily | DsaFamily | EncoderFamily | None:
     """The family of a config.json, None if it is not served."""
     towers, name = TEXT_TOWERS.get(str(config.get("model_type"))), text_config(config).get("model_type")
     if towers is not None and name not in towers:
         return None
-    return DECODER_FAMILIES.get(str(name)) or DSA_FAMILIES.get(str(name))
+    kind: Mapping[str, DecoderFamily | DsaFamily | EncoderFamily]
+    for kind in (DECODER_FAMILIES, DSA_FAMILIES, ENCODER_FAMILIES):
+        if str(name) in kind:
+            return kind[str(name)]
+    return None

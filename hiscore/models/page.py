@@ -3,6 +3,8 @@
 import textwrap
 from collections.abc import Iterable
 
+from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.encoders.family import EncoderFamily
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
 from hiscore.models.family import CAUSAL_LM, CLASSIFIER, TEXT_TOWER, DecoderFamily, DsaFamily
 from hiscore.models.quantization.schemes import SERVED
@@ -40,6 +42,13 @@ def page() -> str:
             "Every token attends to those that an indexer selects. They are not scored, only decoded.",
             DSA_FAMILIES.values(),
         ),
+        _section(
+            "Encoders",
+            f"""Query and item are a pair, in which every token attends to every other: most rerankers. Only
+            classifiers (`...{CLASSIFIER}`) are served, in float32 and bfloat16, and only scored
+            ([what that means for a call](scoring.md#encoders)).""",
+            ENCODER_FAMILIES.values(),
+        ),
     )
     return "\n".join([HEAD, *map(_wrapped, INTRODUCTION.split("\n\n")), *sections])
 
@@ -57,9 +66,9 @@ def _towers() -> str:
     return f"## Models of texts and images\n\n{_wrapped(text)}\n{head}{''.join(rows)}"
 
 
-def _section(title: str, text: str, families: Iterable[DecoderFamily | DsaFamily]) -> str:
+def _section(title: str, text: str, families: Iterable[DecoderFamily | DsaFamily | EncoderFamily]) -> str:
     rows = [
-        f"| `{family.name}` | {family.known_as} | {', '.join(f'`{name}`' for name in family.selectors)} |\n"
+        f"| `{family.name}` | {family.known_as} | {', '.join(f'`{name}`' for name in family.selectors) or '-'} |\n"
         for family in families
     ]
     head = "| `model_type` | for example | `SELECTOR` of `decode` |\n|---|---|---|\n"

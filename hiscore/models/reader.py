@@ -19,7 +19,7 @@ class CheckpointReader:
     """Reads tensors by name, checks their shapes, converts and moves them, and keeps track of those never read."""
 
     def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool) -> None:
-        self._dtype, self._fp8 = dtype, fp8
+        self.dtype, self._fp8 = dtype, fp8
         self._tensors = CheckpointTensors(checkpoint, device)
         self._read: set[str] = set()
 
@@ -76,7 +76,7 @@ class CheckpointReader:
         The head of a causal LM is left over where it is tied to the embedding, and where a causal LM was made into
         a classifier.
         """
-        self._tensors.report(self._dtype)
+        self._tensors.report(self.dtype)
         left_over = set(self._tensors) - self._read - {HEAD}
         return sorted(name for name in left_over if not name.endswith(ROPE_BUFFER))
 
@@ -85,7 +85,7 @@ class CheckpointReader:
         if missing := [name for name in shapes if name not in self._tensors]:
             raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{missing[0]}'")
         self._read.update(shapes)
-        parts = [self._tensors.read(name).to(dtype or self._dtype) for name in shapes]
+        parts = [self._tensors.read(name).to(dtype or self.dtype) for name in shapes]
         for part, (name, shape) in zip(parts, shapes.items(), strict=True):
             if part.shape != shape:
                 raise UnsupportedCheckpoint(

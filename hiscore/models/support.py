@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hiscore.models.encoders.families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, family_of
 from hiscore.models.family import CLASSIFIER, DsaFamily
 from hiscore.models.rules import COMMON_RULES, Config
@@ -30,6 +31,10 @@ class CheckpointFacts:
     context_length: int
     """Of one sequence, as MAX_CONTEXT limits it."""
     is_classifier: bool
+    is_encoder: bool = False
+    """Query and item are read as one pair, and nothing is shared between pairs."""
+    token_types: int = 0
+    """Types of tokens that an encoder tells apart; 0 or 1: none."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def unsupported(config: Config) -> str | None:
     """Why no model can compute a checkpoint with this config.json, or None if one can."""
     family, of_texts = family_of(config), text_config(config)
     if family is None:
-        served = (*DECODER_FAMILIES, *TEXT_TOWERS)
+        served = (*DECODER_FAMILIES, *TEXT_TOWERS, *ENCODER_FAMILIES)
         of_tower = "" if of_texts is config else f" with a text_config of '{of_texts['model_type']}'"
         return f"model_type '{config.get('model_type')}'{of_tower} is none of {', '.join(served)}"
     try:

@@ -13,11 +13,8 @@ from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
 
 
-class Runner(Protocol):
-    """Computes packed forwards on one device, with its own KV pool."""
-
-    pool: Tensor
-    """[layers, slots, 2, kv_heads, head_dim]"""
+class ForwardRunner(Protocol):
+    """Computes packed forwards on one device."""
 
     def forward(self, forwards: Sequence[Forward]) -> Tensor:
         """Compute the forwards of a batch, in order. On CUDA this only launches the work.
@@ -26,6 +23,13 @@ class Runner(Protocol):
             [R, hidden]: final hidden states of all scored rows, forward after forward.
         """
         ...
+
+
+class Runner(ForwardRunner, Protocol):
+    """A `ForwardRunner` of a decoder, with its own KV pool."""
+
+    pool: Tensor
+    """[layers, slots, 2, kv_heads, head_dim]"""
 
 
 class TorchRunner:

@@ -14,6 +14,7 @@ from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.labels import check_label_inputs, resolve_labels
 from hiscore.scoring.layout import lay_out
+from hiscore.scoring.pair_text import check_item_first, join_pairs
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.validation import check_prompt
 from hiscore.settings import Limits
@@ -147,6 +148,8 @@ def _plan(
         items = len(request.items)
         if items > limits.max_items:
             raise RequestError(f"'items' holds {items} items: at most {limits.max_items} in one call")
+        if request.item_first:
+            check_item_first(tokenizer, facts)
         counts = request.label_counts
         check_label_inputs(request.labels, request.label_token_ids, limits, facts, counts, items)
         size = request.text_bytes
@@ -171,6 +174,8 @@ def _plan(
 
 def _split_query(tokenizer: TextTokenizer, request: TextRequest) -> tuple[str, str]:
     """The part of the query to encode once, and the part to encode with every item."""
+    if tokenizer.pair:
+        return request.query, ""
     if not tokenizer.has_safe_splits:
         return "", request.query
     split = first_split(request.query) if request.item_first else last_split(request.query)
@@ -192,14 +197,12 @@ def _finish(
     request, (shared, *rows) = plan.request, text_ids
     if not plan.shared:
         shared = []  # Some tokenizers give special tokens even for an empty text.
-    before = [*tokenizer.prefix] if request.item_first else [*tokenizer.prefix, *shared]
-    after = [*shared, *tokenizer.suffix] if request.item_first else [*tokenizer.suffix]
-    if after:
-        rows = [ids + after for ids in rows]
-    common = _common_prefix_length(rows)
-    query = before + rows[0][:common]
-    prompt = MultiItemPrompt.of(query, [ids[common:] for ids in rows] if request.items else [])
+    items = rows if request.items else []
     try:
+        if tokenizer.pair:
+            prompt = join_pairs(tokenizer, request.query, request.items, shared, items, request.item_first)
+        else:
+            prompt = _join(tokenizer, shared, rows, request)
         labels = resolve_labels(
             request.labels,
             label_ids,
@@ -213,6 +216,19 @@ def _finish(
     except RequestError as error:
         return error
     return TokenizedRequest(*lay_out(prompt), labels, plan.full_encode)
+
+
+def _join(
+    tokenizer: TextTokenizer, shared: list[int], rows: list[list[int]], request: TextRequest
+) -> MultiItemPrompt:
+    """Put special tokens and the shared part around the rest of each item; what all share is the query."""
+    before = [*tokenizer.prefix] if request.item_first else [*tokenizer.prefix, *shared]
+    after = [*shared, *tokenizer.suffix] if request.item_first else [*tokenizer.suffix]
+    if after:
+        rows = [ids + after for ids in rows]
+    common = _common_prefix_length(rows)
+    query = before + rows[0][:common]
+    return MultiItemPrompt.of(query, [ids[common:] for ids in rows] if request.items else [])
 
 
 def _common_prefix_length(rows: Sequence[list[int]]) -> int:

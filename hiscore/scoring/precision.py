@@ -2,16 +2,24 @@
 
 import torch
 
+from hiscore.device import fix_product_sums
+
 # Under fp8 only the projections are in 8 bits.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 FP8_CAPABILITY = (8, 9)
 
 
-def pick_device(device: str) -> str:
-    """The device's type or name; "auto" is a GPU if there is one."""
+def use_device(device: str) -> torch.device:
+    """The device of this name; "auto" is a GPU if there is one. A GPU becomes the current one."""
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = torch.device(device)
+    if chosen.type == "cuda":
+        index = torch.cuda.current_device() if chosen.index is None else chosen.index
+        torch.cuda.set_device(index)
+        chosen = torch.device("cuda", index)
+        fix_product_sums()
+    return chosen
 
 
 def pick_dtype(dtype: str, device: torch.device) -> str:

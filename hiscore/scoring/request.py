@@ -18,11 +18,13 @@ class MultiItemPrompt:
         tokens: int32 [query_length + sum(item_lengths)].
         query_length: Tokens of the query; 0 for an empty one.
         item_lengths: int64 [items]: tokens of each item; 0 for an empty one.
+        first_text: Of pairs (`scoring.pairs`), how many tokens of every item are the query's.
     """
 
     tokens: Int32
     query_length: int
     item_lengths: Int64
+    first_text: int = 0
 
     @classmethod
     def of(cls, query: Sequence[int], items: Sequence[Sequence[int]]) -> "MultiItemPrompt":

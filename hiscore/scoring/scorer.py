@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hiscore.arrays import Float32
 from hiscore.attention.metadata import Forward
-from hiscore.device import download, fix_product_sums, free_bytes, memory_of, upload
+from hiscore.device import download, free_bytes, memory_of, upload
 from hiscore.errors import RequestError
 from hiscore.layers.lm_head import LMHead
 from hiscore.memory.ledger import Ledger
@@ -19,15 +19,15 @@ from hiscore.memory.weights import weight_bytes
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder
 from hiscore.models.support import CheckpointFacts
-from hiscore.prefill.runner import make_runner
+from hiscore.prefill.runner import ForwardRunner, make_runner
 from hiscore.progress import Advance, no_progress
 from hiscore.scoring.head_results import head_results, own_counts
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
 from hiscore.scoring.packing import Batch, pack
-from hiscore.scoring.precision import DTYPES, pick_device, pick_dtype
+from hiscore.scoring.precision import DTYPES, pick_dtype, use_device
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.readout import scores_from_head, scores_from_pairs
-from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 
 log = logging.getLogger(__name__)
 
@@ -146,12 +146,7 @@ class Scorer:
             MemoryExceeded: The device has no room for it.
             ValueError: The device has no fp8, or `max_context` exceeds the checkpoint's context.
         """
-        self.device = torch.device(pick_device(device))
-        if self.device.type == "cuda":
-            index = torch.cuda.current_device() if self.device.index is None else self.device.index
-            torch.cuda.set_device(index)
-            self.device = torch.device("cuda", index)
-            fix_product_sums()
+        self.device = use_device(device)
         precision = pick_dtype(dtype, self.device)
         self.dtype = DTYPES[precision]
         fp8 = precision == "fp8"
@@ -163,7 +158,7 @@ class Scorer:
         self._head = LMHead(decoder.weights.head, a.logit_soft_cap)
         self._budget = max_batch_tokens
         self._prefix_cache = PrefixCache(pool.pages, pool.reserve, caching=query_cache_bytes != 0)
-        self.runner = make_runner(decoder, pool.pages * PAGE, max_batch_tokens)
+        self.runner: ForwardRunner = make_runner(decoder, pool.pages * PAGE, max_batch_tokens)
         log.info(
             "%s decoder on %s in %s by %s; sequences of at most %d tokens, forwards of at most %d; the pool holds "
             "%d tokens, up to %d of them for calls of several forwards",
@@ -200,12 +195,18 @@ class Scorer:
         try:
             # Any thread may call this, and the current CUDA device is a thread's own.
             with torch.cuda.device(-1 if self.device.index is None else self.device.index):
-                batch = pack([request.prompt for request in requests], self._budget, self._prefix_cache)
-                return self._launch(requests, batch)
+                return self._launch(requests, self._pack([request.prompt for request in requests]))
         except Exception:
             # The cache may list keys and values that were never written.
             self._prefix_cache.clear()
             raise
+
+    def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
+        """What is computed for a validated prompt: the prompt itself."""
+        return prompt
+
+    def _pack(self, prompts: Sequence[MultiItemPrompt]) -> Batch:
+        return pack(prompts, self._budget, self._prefix_cache)
 
     def _launch(self, requests: Sequence[ScoreRequest], batch: Batch) -> PendingScores:
         hidden = self._in_order(self.runner.forward(batch.forwards), batch.forwards)

@@ -4,6 +4,7 @@ Each part holds the whole query and some of the items. Items do not see each oth
 The query is computed again for each part unless it is cached, so a part is several times as long as the query.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -37,10 +38,10 @@ def split_prompt(prompt: MultiItemPrompt, budget: int) -> list[MultiItemPrompt]:
         firsts.append(max(fit, firsts[-1] + 1))
     query, items = np.split(prompt.tokens, [prompt.query_length])
     return [
-        MultiItemPrompt(
-            np.concatenate((query, items[starts[first] : starts[last]])),
-            prompt.query_length,
-            prompt.item_lengths[first:last],
+        replace(
+            prompt,
+            tokens=np.concatenate((query, items[starts[first] : starts[last]])),
+            item_lengths=prompt.item_lengths[first:last],
         )
         for first, last in pairwise(firsts)
     ]

@@ -33,6 +33,12 @@ def check_prompt(prompt: MultiItemPrompt, limits: Limits, facts: CheckpointFacts
         raise RequestError(
             f"'input_ids' holds {len(prompt.tokens)} tokens: at most {limits.max_call_tokens} in one call"
         )
+    computed = items * prompt.query_length + int(prompt.item_lengths.sum())
+    if facts.is_encoder and computed > limits.max_call_tokens:
+        raise RequestError(
+            f"query and items make pairs of {computed} tokens in all, since an encoder reads the query with every "
+            f"item: at most {limits.max_call_tokens} in one call"
+        )
     check_ids("input_ids", prompt.tokens, facts.vocab_size)
     longest = prompt.query_length + int(prompt.item_lengths.max(initial=0))
     if longest > facts.context_length:

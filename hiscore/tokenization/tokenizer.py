@@ -6,11 +6,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from hiscore.tokenization.pair_template import PROBES, PairTemplate, find_pair_template
 from hiscore.tokenization.panics import panics_raised
 from hiscore.tokenization.safe_splits import has_safe_splits
-
-# Different in length, script and first character; nothing in them is special to any tokenizer.
-PROBES = ("a", " b c", "Is 12 a number?\n", "你好")
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,7 @@ class TextTokenizer:
         prefix: Token ids before every text.
         suffix: Token ids after every text.
         has_safe_splits: `safe_splits` holds for this tokenizer.
+        pair: How an encoder's query and item are joined; None: as one text.
     """
 
     backend: Tokenizer
@@ -31,6 +30,7 @@ class TextTokenizer:
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
     has_safe_splits: bool
+    pair: PairTemplate | None = None
 
     def encode(self, texts: list[str], labels: list[str]) -> tuple[list[list[int]], list[list[int]]]:
         """Encode all texts and labels in one call that uses every core.
@@ -56,8 +56,12 @@ class TextTokenizer:
         return [encoding.ids for encoding in encodings]
 
 
-def load_tokenizer(checkpoint: Path) -> TextTokenizer:
+def load_tokenizer(checkpoint: Path, pairs: bool = False) -> TextTokenizer:
     """Load the tokenizer of a local Hugging Face style directory; no network, no remote code.
+
+    Args:
+        checkpoint: The directory.
+        pairs: Whether the model is an encoder, which reads query and item as a pair.
 
     Raises:
         ValueError: There is no fast tokenizer, or transformers does more to a text than the fast tokenizer does.
@@ -68,6 +72,7 @@ def load_tokenizer(checkpoint: Path) -> TextTokenizer:
     name = type(tokenizer).__name__
     if not tokenizer.is_fast:
         raise ValueError(f"{checkpoint}: {name} has no fast tokenizer (tokenizer.json)")
+    pair = find_pair_template(tokenizer) if pairs else None
     expected = [tokenizer(probe)["input_ids"] for probe in PROBES]
     backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -75,6 +80,8 @@ def load_tokenizer(checkpoint: Path) -> TextTokenizer:
     if [encoding.ids for encoding in backend.encode_batch_fast(PROBES)] != expected:
         raise ValueError(f"{checkpoint}: {name} gives other ids than its own fast tokenizer")
     affixes = find_affixes(backend)
+    if pairs and (pair is None or affixes is None):
+        raise ValueError(f"{checkpoint}: {name} joins pairs of texts by more than special tokens around each")
     prefix, suffix = affixes or ((), ())
     return TextTokenizer(
         backend,
@@ -82,6 +89,7 @@ def load_tokenizer(checkpoint: Path) -> TextTokenizer:
         prefix=prefix,
         suffix=suffix,
         has_safe_splits=affixes is not None and has_safe_splits(backend),
+        pair=pair,
     )
 
 

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from hiscore.arrays import Int32
 from hiscore.device import upload
 from hiscore.layers.lm_head import ROW_SLICE, LMHead
+from hiscore.prefill.runner import Runner
 from hiscore.scoring.layout import lay_out, unpack
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import PendingScores, Scorer
@@ -59,7 +61,7 @@ def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
     if scorer._prefix_cache.caching:
         raise ValueError("the decode step needs the pool for itself: give the scorer no query cache")
     changed = copy.copy(scorer)
-    changed.runner = StepAfter(scorer.runner, scorer._head if sampled else None)
+    changed.runner = StepAfter(cast(Runner, scorer.runner), scorer._head if sampled else None)
     return changed
 
 

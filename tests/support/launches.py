@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
+from hiscore.attention.bidirectional import BidirectionalShape, RelativeProjections
+from hiscore.attention.bidirectional_triton import SegmentInputs, TritonBidirectionalAttention
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
@@ -67,6 +69,18 @@ def scorer(
     attention.inputs = TileInputs(ints(ROWS), ints(ROWS), ints(ROWS), ints(6), ints(2), ints(64))
     for index in range(len(windows)):
         attention.attend(index, qkv, pool)
+
+
+def encoder(dtype: torch.dtype, reach: int | None, disentangled: bool) -> None:
+    """Attention of an encoder, of the size of BERT-base, ModernBERT-base or DeBERTa-v3-base."""
+    heads, head_dim, context, positions = 12, 64, 512, 512
+    rows = ints(2 * context - 1) if disentangled else None
+    shape = BidirectionalShape(heads, head_dim, head_dim**-0.5, (reach, None), rows)
+    attention = TritonBidirectionalAttention(shape, dtype, multiprocessors=132)
+    attention.inputs = SegmentInputs(ints(ROWS), ints(ROWS), ints(6), ints(2))
+    table = torch.zeros(heads, positions, head_dim, dtype=dtype)
+    relative = RelativeProjections(table, table) if disentangled else None
+    attention.attend(0, torch.zeros(ROWS, 3 * heads * head_dim, dtype=dtype), relative)
 
 
 def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int | None = None) -> None:
@@ -155,6 +169,9 @@ def launch_everything() -> None:
     for dtype in (bfloat16, float32):
         experts((2048, 768, 128, 8), "silu", dtype)
         experts((2880, 2880, 32, 4), "clamped_swiglu", dtype)
+        encoder(dtype, None, disentangled=False)
+        encoder(dtype, 64, disentangled=False)
+        encoder(dtype, None, disentangled=True)
     for chains in (False, True):
         with mock.patch.multiple(kernel_ops, supports_pdl=partial(bool, chains), PDL_MIN_ROWS=1):
             for sizes in (QWEN3, SMOLLM2):

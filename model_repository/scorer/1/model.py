@@ -13,8 +13,9 @@ from hiscore.progress import Progress
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import parse_options
+from hiscore.scoring.pair_scorer import make_scorer
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.scorer import BatchStats, Scorer
+from hiscore.scoring.scorer import BatchStats
 from hiscore.scoring.validation import check_labels, check_prompt
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
@@ -46,7 +47,7 @@ class TritonPythonModel:
         self.settings = settings = from_model_directory(ScorerSettings, Path(args["model_repository"]))
         configure_model(settings.log_format, args["model_name"])
         on_cpu, directory = args["model_instance_kind"] == "CPU", server_directory(args)
-        self.scorer = Scorer(
+        self.scorer = make_scorer(
             Path(settings.checkpoint),
             "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}",
             settings.dtype,
@@ -90,6 +91,7 @@ class TritonPythonModel:
         check_prompt(prompt, self.settings, self.scorer.facts)
         items, facts = len(prompt.item_lengths), self.scorer.facts
         labels = check_labels(labels, self.settings, facts, options.label_counts, items).copy()
+        prompt = self.scorer.prompt(prompt)
         return ScoreRequest.of(prompt, labels, options, is_canary=request_id(request) == CANARY_ID)
 
     def record(self, stats: BatchStats | None) -> None:

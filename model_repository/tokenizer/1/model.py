@@ -41,7 +41,7 @@ class TritonPythonModel:
         self.counters = Counters(COUNTERS, labels)
         facts = read_facts(checkpoint, settings.max_context)
         self.batcher: Batcher[TextRequest] = Batcher(
-            BatchedTokenizer(load_tokenizer(checkpoint), settings, facts, self.record),
+            BatchedTokenizer(load_tokenizer(checkpoint, facts.is_encoder), settings, facts, self.record),
             BatchLimits(MAX_BATCH_CHARACTERS, settings.max_queue),
         )
         self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))

@@ -1,0 +1,1 @@
+"""Encoders with a classification head: a pair of query and item in, its logits out."""

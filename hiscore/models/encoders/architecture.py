@@ -1,0 +1,62 @@
+"""Sizes and switches of an encoder; each family's file fills them in from its config."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Disentangled:
+    """DeBERTa's attention."""
+
+    terms: int
+    """Kinds of products that a logit may add up: the scale counts them even where there are no positions."""
+    relative_rows: Tensor | None
+    """See `BidirectionalShape`."""
+
+
+@dataclass(frozen=True)
+class EncoderArchitecture:
+    """What the encoder must know of a checkpoint."""
+
+    family: str
+    vocab_size: int
+    context_length: int
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    labels: int
+    norm_eps: float
+    activation: str
+    head_activation: str
+    first_position: int = 0
+    """Row of the table of positions that belongs to a text's first token."""
+    uncounted_id: int | None = None
+    """A token that is not counted in positions: its own is the one before `first_position`."""
+    token_types: int = 0
+    """Size of the table of token types; 0: there is none."""
+    pre_norm: bool = False
+    """Blocks normalise their inputs instead of the sums behind them."""
+    gated: bool = False
+    """The MLP's first projection gives what is activated, then what that is multiplied with."""
+    pooling: Literal["first", "mean"] = "first"
+    """What the head reads: the first row of a pair, or the mean of its rows."""
+    reaches: tuple[int | None, ...] = ()
+    """For each layer, how far a token sees to either side; None: everything. Empty: everything in all layers."""
+    rope_kinds: tuple[str | None, ...] = ()
+    """For each layer, its key in rope_parameters. Empty: no rotary embedding."""
+    disentangled: Disentangled | None = None
+    """Attention to relative positions, as DeBERTa has it."""
+
+    @property
+    def relative_positions(self) -> int:
+        """Rows of a layer's keys and queries of relative positions; 0: it has none."""
+        if self.disentangled is None or self.disentangled.relative_rows is None:
+            return 0
+        return int(self.disentangled.relative_rows.max()) + 1
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads

@@ -1,0 +1,223 @@
+"""The encoder over packed rows: one loop over layers for every family and device."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hiscore.attention.bidirectional import BidirectionalAttention, BidirectionalShape
+from hiscore.layers.rope import Rope
+from hiscore.models.config_file import read_config
+from hiscore.models.encoders import bert, deberta_v2, modernbert
+from hiscore.models.encoders.architecture import EncoderArchitecture
+from hiscore.models.encoders.weights import EncoderLayer, EncoderReader, EncoderWeights
+from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.reader import CheckpointReader
+from hiscore.models.support import context_limit, unscorable
+from hiscore.numerics import widen
+from hiscore.progress import Advance, no_progress
+
+Load = Callable[[EncoderReader, Any], EncoderWeights]
+FAMILIES: dict[str, tuple[Callable[[Any], EncoderArchitecture], Load]] = {
+    "bert": (bert.architecture, bert.load_bert),
+    "roberta": (bert.architecture, bert.load_roberta),
+    "xlm-roberta": (bert.architecture, bert.load_roberta),
+    "camembert": (bert.architecture, bert.load_roberta),
+    "modernbert": (modernbert.architecture, modernbert.load),
+    "deberta-v2": (deberta_v2.architecture, deberta_v2.load),
+}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+}
+NOT_READ = ("lm_head.", "cls.", "lm_predictions.", "mask_predictions.", "decoder.")
+"""Heads for pretraining that some classifiers still hold; transformers leaves them unread too."""
+BUFFERS = ("position_ids", "token_type_ids")
+"""Stored by old checkpoints; they follow from the config."""
+
+
+@dataclass(frozen=True)
+class EncoderInputs:
+    """A forward's rows, on the device; int32 [T]."""
+
+    input_ids: Tensor
+    positions: Tensor
+    token_types: Tensor
+
+
+def read_encoder_architecture(
+    checkpoint: Path, max_context: int | None = None
+) -> tuple[EncoderArchitecture, Any]:
+    """Read an encoder's config.
+
+    Args:
+        checkpoint: Its directory.
+        max_context: The setting; None: not set.
+
+    Returns:
+        The `EncoderArchitecture`, and transformers' config.
+
+    Raises:
+        UnsupportedCheckpoint: It cannot be computed.
+        ValueError: `max_context` exceeds the checkpoint's context.
+    """
+    if reason := unscorable(json.loads((checkpoint / "config.json").read_text())):
+        raise UnsupportedCheckpoint(reason)
+    config = read_config(checkpoint)
+    if reason := unscorable(config.to_dict()):
+        raise UnsupportedCheckpoint(reason)
+    architecture = FAMILIES[config.model_type][0](config)
+    context = context_limit(architecture.context_length, max_context)
+    return replace(architecture, context_length=context), config
+
+
+class Encoder:
+    """Weights, rotary tables and the loop over layers. Attention is passed in."""
+
+    def __init__(
+        self, checkpoint: Path, device: torch.device, dtype: torch.dtype, max_context: int | None = None
+    ) -> None:
+        """Load a checkpoint.
+
+        Args:
+            checkpoint: Directory with config.json and safetensors.
+            device: Where weights and tables are kept.
+            dtype: Of weights and activations; norms and the residual stream are float32.
+            max_context: Tokens of a pair at most; None: see `context_limit`.
+
+        Raises:
+            UnsupportedCheckpoint: It cannot be computed.
+            ValueError: `max_context` exceeds the checkpoint's context.
+        """
+        self.architecture, config = read_encoder_architecture(checkpoint, max_context)
+        a = self.architecture
+        self.device, self.dtype = device, dtype
+        self.after_layer: Advance = no_progress
+        read = CheckpointReader(checkpoint, device, dtype, fp8=False)
+        self.weights = FAMILIES[a.family][1](EncoderReader(read, a), config)
+        self._refuse_unread(read)
+        self._ropes = {
+            kind: Rope(config, kind, a.head_dim, device, a.context_length) for kind in set(a.rope_kinds)
+        }
+        self._activation, self._head_activation = ACTIVATIONS[a.activation], ACTIVATIONS[a.head_activation]
+
+    def _refuse_unread(self, read: CheckpointReader) -> None:
+        """What nothing reads may change the scores, unless it belongs to another head."""
+        unread = [
+            name
+            for name in read.unread()
+            if not name.startswith(NOT_READ)
+            and not name.endswith(BUFFERS)
+            and not (".pooler." in name and self.architecture.family != "bert")
+            and not (".position_embeddings." in name and self.weights.embeddings.positions is None)
+        ]
+        if unread:
+            raise UnsupportedCheckpoint(
+                f"the checkpoint holds {len(unread)} tensors that a {self.architecture.family} model does not "
+                f"have, '{unread[0]}' for one"
+            )
+
+    @property
+    def attention_shape(self) -> BidirectionalShape:
+        a = self.architecture
+        terms = a.disentangled.terms if a.disentangled else 1
+        rows = a.disentangled.relative_rows if a.disentangled else None
+        return BidirectionalShape(
+            heads=a.heads,
+            head_dim=a.head_dim,
+            scale=(a.head_dim * terms) ** -0.5,
+            reaches=a.reaches or (None,) * a.layers,
+            relative_rows=None if rows is None else rows.to(self.device),
+        )
+
+    def body(self, inputs: EncoderInputs, attention: BidirectionalAttention) -> tuple[Tensor, Tensor]:
+        """Compute all layers up to and including the last one's attention.
+
+        Args:
+            inputs: T rows.
+            attention: Prepared for these rows.
+
+        Returns:
+            The residual stream, in float32 at least, and the output of the last attention; [T, hidden] both.
+        """
+        x = self._embed(inputs)
+        for index, layer in enumerate(self.weights.layers):
+            qkv = layer.qkv(self._input(layer, x))
+            if self.architecture.rope_kinds:
+                self._rotate(self._ropes[self.architecture.rope_kinds[index]], qkv, inputs.positions)
+            attended = attention.attend(index, qkv, layer.relative)
+            self.after_layer()
+            if index < self.architecture.layers - 1:
+                x = self._after_attention(layer, x, attended)
+        return x, attended
+
+    def tail(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Compute the rest of the last layer and the final norm, only for rows that are read: [R, hidden]."""
+        x = self._after_attention(self.weights.layers[-1], x, attended)
+        return x if self.weights.final_norm is None else self.weights.final_norm(x)
+
+    def head(self, rows: Tensor, lengths: Tensor) -> Tensor:
+        """Compute the head up to its last product.
+
+        Args:
+            rows: [R, hidden]: the first row of each pair, or all rows of all pairs for their mean.
+            lengths: int64 [pairs]: rows of each pair.
+
+        Returns:
+            [pairs, hidden], float32 at least.
+        """
+        if self.architecture.pooling == "mean":
+            rows = torch.segment_reduce(rows, "mean", lengths=lengths, unsafe=True)
+        head = self.weights.head
+        activated = self._head_activation(widen(head.dense(rows.to(self.dtype))))
+        return activated if head.norm is None else head.norm(activated)
+
+    def _embed(self, inputs: EncoderInputs) -> Tensor:
+        tables = self.weights.embeddings
+        x = widen(tables.words[inputs.input_ids])
+        if tables.types is not None:
+            x = x + tables.types[inputs.token_types]
+        if tables.positions is not None:
+            x = x + tables.positions[inputs.positions]
+        if tables.projection is not None:
+            x = widen(tables.projection(x.to(self.dtype)))
+        return tables.norm(x)
+
+    def _input(self, layer: EncoderLayer, x: Tensor) -> Tensor:
+        """What a layer's attention reads."""
+        if self.architecture.pre_norm and layer.attention_norm is not None:
+            x = layer.attention_norm(x)
+        return x.to(self.dtype)
+
+    def _after_attention(self, layer: EncoderLayer, x: Tensor, attended: Tensor) -> Tensor:
+        """The residual stream behind a layer."""
+        x = x + layer.output(attended)
+        if self.architecture.pre_norm:
+            return x + self._mlp(layer, layer.mlp_norm(x))
+        assert layer.attention_norm is not None
+        x = layer.attention_norm(x)
+        return layer.mlp_norm(x + self._mlp(layer, x))
+
+    def _mlp(self, layer: EncoderLayer, x: Tensor) -> Tensor:
+        inner = layer.up(x.to(self.dtype))
+        if self.architecture.gated:
+            activated, factor = inner.chunk(2, dim=-1)
+            return layer.down(self._activation(activated) * factor)
+        return layer.down(self._activation(inner))
+
+    def _rotate(self, rope: Rope, qkv: Tensor, positions: Tensor) -> None:
+        """Rotate q and k in place."""
+        a = self.architecture
+        rotated = qkv.unflatten(1, (-1, a.head_dim))[:, : 2 * a.heads]
+        first, second = widen(rotated).chunk(2, dim=-1)
+        cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
+        rotated.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))

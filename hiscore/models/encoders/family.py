@@ -1,0 +1,76 @@
+"""The kind of family that encoders are: what their configs must satisfy.
+
+Nothing here imports torch: the launcher reads the table before anything heavy is loaded.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hiscore.models.family import CLASSIFIER
+from hiscore.models.rules import Config, Rule, key_rule, model_class_rule, one_of, rope_type_rule, unset
+from hiscore.settings import Selector
+
+ENCODER_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")
+
+
+def activation_rule(key: str) -> Rule:
+    """An activation must be one of `ENCODER_ACTIVATIONS`."""
+    return key_rule(
+        key,
+        one_of(*ENCODER_ACTIVATIONS),
+        f"{key} '{{value}}' is none of {', '.join(ENCODER_ACTIVATIONS)}",
+    )
+
+
+def _whole_heads(config: Config) -> str | None:
+    hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 1)
+    return (
+        f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}" if hidden % heads else None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderFamily:
+    """Attention in both directions over a pair of query and item (`models/encoders/`): for scoring alone."""
+
+    name: str
+    known_as: str
+    """Checkpoints that people know, for docs/models.md."""
+    positions_follow_pad: bool = False
+    """Positions are counted from pad_token_id + 1, and tokens that are the pad are not counted."""
+    own_rules: tuple[Rule, ...] = ()
+
+    @property
+    def selectors(self) -> tuple[Selector, ...]:
+        """None: encoders are not decoded."""
+        return ()
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """What a config must satisfy; the first rule that it breaks is reported."""
+        return (
+            model_class_rule(
+                CLASSIFIER, reason="is not a sequence classifier, all that encoders are served as"
+            ),
+            key_rule(
+                "quantization_config",
+                unset,
+                "its weights are quantised; encoders are served in float32, float16 and bfloat16",
+            ),
+            activation_rule("hidden_act"),
+            key_rule("is_decoder", unset, "is_decoder is set: it attends to earlier tokens alone"),
+            key_rule("add_cross_attention", unset, "it attends to the output of another encoder"),
+            key_rule(
+                "position_embedding_type",
+                one_of(None, "absolute"),
+                "position_embedding_type '{value}' is not absolute",
+            ),
+            _whole_heads,
+            *self.own_rules,
+            rope_type_rule("default", "linear", "llama3", "yarn"),
+        )
+
+    def context_length(self, config: Any) -> int:
+        """Tokens of the longest pair, by transformers' config."""
+        positions: int = config.max_position_embeddings
+        return positions - config.pad_token_id - 1 if self.positions_follow_pad else positions

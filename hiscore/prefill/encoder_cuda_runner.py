@@ -1,0 +1,147 @@
+"""`ForwardRunner` of an encoder on CUDA: one CUDA graph for each number of rows.
+
+As in `cuda_runner`: the inputs of a whole batch travel in one pinned copy, a captured graph replays all layers,
+and padding belongs to no segment and no tile. Every graph leaves its results in the same two buffers.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.arrays import Int32
+from hiscore.attention.bidirectional_triton import SegmentInputs, TritonBidirectionalAttention
+from hiscore.attention.metadata import Forward
+from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
+from hiscore.graph_capture import GraphCapture
+from hiscore.models.encoders.encoder import Encoder, EncoderInputs
+from hiscore.numerics import at_least_float32
+from hiscore.prefill.cuda_runner import ALIGN, MIN_ROWS, capture_sizes, pad_scored
+
+log = logging.getLogger(__name__)
+
+ROW_FIELDS = 5
+"""Token id, position, token type, begin and end of its segment."""
+
+
+@dataclass(frozen=True)
+class EncoderLayout:
+    """Layout of a forward's inputs in one int32 buffer, for a number of rows with padding."""
+
+    rows: int
+    tiles: int
+
+    def pack(self, forward: Forward, rows_per_tile: int) -> Int32:
+        """Lay out a forward: int32 [used], the buffer up to its last tile."""
+        cut = cut_into_tiles(forward, rows_per_tile)
+        count, row_values = len(forward.input_ids), ROW_FIELDS * self.rows
+        buffer = np.zeros(row_values + ALIGN + cut.tiles.size, np.int32)
+        rows = buffer[:row_values].reshape(ROW_FIELDS, self.rows)
+        rows[0, :count], rows[1, :count], rows[2, :count] = (
+            forward.input_ids, forward.positions, forward.token_types,
+        )  # fmt: skip
+        rows[3, :count], rows[4, :count] = cut.segment_starts, cut.segment_ends
+        buffer[row_values : row_values + 2] = len(cut.tiles), cut.scored
+        buffer[row_values + ALIGN :] = cut.tiles.ravel()
+        return buffer
+
+    @property
+    def size(self) -> int:
+        """Of the whole buffer."""
+        return ROW_FIELDS * self.rows + ALIGN + self.tiles * TILE_FIELDS
+
+    def views(self, buffer: Tensor) -> tuple[EncoderInputs, SegmentInputs]:
+        """The inputs of the encoder and of its attention, as views of `buffer`."""
+        rows, rest = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
+        ids, positions, types, starts, ends = rows.view(ROW_FIELDS, self.rows)
+        return EncoderInputs(ids, positions, types), SegmentInputs(starts, ends, rest[ALIGN:], rest[:2])
+
+
+def pad_pairs(forward: Forward) -> tuple[Int32, Int32]:
+    """The rows to read and how many of them each pair has, padded for products of at least `MIN_ROWS` rows.
+
+    The first pair of the padding has all its rows, for a mean that is never read.
+    """
+    scored, pairs = pad_scored(forward.scored_rows), len(forward.scored_items)
+    if len(forward.scored_rows) == pairs:
+        return scored, np.ones(len(scored), np.int32)
+    lengths = np.zeros(max(MIN_ROWS, -(-(pairs + 1) // 64) * 64), np.int32)
+    lengths[:pairs] = np.diff(forward.cu_seqlens)
+    lengths[pairs] = len(scored) - len(forward.scored_rows)
+    return scored, lengths
+
+
+class CudaEncoderRunner:
+    """Launches forwards on the current CUDA stream."""
+
+    def __init__(self, encoder: Encoder, max_rows: int) -> None:
+        """Capture graphs for up to `max_rows` rows."""
+        self._encoder, self._device = encoder, encoder.device
+        properties = torch.cuda.get_device_properties(self._device)
+        self._attention = TritonBidirectionalAttention(
+            encoder.attention_shape, encoder.dtype, properties.multi_processor_count
+        )
+        per_tile = self._attention.rows_per_tile
+        self._layouts = [
+            EncoderLayout(rows, max_tiles(rows, 1, per_tile)) for rows in capture_sizes(max_rows)
+        ]
+        self._static = torch.zeros(self._layouts[-1].size, dtype=torch.int32, device=self._device)
+        shape = (self._layouts[-1].rows, encoder.architecture.hidden_size)
+        self._x = torch.empty(shape, dtype=at_least_float32(encoder.dtype), device=self._device)
+        self._attended = torch.empty(shape, dtype=encoder.dtype, device=self._device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._capture()
+
+    @torch.inference_mode()
+    def forward(self, forwards: Sequence[Forward]) -> Tensor:
+        nothing = self._x[:0]
+        layouts = [next(x for x in self._layouts if x.rows >= len(f.input_ids)) for f in forwards]
+        parts: list[Int32] = []
+        for forward, layout in zip(forwards, layouts, strict=True):
+            buffer = layout.pack(forward, self._attention.rows_per_tile)
+            parts += [buffer, *pad_pairs(forward)]
+        if not parts:
+            return nothing
+        staged = torch.empty(sum(map(len, parts)), dtype=torch.int32, pin_memory=True)
+        np.concatenate(parts, out=staged.numpy())
+        inputs = iter(staged.to(self._device, non_blocking=True).split([len(part) for part in parts]))
+        return torch.cat(
+            [
+                self._forward(layout, next(inputs), next(inputs), next(inputs))[: len(forward.scored_items)]
+                for forward, layout in zip(forwards, layouts, strict=True)
+            ]
+        )
+
+    def _forward(self, layout: EncoderLayout, buffer: Tensor, scored: Tensor, lengths: Tensor) -> Tensor:
+        self._static[: len(buffer)].copy_(buffer)
+        if layout.rows in self._graphs:
+            self._graphs[layout.rows].replay()
+        else:
+            self._body(layout)
+        rows = self._encoder.tail(self._x[scored], self._attended[scored])
+        return self._encoder.head(rows, lengths.long())
+
+    def _body(self, layout: EncoderLayout) -> None:
+        inputs, self._attention.inputs = layout.views(self._static)
+        x, attended = self._encoder.body(inputs, self._attention)
+        self._x[: layout.rows].copy_(x)
+        self._attended[: layout.rows].copy_(attended)
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        """Capture the layers for every number of rows, the largest first: the rest reuse its memory."""
+        with GraphCapture(self._device) as capture:
+            for layout in reversed(self._layouts):
+                # No tiles: what is compiled and warmed up here reads no real data.
+                self._static.zero_()
+                self._body(layout)
+                torch.cuda.synchronize(self._device)
+                self._graphs[layout.rows], _ = capture.capture(partial(self._body, layout))
+        log.info(
+            "captured %d CUDA graphs for up to %d rows, which hold %d MiB",
+            len(self._layouts), self._layouts[-1].rows, capture.bytes >> 20,
+        )  # fmt: skip

@@ -1,0 +1,205 @@
+"""Small random encoders of every family with a tokenizer of their own kind, for comparison with transformers.
+
+As in `tiny_models`, everything that a checkpoint holds is random, biases and norms included.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers.models import BPE, Unigram, WordPiece
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertTokenizerFast,
+    DebertaV2Tokenizer,
+    PreTrainedTokenizerFast,
+    RobertaTokenizerFast,
+    XLMRobertaTokenizer,
+)
+
+from tests.support.tiny_tokenizers import CORPUS
+
+VOCABULARY = 500
+"""Rows of the embedding, at least; trained vocabularies may be smaller."""
+CONTEXT = 160
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+}
+
+
+def wordpiece() -> Any:
+    """BERT's."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    return BertTokenizerFast(vocab=tokenizer.get_vocab())
+
+
+def byte_level() -> Any:
+    """RoBERTa's."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    vocabulary, merges = _trained_bpe(special)
+    return RobertaTokenizerFast(vocab=vocabulary, merges=merges)
+
+
+def _trained_bpe(special: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    import json
+
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    return model["vocab"], [tuple(merge) for merge in model["merges"]]
+
+
+def modern() -> Any:
+    """ModernBERT's: byte-level BPE with BERT's special tokens and no token types."""
+    special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    vocabulary, merges = _trained_bpe(special)
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    ids = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_input_names=["input_ids", "attention_mask"],
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        mask_token="[MASK]",
+    )
+
+
+def _trained_unigram(special: list[str]) -> list[tuple[str, float]]:
+    import json
+
+    tokenizer = Tokenizer(Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=special, unk_token="<unk>" if "<unk>" in special else "[UNK]",
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    return [tuple(piece) for piece in json.loads(tokenizer.to_str())["model"]["vocab"]]
+
+
+def sentencepiece() -> Any:
+    """XLM-RoBERTa's: two separators between the texts of a pair."""
+    return XLMRobertaTokenizer(vocab=_trained_unigram(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]))
+
+
+def deberta() -> Any:
+    """DeBERTa's."""
+    return DebertaV2Tokenizer(vocab=_trained_unigram(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A family, the changes to `SIZES`, and how its tokenizer is made."""
+
+    model_type: str
+    tokenizer: Callable[[], Any]
+    changes: dict[str, Any]
+
+
+DISENTANGLED = {
+    "relative_attention": True,
+    "position_buckets": 16,
+    "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+FOLLOWS_PAD = {
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "max_position_embeddings": CONTEXT + 2,
+}
+
+# Windows far shorter than the pairs of the tests, so that a wrong one shows.
+ENCODERS: dict[str, Tiny] = {
+    "bert": Tiny("bert", wordpiece, {}),
+    "roberta": Tiny("roberta", byte_level, {"type_vocab_size": 1, "hidden_act": "relu", **FOLLOWS_PAD}),
+    "xlm-roberta": Tiny("xlm-roberta", sentencepiece, {"type_vocab_size": 1, **FOLLOWS_PAD}),
+    "camembert": Tiny("camembert", sentencepiece, {"type_vocab_size": 1, **FOLLOWS_PAD}),
+    "modernbert": Tiny(
+        "modernbert",
+        modern,
+        {"local_attention": 8, "num_hidden_layers": 4, "pad_token_id": 3, "cls_token_id": 1},
+    ),
+    "modernbert-mean": Tiny(
+        "modernbert",
+        modern,
+        {
+            "local_attention": 9,
+            "classifier_pooling": "mean",
+            "norm_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "classifier_bias": True,
+            "pad_token_id": 3,
+            "classifier_activation": "silu",
+        },
+    ),
+    "deberta-v3": Tiny("deberta-v2", deberta, DISENTANGLED),
+    "deberta-v2": Tiny(
+        "deberta-v2",
+        deberta,
+        {
+            **DISENTANGLED,
+            "share_att_key": False,
+            "norm_rel_ebd": "none",
+            "position_buckets": -1,
+            "max_relative_positions": 24,
+            "position_biased_input": True,
+            "type_vocab_size": 2,
+            "pooler_hidden_act": "tanh",
+        },
+    ),
+    "deberta-c2p": Tiny("deberta-v2", deberta, {**DISENTANGLED, "pos_att_type": "c2p", "embedding_size": 32}),
+    "deberta-absolute": Tiny("deberta-v2", deberta, {"type_vocab_size": 0, "pos_att_type": ["c2p"]}),
+}
+
+
+def make(name: str, directory: Path, labels: int = 1, seed: int = 0) -> Path:
+    """Write a random checkpoint with that many labels, and its tokenizer."""
+    tiny = ENCODERS[name]
+    config = AutoConfig.for_model(tiny.model_type, **{**SIZES, **tiny.changes})
+    config.num_labels = labels
+    torch.manual_seed(seed)
+    model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name_, parameter in model.named_parameters():
+            # Wide enough that scores differ from item to item by far more than any tolerance.
+            spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
+            is_norm = name_.endswith("weight") and parameter.ndim == 1
+            parameter.normal_(1.0 if is_norm else 0.0, spread)
+    model.save_pretrained(directory)
+    tiny.tokenizer().save_pretrained(directory)
+    return directory
