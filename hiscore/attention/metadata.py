@@ -8,6 +8,8 @@ from hiscore.arrays import Int32, Int64
 
 NO_SLOT = -1
 """In a slot mapping: this row's key and value are not kept."""
+MAX_CONTEXT_SLOTS = 2**22
+"""Tokens in the KV pool that the groups of one forward may name together."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
-from hiscore.attention.metadata import NO_SLOT, Forward
+from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
 from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
 from hiscore.graph_capture import GraphCapture, StaticOutputs
@@ -23,8 +23,6 @@ from hiscore.models.decoder import Decoder, ModelInputs
 
 log = logging.getLogger(__name__)
 
-MAX_CONTEXT_SLOTS = 2**22
-"""Cached tokens that the groups of one forward may name together."""
 ROW_FIELDS = 5
 """Token id, position, begin and end of its segment, KV slot."""
 MIN_ROWS = 128

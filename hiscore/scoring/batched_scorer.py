@@ -1,42 +1,36 @@
 """The scorer as the batcher sees it: costs, parts, launches, and response tensors."""
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 import numpy as np
 
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError
+from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import BatchStats, PendingScores, Scorer, Scores
-from hiscore.scoring.splitting import split_prompt
 from hiscore.serving.device_loss import end_if_device_is_lost
 
 
 class BatchedScorer:
     """`BatchedModel` of `ScoreRequest`, with costs in tokens; answers are `Outputs`."""
 
-    def __init__(
-        self, scorer: Scorer, max_batch_tokens: int, record: Callable[[BatchStats | None], None]
-    ) -> None:
+    def __init__(self, scorer: Scorer, record: Callable[[BatchStats | None], None]) -> None:
         """Wrap a scorer.
 
         Args:
             scorer: What computes.
-            max_batch_tokens: Requests much larger than this are split.
             record: Called after each batch with its cost, or with None if it held only canaries.
         """
         self.async_launch = scorer.device.type == "cuda"
-        self._scorer, self._max_batch_tokens, self._record = scorer, max_batch_tokens, record
+        self._scorer, self._record = scorer, record
 
     def cost(self, job: ScoreRequest) -> int:
         # An empty item has no tokens, but its row is still read.
         return len(job.prompt.tokens) + int((job.prompt.item_lengths == 0).sum())
 
-    def split(self, job: ScoreRequest) -> list[ScoreRequest]:
-        parts = split_prompt(job.prompt, self._max_batch_tokens)
-        firsts = accumulate((len(part.item_lengths) for part in parts), initial=0)
-        return [job] if len(parts) == 1 else [job.part(*each) for each in zip(parts, firsts, strict=False)]
+    def plan(self) -> ScoringPlan:
+        return self._scorer.plan()
 
     def launch(self, jobs: list[ScoreRequest]) -> "LaunchedScores":
         return LaunchedScores(jobs, self._scorer.submit(jobs), self._record)

@@ -7,6 +7,7 @@ from hiscore.arrays import Outputs
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests
+from hiscore.serving.batched_model import WholeJobs
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer
 
@@ -41,8 +42,8 @@ class BatchedTokenizer:
     def cost(self, job: TextRequest) -> int:
         return len(job.query) + sum(map(len, job.items))
 
-    def split(self, job: TextRequest) -> list[TextRequest]:
-        return [job]
+    def plan(self) -> WholeJobs[TextRequest]:
+        return WholeJobs(self.cost)
 
     def launch(self, jobs: list[TextRequest]) -> "EncodedBatch":
         return EncodedBatch(encode_requests(self._tokenizer, jobs, self._limits, self._facts), self._record)

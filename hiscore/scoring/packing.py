@@ -1,7 +1,8 @@
 """Pack the prompts of a batch into ragged forwards under a token budget, without padding.
 
 The tokens of all prompts form one sequence: query, items, next query, next items. A forward is a slice of it with
-at most `budget` tokens. Query tokens found in the prefix cache are left out.
+at most `budget` tokens. Query tokens found in the prefix cache are left out, and prompts with the same query are
+packed as one (`query_groups`).
 
 A slice never ends within a block of keys that attention adds up at once: a query or an item is cut at multiples of
 a page only. So the order of a row's sums, and every bit of its result, is the same however a batch is cut.
@@ -23,8 +24,10 @@ from itertools import pairwise
 import numpy as np
 
 from hiscore.arrays import Int32, Int64
-from hiscore.attention.metadata import NO_SLOT, Forward, Group
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache, slots_of
+from hiscore.attention.metadata import Forward, Group
+from hiscore.scoring.packed_prompt import Allocation, PackedPrompt
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache, QueryKey
+from hiscore.scoring.query_groups import QueryGroup, grouped_by_query
 from hiscore.scoring.request import MultiItemPrompt
 
 
@@ -34,63 +37,6 @@ class Batch:
 
     forwards: tuple[Forward, ...]
     cached_tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class _Allocation:
-    """Pages that a prompt keeps until all tokens before `read_until` in the batch's sequence are computed."""
-
-    pages: list[int]
-    read_until: int
-
-
-class _PackedPrompt:
-    """A prompt and its place in the batch's sequence. Its tokens count from the query's first, cached or not."""
-
-    def __init__(
-        self, prompt: MultiItemPrompt, begin: int, slots: Int64, cached: int, first_item: int
-    ) -> None:
-        """Place a prompt.
-
-        Args:
-            prompt: Query and items.
-            begin: Index of its first new token in the batch's sequence.
-            slots: Pool slots of its first tokens.
-            cached: Its first tokens that are not computed.
-            first_item: Index of its first item among the batch's.
-        """
-        self.query = prompt.query_length
-        self.tokens = prompt.tokens
-        self.cached = cached
-        self.begin = begin - cached  # index that token 0 has, or would have, in the batch's sequence
-        self.end = self.begin + len(prompt.tokens)
-        self.first_item = first_item
-        # Of node i, where node 0 is the query and the others are items: tokens bounds[i] to bounds[i + 1].
-        self.bounds = np.concatenate(([0], self.query + np.cumsum(np.append(0, prompt.item_lengths))))
-        # The last token of each item, or of the query for an empty item.
-        self.read_at = np.where(prompt.item_lengths > 0, self.bounds[2:], self.query) - 1
-        self.slots = np.full(len(prompt.tokens), NO_SLOT, np.int64)
-        self.slots[: len(slots)] = slots
-
-    def offset_in_node(self, index: int) -> int:
-        """How far into the query, or into an item, this index of the batch's sequence is."""
-        token = index - self.begin
-        return token - int(self.bounds[np.searchsorted(self.bounds, token, side="right") - 1])
-
-    def keep_across(self, boundary: int, cache: PrefixCache) -> list[_Allocation]:
-        """Allocate slots for the tokens before a forward's end that tokens after it still see."""
-        done = boundary - self.begin
-        spans = [(0, min(done, self.query), self.end)]
-        if done > self.query:
-            node = int(np.searchsorted(self.bounds, done, side="right")) - 1
-            spans.append((int(self.bounds[node]), done, self.begin + int(self.bounds[node + 1])))
-        allocations = []
-        for first, last, read_until in spans:
-            missing = first + np.flatnonzero(self.slots[first:last] == NO_SLOT)
-            pages = cache.allocate(-(-len(missing) // PAGE))
-            allocations.append(_Allocation(pages, read_until))
-            self.slots[missing] = slots_of(pages)[: len(missing)]
-        return allocations
 
 
 @dataclass
@@ -106,7 +52,7 @@ class _ForwardBuilder:
     scored_rows: list[Int64] = field(default_factory=list)
     scored_items: list[Int64] = field(default_factory=list)
 
-    def add(self, p: _PackedPrompt, first: int, last: int) -> None:
+    def add(self, p: PackedPrompt, first: int, last: int) -> None:
         """Add tokens `first` to `last` of a prompt."""
         shift = self.rows - first  # from token to row
         spans = np.diff(p.bounds.clip(first, last))
@@ -120,7 +66,7 @@ class _ForwardBuilder:
         self.slot_mapping.append(p.slots[first:last])
         read = np.flatnonzero((p.read_at >= first) & (p.read_at < last))
         self.scored_rows.append(p.read_at[read] + shift)
-        self.scored_items.append(read + p.first_item)
+        self.scored_items.append(p.items[read])
 
         none = slice(0, 0)
         items = max(first, p.query)
@@ -164,8 +110,9 @@ def pack(prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache) ->
     if budget < PAGE:
         raise ValueError(f"a forward of {budget} tokens is smaller than a page, {PAGE}")
     try:
-        cache.begin_batch(_batch_reserve(prompts, budget))
-        packed, cached = _place(prompts, cache)
+        groups = grouped_by_query(prompts, cache.caching)
+        cache.begin_batch(*_claims(groups, budget, cache))
+        packed, cached = _place(groups, len(prompts), cache)
         ends = _cut(packed, budget)
         _keep_across_forwards(packed, ends, cache)
     finally:
@@ -185,26 +132,23 @@ def pack(prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache) ->
 
 
 def _place(
-    prompts: Sequence[MultiItemPrompt], cache: PrefixCache
-) -> tuple[list[_PackedPrompt], tuple[int, ...]]:
-    """Line up all new tokens. Returns the prompts that have items, and the cached tokens of each prompt."""
-    packed: list[_PackedPrompt] = []
-    cached: list[int] = []
-    end = items = 0
-    for prompt in prompts:
-        hit = 0
-        if len(prompt.item_lengths):
-            # An empty item is read at the query's last token, which must then be computed.
-            max_hit = prompt.query_length - int(prompt.item_lengths.min() == 0)
-            slots, hit = cache.acquire_query(prompt.tokens[: prompt.query_length], max_hit)
-            packed.append(_PackedPrompt(prompt, end, slots, hit, items))
-            end = packed[-1].end
-        cached.append(hit)
-        items += len(prompt.item_lengths)
+    groups: Sequence[QueryGroup], prompts: int, cache: PrefixCache
+) -> tuple[list[PackedPrompt], tuple[int, ...]]:
+    """Line up all new tokens. Returns what is to be computed, and the cached tokens of each prompt."""
+    packed: list[PackedPrompt] = []
+    cached = [0] * prompts
+    end = 0
+    for group in groups:
+        slots, hit = cache.acquire_query(group.prompt.query_key, group.max_hit)
+        packed.append(PackedPrompt(group.prompt, end, slots, hit, group.items))
+        end = packed[-1].end
+        cached[group.members[0]] = hit
+        for member in group.members[1:]:
+            cached[member] = group.prompt.query_length  # computed for the first
     return packed, tuple(cached)
 
 
-def _cut(packed: Sequence[_PackedPrompt], budget: int) -> list[int]:
+def _cut(packed: Sequence[PackedPrompt], budget: int) -> list[int]:
     """Where the forwards end in the batch's sequence."""
     ends: list[int] = []
     begin, total = 0, packed[-1].end if packed else 0
@@ -216,13 +160,13 @@ def _cut(packed: Sequence[_PackedPrompt], budget: int) -> list[int]:
     return [*ends, total] if total else []
 
 
-def _keep_across_forwards(packed: Sequence[_PackedPrompt], ends: Sequence[int], cache: PrefixCache) -> None:
+def _keep_across_forwards(packed: Sequence[PackedPrompt], ends: Sequence[int], cache: PrefixCache) -> None:
     """Allocate slots for the prompts that span several forwards.
 
     The forward before a boundary writes what is allocated there, so pages may pass from one prompt to another only
     once that forward no longer reads them.
     """
-    allocations: list[_Allocation] = []
+    allocations: list[Allocation] = []
     boundaries = deque(pairwise([0, *ends[:-1]]))
     try:
         for p in packed:
@@ -252,9 +196,13 @@ def pool_reserve(longest: int, budget: int) -> int:
     return -(-longest // PAGE) + -(-min(longest, budget) // PAGE) + 2
 
 
-def _batch_reserve(prompts: Sequence[MultiItemPrompt], budget: int) -> int:
-    """The reserve of a batch: none if it takes a single forward."""
-    if sum(len(prompt.tokens) for prompt in prompts) <= budget:
-        return 0
-    longest = max(prompt.query_length + int(prompt.item_lengths.max(initial=0)) for prompt in prompts)
-    return pool_reserve(longest, budget)
+def _claims(
+    groups: Sequence[QueryGroup], budget: int, cache: PrefixCache
+) -> tuple[int, list[tuple[QueryKey, int]]]:
+    """What a batch needs of the pool: a reserve if it takes several forwards, else what its queries hit."""
+    prompts = [group.prompt for group in groups]
+    hits = [group.hit_pages(cache) for group in groups]
+    if sum(len(p.tokens) - PAGE * hit for p, hit in zip(prompts, hits, strict=True)) <= budget:
+        return 0, [(p.query_key, hit) for p, hit in zip(prompts, hits, strict=True) if hit]
+    longest = max(p.query_length + int(p.item_lengths.max(initial=0)) for p in prompts)
+    return pool_reserve(longest, budget), []

@@ -9,8 +9,10 @@ reused as soon as the forwards that use it have been packed.
 """
 
 import hashlib
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +22,37 @@ from hiscore.errors import PoolExhausted
 # A multiple of the tokens that the attention kernel reads at a time: cached and new keys are then split into the
 # same blocks, and a hit changes no bit of a score.
 PAGE = 32
+
+
+@dataclass(frozen=True)
+class QueryKey:
+    """What a query is looked up by.
+
+    Attributes:
+        pages: A hash for each full page, over all tokens up to its end.
+        whole: A hash over all tokens.
+    """
+
+    pages: tuple[bytes, ...]
+    whole: bytes
+
+    @classmethod
+    def of(cls, tokens: Int32) -> "QueryKey":
+        """Hash a query, int32 [query]."""
+        running = hashlib.blake2b(digest_size=16)
+        pages = []
+        step = PAGE * tokens.itemsize
+        data = memoryview(tokens.tobytes())
+        full = len(data) - len(data) % step
+        for begin in range(0, full, step):
+            running.update(data[begin : begin + step])
+            pages.append(running.copy().digest())
+        running.update(data[full:])
+        return cls(tuple(pages), running.digest())
+
+    def leading(self, pages: Container[bytes], more: Container[bytes] = ()) -> int:
+        """How many leading pages are among some, which hold no page without those before it."""
+        return bisect_left(self.pages, True, key=lambda page: page not in pages and page not in more)
 
 
 class PrefixCache:
@@ -35,19 +68,36 @@ class PrefixCache:
         """
         self.caching = caching
         self._most_reserved = self._reserve = reserve
+        self._pages = pages
         self._free_pages = list(range(pages - 1, -1, -1))
         self._cached: OrderedDict[bytes, int] = OrderedDict()  # page by hash, least recently used first
         self._in_use: set[bytes] = set()  # by the batch that is being packed
 
-    def begin_batch(self, reserve: int) -> None:
-        """Say how many pages the next batch may `allocate`: its queries leave so many of the pool, and no more."""
-        self._reserve = min(reserve, self._most_reserved)
+    def begin_batch(self, reserve: int, hits: Iterable[tuple[QueryKey, int]] = ()) -> None:
+        """Say what the next batch may take.
 
-    def acquire_query(self, tokens: Int32, max_hit: int) -> tuple[Int64, int]:
+        Args:
+            reserve: Pages that it may `allocate`: its queries leave so many of the pool, and no more.
+            hits: Leading pages of queries that are cached and must stay so.
+        """
+        self._reserve = min(reserve, self._most_reserved)
+        for key, pages in hits:
+            self._in_use.update(key.pages[:pages])
+
+    def leading_pages(self, key: QueryKey, more: Container[bytes] = ()) -> int:
+        """How many of a query's pages are cached, or among `more`. Changes nothing; for any thread."""
+        return key.leading(self._cached, more) if self.caching else 0
+
+    def can_hold(self, key: QueryKey) -> bool:
+        """Whether all pages of a query could stay cached."""
+        # While it is computed, a batch of several forwards may keep as much again.
+        return self.caching and 2 * len(key.pages) <= self._pages
+
+    def acquire_query(self, key: QueryKey, max_hit: int) -> tuple[Int64, int]:
         """Look up a query's full pages, and cache those that are missing as far as there is room.
 
         Args:
-            tokens: int32 [query].
+            key: The query's.
             max_hit: How many of them may come from the cache.
 
         Returns:
@@ -56,7 +106,7 @@ class PrefixCache:
         """
         if not self.caching:
             return np.empty(0, np.int64), 0
-        hashes = list(_page_hashes(tokens))
+        hashes = key.pages
         hits = 0
         while hits < len(hashes) and hashes[hits] in self._cached and (hits + 1) * PAGE <= max_hit:
             if not self._has_room_for(hashes[hits]):
@@ -114,11 +164,3 @@ class PrefixCache:
 def slots_of(pages: list[int]) -> Int64:
     """The slots of pages, in order: int64 [len(pages) * PAGE]."""
     return (np.asarray(pages, np.int64)[:, None] * PAGE + np.arange(PAGE)).ravel()
-
-
-def _page_hashes(tokens: Int32) -> Iterator[bytes]:
-    """One hash for each full page, over all tokens up to its end."""
-    running = hashlib.blake2b(digest_size=16)
-    for end in range(PAGE, len(tokens) + 1, PAGE):
-        running.update(np.ascontiguousarray(tokens[end - PAGE : end]).tobytes())
-        yield running.copy().digest()

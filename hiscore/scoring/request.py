@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
 
 from hiscore.arrays import Int32, Int64
 from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.prefix_cache import QueryKey
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,43 @@ class MultiItemPrompt:
         lengths = np.fromiter(map(len, items), np.int64, len(items))
         total = len(query) + int(lengths.sum())
         return cls(np.fromiter(chain(query, *items), np.int32, total), len(query), lengths)
+
+    @cached_property
+    def query_key(self) -> QueryKey:
+        """What the query is looked up by; hashed once."""
+        return QueryKey.of(self.tokens[: self.query_length])
+
+    @cached_property
+    def item_ends(self) -> Int64:
+        """int64 [items + 1]: where the query ends, and each item, among the tokens."""
+        return self.query_length + np.concatenate(([0], np.cumsum(self.item_lengths)))
+
+    @cached_property
+    def has_empty_item(self) -> bool:
+        """Whether some item is scored at the query's last token."""
+        return bool((self.item_lengths == 0).any())
+
+    def part(self, first: int, last: int) -> "MultiItemPrompt":
+        """The query with items `first` to `last` alone."""
+        query, items = self.tokens[: self.query_length], self.item_ends[[first, last]]
+        tokens = np.concatenate((query, self.tokens[items[0] : items[1]]))
+        part = replace(self, tokens=tokens, item_lengths=self.item_lengths[first:last])
+        vars(part)["query_key"] = self.query_key  # all parts share it
+        return part
+
+    def with_items_of(self, others: "Sequence[MultiItemPrompt]") -> "MultiItemPrompt":
+        """This prompt and the items of others with the same query."""
+        if not others:
+            return self
+        own = [other.tokens[other.query_length :] for other in others]
+        lengths = [other.item_lengths for other in others]
+        joined = MultiItemPrompt(
+            np.concatenate((self.tokens, *own)),
+            self.query_length,
+            np.concatenate((self.item_lengths, *lengths)),
+        )
+        vars(joined)["query_key"] = self.query_key
+        return joined
 
 
 @dataclass(frozen=True)

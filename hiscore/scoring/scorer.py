@@ -21,6 +21,7 @@ from hiscore.models.decoder import Decoder
 from hiscore.models.support import CheckpointFacts
 from hiscore.prefill.runner import ForwardRunner, make_runner
 from hiscore.progress import Advance, no_progress
+from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.head_results import head_results, own_counts
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
 from hiscore.scoring.packing import Batch, pack
@@ -184,6 +185,10 @@ class Scorer:
         owner = f"scorer on {self.device}"
         ledger.claim(owner, plan_memory(place, a, number_bytes, weights, budget, pool.pages))
         return pool
+
+    def plan(self) -> ScoringPlan:
+        """A new batch to form."""
+        return ScoringPlan(self._prefix_cache, self._budget)
 
     def score(self, requests: Sequence[ScoreRequest]) -> tuple[list[Scores | RequestError], BatchStats]:
         """Score requests together. An answer that is not finite fails its own request alone."""

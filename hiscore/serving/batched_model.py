@@ -1,9 +1,9 @@
-"""What a batcher needs of a model: how to price, split, launch and join jobs, and the limits of a batch."""
+"""What a batcher needs of a model: how to price, launch and join jobs, and the limits of a batch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hiscore.serving.launched_batch import LaunchedBatch
 
@@ -27,6 +27,53 @@ class BatchLimits:
     max_in_flight: int = 2
 
 
+@dataclass(frozen=True)
+class Part(Generic[Job]):
+    """What a batch takes of a job.
+
+    Attributes:
+        job: What is computed.
+        cost: In this batch.
+        done: How far the job has then come; None if nothing is left.
+        left: The cost of what is left.
+    """
+
+    job: Job
+    cost: int
+    done: int | None = None
+    left: int = 0
+
+
+class BatchPlan(Protocol[Job]):
+    """The costs of a batch that is being formed: what a job shares with those before it costs nothing more."""
+
+    def price(self, job: Job, done: int) -> int:
+        """What all that is left of a job would cost in this batch; `done` as in `Part`, 0 at first."""
+        ...
+
+    def take(self, job: Job, done: int, room: int, at_least_one: bool) -> Part[Job] | None:
+        """Add the next part of a job: all that is left, or as much of it as costs no more than `room`.
+
+        Returns:
+            The part; None if the smallest one costs more. With `at_least_one` that is taken in this case.
+        """
+        ...
+
+
+class WholeJobs(Generic[Job]):
+    """`BatchPlan` of jobs that are never divided and share nothing."""
+
+    def __init__(self, cost: Callable[[Job], int]) -> None:
+        self._cost = cost
+
+    def price(self, job: Job, done: int) -> int:
+        return self._cost(job)
+
+    def take(self, job: Job, done: int, room: int, at_least_one: bool) -> Part[Job] | None:
+        cost = self._cost(job)
+        return Part(job, cost) if at_least_one or cost <= room else None
+
+
 class BatchedModel(Protocol[Job]):
     """A model whose jobs can be computed in batches."""
 
@@ -34,11 +81,11 @@ class BatchedModel(Protocol[Job]):
     """`launch` only queues work on a device. Otherwise it computes, and gets its own thread."""
 
     def cost(self, job: Job) -> int:
-        """The size of a job, in the unit of `BatchLimits.max_batch_cost`."""
+        """The size of a whole job by itself, in the unit of `BatchLimits.max_batch_cost`."""
         ...
 
-    def split(self, job: Job) -> Sequence[Job]:
-        """The job alone, or the parts of a large one, so that other jobs can run in between."""
+    def plan(self) -> BatchPlan[Job]:
+        """A new, empty batch."""
         ...
 
     def launch(self, jobs: list[Job]) -> LaunchedBatch:

@@ -7,8 +7,7 @@ validates requests and queues them here, and a batch is formed at the last momen
 While the device computes one batch, the next is launched behind it. Where a launch only queues work on a device,
 it is made by the first thread that sees room: the caller of `submit`, or the thread that has just seen a batch
 end. Switching threads would cost each request 0.3 ms. A launch that computes has its own thread, so that requests
-are still accepted or refused meanwhile. After each of its parts a large job goes to the end of the queue, so that
-it does not hold up small ones.
+are still accepted or refused meanwhile. Whose turn it is says `queue_order`.
 
 A request that finds the model idle may run on the calling thread (`run_alone`), to be answered by what `execute`
 returns: that reaches the caller about 0.9 ms sooner than a response sender does.
@@ -52,14 +51,16 @@ class Batcher(Generic[Job]):
 
     def submit(self, requests: Sequence[QueuedRequest[Job]]) -> None:
         """Queue requests; those for which there is no room are answered with UNAVAILABLE."""
+        plan = self._model.plan()
+        sizes = [plan.price(request.job, 0) for request in requests]
         for request in requests:
-            request.cost, request.parts = self._model.cost(request.job), self._model.split(request.job)
+            request.cost = self._model.cost(request.job)
         refused = []
         with self._changed:
             closing = self._closing
             at_once = self._model.async_launch and self._in_flight < self._limits.max_in_flight
-            for request in requests:
-                if closing or not self._waiting.admit(request, at_once):
+            for request, size in zip(requests, sizes, strict=True):
+                if closing or not self._waiting.admit(request, size, at_once):
                     refused.append(request)
                 else:
                     at_once = False
@@ -81,8 +82,10 @@ class Batcher(Generic[Job]):
         Returns:
             The answer or `RequestError`, or None if the job has to be submitted.
         """
+        small = (
+            self._model.async_launch and self._model.plan().price(job, 0) <= self._limits.max_batch_cost // 4
+        )
         with self._changed:
-            small = self._model.async_launch and self._model.cost(job) <= self._limits.max_batch_cost // 4
             if not small or self._waiting or self._in_flight or self._closing:
                 return None
             self._in_flight = 1
@@ -201,10 +204,12 @@ class Batcher(Generic[Job]):
 
     def _add_part(self, request: QueuedRequest[Job], answer: Any) -> None:
         """Keep the answer of a request's next part; its last part or its first error answers the request."""
-        request.answers.append(answer)
-        if isinstance(answer, RequestError) or len(request.parts) == 1:
+        with self._changed:
+            request.answers.append(answer)
+            is_last = request.done is None and len(request.answers) == request.launched
+        if isinstance(answer, RequestError) or (request.launched == 1 and is_last):
             self._answer(request, answer)
-        elif len(request.answers) == len(request.parts):
+        elif is_last:
             self._answer(request, self._join(request))
 
     def _join(self, request: QueuedRequest[Job]) -> Any:
@@ -220,7 +225,7 @@ class Batcher(Generic[Job]):
             if request.answered:
                 return
             request.answered = True
-            self._waiting.release(request)
+            self._waiting.answered(request)
             if not isinstance(answer, RequestError):
                 self.totals.call.observe(time.monotonic() - request.since)
         request.reply_to.send(answer)

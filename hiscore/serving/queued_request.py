@@ -1,7 +1,6 @@
 """A request that a batcher has queued or launched."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol
 
@@ -30,10 +29,10 @@ class QueuedRequest(Generic[Job]):
         deadline: When it is no longer worth starting, on the monotonic clock.
         since: When it arrived, on the monotonic clock.
         cost: Of the whole job.
-        parts: The job, or what it was split into.
+        done: How far the parts launched so far have come, see `Part`; None: nothing is left.
         launched: How many parts have been launched.
         answers: Those of the first parts.
-        answered: Its parts that still wait are dropped.
+        answered: It needs no answer any more.
     """
 
     job: Job
@@ -41,7 +40,7 @@ class QueuedRequest(Generic[Job]):
     deadline: float
     since: float = field(default_factory=time.monotonic)
     cost: int = 0
-    parts: Sequence[Job] = ()
+    done: int | None = 0
     launched: int = 0
     answers: list[Any] = field(default_factory=list)
     answered: bool = False

@@ -1,17 +1,17 @@
-"""The requests that wait: which are admitted, and which come into the next batch.
+"""The requests that wait: which are admitted, which are dropped, and which come into the next batch.
 
 Knows no thread: its owner makes all calls under one lock.
 """
 
-import math
+import heapq
 import time
-from collections import deque
 from collections.abc import Collection
-from itertools import islice
+from itertools import count, islice
 from typing import Generic
 
 from hiscore.errors import Code, RequestError
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
+from hiscore.serving.queue_order import QueueOrder
 from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.totals import Totals
 
@@ -24,23 +24,25 @@ Dropped = list[tuple[QueuedRequest[Job], RequestError]]
 
 
 class WaitingRequests(Generic[Job]):
-    """First come, first served; jobs of several parts take turns."""
+    """Requests with parts to launch, those already started included."""
 
     def __init__(self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals) -> None:
         self._model, self._limits, self._totals = model, limits, totals
-        # Requests with parts to launch, those already started included.
-        self._waiting: deque[QueuedRequest[Job]] = deque()
+        self._order: QueueOrder[QueuedRequest[Job]] = QueueOrder(limits.max_batch_cost)
+        self._deadlines: list[tuple[float, int, QueuedRequest[Job]]] = []  # a heap
+        self._numbers = count()
         self._not_started = 0
         self._total_cost = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._order)
 
-    def admit(self, request: QueuedRequest[Job], at_once: bool = False) -> bool:
+    def admit(self, request: QueuedRequest[Job], size: int, at_once: bool = False) -> bool:
         """Queue a request, unless there is no room.
 
         Args:
             request: Its cost is set.
+            size: What it is expected to cost in a batch.
             at_once: It would be launched at once, so it needs no place in the queue.
         """
         room = max(self._limits.max_queue - self._not_started, at_once)
@@ -49,50 +51,76 @@ class WaitingRequests(Generic[Job]):
             return False
         self._not_started += 1
         self._total_cost = total_cost
-        self._waiting.append(request)
+        self._order.add(request, size)
+        heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
         return True
 
-    def release(self, request: QueuedRequest[Job]) -> None:
-        """Make the room of an admitted request free: it has been answered."""
+    def answered(self, request: QueuedRequest[Job]) -> None:
+        """Free the room of an admitted request, and drop its parts that still wait."""
         self._total_cost -= request.cost
+        self._order.remove(request)
 
     def worth_polling(self) -> list[QueuedRequest[Job]]:
-        """Those among the first for which it is worth asking whether the caller has gone."""
+        """Those among the oldest for which it is worth asking whether the caller has gone."""
         # Each check is a round trip to the server: not for requests that are launched as they come.
         since = time.monotonic() - POLL_AFTER_S
-        first = islice(self._waiting, MAX_POLLED)
-        return [request for request in first if not request.answered and request.since < since]
+        return [request for request in islice(self._order, MAX_POLLED) if request.since < since]
 
     def next_batch(
         self, cancelled: Collection[QueuedRequest[Job]]
     ) -> tuple[list[tuple[QueuedRequest[Job], Job]], Dropped[Job]]:
         """Take the next batch: requests and the part of each; and those that are late or cancelled."""
-        batch: list[tuple[QueuedRequest[Job], Job]] = []
+        now = time.monotonic()
         dropped: Dropped[Job] = []
-        now, room = time.monotonic(), math.inf
-        while self._waiting:
-            request = self._waiting[0]
-            part = request.launched
-            if request.answered:
-                pass  # an earlier part has failed
-            elif request in cancelled:
-                dropped.append((request, RequestError("the call was cancelled", Code.CANCELLED)))
-                self._totals.rejects["cancelled"] += 1
-            elif not part and request.deadline < now:
+        for request in cancelled:
+            self._drop(request, "cancelled", RequestError("the call was cancelled", Code.CANCELLED), dropped)
+        while self._deadlines and (
+            self._deadlines[0][0] < now or not self._has_to_start(self._deadlines[0][2])
+        ):
+            request = heapq.heappop(self._deadlines)[2]
+            if self._has_to_start(request):
                 late = RequestError("Request timeout expired in the queue", Code.UNAVAILABLE)
-                dropped.append((request, late))
-                self._totals.rejects["late"] += 1
-            else:
-                cost = request.cost if len(request.parts) == 1 else self._model.cost(request.parts[part])
-                if cost > room:
-                    break
-                room = (room if batch else self._limits.max_batch_cost) - cost
-                batch.append((request, request.parts[part]))
-                request.launched += 1
-                if not part:
-                    self._totals.queue_wait.observe(now - request.since)
-            self._waiting.popleft()
-            self._not_started -= not part
-            if part < request.launched < len(request.parts):
-                self._waiting.append(request)
-        return batch, dropped
+                self._drop(request, "late", late, dropped)
+        batch = _Batch(self._model)
+        self._order.fill(batch)
+        for request in batch.started:
+            self._not_started -= 1
+            self._totals.queue_wait.observe(now - request.since)
+        return batch.parts, dropped
+
+    def _has_to_start(self, request: QueuedRequest[Job]) -> bool:
+        return not request.launched and request in self._order
+
+    def _drop(
+        self, request: QueuedRequest[Job], reason: str, error: RequestError, dropped: Dropped[Job]
+    ) -> None:
+        if request in self._order:
+            self._order.remove(request)
+            self._not_started -= not request.launched
+            self._totals.rejects[reason] += 1
+            dropped.append((request, error))
+
+
+class _Batch(Generic[Job]):
+    """`OpenBatch` of requests: notes what was taken of each."""
+
+    def __init__(self, model: BatchedModel[Job]) -> None:
+        self._plan = model.plan()
+        self.parts: list[tuple[QueuedRequest[Job], Job]] = []
+        self.started: list[QueuedRequest[Job]] = []
+
+    def price(self, request: QueuedRequest[Job]) -> int:
+        return self._plan.price(request.job, request.done or 0)
+
+    def take(
+        self, request: QueuedRequest[Job], room: int, at_least_one: bool = False
+    ) -> tuple[int, int] | None:
+        part = self._plan.take(request.job, request.done or 0, room, at_least_one)
+        if part is None:
+            return None
+        if not request.launched:
+            self.started.append(request)
+        request.launched += 1
+        request.done = part.done
+        self.parts.append((request, part.job))
+        return part.cost, 0 if part.done is None else max(1, part.left)

@@ -65,7 +65,7 @@ class TritonPythonModel:
         }
         self.counters = Counters(COUNTERS, labels)
         self.batcher: Batcher[ScoreRequest] = Batcher(
-            BatchedScorer(self.scorer, settings.max_batch_tokens, self.record),
+            BatchedScorer(self.scorer, self.record),
             BatchLimits(settings.max_batch_tokens, settings.max_queue, settings.max_queue_tokens),
         )
         self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))

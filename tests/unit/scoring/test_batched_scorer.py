@@ -31,8 +31,8 @@ class Pending:
         return list(self.answers), STATS
 
 
-def model(max_batch_tokens: int = 100) -> BatchedScorer:
-    return BatchedScorer(Device("cpu"), max_batch_tokens, record=lambda stats: None)
+def model() -> BatchedScorer:
+    return BatchedScorer(Device("cpu"), record=lambda stats: None)
 
 
 def request(query: int, items: list[int], is_canary: bool = False) -> ScoreRequest:
@@ -42,19 +42,11 @@ def request(query: int, items: list[int], is_canary: bool = False) -> ScoreReque
 
 @pytest.mark.parametrize(("kind", "expected"), [("cuda", True), ("cpu", False)])
 def test_only_a_device_with_queues_of_its_own_launches_asynchronously(kind: str, expected: bool) -> None:
-    assert BatchedScorer(Device(kind), 100, record=lambda stats: None).async_launch is expected
+    assert BatchedScorer(Device(kind), record=lambda stats: None).async_launch is expected
 
 
 def test_a_request_costs_its_tokens_and_its_empty_items() -> None:
     assert model().cost(request(10, [3, 0, 4, 0])) == 19
-
-
-def test_only_a_large_request_is_split() -> None:
-    small, large = request(10, [10] * 79), request(10, [10] * 80)
-    assert model().split(small) == [small]
-    parts = model().split(large)
-    assert [len(part.prompt.item_lengths) for part in parts] == [9] * 8 + [8]
-    assert all(part.labels is LABELS and part.options is large.options for part in parts)
 
 
 def test_answers_become_tensors_with_a_batch_dimension() -> None:

@@ -7,6 +7,7 @@ from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.batched_tokenizer import BatchedTokenizer, EncodeStats
 from hiscore.scoring.encode import TextRequest
+from hiscore.serving.batched_model import Part
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer
 
@@ -24,7 +25,7 @@ def test_a_batch_from_texts_to_tensors() -> None:
     one = TextRequest("ab", ["c"], labels=["a", "b"])
     assert not model.async_launch
     assert [model.cost(each) for each in (good, many, one)] == [5, 5, 3]
-    assert model.split(good) == [good]
+    assert model.plan().take(good, 0, 0, at_least_one=True) == Part(good, 5)
 
     batch = model.launch([good, many, one])
     first, refused, last = batch.finish()

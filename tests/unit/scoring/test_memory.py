@@ -112,6 +112,6 @@ def test_a_batch_reserves_what_its_own_sequences_need() -> None:
     assert pack([call], 256, cache).cached_tokens == (128,)
     # The control: with the reserve of the longest sequence there is no room for it.
     full = PrefixCache(reserve, reserve)
-    full.begin_batch = lambda reserve: None  # type: ignore[method-assign]
+    full.begin_batch = lambda reserve, hits: None  # type: ignore[method-assign]
     for _ in range(2):
         assert pack([call], 256, full).cached_tokens == (0,)

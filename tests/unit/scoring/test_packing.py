@@ -47,9 +47,18 @@ class Interpreter:
 
     pool: dict[int, int] = field(default_factory=dict)
 
-    def run(self, batch: Batch, calls: list[Tokens]) -> tuple[dict[Name, list[int]], list[Name]]:
-        """What each computed token sees, and where each item is read."""
-        stream = (n for n in context_by_rule(calls) if n[1] > 0 or n[2] >= batch.cached_tokens[n[0]])
+    def run(
+        self, batch: Batch, calls: list[Tokens], merged: bool = False
+    ) -> tuple[dict[Name, list[int]], list[Name]]:
+        """What each computed token sees, and where each item is read; `merged`: calls of one query are one."""
+        first = {c: c for c in range(len(calls))}
+        if merged:
+            of_query: dict[tuple[int, ...], int] = {}
+            first = {
+                c: of_query.setdefault(tuple(call.query), c) for c, call in enumerate(calls) if call.items
+            }
+        names = [n for n in context_by_rule(calls) if n[1] > 0 or n[2] >= batch.cached_tokens[n[0]]]
+        stream = iter(sorted(names, key=lambda name: first[name[0]]))
         seen: dict[Name, list[int]] = {}
         read: dict[int, Name] = {}
         for forward in batch.forwards:
@@ -171,12 +180,14 @@ def test_cached_pages_hold_the_tokens_they_stand_for(
     cache, interpreter = pages(budget, caching=True, cache_pages=cache_pages), Interpreter()
     for calls in history:
         batch = pack([call.prompt() for call in calls], budget, cache)
-        seen, read = interpreter.run(batch, calls)
+        seen, read = interpreter.run(batch, calls, merged=True)
         by_rule = context_by_rule(calls)
         assert seen == {name: by_rule[name] for name in seen}
-        assert read == readers(calls)
+        # Items of one query are read where the first call with it has its last token.
+        computed = {tuple(call.query): c for c, call in reversed(list(enumerate(calls))) if call.items}
+        assert read == [n if n[1] else (computed[tuple(calls[n[0]].query)], *n[1:]) for n in readers(calls)]
         for call, cached in zip(calls, batch.cached_tokens, strict=True):
-            assert cached % PAGE == 0
+            assert cached % PAGE == 0 or cached == len(call.query)
             assert cached <= len(call.query)
 
 
@@ -216,7 +227,9 @@ def test_an_item_that_ends_with_its_forward_takes_no_page() -> None:
 def test_the_token_that_an_empty_item_is_read_at_is_computed() -> None:
     cache = PrefixCache(8, reserve=0)
     without, with_empty = Tokens([1] * 2 * PAGE, [[2]]).prompt(), Tokens([1] * 2 * PAGE, [[2], []]).prompt()
-    assert pack([without, without, with_empty], 1_000, cache).cached_tokens == (0, 2 * PAGE, PAGE)
+    assert pack([without], 1_000, cache).cached_tokens == (0,)
+    assert pack([without], 1_000, cache).cached_tokens == (2 * PAGE,)
+    assert pack([without, with_empty], 1_000, cache).cached_tokens == (PAGE, 2 * PAGE)  # computed for both
 
 
 def test_ten_thousand_items_pack_without_a_loop_over_items() -> None:

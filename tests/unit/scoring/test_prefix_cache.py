@@ -5,7 +5,7 @@ import pytest
 
 from hiscore.errors import PoolExhausted
 from hiscore.scoring.packing import pack
-from hiscore.scoring.prefix_cache import PAGE, PrefixCache
+from hiscore.scoring.prefix_cache import PAGE, PrefixCache, QueryKey
 from tests.support.strategies import Tokens
 
 
@@ -16,7 +16,7 @@ def query(pages: int, first_id: int = 0) -> np.ndarray:
 
 def hit(cache: PrefixCache, tokens: np.ndarray) -> int:
     """Tokens hit by a query in its own batch."""
-    found = cache.acquire_query(tokens, len(tokens))[1]
+    found = cache.acquire_query(QueryKey.of(tokens), len(tokens))[1]
     cache.end_batch()
     return found
 
@@ -30,7 +30,7 @@ def test_a_query_is_found_again_until_newer_ones_take_its_pages() -> None:
     def cached(*prompts):
         return pack(list(prompts), 1_000, cache).cached_tokens
 
-    assert cached(first, first) == (0, 2 * PAGE)  # the second prompt of a batch already finds the first's
+    assert cached(first, first) == (0, length)  # within a batch a query is computed once, to its last token
     assert cached(changed) == (PAGE,)
     assert cached(second) == (0,)  # takes the pages of the oldest
     assert cached(second, first) == (2 * PAGE, PAGE)  # whose beginning, used last, is still there
@@ -44,7 +44,7 @@ def test_the_end_of_a_query_is_evicted_before_its_beginning() -> None:
     assert hit(cache, query(3)) == 0
     for evicted in (1, 2):
         assert len(cache.allocate(1)) == 1
-        slots, found = cache.acquire_query(query(3)[: (3 - evicted) * PAGE], 3 * PAGE)
+        slots, found = cache.acquire_query(QueryKey.of(query(3)[: (3 - evicted) * PAGE]), 3 * PAGE)
         cache.end_batch()
         assert found == len(slots) == (3 - evicted) * PAGE
 
@@ -60,10 +60,10 @@ def test_a_partial_page_and_another_prefix_are_no_hit() -> None:
 
 def test_no_more_is_taken_from_the_cache_than_allowed() -> None:
     cache = PrefixCache(4, reserve=0)
-    slots, _ = cache.acquire_query(query(2), 2 * PAGE)
+    slots, _ = cache.acquire_query(QueryKey.of(query(2)), 2 * PAGE)
     cache.end_batch()
     for max_hit, found in ((2 * PAGE, 2 * PAGE), (2 * PAGE - 1, PAGE), (PAGE, PAGE), (PAGE - 1, 0)):
-        again, hits = cache.acquire_query(query(2), max_hit)
+        again, hits = cache.acquire_query(QueryKey.of(query(2)), max_hit)
         cache.end_batch()
         assert hits == found
         np.testing.assert_array_equal(again, slots)  # a page beyond it is written again in place
@@ -80,7 +80,7 @@ def test_hits_too_leave_the_reserve_to_prompts_that_span_forwards() -> None:
     queries = [query(1, first_id=i) for i in range(6)]
     for each in queries:
         hit(cache, each)
-    hits = [cache.acquire_query(each, PAGE)[1] for each in queries]
+    hits = [cache.acquire_query(QueryKey.of(each), PAGE)[1] for each in queries]
     assert hits == [PAGE] * 3 + [0] * 3
     pages = cache.allocate(3)
     with pytest.raises(PoolExhausted):
@@ -91,7 +91,7 @@ def test_hits_too_leave_the_reserve_to_prompts_that_span_forwards() -> None:
 
 def test_pages_in_use_are_not_evicted() -> None:
     cache = PrefixCache(2, reserve=0)
-    slots, _ = cache.acquire_query(query(1), PAGE)
+    slots, _ = cache.acquire_query(QueryKey.of(query(1)), PAGE)
     other = cache.allocate(1)
     assert slots[0] // PAGE not in other
     with pytest.raises(PoolExhausted):
@@ -105,20 +105,22 @@ def test_a_miss_does_not_evict_what_its_own_query_hit() -> None:
     cache = PrefixCache(3, reserve=0)
     hit(cache, query(1))
     hit(cache, query(2, first_id=1))
-    slots, found = cache.acquire_query(query(2), 2 * PAGE)  # its first page is the least recently used
+    slots, found = cache.acquire_query(
+        QueryKey.of(query(2)), 2 * PAGE
+    )  # its first page is the least recently used
     assert found == PAGE
     assert len(set(slots.tolist())) == 2 * PAGE
 
 
 def test_a_batch_finds_its_own_pages_without_room_for_more() -> None:
     cache = PrefixCache(1, reserve=0)
-    assert [cache.acquire_query(query(1), PAGE)[1] for _ in range(2)] == [0, PAGE]
+    assert [cache.acquire_query(QueryKey.of(query(1)), PAGE)[1] for _ in range(2)] == [0, PAGE]
 
 
 def test_clearing_frees_all_pages_even_those_in_use() -> None:
     cache = PrefixCache(3, reserve=0)
     hit(cache, query(1))
-    cache.acquire_query(query(1, first_id=1), PAGE)
+    cache.acquire_query(QueryKey.of(query(1, first_id=1)), PAGE)
     cache.clear()
     assert sorted(cache.allocate(3)) == [0, 1, 2]
-    assert cache.acquire_query(query(1), PAGE)[1] == 0
+    assert cache.acquire_query(QueryKey.of(query(1)), PAGE)[1] == 0

@@ -8,12 +8,21 @@ import pytest
 
 from hiscore.errors import Code, RequestError
 from hiscore.serving import waiting
-from hiscore.serving.batched_model import BatchLimits
+from hiscore.serving.batched_model import BatchLimits, Part, WholeJobs
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.queued_request import QueuedRequest
 
 FOREVER = float("inf")
 CANNOT_BE_JOINED, LOSES_ITS_ANSWER, MUTE = 801, 802, 803
+
+
+class Plan(WholeJobs[int]):
+    """One job has two parts."""
+
+    def take(self, job: int, done: int, room: int, at_least_one: bool) -> Part[int] | None:
+        if job == CANNOT_BE_JOINED:
+            return Part(4, 4, None if done else 1, 4)
+        return super().take(job, done, room, at_least_one)
 
 
 class Device:
@@ -36,8 +45,8 @@ class Device:
     def cost(self, job: int) -> int:
         return job
 
-    def split(self, job: int) -> Sequence[int]:
-        return [4, 4] if job == CANNOT_BE_JOINED else [job]
+    def plan(self) -> WholeJobs[int]:
+        return Plan(self.cost)
 
     def join(self, job: int, answers: Sequence[object]) -> object:
         assert (job, answers) == (CANNOT_BE_JOINED, [40, 40])
@@ -133,8 +142,9 @@ def test_waiting_requests_become_batches_within_the_limit(device: Device) -> Non
     batcher = device.batcher(in_flight=1)
     submit(device, batcher, 1)
     assert device.wait(lambda: device.launched == [[1]])
-    submit(device, batcher, 4, 5, 3, 7, 25, 2)  # 3 + 7 is the limit; 25 alone is beyond it, and goes alone
-    for batches in ([4, 5], [3, 7], [25], [2]):
+    # The oldest and the shortest, by turns as they fit; 25 is beyond the limit, and goes alone.
+    submit(device, batcher, 4, 5, 3, 7, 25, 2)
+    for batches in ([4, 5], [2, 3], [7], [25]):
         device.done[-1].release()
         assert device.wait(lambda batches=batches: device.launched[-1] == batches)
     device.done[-1].release()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from hiscore.errors import Code, RequestError
-from hiscore.serving.batched_model import BatchLimits
+from hiscore.serving.batched_model import BatchLimits, Part
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.queued_request import QueuedRequest
 
@@ -29,8 +29,8 @@ class Model:
     def cost(self, job: Job) -> int:
         return sum(job)
 
-    def split(self, job: Job) -> Sequence[Job]:
-        return [(part,) for part in job] if self.splits else [job]
+    def plan(self) -> "Plan":
+        return Plan(self.splits)
 
     def join(self, job: Job, answers: Sequence[object]) -> object:
         return list(answers)
@@ -59,6 +59,24 @@ class Model:
         batcher.submit(requests)
         names = [request.reply_to.name for request in requests]
         return [name for name in names if isinstance(self.answers.get(name), RequestError)]
+
+
+class Plan:
+    """Parts are numbers of a job."""
+
+    def __init__(self, splits: bool) -> None:
+        self.splits = splits
+
+    def price(self, job: Job, done: int) -> int:
+        return sum(job[done:])
+
+    def take(self, job: Job, done: int, room: int, at_least_one: bool) -> Part[Job] | None:
+        if not self.splits:
+            return Part(job, sum(job)) if at_least_one or sum(job) <= room else None
+        if job[done] > room and not at_least_one:
+            return None
+        last = done + 1 == len(job)
+        return Part((job[done],), job[done], None if last else done + 1, sum(job[done + 1 :]))
 
 
 class Caller:
@@ -106,19 +124,20 @@ def test_a_small_call_goes_in_between(model: Model, split: bool, before: int) ->
     assert model.wait(lambda: len(model.answers) == 2)
     batcher.close()
     sizes = [[sum(job) for job in jobs] for jobs in model.launched]
-    # Its second part stood before the small call in the queue already; each has one part in a round.
+    # The large one came first, and its part leaves no room for the small one: that has the next batch.
     assert sizes == ([[10], [9], [5], [8], [7]] if split else [[34], [5]])
     assert sizes.index([5]) == before
     assert model.answers["large"] == ([10, 9, 8, 7] if split else 34)
 
 
-def test_large_calls_take_turns(model: Model) -> None:
+def test_of_large_calls_the_one_with_least_left_is_finished_first(model: Model) -> None:
+    """Taking turns would end the first as late as the last."""
     batcher = model.batcher()
     batcher.submit([model.request("a", 10, 10, 10), model.request("b", 9, 9, 9)])
     model.go.release(100)
     assert model.wait(lambda: len(model.answers) == 2)
     batcher.close()
-    assert [jobs[0][0] for jobs in model.launched] == [10, 9, 10, 9, 10, 9]
+    assert [jobs[0][0] for jobs in model.launched] == [10, 10, 10, 9, 9, 9]
 
 
 def test_a_request_of_several_parts_has_waited_once(model: Model) -> None:
