@@ -60,7 +60,7 @@ class Batcher(Generic[Job]):
             closing = self._closing
             at_once = self._model.async_launch and self._in_flight < self._limits.max_in_flight
             for request, size in zip(requests, sizes, strict=True):
-                if closing or not self._waiting.admit(request, size, at_once):
+                if closing or not self._waiting.admit(request, size, at_once, self._in_flight > 0):
                     refused.append(request)
                 else:
                     at_once = False

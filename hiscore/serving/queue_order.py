@@ -21,9 +21,11 @@ Taken = TypeVar("Taken", contravariant=True)
 
 # Chosen by simulation, see tests/unit/serving/test_queue_order.py.
 RECENT = 64
-"""Requests whose sizes say what is to be expected."""
+"""Requests whose sizes say what is to be expected: the last that came while others waited or ran."""
 SMALL = RECENT // 8
 """The smallest of these do not count: a probe now and then makes no batch small."""
+FORGET_AFTER = 8
+"""One of them is forgotten after so many requests that came alone."""
 SMALL_PER_BATCH = 12
 """Small requests that a batch holds while little waits."""
 SMALLEST_BATCH = 1 / 12
@@ -61,6 +63,7 @@ class QueueOrder(Generic[Request]):
         self._numbers = count()
         self._total = 0
         self._recent: deque[int] = deque(maxlen=RECENT)
+        self._alone = 0
         self._shortest_next = False  # the oldest left them nothing of the last batch
 
     def __len__(self) -> int:
@@ -73,9 +76,14 @@ class QueueOrder(Generic[Request]):
         """The requests, oldest first."""
         return iter(self._waiting)
 
-    def add(self, request: Request, size: int) -> None:
-        """Queue a request that has arrived."""
-        self._recent.append(size)
+    def add(self, request: Request, size: int, contended: bool) -> None:
+        """Queue a request that has arrived; `contended`: while others waited or ran."""
+        if contended:
+            self._recent.append(size)
+        else:
+            self._alone += 1
+            if self._alone % FORGET_AFTER == 0 and self._recent:
+                self._recent.popleft()
         self._put(request, size)
 
     def remove(self, request: Request) -> None:
@@ -84,7 +92,7 @@ class QueueOrder(Generic[Request]):
 
     def limit(self) -> int:
         """The cost at which a batch is full: a few small requests, or more if much waits."""
-        small = sorted(self._recent)[min(SMALL, len(self._recent) - 1)] if self._recent else 0
+        small = sorted(self._recent)[SMALL] if len(self._recent) > SMALL else self._max_cost
         behind = max(0, self._total - int(BEHIND * self._max_cost))
         least = max(1, int(SMALLEST_BATCH * self._max_cost))
         return min(self._max_cost, max(least, SMALL_PER_BATCH * small + behind))

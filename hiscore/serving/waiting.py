@@ -37,13 +37,14 @@ class WaitingRequests(Generic[Job]):
     def __len__(self) -> int:
         return len(self._order)
 
-    def admit(self, request: QueuedRequest[Job], size: int, at_once: bool = False) -> bool:
+    def admit(self, request: QueuedRequest[Job], size: int, at_once: bool, busy: bool) -> bool:
         """Queue a request, unless there is no room.
 
         Args:
             request: Its cost is set.
             size: What it is expected to cost in a batch.
             at_once: It would be launched at once, so it needs no place in the queue.
+            busy: Something is being computed.
         """
         room = max(self._limits.max_queue - self._not_started, at_once)
         total_cost = self._total_cost + request.cost
@@ -51,7 +52,7 @@ class WaitingRequests(Generic[Job]):
             return False
         self._not_started += 1
         self._total_cost = total_cost
-        self._order.add(request, size)
+        self._order.add(request, size, contended=busy or len(self._order) > 0)
         heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
         return True
 

@@ -40,10 +40,10 @@ def no_decode(risen: dict[tuple[str, str], int]) -> bool:
 
 def test_a_call_within_the_budget_is_one_forward(lm: Server) -> None:
     with counted(lm) as risen:
-        answer = score_tokens(lm, fresh(2_000, [2] * 400), LABELS)
-    assert answer.prompt_tokens == 2_800
+        answer = score_tokens(lm, fresh(1_200, [2] * 400), LABELS)
+    assert answer.prompt_tokens == 2_000
     assert risen[FORWARDS] == risen[BATCHES] == 1
-    assert risen[TOKENS] == 2_800
+    assert risen[TOKENS] == 2_000
     assert risen[ITEMS] == 400
     assert risen[CACHED] == answer.cached_tokens == 0
     assert no_decode(risen)
@@ -63,11 +63,11 @@ def test_a_batch_of_calls_is_one_forward(lm: Server) -> None:
     calls = [fresh(100, [3, 9, 1, 0, 20])] + [fresh(50, [5] * 10) for _ in range(15)]
     with counted(lm) as risen, ThreadPoolExecutor(16) as pool:
         # A long one first, behind which the others gather.
-        first = pool.submit(score_tokens, lm, fresh(4_000, [20] * 100), LABELS)
+        first = pool.submit(score_tokens, lm, fresh(1_000, [20] * 50), LABELS)
         answers = [*pool.map(lambda call: score_tokens(lm, call, LABELS), calls), first.result()]
     assert risen["scorer", "nv_inference_count"] == 17
     assert risen[FORWARDS] == risen[BATCHES] < 17
-    assert risen[TOKENS] == computed(answers) == 4_000 + 2_000 + 133 + 15 * 100
+    assert risen[TOKENS] == computed(answers) == 1_000 + 1_000 + 133 + 15 * 100
     assert no_decode(risen)
 
 

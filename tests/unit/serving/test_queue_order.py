@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.serving.queue_order import QueueOrder
+from hiscore.serving.queue_order import FORGET_AFTER, QueueOrder
 
 FLOOR, OUTSIDE = 600, 1_200
 BUDGET = 16_384
@@ -59,7 +59,7 @@ class FirstCome:
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def add(self, call: Call, size: int) -> None:
+    def add(self, call: Call, size: int, contended: bool) -> None:
         self.waiting.append(call)
 
     def fill(self, batch: Batch) -> None:
@@ -75,7 +75,8 @@ def sojourns(order: QueueOrder[Call] | FirstCome, arrivals: np.ndarray, sizes: n
         if not len(order):
             now = max(now, arrivals[index])
         while index < len(sizes) and arrivals[index] <= now:
-            order.add(Call(index, int(sizes[index])), int(sizes[index]))
+            size = int(sizes[index])
+            order.add(Call(index, size), size, contended=arrivals[index] < now or len(order) > 0)
             index += 1
         batch = Batch()
         order.fill(batch)
@@ -115,7 +116,7 @@ def test_short_calls_are_not_held_up_and_long_ones_hardly_later() -> None:
 def remember(order: QueueOrder[Call], *sizes: int) -> None:
     """Calls that came and went."""
     for size in sizes:
-        order.add(call := Call(0, size), size)
+        order.add(call := Call(0, size), size, contended=True)
         order.remove(call)
 
 
@@ -125,12 +126,12 @@ def test_nothing_starves() -> None:
         order: QueueOrder[Call] = QueueOrder(BUDGET)
         long = Call(-1, 8_192, divisible)
         for index in range(64):
-            order.add(Call(index, 128), 128)
-        order.add(long, 8_192)
+            order.add(Call(index, 128), 128, contended=True)
+        order.add(long, 8_192, contended=True)
         batches = 0
         while long.left:
             for index in range(64):
-                order.add(Call(index, 128), 128)
+                order.add(Call(index, 128), 128, contended=True)
             order.fill(Batch())
             batches += 1
         assert batches <= (16 if divisible else 2)
@@ -140,7 +141,7 @@ def test_the_shortest_go_along_with_one_that_cannot_be_divided() -> None:
     order: QueueOrder[Call] = QueueOrder(BUDGET)
     remember(order, *64 * [128])
     for index, size in enumerate([8_192, 8_192, 128, 128]):
-        order.add(Call(index, size, divisible=False), size)
+        order.add(Call(index, size, divisible=False), size, contended=True)
     batch = Batch()
     order.fill(batch)
     assert [call.index for call, _ in batch.taken] == [0, 2, 3]
@@ -150,7 +151,7 @@ def test_a_load_of_equal_calls_fills_batches() -> None:
     """Small batches are for small calls: these would only pay for more forwards."""
     order: QueueOrder[Call] = QueueOrder(BUDGET)
     for index in range(64):
-        order.add(Call(index, 1_920), 1_920)
+        order.add(Call(index, 1_920), 1_920, contended=True)
     batch = Batch()
     order.fill(batch)
     assert [(call.index, cost) for call, cost in batch.taken] == [(index, 1_920) for index in range(8)]
@@ -164,6 +165,19 @@ def test_a_probe_now_and_then_makes_no_batch_small() -> None:
     assert order.limit() < BUDGET // 8
 
 
+def test_a_call_to_an_idle_server_is_not_divided() -> None:
+    """Whatever came before, once enough calls have met nobody."""
+    order: QueueOrder[Call] = QueueOrder(BUDGET)
+    remember(order, *64 * [128])
+    for _ in range(64 * FORGET_AFTER):
+        order.add(call := Call(0, 128), 128, contended=False)
+        order.remove(call)
+    order.add(Call(1, 8_192), 8_192, contended=False)
+    batch = Batch()
+    order.fill(batch)
+    assert [cost for _, cost in batch.taken] == [8_192]
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.booleans(), st.integers(0, 3)), min_size=1, max_size=60),
     st.integers(1, 30),
@@ -173,7 +187,7 @@ def test_every_call_is_taken_to_its_end(calls: list[tuple[int, bool, int]], budg
     order: QueueOrder[Call] = QueueOrder(budget)
     removed, everything = [], [Call(i, size, divisible) for i, (size, divisible, _) in enumerate(calls)]
     for call, (size, _, what) in zip(everything, calls, strict=True):
-        order.add(call, size)
+        order.add(call, size, contended=what < 2)
         if what == 1:
             order.fill(Batch())
         elif what == 2:
