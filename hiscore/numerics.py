@@ -18,6 +18,19 @@ def widen(x: Tensor) -> Tensor:
     return x.to(at_least_float32(x.dtype))
 
 
+def softmax(logits: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Softmax over the last dimension, with one more logit in the sum and not in the result.
+
+    Args:
+        logits: [..., keys].
+        sinks: Broadcastable to [..., 1]; None: the usual softmax.
+    """
+    if sinks is None:
+        return logits.softmax(dim=-1)
+    sinks = sinks.to(logits.dtype).expand(*logits.shape[:-1], 1)
+    return torch.cat((logits, sinks), dim=-1).softmax(dim=-1)[..., :-1]
+
+
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
     """Squash logits into (-cap, cap) by tanh, as Gemma 2 does; None: unchanged."""
     return logits if cap is None else torch.tanh(logits / cap) * cap

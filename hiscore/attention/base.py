@@ -17,6 +17,8 @@ class AttentionShape:
     soft_cap: float | None
     windows: tuple[int | None, ...]
     """For each layer, how many tokens a token sees, itself included; None: all."""
+    sinks: tuple[Tensor, ...] | None = None
+    """For each layer float32 [heads]: a logit of its own in every softmax of a head, without a value."""
 
 
 class Attention(Protocol):

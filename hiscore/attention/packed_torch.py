@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
-from hiscore.numerics import soft_cap, widen
+from hiscore.numerics import soft_cap, softmax, widen
 
 PIECE = 256
 """Rows: enough for efficient products, few enough that the masked half of the causal triangle costs little."""
@@ -76,7 +76,7 @@ class TorchAttention:
         out = torch.empty_like(q)
         for batch in self._batches:
             out[batch.rows] = self._attend(
-                shape.windows[layer],
+                layer,
                 widen(q[batch.rows]),
                 widen(torch.cat((pool[batch.context_slots, 0], k[batch.context_rows]))),
                 widen(torch.cat((pool[batch.context_slots, 1], v[batch.context_rows]))),
@@ -87,7 +87,7 @@ class TorchAttention:
 
     def _attend(
         self,
-        window: int | None,
+        layer: int,
         q: Tensor,
         context_k: Tensor,
         context_v: Tensor,
@@ -97,7 +97,7 @@ class TorchAttention:
         """Attend from n segments of m rows to a shared context of p tokens and to themselves.
 
         Args:
-            window: Tokens that a row sees, None: all.
+            layer: For its window and sinks.
             q: [n, m, heads, d].
             context_k, context_v: [p, kv_heads, d].
             own_k, own_v: [n, m, kv_heads, d].
@@ -105,6 +105,7 @@ class TorchAttention:
         Returns:
             [n, m, heads, d].
         """
+        window, sinks = self._shape.windows[layer], self._shape.sinks
         segments, length, heads, head_dim = q.shape
         before, kv_heads = context_k.shape[:2]
         # [kv_heads, segments, length group, head_dim]: the heads of a group share keys and values.
@@ -116,7 +117,9 @@ class TorchAttention:
         logits = soft_cap(logits, self._shape.soft_cap)
         logits = logits.view(kv_heads, segments, length, -1, before + length)
         logits.masked_fill_(_hidden(before, length, window)[:, None, :], float("-inf"))
-        weights = logits.softmax(dim=-1).flatten(2, 3)
+        # As the logits: [kv_heads, 1, 1, group, 1].
+        of_heads = None if sinks is None else sinks[layer].view(kv_heads, 1, 1, -1, 1)
+        weights = softmax(logits, of_heads).flatten(2, 3)
         out = weights[..., :before].flatten(1, 2) @ context_v.permute(1, 0, 2)
         out = out.view(q.shape) + weights[..., before:] @ own_v
         out = out.view(kv_heads, segments, length, -1, head_dim).permute(1, 2, 0, 3, 4)

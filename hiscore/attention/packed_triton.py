@@ -70,16 +70,18 @@ class TritonAttention:
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         shape, launch, inputs = self._shape, self._launch, self.inputs
+        sinks = shape.sinks
         assert inputs is not None
         out = torch.empty((len(qkv), shape.heads * shape.head_dim), dtype=qkv.dtype, device=qkv.device)
         # Only scored rows of the last layer are read.
         count = inputs.tile_count[1:] if layer == len(shape.windows) - 1 else inputs.tile_count
         packed_attention[(self._programs,)](
             qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.segment_ends,
-            inputs.tiles, count, inputs.context_slots, shape.scale, shape.soft_cap or 0.0, pool.stride(0),
+            inputs.tiles, count, inputs.context_slots,
+            qkv if sinks is None else sinks[layer], shape.scale, shape.soft_cap or 0.0, pool.stride(0),
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim,
             PADDED_DIM=max(16, triton.next_power_of_2(shape.head_dim)),
-            WINDOW=shape.windows[layer] or 0, CAPPED=shape.soft_cap is not None,
+            WINDOW=shape.windows[layer] or 0, CAPPED=shape.soft_cap is not None, SINKS=sinks is not None,
             M=launch.m, N=launch.n, TILE_FIELDS=tiles.TILE_FIELDS, PRECISION=self._precision,
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip

@@ -22,6 +22,7 @@ def paged_attention(
     soft_cap: float | None = None,
     window: int | None = None,
     value_dim: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(cap(q k^T * scale)) v over the tokens of listed pages, up to a row's position.
 
@@ -36,6 +37,7 @@ def paged_attention(
         soft_cap: See `numerics.soft_cap`.
         window: Attend only to this many of the last tokens of a list; None: to all.
         value_dim: Leading channels of a latent that are its value.
+        sinks: float32 [heads], see `AttentionShape`.
 
     Returns:
         [R, heads, value_dim or head_dim]; zeros for a row without pages.
@@ -47,6 +49,7 @@ def paged_attention(
     out = q.new_zeros((*q.shape[:2], value_dim))
     grouped = widen(q).unflatten(1, (kv_heads, -1))
     head = torch.arange(kv_heads)[:, None]
+    head_sinks = None if sinks is None else sinks.view(kv_heads, -1, 1)
     for row, (position, of_heads) in enumerate(zip(positions.tolist(), counts.tolist(), strict=True)):
         if len(set(of_heads)) > 1:
             raise ValueError(f"heads of row {row} have lists of different lengths: {of_heads}")
@@ -57,5 +60,5 @@ def paged_attention(
         slots = slots.flatten(1)[:, 0 if window is None else max(0, seen - window) : seen]
         kv = widen(tokens[slots, :, head])  # [H, n, C, D]
         logits = numerics.soft_cap(grouped[row] @ kv[:, :, 0].mT * scale, soft_cap)
-        out[row] = (logits.softmax(-1) @ kv[:, :, -1, :value_dim]).flatten(0, 1).to(q.dtype)
+        out[row] = (numerics.softmax(logits, head_sinks) @ kv[:, :, -1, :value_dim]).flatten(0, 1).to(q.dtype)
     return out

@@ -54,6 +54,7 @@ def paged_attention(
     soft_cap: float | None = None,
     window: int | None = None,
     value_dim: int | None = None,
+    sinks: Tensor | None = None,
     by_sequence: bool = False,
     chained: bool = False,
 ) -> Tensor:
@@ -73,6 +74,7 @@ def paged_attention(
         soft_cap: See `numerics.soft_cap`.
         window: Attend only to this many of the last tokens of a list; None: to all.
         value_dim: Leading channels of a latent that are its value.
+        sinks: float32 [heads], see `AttentionShape`.
         by_sequence: Whether `pages` is a block table.
         chained: See `gemv.pdl_launch_kwargs`; a block table then lists every page of a sequence.
 
@@ -106,8 +108,9 @@ def paged_attention(
     )  # fmt: skip
     block = min(128, triton.next_power_of_2(value))
     combine_splits[(rows * heads, triton.cdiv(value, block))](
-        partial, stats, counts, seq_indices, positions, out, splits, *counts_by,
+        partial, stats, counts, seq_indices, positions, stats if sinks is None else sinks, out, splits, *counts_by,
         HEADS=heads, KV_HEADS=kv_heads, VALUE=value, PAGE=page_size, WINDOW=window or 0,
-        SPLIT=SPLIT, SPLITS=COMBINED, BLOCK=block, AHEAD=ahead, **gemv.pdl_launch_kwargs(chained),
+        SPLIT=SPLIT, SPLITS=COMBINED, BLOCK=block, SINKS=sinks is not None, AHEAD=ahead,
+        **gemv.pdl_launch_kwargs(chained),
     )  # fmt: skip
     return out

@@ -22,6 +22,7 @@ def packed_attention(
     tiles,
     tile_count,
     context_slots,
+    sinks,
     scale,
     soft_cap,
     pool_stride,
@@ -31,6 +32,7 @@ def packed_attention(
     PADDED_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     TILE_FIELDS: tl.constexpr,
@@ -46,6 +48,7 @@ def packed_attention(
         tiles: int32 [tiles, TILE_FIELDS], see `attention.tiles`.
         tile_count: int32 [1]: how many of them to compute.
         context_slots: int32 [N].
+        sinks: float32 [heads], see `attention.base.AttentionShape`.
         WINDOW: Tokens that a row sees; 0: all.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -72,6 +75,9 @@ def packed_attention(
         position = tl.load(positions + row, mask=valid, other=2147483647)
         top = tl.full([M], float("-inf"), tl.float32)
         total = tl.zeros([M], tl.float32)
+        if SINKS:
+            top = tl.load(sinks + head) * 1.4426950408889634
+            total += 1
         acc = tl.zeros([M, PADDED_DIM], tl.float32)
 
         # The context in the pool: positions 0, 1, 2, ... Blocks of N start anew where the segment's own beginning

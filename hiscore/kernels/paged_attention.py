@@ -164,9 +164,10 @@ def attend_splits(
 
 @triton.jit(do_not_specialize=["counts_by_row", "counts_by_head"])
 def combine_splits(
-    partial, stats, counts, seq_indices, positions, out, max_splits, counts_by_row, counts_by_head,
+    partial, stats, counts, seq_indices, positions, sinks, out, max_splits, counts_by_row, counts_by_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, VALUE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    SPLIT: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
+    SPLIT: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, SINKS: tl.constexpr,
+    CHAINED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Combine the splits of `attend_splits`, SPLITS at a time. Grid: (R * heads, blocks of VALUE).
 
@@ -176,6 +177,7 @@ def combine_splits(
         counts: int32, as in `attend_splits`.
         seq_indices: int32 [R], -1 for padding.
         positions: int32 [R].
+        sinks: float32 [heads], see `attention.base.AttentionShape`.
         out: Out: [R, heads, VALUE].
     """
     launch_dependents(CHAINED)
@@ -199,6 +201,9 @@ def combine_splits(
     at = tl.program_id(0).to(tl.int64) * max_splits
     top = float("-inf")
     total = 0.0
+    if SINKS:
+        top = tl.load(sinks + tl.program_id(0) % HEADS) * 1.4426950408889634
+        total = 1.0
     acc = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, splits, SPLITS):
         split = begin + s

@@ -139,6 +139,7 @@ class LayerWeights:
         input_norm: float32 [hidden], for the input of attention.
         qkv: [(heads + 2 kv_heads) head_dim, hidden].
         q_norm, k_norm: float32 [head_dim], or [heads head_dim] and [kv_heads head_dim]: of all heads together.
+        sinks: float32 [heads], see `attention.base.AttentionShape`.
         output: [hidden, heads head_dim].
         post_attention_norm: float32 [hidden], for the output of attention.
         mlp_norm: float32 [hidden], for the input of the MLP.
@@ -155,6 +156,7 @@ class LayerWeights:
     mlp_norm: Tensor | None
     mlp: Mlp | Experts
     post_mlp_norm: Tensor | None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,6 @@ class Architecture:
     """For each layer, its key in rope_parameters where the config has several; else whether it rotates."""
     rotated_dim: int
     tied_head: bool
-    sinks: bool
-    """Each head has a logit of its own in every softmax of attention, without a value."""
     experts: ExpertShape | None
     routed: tuple[bool, ...]
     """For each layer, whether its MLP is a mixture of experts."""
@@ -160,7 +158,6 @@ def from_config(whole: Any) -> Architecture:
         rope_kinds=rope_kinds(family, config, windows),
         rotated_dim=int(head_dim * rotated_share),
         tied_head=bool(whole.tie_word_embeddings) and not classifies,
-        sinks=family.sinks,
         experts=_experts(family, config),
         routed=tuple(_is_routed(family, config, index) for index in range(config.num_hidden_layers)),
     )

@@ -79,8 +79,9 @@ class Decoder:
     @property
     def attention_shape(self) -> AttentionShape:
         a = self.architecture
+        sinks = tuple(layer.sinks for layer in self.weights.layers if layer.sinks is not None)
         return AttentionShape(
-            a.heads, a.kv_heads, a.head_dim, a.attention_scale, a.attention_soft_cap, a.windows
+            a.heads, a.kv_heads, a.head_dim, a.attention_scale, a.attention_soft_cap, a.windows, sinks or None
         )
 
     @property

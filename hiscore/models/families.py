@@ -4,9 +4,9 @@ A family is a `model_type` of transformers. To add one:
 
 1. If the decoder computes it with the switches of its kind (`models/family.py`), add an entry to
    `DECODER_FAMILIES` (attention over keys and values; `models/block_designs.py` holds those whose blocks are not
-   those of Llama) or to `DSA_FAMILIES` (latent attention with a lightning
-   indexer). A new switch is a new field whose default changes nothing; `models/config.py` copies it into
-   `Architecture`, and the loader or a layer acts on it.
+   those of Llama, `models/expert_families.py` those with a mixture of experts) or to `DSA_FAMILIES` (latent
+   attention with a lightning indexer). A new switch is a new field whose default changes nothing;
+   `models/config.py` copies it into `Architecture`, and the loader or a layer acts on it.
 2. Go through the family's `configuration_*.py` and `modeling_*.py` in transformers. For every key that changes the
    computation and is not implemented for all of its values, add a rule: what is not refused here is computed, and
    would silently be computed wrongly.
@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from hiscore.models.block_designs import OTHER_BLOCKS
 from hiscore.models.encoders.families import ENCODER_FAMILIES
 from hiscore.models.encoders.family import EncoderFamily
-from hiscore.models.family import ROPE_TYPES, DecoderFamily, DsaFamily, ExpertNames
+from hiscore.models.expert_families import WITH_EXPERTS
+from hiscore.models.family import ROPE_TYPES, DecoderFamily, DsaFamily
 from hiscore.models.rules import Config, key_rule
 from hiscore.models.text_towers import TEXT_TOWERS, text_config
 
@@ -45,39 +46,6 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
             windowed="by layer type",
         ),
         DecoderFamily(name="mistral", known_as="Mistral 7B, Mistral Nemo", windowed="always"),
-        DecoderFamily(
-            name="qwen3_moe",
-            known_as="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
-            qk_norm=True,
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            windowed="always",
-            experts=ExpertNames(
-                count_key="num_experts",
-                width_key="moe_intermediate_size",
-                normalise="norm_topk_prob",
-                dense_layers=True,
-            ),
-            own_rules=(
-                key_rule(
-                    "decoder_sparse_step",
-                    lambda step: isinstance(step, int) and step > 0,
-                    "decoder_sparse_step is {value}, not a number of layers",
-                ),
-            ),
-        ),
-        DecoderFamily(
-            name="mixtral",
-            known_as="Mixtral 8x7B and 8x22B",
-            windowed="always",
-            experts=ExpertNames(
-                count_key="num_local_experts",
-                width_key="intermediate_size",
-                normalise=True,
-                block="block_sparse_moe",
-                parts=("w1", "w3", "w2"),
-            ),
-        ),
         DecoderFamily(
             name="gemma",
             known_as="Gemma 1, bge-reranker-v2-gemma",
@@ -154,6 +122,7 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
             output_bias="attention_bias",
         ),
         *OTHER_BLOCKS,
+        *WITH_EXPERTS,
     )
 }
 

@@ -105,6 +105,7 @@ def _load_layer(read: CheckpointReader, index: int, a: Architecture) -> LayerWei
         mlp_norm=norm(norms.mlp),
         mlp=load_experts(read, prefix, a) if a.routed[index] else _load_mlp(read, f"{prefix}.mlp", a),
         post_mlp_norm=norm(norms.post_mlp),
+        sinks=read.tensor(f"{attention}.sinks", a.heads, dtype=torch.float32) if a.family.sinks else None,
     )
 
 

@@ -46,6 +46,7 @@ def attention(top_k: int | None) -> Callable[..., tuple[Tensor, None]]:
         scaling: float,
         softcap: float | None = None,
         sliding_window: int | None = None,
+        s_aux: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         kv_heads = key.shape[1]
@@ -59,7 +60,8 @@ def attention(top_k: int | None) -> Callable[..., tuple[Tensor, None]]:
         if top_k is not None and query.shape[2] == 1 and key.shape[2] > top_k and not windowed:
             weights = logits.softmax(-1)[0, :, :, 0].flatten(0, 1)
             logits = logits.masked_fill(~chosen(weights, top_k, kv_heads)[:, None, None], -torch.inf)
-        out = torch.einsum("bhgqk,bhkd->bhgqd", logits.softmax(-1), value)
+        sinks = None if s_aux is None else s_aux.view(kv_heads, -1, 1, 1)
+        out = torch.einsum("bhgqk,bhkd->bhgqd", softmax(logits, sinks), value)
         return out.flatten(1, 2).transpose(1, 2), None
 
     return attend
@@ -73,6 +75,22 @@ def gemma_norm(norm: Any, x: Tensor) -> Tensor:
     return norm._norm(x.float()).to(x.dtype) * (1.0 + norm.weight.float()).to(x.dtype)
 
 
+def gpt_oss_norm(norm: Any, x: Tensor) -> Tensor:
+    """GPT-OSS's norm, likewise."""
+    y = x.float()
+    normed = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+    return normed.to(x.dtype) * norm.weight.to(x.dtype)
+
+
+def softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """Weights of [..., keys], with a sink's in the sum alone."""
+    if sinks is None:
+        return logits.softmax(-1)
+    top = torch.maximum(logits.amax(-1, keepdim=True), sinks)
+    weights = (logits - top).exp()
+    return weights / (weights.sum(-1, keepdim=True) + (sinks - top).exp())
+
+
 class DecodeTruth:
     """transformers' model of a checkpoint; top_k: with the selector `exact` in its decode steps."""
 
@@ -83,15 +101,21 @@ class DecodeTruth:
             return
         kind = "sdpa"
         # SDPA silently drops Gemma 2's soft cap.
-        if top_k is not None or getattr(config, "attn_logit_softcapping", None):
+        # It has no sinks either.
+        with_sinks = config.model_type == "gpt_oss"
+        if top_k is not None or with_sinks or getattr(config, "attn_logit_softcapping", None):
             kind = f"plain-{top_k}"
             AttentionInterface.register(kind, attention(top_k))
             AttentionMaskInterface.register(kind, eager_mask)
         of_checkpoint: Any = getattr(transformers, config.architectures[0])
-        self.model = of_checkpoint.from_pretrained(checkpoint, dtype=dtype, attn_implementation=kind).eval()
+        self.model = of_checkpoint.from_pretrained(
+            checkpoint, dtype=dtype, attn_implementation=kind, experts_implementation="eager"
+        ).eval()
         for module in self.model.modules():
             if type(module).__name__ in ("Gemma2RMSNorm", "Gemma3RMSNorm"):
                 module.forward = partial(gemma_norm, module)
+            if type(module).__name__ == "GptOssRMSNorm":
+                module.forward = partial(gpt_oss_norm, module)
 
     @torch.inference_mode()
     def follow(self, prompt: Sequence[int] | np.ndarray, tokens: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ from hiscore.attention.metadata import Forward
 
 
 def dense_attention(
-    forward: Forward, shape: AttentionShape, window: int | None, qkv: Tensor, pool: Tensor
+    forward: Forward, shape: AttentionShape, window: int | None, qkv: Tensor, pool: Tensor, layer: int = 0
 ) -> Tensor:
     """softmax over [T, pool slots + T] with everything hidden that the rule hides.
 
@@ -34,4 +34,8 @@ def dense_attention(
     if shape.soft_cap:
         logits = torch.tanh(logits / shape.soft_cap) * shape.soft_cap
     logits = logits.masked_fill(~torch.from_numpy(allowed), float("-inf"))
-    return torch.einsum("hts,shd->thd", logits.softmax(-1), v).flatten(1)
+    weights = logits.exp()
+    total = weights.sum(-1, keepdim=True)
+    if shape.sinks is not None:
+        total = total + shape.sinks[layer].double().cpu().exp()[:, None, None]
+    return torch.einsum("hts,shd->thd", weights / total, v).flatten(1)

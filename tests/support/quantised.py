@@ -175,6 +175,41 @@ def compressed(**weights: Any) -> Scheme:
     return Scheme(config, write)
 
 
+def make_mxfp4(dense: Path, quantised: Path) -> Path:
+    """Give a GPT-OSS checkpoint random MXFP4 experts, and the original the same as transformers reads them."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    shutil.copytree(dense, quantised)
+    tensors = load_file(dense / "model.safetensors")
+    stored = dict(tensors)
+    generator = torch.Generator().manual_seed(3)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, inputs, outputs = stored.pop(name).shape
+        blocks = torch.randint(
+            256, (count, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8
+        )
+        # Weights of about 0.1 each.
+        scales = torch.randint(120, 125, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_file(tensors, dense / "model.safetensors", {"format": "pt"})
+    save_file(stored, quantised / "model.safetensors", {"format": "pt"})
+    config = json.loads((quantised / "config.json").read_text())
+    config["quantization_config"] = MXFP4
+    (quantised / "config.json").write_text(json.dumps(config))
+    return quantised
+
+
+MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+"""Of openai/gpt-oss-20b."""
 SCHEMES: dict[str, Callable[[], Scheme]] = {
     "fp8-tensor": lambda: Scheme(
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, fp8_per_tensor

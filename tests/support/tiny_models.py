@@ -94,6 +94,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"use_sliding_window": True, "sliding_window": 5, "decoder_sparse_step": 3, **EXPERTS},
     ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "head_dim": 32,
+            "sliding_window": 5,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+        },
+    ),
     "mixtral": (
         "mixtral",
         {"sliding_window": 5, "num_local_experts": 6, "num_experts_per_tok": 3},

@@ -63,6 +63,7 @@ class TorchCacheOps:
         return paged_attention(
             q, self._cache.tokens(layer), self._cache.shape.page_size, lists.pages, lists.counts, batch.positions,
             shape.scale, shape.soft_cap, shape.windows[layer], self._value_dim,
+            None if shape.sinks is None else shape.sinks[layer],
         )  # fmt: skip
 
     def offload_step(self, host_slots: Tensor, buffer_slots: Tensor) -> None:

@@ -145,8 +145,8 @@ class TritonCacheOps(TritonTransfers):
         max_tokens = min(lists.pages.shape[-1], self._max_pages) * page_size
         return paged_attention(
             q, self._cache.tokens(layer), page_size, lists.pages, lists.counts, batch.seq_indices, batch.positions,
-            max_tokens, shape.scale, shape.soft_cap, shape.windows[layer], self._value_dim, lists.by_sequence,
-            triton_ops.uses_pdl(len(q)),
+            max_tokens, shape.scale, shape.soft_cap, shape.windows[layer], self._value_dim,
+            None if shape.sinks is None else shape.sinks[layer], lists.by_sequence, triton_ops.uses_pdl(len(q)),
         )  # fmt: skip
 
 

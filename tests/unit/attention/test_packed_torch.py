@@ -17,17 +17,22 @@ CALLS = [(30, [4, 4, 9, 0, 1, 17]), (0, [3, 12]), (5, []), (11, [2] * 6)]
 
 @pytest.mark.parametrize("budget", [1_000, 37, 32])
 @pytest.mark.parametrize("window", [None, 6])
-@pytest.mark.parametrize("soft_cap", [None, 1.5])
+@pytest.mark.parametrize(("soft_cap", "with_sinks"), [(None, False), (1.5, False), (None, True)])
 def test_segments_attend_as_the_dense_mask_says(
-    budget: int, window: int | None, soft_cap: float | None, monkeypatch: pytest.MonkeyPatch
+    budget: int,
+    window: int | None,
+    soft_cap: float | None,
+    with_sinks: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Small pieces and few weights at once, so that both ways of cutting the work are taken.
     monkeypatch.setattr(packed_torch, "PIECE", 7)
     monkeypatch.setattr(packed_torch, "MAX_WEIGHTS", 500)
     rng = np.random.default_rng(1)
     calls = [random_tokens(rng, query, items, 100).prompt() for query, items in CALLS]
-    shape = AttentionShape(4, 2, 8, 0.4, soft_cap, (window,))
     generator = torch.Generator().manual_seed(2)
+    sinks = (torch.randn(4, generator=generator),) if with_sinks else None
+    shape = AttentionShape(4, 2, 8, 0.4, soft_cap, (window,), sinks)
     pages = PrefixCache(pool_reserve(64, budget), reserve=0, caching=False)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids)

@@ -25,20 +25,28 @@ from tests.unit.attention.test_packed_torch import CALLS
 @pytest.mark.parametrize("budget", [1_000, 37])
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "soft_cap"),
+    ("heads", "kv_heads", "head_dim", "soft_cap", "with_sinks"),
     [
-        pytest.param(4, 2, 16, None, id="plain"),
-        pytest.param(6, 2, 24, 1.5, id="odd", marks=pytest.mark.slow),
+        pytest.param(4, 2, 16, None, False, id="plain"),
+        pytest.param(4, 2, 16, None, True, id="sinks"),
+        pytest.param(6, 2, 24, 1.5, False, id="odd", marks=pytest.mark.slow),
     ],
 )
 def test_attention_equals_the_dense_mask(
-    budget: int, window: int | None, heads: int, kv_heads: int, head_dim: int, soft_cap: float | None
+    budget: int,
+    window: int | None,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    soft_cap: float | None,
+    with_sinks: bool,
 ) -> None:
     rng = np.random.default_rng(1)
     calls = [random_tokens(rng, query, items, 100).prompt() for query, items in CALLS]
     # The last call's query is found in the pool, with a part of it that is not.
     calls.append(Tokens(calls[0].tokens[:30].tolist() + [5] * 9, [[1] * 40, [2]]).prompt())
-    shape = AttentionShape(heads, kv_heads, head_dim, 0.4, soft_cap, (window, window))
+    sinks = (random(heads, seed=7),) * 2 if with_sinks else None
+    shape = AttentionShape(heads, kv_heads, head_dim, 0.4, soft_cap, (window, window), sinks)
     reserve = pool_reserve(64, budget)
     pages = PrefixCache(reserve + 4, reserve)
     attention = TritonAttention(shape, torch.float32, multiprocessors=3)

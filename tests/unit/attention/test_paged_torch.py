@@ -149,16 +149,18 @@ def test_a_row_s_bits_are_its_own(dtype: torch.dtype) -> None:
         assert torch.equal(dense_step(known, 1, q[row, None], alone)[0], together[row])
 
 
+@pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("soft_cap", [None, 0.7])
 @pytest.mark.parametrize("window", [None, 1, 6, 50])
 @pytest.mark.parametrize("latent", [False, True])
 def test_it_is_the_softmax_of_its_definition(
-    latent: bool, window: int | None, soft_cap: float | None
+    latent: bool, window: int | None, soft_cap: float | None, with_sinks: bool
 ) -> None:
     generator = torch.Generator().manual_seed(11)
     heads, kv_heads, width, value_width, page = 6, 1 if latent else 2, 8, 5 if latent else 8, 4
     tokens = torch.randn(160, 1 if latent else 2, kv_heads, width, generator=generator, dtype=torch.float64)
     q = torch.randn(3, heads, width, generator=generator, dtype=torch.float64)
+    sinks = torch.randn(heads, generator=generator, dtype=torch.float64)
     positions = torch.tensor([22, 0, 13], dtype=torch.int32)
     counts = torch.tensor([[4], [0], [2]], dtype=torch.int32).expand(3, kv_heads)
     device_pages = torch.stack([torch.randperm(40, generator=generator)[: kv_heads * 5] for _ in range(3)])
@@ -174,6 +176,7 @@ def test_it_is_the_softmax_of_its_definition(
         soft_cap,
         window,
         value_width if latent else None,
+        sinks if with_sinks else None,
     )
     assert out.shape == (3, heads, value_width)
     assert not out[1].any()
@@ -189,7 +192,8 @@ def test_it_is_the_softmax_of_its_definition(
                 logits = [soft_cap * torch.tanh(logit / soft_cap) for logit in logits]
             values = torch.stack([tokens[at, -1, kv_head, :value_width] for at in seen])
             # float64 sums of at most 15 terms.
-            expected = torch.stack(logits).softmax(0) @ values
+            weights = torch.stack(logits).exp()
+            expected = weights @ values / (weights.sum() + (sinks[head].exp() if with_sinks else 0))
             torch.testing.assert_close(out[row, head], expected, atol=1e-14, rtol=1e-13)
 
 

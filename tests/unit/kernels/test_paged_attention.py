@@ -1,5 +1,7 @@
 """Attention over pages by kernels. Without a GPU they run in Triton's interpreter, on the CPU."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -47,13 +49,21 @@ ATTENTION = CacheShape(
 
 
 @pytest.mark.parametrize("window", [None, 1, 50])
-@pytest.mark.parametrize(("group", "soft_cap"), [(3, None), (1, 1.5)])
+@pytest.mark.parametrize(
+    ("group", "soft_cap", "with_sinks"), [(3, None, False), (1, 1.5, False), (3, None, True)]
+)
 def test_dense_attention_equals_plain_torch(
-    window: int | None, group: int, soft_cap: float | None, monkeypatch: pytest.MonkeyPatch
+    window: int | None,
+    group: int,
+    soft_cap: float | None,
+    with_sinks: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(paged_triton, "SPLIT", 32)
     cache = filled(ATTENTION)
     shape = attention_shape(ATTENTION, group, soft_cap=soft_cap, windows=(window, None))
+    sinks = random(shape.heads, seed=5) if with_sinks else None
+    shape = replace(shape, sinks=None if sinks is None else (sinks,) * 2)
     ops = TritonCacheOps(cache, shape, 160)
     rows = rows_of([1, -1, 0, 2, 1], [159, 7, 0, 63, 64])
     # Nothing beyond a row's position may be read.
@@ -64,7 +74,7 @@ def test_dense_attention_equals_plain_torch(
     q = random(5, shape.heads + 2 * shape.kv_heads, 24, seed=1)[:, : shape.heads]
     actual = ops.attend(0, q, ops.all_pages(rows), rows)
     plain, on_cpu = in_float64(cache), moved(rows, "cpu")
-    reference = TorchCacheOps(plain, shape)
+    reference = TorchCacheOps(plain, replace(shape, sinks=None if sinks is None else (sinks.cpu(),) * 2))
     expected = reference.attend(0, q.cpu().double(), reference.all_pages(on_cpu), on_cpu)
     real = rows.seq_indices.cpu() >= 0
     # float32 means of at most 160 values of about 1: 1e-5 is ten times their rounding.

@@ -69,7 +69,8 @@ def largest_error(
 def bound(family: str, dtype: torch.dtype) -> float:
     if dtype == torch.float32:
         return SINGLE
-    return ROUTED if family.endswith("experts") else EXACT
+    routed = family.endswith("experts") or family.startswith(("qwen3-moe", "mixtral", "gpt-oss"))
+    return ROUTED if routed else EXACT
 
 
 # Norms and rotary embeddings of other families are float32 in transformers even where all else is float64.

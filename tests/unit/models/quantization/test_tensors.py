@@ -40,6 +40,31 @@ def test_scores_are_those_of_the_dequantised_weights(scheme: str, tmp_path: Path
     check(found, truth_of(dense).scores(call.query, call.items, LABELS), over_vocabulary=True)
 
 
+@pytest.mark.parametrize("scheme", ["fp8-block", "awq", "compressed-int4"])
+def test_experts_may_be_quantised_one_by_one(scheme: str, tmp_path: Path) -> None:
+    dense = tiny_models.make("mixtral", tmp_path / "dense")
+    checkpoint = quantised.make(dense, SCHEMES[scheme](), tmp_path / "quantised", ("layers.1.self_attn",))
+    call = random_tokens(np.random.default_rng(0), 13, [7, 3], VOCABULARY)
+    (found,) = score(Scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    check(found, truth_of(dense).scores(call.query, call.items, LABELS), over_vocabulary=True)
+
+
+def test_experts_in_mxfp4_are_those_that_transformers_reads(tmp_path: Path) -> None:
+    dense = tiny_models.make("gpt-oss", tmp_path / "dense")
+    checkpoint = quantised.make_mxfp4(dense, tmp_path / "quantised")
+    call = random_tokens(np.random.default_rng(0), 13, [7, 3], VOCABULARY)
+    (found,) = score(Scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    truth = truth_of(dense).scores(call.query, call.items, LABELS)
+    check(found, truth, over_vocabulary=True)
+    # Control: one block's exponent.
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.experts.down_proj_scales"] += 1
+    save_file(tensors, file)
+    (other,) = score(Scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    assert np.abs(other / truth - 1).max() > 0.05
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_weight_is_exact(scheme: str, tmp_path: Path) -> None:
     checkpoint, dense = written(scheme, tmp_path)
