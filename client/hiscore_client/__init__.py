@@ -18,6 +18,8 @@ from hiscore_client.generation import Chunk
 from hiscore_client.results import ScoreResult, Usage
 from hiscore_client.retry import RetryPolicy
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AsyncScoreClient",
     "Cancelled",

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc.aio import InferenceServerClient
 
+from hiscore_client import tls
 from hiscore_client.chunking import ChunkLimits
 from hiscore_client.config import LoadBalancing, make_config
 from hiscore_client.deadline import Deadline
@@ -42,7 +43,7 @@ class AsyncScoreClient:
         load_balancing: LoadBalancing = "pick_first",
     ) -> None:
         self._config = make_config(url, limits, retry, max_in_flight, headers, load_balancing)
-        self._credentials = credentials
+        self._credentials = credentials or tls.from_environment()
         self._triton: InferenceServerClient | None = None
         self._channel: grpc.aio.Channel | None = None
         self._closed = False

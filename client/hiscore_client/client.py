@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import InferenceServerClient
 
+from hiscore_client import tls
 from hiscore_client.chunk_threads import ChunkThreads, closed_as_cancelled
 from hiscore_client.chunking import ChunkLimits
 from hiscore_client.config import LoadBalancing, make_config
@@ -35,7 +36,8 @@ class ScoreClient:
         limits: When a call is split into several requests.
         retry: How often to retry a call that found the server unavailable.
         max_in_flight: Concurrent requests of one call that is split.
-        credentials: For TLS, from ``grpc.ssl_channel_credentials()``.
+        credentials: For TLS, from ``grpc.ssl_channel_credentials()``; None: as the environment says, see
+            `hiscore_client.tls`.
         headers: gRPC metadata sent with every scoring and generation request.
         load_balancing: If the url's name has several addresses, ``pick_first`` uses the first that answers;
             ``round_robin`` connects to all and sends each request to the next.
@@ -56,6 +58,7 @@ class ScoreClient:
         load_balancing: LoadBalancing = "pick_first",
     ) -> None:
         self._config = make_config(url, limits, retry, max_in_flight, headers, load_balancing)
+        credentials = credentials or tls.from_environment()
         self._triton = InferenceServerClient(
             self._config.url, creds=credentials, channel_args=self._config.channel_args()
         )

@@ -35,6 +35,7 @@ class ClientConfig:
     max_in_flight: int
     headers: Mapping[str, str] = field(default_factory=dict)
     load_balancing: LoadBalancing = "pick_first"
+    tls_name: str = ""
 
     def __post_init__(self) -> None:
         if self.url.startswith(("http://", "https://", "grpc://")):
@@ -58,6 +59,7 @@ class ClientConfig:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS),
             ("grpc.service_config", json.dumps({"loadBalancingConfig": [{self.load_balancing: {}}]})),
+            *([("grpc.ssl_target_name_override", self.tls_name)] if self.tls_name else []),
         ]
 
 
@@ -86,4 +88,5 @@ def make_config(
         max_in_flight=max_in_flight,
         headers=dict(headers or {}),
         load_balancing=load_balancing,
+        tls_name=os.environ.get("HISCORE_TLS_NAME", ""),
     )

@@ -39,7 +39,7 @@ def download(repository: str, *, progress: bool = True) -> Path:
     except ImportError:
         raise CheckpointError(
             f"'{repository}' is not a local directory, and huggingface_hub is not installed to fetch it: "
-            "pip install 'hiscore[server]'"
+            "pip install '.[server]' in a checkout of hiscore"
         ) from None
     if not progress:
         disable_progress_bars()

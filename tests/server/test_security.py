@@ -16,6 +16,7 @@ from hiscore.launcher import Server, command
 from hiscore.settings import ServeSettings
 from hiscore_client import HiscoreError, ScoreClient
 from hiscore_client.retry import RetryPolicy
+from tests.client.cli.command import run
 from tests.server.conftest import StartServer
 from tests.support.certificates import Certificate, make_ca, sign
 
@@ -148,3 +149,18 @@ def test_what_callers_may_read_names_no_path_of_this_machine(lm: Server, tiny_lm
         assert str(tiny_lm) not in text
         assert "checkpoint" not in text
         assert tempfile.gettempdir() not in text
+
+
+def test_the_command_line_uses_tls(secured: Server, pki: dict[str, Certificate]) -> None:
+    """By flags and by variables; without the caller's certificate it is not let in."""
+    ca, caller = pki["ca"].cert, pki["caller"]
+    flags = ["--tls-ca", str(ca), "--tls-cert", str(caller.cert), "--tls-key", str(caller.key)]
+    wait = ["wait-ready", "--model", "scorer", "--timeout", "5"]
+    assert run(*flags, *wait, url=secured.grpc_url).returncode == 0
+    assert run(*flags[:2], *wait, url=secured.grpc_url).returncode == 3
+    # Where the container's canary finds it: the server's own certificate.
+    own = ["--tls-ca", str(pki["server"].cert), *flags[2:]]
+    assert run(*own, *wait, url=secured.grpc_url).returncode == 0
+    named = f"localhost:{secured.ports.grpc}"  # the certificate is for 127.0.0.1
+    assert run(*flags, *wait, url=named).returncode == 3
+    assert run(*flags, "--tls-name", "127.0.0.1", *wait, url=named).returncode == 0

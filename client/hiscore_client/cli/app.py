@@ -1,5 +1,6 @@
 """The command line: ``hiscore score`` and ``wait-ready``, and the commands of the other modules."""
 
+import os
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+import hiscore_client
 from hiscore_client.cli.common import AsJson, InFlight, Timeout, Url, read_lines, write_answers
 from hiscore_client.cli.exits import exit_on_failure
 from hiscore_client.cli.generate import generate
@@ -27,13 +29,45 @@ app.command()(generate)
 app.command()(offline)
 
 
+def show_version(wanted: bool) -> None:
+    """Print the version and exit."""
+    if wanted:
+        typer.echo(f"hiscore {hiscore_client.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def hiscore() -> None:
+def hiscore(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version")
+    ] = False,
+    tls: Annotated[
+        bool, typer.Option("--tls", envvar="HISCORE_TLS", help="TLS with the machine's own CAs")
+    ] = False,
+    tls_ca: Annotated[
+        str | None, typer.Option(envvar="HISCORE_TLS_CA", help="TLS with the CAs in this PEM file")
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(envvar="HISCORE_TLS_CERT", help="PEM file: the caller's certificate")
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(envvar="HISCORE_TLS_KEY", help="PEM file: the certificate's key")
+    ] = None,
+    tls_name: Annotated[
+        str | None,
+        typer.Option(envvar="HISCORE_TLS_NAME", help="The name in the server's certificate, if another"),
+    ] = None,
+) -> None:
     """Score items, or generate text, with a hiscore server.
 
     Exit codes: 0 done, 2 usage or invalid request, 3 server not reachable, 4 overloaded, 5 deadline,
     1 anything else.
     """
+    # Every client of this process and of its workers reads them.
+    given = {"CA": tls_ca, "CERT": tls_cert, "KEY": tls_key, "NAME": tls_name}
+    os.environ.update({f"HISCORE_TLS_{name}": value for name, value in given.items() if value})
+    if tls:
+        os.environ["HISCORE_TLS"] = "1"
 
 
 @app.command()
@@ -72,7 +106,7 @@ def score(
     if items and file:
         raise typer.BadParameter("give items on the command line or with --file, not both")
     out, err = Console(), Console(stderr=True)
-    with exit_on_failure():
+    with exit_on_failure(url):
         records: Iterable[ScoreRecord | InvalidRequest]
         if query is None:
             records, total = read_records(read_lines(file), parse_score_record), None
@@ -123,5 +157,5 @@ def wait_ready(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Wait until the server is up and its models are ready; exit code 3: no answer, 5: a model is not ready."""
-    with exit_on_failure(), ScoreClient(url) as client:
+    with exit_on_failure(url), ScoreClient(url) as client:
         client.wait_ready(timeout, model or ["score"])

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import typer
 
+from hiscore_client.cli.port_hint import port_hint
 from hiscore_client.errors import (
     DeadlineExceeded,
     HiscoreError,
@@ -27,10 +28,12 @@ def exit_code(error: HiscoreError) -> int:
 
 
 @contextmanager
-def exit_on_failure() -> Iterator[None]:
-    """Print a failure on stderr and exit with its code."""
+def exit_on_failure(url: str = "") -> Iterator[None]:
+    """Print a failure on stderr and exit with its code; if nothing answers at the url, guess what is wrong."""
     try:
         yield
     except HiscoreError as error:
         typer.echo(f"hiscore: {error}", err=True)
+        if isinstance(error, ServerUnreachable) and (hint := port_hint(url)):
+            typer.echo(f"hiscore: {hint}", err=True)
         raise typer.Exit(exit_code(error)) from None

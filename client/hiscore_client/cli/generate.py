@@ -2,6 +2,8 @@
 
 import uuid
 from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +14,7 @@ from rich.text import Text
 from hiscore_client.cli.common import AsJson, InFlight, Timeout, Url, read_lines, write_answers
 from hiscore_client.cli.exits import exit_on_failure
 from hiscore_client.cli.records import Completion, PromptRecord, parse_prompt_record, read_records
-from hiscore_client.cli.show import progress_bar, strip_control_characters
+from hiscore_client.cli.show import progress_bar, strip_control_characters, waiting_line
 from hiscore_client.client import ScoreClient
 from hiscore_client.concurrent_calls import answer_in_order
 from hiscore_client.config import DEFAULT_URL
@@ -65,9 +67,10 @@ def generate(
     out, err = Console(), Console(stderr=True)
     as_json = as_json or not out.is_terminal
     code = 0
-    with exit_on_failure(), ScoreClient(url) as client:
+    with exit_on_failure(url), ScoreClient(url) as client:
         if prompt is not None and not as_json:
-            _stream(out, client.generate(prompt, **options))
+            waiting = waiting_line(err, f"waiting for the first token from {url}")
+            _stream(out, client.generate(prompt, **options), waiting)
         else:
             records: Iterable[PromptRecord | InvalidRequest] = [PromptRecord(prompt or "")]
             if prompt is None:
@@ -94,10 +97,14 @@ def generate(
     raise typer.Exit(code)
 
 
-def _stream(out: Console, chunks: Generator[Chunk, None, None]) -> None:
-    """Print text as it arrives."""
+def _stream(
+    out: Console, chunks: Generator[Chunk, None, None], waiting: AbstractContextManager[object]
+) -> None:
+    """Print text as it arrives; until then, show what is waited for."""
     try:
-        for chunk in chunks:
+        with waiting:
+            first = next(chunks, None)
+        for chunk in chain([] if first is None else [first], chunks):
             out.file.write(strip_control_characters(chunk.text))
             out.file.flush()
     finally:

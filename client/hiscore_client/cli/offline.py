@@ -14,7 +14,7 @@ from hiscore_client.cli.show import progress_bar
 from hiscore_client.config import DEFAULT_URL
 from hiscore_client.offline.job import Format, RunOptions, Task
 
-EXTRA_MISSING = "this command needs its extra: pip install 'hiscore-client[cli,offline]'"
+EXTRA_MISSING = "this command needs its extra: pip install './client[cli,offline]' in a checkout"
 # Seconds between lines of progress in a log.
 LOG_INTERVAL = 30.0
 

@@ -85,3 +85,25 @@ def progress_bar(
     finally:
         timer.cancel()
         progress.stop()
+
+
+@contextmanager
+def waiting_line(err: Console, text: str) -> Iterator[None]:
+    """Show on a terminal what is waited for, if that takes longer than `PROGRESS_DELAY`, and for how long."""
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn(text),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+    progress.add_task(text)
+    timer = Timer(PROGRESS_DELAY, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        progress.stop()

@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import subprocess
+import threading
 import time
 from functools import partial
 from typing import Any
@@ -133,3 +134,16 @@ def test_a_model_cannot_drive_the_terminal(url: str, server: FaultyServer) -> No
     server.stream = [([1], b"a\x1b[31mb\x07c\nd", b""), ([2], b"", b"stop")]
     shown, _ = on_terminal("generate", "q", url=url)
     assert shown.replace("\r\n", "\n") == "a\ufffd[31mb\ufffdc\nd\n"
+
+
+def test_a_terminal_sees_what_is_waited_for(url: str, server: FaultyServer) -> None:
+    seen = threading.Event()
+    server.stream = [when(seen.is_set), ([1], b"text", b"stop")]
+
+    def watch(shown: bytes) -> None:
+        if f"waiting for the first token from {url}".encode() in shown:
+            seen.set()
+
+    shown, _ = on_terminal("generate", "q", url=url, watch=watch)
+    assert seen.is_set()
+    assert "text" in shown

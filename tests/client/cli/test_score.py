@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import hiscore_client
 from hiscore_client import RetryPolicy, config
 from hiscore_client.cli import show
 from tests.client.cli.command import COMMAND, lines, run, run_process
@@ -309,7 +310,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(url: str) -> None:
     assert done.returncode == 1
     assert (
         done.stderr.decode()
-        == "hiscore: the command line needs its extra: pip install 'hiscore-client[cli]'\n"
+        == "hiscore: the command line needs its extra: pip install './client[cli]' in a checkout\n"
     )
 
 
@@ -342,3 +343,26 @@ def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
 def heed_sigint() -> None:
     """Whoever runs the tests in the background has SIGINT ignored, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_an_interrupt_while_packages_are_imported_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import sys, time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-c", "from hiscore_command import main; main()", "--version"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        preexec_fn=heed_sigint,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(2)
+        assert process.wait(timeout=10) == -2
+        assert process.stderr
+        assert process.stderr.read() == b""
+
+
+def test_the_version_needs_no_server(dead_url: str) -> None:
+    done = run("--version", url=dead_url)
+    assert (done.returncode, done.stdout.decode()) == (0, f"hiscore {hiscore_client.__version__}\n")

@@ -134,10 +134,10 @@ def test_image_has_every_package_and_no_old_triton() -> None:
     needed = {
         package
         for name, extra in (
-            ("hiscore", ""),
-            ("hiscore", "server"),
-            ("hiscore-client", ""),
-            ("hiscore-client", "cli"),
+            ("hiscore-serving", ""),
+            ("hiscore-serving", "server"),
+            ("hiscore-serving-client", ""),
+            ("hiscore-serving-client", "cli"),
         )
         for package in closure(name, extra, left_out, seen)
     }

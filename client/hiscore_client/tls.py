@@ -1,0 +1,58 @@
+"""TLS as flags and environment variables describe it: files in PEM.
+
+| variable | meaning |
+|---|---|
+| ``HISCORE_TLS`` | ``1``: TLS, with the machine's own CAs |
+| ``HISCORE_TLS_CA`` | TLS, with the CAs in this file |
+| ``HISCORE_TLS_CERT``, ``HISCORE_TLS_KEY`` | the caller's own certificate and its key |
+| ``HISCORE_TLS_NAME`` | the name in the server's certificate, where it is reached by another |
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import grpc
+
+from hiscore_client.errors import InvalidRequest
+
+
+def make_credentials(
+    ca: str | None, cert: str | None, key: str | None, tls: bool = False
+) -> grpc.ChannelCredentials | None:
+    """Credentials for `ScoreClient`; None without TLS.
+
+    Args:
+        ca: File of the CAs that the server's certificate may be of; None: the machine's own.
+        cert: File of the caller's certificate.
+        key: File of its key.
+        tls: Use TLS even if no file is named.
+
+    Raises:
+        InvalidRequest: A file cannot be read or is not PEM, or one of certificate and key is missing.
+    """
+    if not (tls or ca or cert or key):
+        return None
+    if bool(cert) != bool(key):
+        raise InvalidRequest("a TLS certificate and its key belong together: give both, or none")
+    return grpc.ssl_channel_credentials(
+        _read(ca, "CERTIFICATE"), _read(key, "PRIVATE KEY"), _read(cert, "CERTIFICATE")
+    )
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> grpc.ChannelCredentials | None:
+    """As `make_credentials`, from the variables above."""
+    ca, cert, key = (environment.get(f"HISCORE_TLS_{name}") for name in ("CA", "CERT", "KEY"))
+    return make_credentials(ca, cert, key, environment.get("HISCORE_TLS", "") not in ("", "0"))
+
+
+def _read(path: str | None, kind: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read '{path}': {error.strerror}") from None
+    if f"{kind}-----".encode() not in text:
+        raise InvalidRequest(f"'{path}' holds no {kind.lower()} in PEM")
+    return text
