@@ -83,6 +83,25 @@ def encoder(dtype: torch.dtype, reach: int | None, disentangled: bool) -> None:
     attention.attend(0, torch.zeros(ROWS, 3 * heads * head_dim, dtype=dtype), relative)
 
 
+def designs(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The operations of a layer as blocks other than Llama's have them."""
+    hidden, inner, heads, kv_heads, head_dim = sizes
+    ids, table = ints(ROWS), torch.zeros(50, hidden, dtype=dtype)
+    update, pool = torch.zeros(ROWS, hidden, dtype=dtype), torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
+    for centred, weight in ((True, torch.zeros(hidden)), (False, None)):
+        ops = TritonOps(heads, kv_heads, head_dim, 1e-6, "gelu", centred)
+        x, _ = ops.embed(ids, table, 1.0, weight)
+        ops.add_norm(x, update, None, weight)
+        ops.add_norm(x, update, torch.zeros(hidden), weight)
+        ops.activate(torch.zeros(ROWS, 2 * inner, dtype=dtype))
+    rope = Tables(torch.zeros(64, head_dim // 2), torch.zeros(64, head_dim // 2))
+    rope.query_scales = torch.zeros(64)
+    qkv = torch.zeros(ROWS, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    wide = layer_of(torch.zeros(heads * head_dim), torch.zeros(kv_heads * head_dim))
+    for layer, tables in ((layer_of(None, None), None), (layer_of(None, None), rope), (wide, rope)):
+        ops.rope_and_cache(layer, tables, qkv, ids, pool, ids)
+
+
 def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int | None = None) -> None:
     """A decode step over a cache, and its copies."""
     cache = KVCache.allocate(sizes, dtype, torch.device("cpu"))
@@ -179,6 +198,8 @@ def launch_everything() -> None:
                     scorer(sizes, bfloat16, normed=sizes is QWEN3, fp8=fp8)
             scorer(QWEN3, float32, normed=True)
             scorer(GEMMA2, bfloat16, sandwich=True)
+            designs(QWEN3, bfloat16)
+            designs(QWEN3, float32)
             decode(GROUPED, bfloat16, heads=16)
             decode(GROUPED, float32, heads=16)
             decode(replace(GROUPED, page_size=1, index_kind="keys"), bfloat16, heads=16)
