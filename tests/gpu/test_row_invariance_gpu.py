@@ -1,6 +1,6 @@
 """On a GPU in bfloat16: a score does not move with what shares its batch, at the widths of an 8B model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +21,15 @@ MOVED = 1e-6
 
 
 @pytest.fixture
-def blas_settings() -> object:
-    """Puts back what `fix_product_sums` sets for the process."""
-    matmul, library = torch.backends.cuda.matmul, torch.backends.cuda.preferred_blas_library()
-    bf16 = matmul.allow_bf16_reduced_precision_reduction
-    fp16 = matmul.allow_fp16_reduced_precision_reduction
-    yield
-    torch.backends.cuda.preferred_blas_library(library)
-    matmul.allow_bf16_reduced_precision_reduction = bf16
-    matmul.allow_fp16_reduced_precision_reduction = fp16
+def blas_settings() -> Iterator[None]:
+    """torch's own settings, which a scorer of another test may have changed, before and after a test."""
+    matmul = torch.backends.cuda.matmul
+    for _ in range(2):
+        matmul.allow_bf16_reduced_precision_reduction = True
+        matmul.allow_fp16_reduced_precision_reduction = True
+        torch.backends.cuda.preferred_blas_library("default")
+        if _ == 0:
+            yield
 
 
 @pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen3-8b"])
@@ -44,7 +44,6 @@ def test_no_bit_of_a_product_depends_on_its_rows(model: str, blas_settings: None
             differing[name] = [n for n in differing_rows(x, weight) if n > 1]
         return differing
 
-    torch.backends.cuda.preferred_blas_library("default")
     assert any(products().values()), "the control: cuBLAS splits no sum at these sizes any more"
     device.fix_product_sums()
     assert not any(products().values())
