@@ -30,12 +30,12 @@ def test_the_scorer_takes_what_it_plans(tmp_path: Path) -> None:
     a, _ = read_architecture(checkpoint)
     torch.cuda.init()
     device = torch.device("cuda", torch.cuda.current_device())
-    before = free_bytes(device)
+    before, of_others = free_bytes(device), torch.cuda.memory_allocated(device)
     with random_checkpoint.in_memory("cuda"):
         scorer = Scorer(checkpoint, "cuda", "bfloat16", BUDGET, query_cache_bytes=0)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    allocated = torch.cuda.memory_allocated(device)
+    allocated = torch.cuda.memory_allocated(device) - of_others
     call = random_tokens(np.random.default_rng(0), 120, [180] * 300, a.vocab_size)
     answers, _ = scorer.score([ScoreRequest(call.prompt(), LABELS, ScoreOptions())])
     assert np.isfinite(answers[0].scores).all()

@@ -33,7 +33,7 @@ def test_sixteen_bits_equal_pytorch(rows: int, step: bool, activation: str) -> N
     h = random(rows, 2048, seed=1).bfloat16()
     chosen, _ = route(weights, moe_triton.router_logits(weights, h))
     found, expected = moe_triton.expert_outputs(weights, h, chosen, step), looped(weights, h, chosen)
-    # Both round to 8 bits between the products, and add up in another order: errors of the largest terms' last bit.
+    # Both round to 8 bits between the products, and add up in another order: the largest terms' last bits.
     largest = expected.float().abs().max().item()
     torch.testing.assert_close(found, expected, atol=2**-6 * largest, rtol=0)
     assert (
