@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from hiscore.attention.bidirectional import BidirectionalAttention, BidirectionalShape
 from hiscore.layers.rope import Rope
-from hiscore.models.config_file import read_config
+from hiscore.models.config_file import check_sizes, malformed_refused, read_config
 from hiscore.models.encoders import bert, deberta_v2, modernbert
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.weights import EncoderLayer, EncoderReader, EncoderWeights
@@ -41,6 +41,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 NOT_READ = ("lm_head.", "cls.", "lm_predictions.", "mask_predictions.", "decoder.")
 """Heads for pretraining that some classifiers still hold; transformers leaves them unread too."""
+SIZES = ("vocab_size", "context_length", "layers", "hidden_size", "intermediate_size", "heads", "labels")
 BUFFERS = ("position_ids", "token_type_ids")
 """Stored by old checkpoints; they follow from the config."""
 
@@ -75,7 +76,9 @@ def read_encoder_architecture(
     config = read_config(checkpoint)
     if reason := unscorable(config.to_dict()):
         raise UnsupportedCheckpoint(reason)
-    architecture = FAMILIES[config.model_type][0](config)
+    with malformed_refused():
+        architecture = FAMILIES[config.model_type][0](config)
+    check_sizes({name: getattr(architecture, name) for name in SIZES})
     context = context_limit(architecture.context_length, max_context)
     return replace(architecture, context_length=context), config
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hiscore.models.encoders.families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
 from hiscore.models.support import (
     context_limit,
@@ -96,7 +97,10 @@ KEYS = (
 
 
 @settings(max_examples=300, deadline=None)
-@given(model_type=st.sampled_from([*DECODER_FAMILIES, *DSA_FAMILIES, "mamba"]), changes=st.data())
+@given(
+    model_type=st.sampled_from([*DECODER_FAMILIES, *DSA_FAMILIES, *ENCODER_FAMILIES, "mamba"]),
+    changes=st.data(),
+)
 def test_any_config_is_served_or_refused(model_type: str, changes: st.DataObject) -> None:
     config = changes.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON)))
     for reason in (

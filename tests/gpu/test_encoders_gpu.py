@@ -1,0 +1,113 @@
+"""Encoders on one CUDA GPU against transformers in float32, one pair at a time."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hiscore.prefill.encoder_cuda_runner import CudaEncoderRunner
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.pair_scorer import PairScorer
+from hiscore.scoring.request import ScoreRequest
+from tests.support.pair_truth import PairTruth
+from tests.support.strategies import Tokens, random_tokens
+from tests.support.tiny_encoders import CONTEXT, ENCODERS, VOCABULARY, make
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+
+BATCH = [
+    (13, [1, 7, 7, 0, 20, 3]),
+    (0, [2, 1]),
+    (1, [0, 0, 5]),
+    (90, [31, 64, 2]),
+    (6, []),
+    (9, [CONTEXT - 9]),
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, PairTruth]]:
+    """A tiny encoder of two labels and its truth, made on first use."""
+
+    @cache
+    def get(name: str) -> tuple[Path, PairTruth]:
+        directory = make(name, tmp_path_factory.mktemp(name), 2)
+        return directory, PairTruth(directory)
+
+    return get
+
+
+def score(scorer: PairScorer, calls: list[Tokens], softmax: bool = False) -> list[np.ndarray]:
+    options, labels = ScoreOptions(apply_softmax=softmax), np.empty(0, np.int32)
+    answers, _ = scorer.score([ScoreRequest(scorer.prompt(call.prompt()), labels, options) for call in calls])
+    return [answer.scores for answer in answers]
+
+
+def random_calls() -> list[Tokens]:
+    rng = np.random.default_rng(0)
+    return [random_tokens(rng, query, items, VOCABULARY) for query, items in BATCH]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_float32_equals_transformers(name: str, encoder) -> None:
+    """Kernels in full float32: the same bound as on the CPU."""
+    checkpoint, truth = encoder(name)
+    for budget in (1_024, 64):
+        scorer = PairScorer(checkpoint, "cuda", "float32", budget)
+        for call, found in zip(random_calls(), score(scorer, random_calls()), strict=True):
+            if call.items:
+                expected = truth.scores_of_ids(call.query, call.items)
+                np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_bfloat16_equals_itself_one_pair_at_a_time_and_a_graph_equals_eager(name: str, encoder) -> None:
+    checkpoint, truth = encoder(name)
+    scorer = PairScorer(checkpoint, "cuda", "bfloat16", 1_024)
+    calls = random_calls()
+    together = score(scorer, calls, softmax=True)
+    for call, found in zip(calls, together, strict=True):
+        for item, row in zip(call.items, found, strict=True):
+            alone = score(scorer, [Tokens(call.query, [item])], softmax=True)[0][0]
+            np.testing.assert_allclose(row, alone, atol=5e-3, rtol=0)
+        if call.items:
+            # 8 bits of mantissa through a few layers of random weights, as on the CPU.
+            expected = truth.scores_of_ids(call.query, call.items, apply_softmax=True)
+            np.testing.assert_allclose(found, expected, atol=0.05, rtol=0)
+    assert isinstance(scorer.runner, CudaEncoderRunner)
+    scorer.runner._graphs.clear()
+    for graph, eager in zip(together, score(scorer, calls, softmax=True), strict=True):
+        np.testing.assert_array_equal(graph, eager)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert-mean", "deberta-v2"])
+def test_padding_rows_reach_nothing(name: str, encoder) -> None:
+    """Garbage of an earlier, larger batch is where the padding is; the scores are not affected."""
+    scorer = PairScorer(encoder(name)[0], "cuda", "bfloat16", 1_024)
+    call = random_tokens(np.random.default_rng(1), 13, [5, 9], VOCABULARY)
+    first = score(scorer, [call])[0]
+    scorer.runner._x.fill_(float("nan"))
+    scorer.runner._attended.fill_(float("nan"))
+    score(scorer, random_calls())
+    np.testing.assert_array_equal(score(scorer, [call])[0], first)
+
+
+def test_a_batch_is_launched_without_a_wait(encoder) -> None:
+    scorer = PairScorer(encoder("modernbert-mean")[0], "cuda", "bfloat16", 1_024)
+    options, labels = ScoreOptions(), np.empty(0, np.int32)
+    requests = [ScoreRequest(scorer.prompt(call.prompt()), labels, options) for call in random_calls()]
+    scorer.submit(requests).result()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pending = [scorer.submit(requests) for _ in range(4)]
+        with pytest.raises(RuntimeError, match="synchroniz"):  # the control: the mode does notice
+            torch.ones(1, device="cuda").item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    first, *others = [each.result()[0] for each in pending]
+    for answers in others:
+        for one, other in zip(first, answers, strict=True):
+            np.testing.assert_array_equal(one.scores, other.scores)

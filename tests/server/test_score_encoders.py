@@ -1,0 +1,126 @@
+"""Encoders through the whole chain: pairs of texts and of ids to scores, like transformers one pair at a time."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hiscore.launcher import Server
+from tests.server.conftest import StartServer
+from tests.server.wire import WAYS, Refused, score_texts, score_tokens
+from tests.support import tiny_encoders
+from tests.support.comparison import check
+from tests.support.pair_truth import PairTruth
+from tests.support.strategies import Tokens
+
+pytestmark = pytest.mark.server
+
+truth_of = cache(PairTruth)
+
+QUERY = "Is this a fruit? Answer Yes or No."
+ITEMS = ["an apple", "", "12 nails and a hammer", "Is this a fruit? [SEP]", "苹果 </s>"]
+OPTIONS = [{}, {"apply_softmax": True, "temperature": 0.7}]
+# The unit tests compare every family: these have token types, two separators and pads that are not counted, and
+# windows with a mean over all tokens. DeBERTa's attention differs most.
+SERVED = {"bert": 1, "xlm-roberta": 2, "modernbert-mean": 5, "deberta-v3": 1}
+
+
+@pytest.fixture(scope="module", params=SERVED)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoders.make(name, tmp_path_factory.mktemp(name), SERVED[name])
+
+
+@pytest.fixture(scope="module")
+def encoder(start_server: StartServer, checkpoint: Path) -> Server:
+    """With a budget below the length of a long pair."""
+    return start_server(checkpoint, max_batch_tokens=64)
+
+
+def expected(checkpoint: Path, query: str, items: list[str], **options: object) -> np.ndarray:
+    rows = truth_of(checkpoint).scores(query, items)
+    if not options:
+        return rows
+    rows = rows / options["temperature"]
+    if rows.shape[1] == 1:
+        return 1 / (1 + np.exp(-rows))
+    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_texts_equal_transformers(way: str, encoder: Server, checkpoint: Path, name: str) -> None:
+    for query in (QUERY, ""):
+        items = ITEMS if query else [item for item in ITEMS if item]
+        for options in OPTIONS:
+            answer = score_texts(encoder, query, items, way=way, columns=SERVED[name], **options)
+            check(answer.scores, expected(checkpoint, query, items, **options))
+            tokens = sum(len(truth_of(checkpoint).ids(query, item)) for item in items)
+            assert (answer.prompt_tokens, answer.cached_tokens) == (tokens, 0)
+
+
+def test_control_items_behind_the_query_as_one_text_fail_the_same_check(
+    encoder: Server, checkpoint: Path, name: str
+) -> None:
+    answer = score_texts(encoder, "", [QUERY + item for item in ITEMS], columns=SERVED[name])
+    with pytest.raises(AssertionError):
+        check(answer.scores, expected(checkpoint, QUERY, ITEMS))
+
+
+def test_ids_equal_transformers(encoder: Server, checkpoint: Path, name: str) -> None:
+    call = Tokens([2, 5, 6, 3], [[7, 3], [1, 1, 8], [], [9] * 100])
+    answer = score_tokens(encoder, call, columns=SERVED[name])
+    check(answer.scores, truth_of(checkpoint).scores_of_ids(call.query, call.items))
+
+
+def test_callers_at_once_get_their_own_scores_and_a_pair_too_long_is_refused_alone(
+    encoder: Server, checkpoint: Path, name: str
+) -> None:
+    long = "apple " * 200
+    calls = [
+        (QUERY, ITEMS[:3]),
+        ("a", [ITEMS[0], long]),
+        ("Is it red?", ITEMS),
+        (long, ["x"]),
+        ("12", []),
+    ] * 3
+
+    def score(call: tuple[str, list[str]]) -> np.ndarray | Refused:
+        try:
+            return score_texts(encoder, *call, columns=SERVED[name]).scores
+        except Refused as refused:
+            return refused
+
+    with ThreadPoolExecutor(8) as pool:
+        for (query, items), found in zip(calls, pool.map(score, calls), strict=True):
+            if long in (query, *items):
+                assert isinstance(found, Refused)
+                assert found.code == "INVALID_ARGUMENT"
+                assert str(tiny_encoders.CONTEXT) in str(found)
+                assert "query and item" in str(found)
+            elif items:
+                check(found, expected(checkpoint, query, items))
+            else:
+                assert found.shape == (0, SERVED[name])
+
+
+def test_what_an_encoder_has_no_answer_to_is_refused(encoder: Server, name: str) -> None:
+    with pytest.raises(Refused, match="this model is a classifier"):
+        score_texts(encoder, QUERY, ITEMS, [" Yes"])
+    if name == "bert":
+        with pytest.raises(Refused, match="'item_first' must be false: this model's token types") as raised:
+            score_texts(encoder, QUERY, ITEMS, item_first=True)
+        assert raised.value.code == "INVALID_ARGUMENT"
+    else:
+        assert score_texts(encoder, QUERY, ITEMS, columns=SERVED[name], item_first=True).scores.size
+
+
+def test_decode_is_left_out_by_name(encoder: Server) -> None:
+    assert "decode" not in encoder.models
+    assert "has no head for tokens" in encoder.left_out["decode"]

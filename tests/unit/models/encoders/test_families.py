@@ -1,0 +1,77 @@
+"""The table of encoders: who is served, as what, and which configs are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hiscore.models.config import read_facts
+from hiscore.models.encoders.encoder import FAMILIES
+from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.families import family_of
+from hiscore.models.support import servable, undecodable, unscorable, unsupported
+from tests.support import tiny_encoders
+
+BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+
+
+def test_every_family_is_loaded_and_compared_with_transformers() -> None:
+    assert set(FAMILIES) == set(ENCODER_FAMILIES)
+    assert {tiny.model_type for tiny in tiny_encoders.ENCODERS.values()} == set(ENCODER_FAMILIES)
+
+
+def test_a_family_is_found_by_its_model_type() -> None:
+    for name, family in ENCODER_FAMILIES.items():
+        assert family_of({"model_type": name}) is family
+        assert family.name == name
+        assert unsupported({"model_type": name, "architectures": ["AnyForSequenceClassification"]}) is None
+
+
+def test_an_encoder_is_scored_and_not_decoded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    capabilities = servable(tmp_path)
+    assert capabilities.models == ("score", "tokenizer", "scorer")
+    assert capabilities.selectors == ()
+    assert "has no head for tokens" in capabilities.left_out["decode"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, "'BertForMaskedLM' is not a sequence classifier"),
+        ({"architectures": ["BertModel"]}, "'BertModel' is not a sequence classifier"),
+        ({"architectures": None}, "'none' is not a sequence classifier"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish' is none of gelu"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"add_cross_attention": True}, "another encoder"),
+        (
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type 'relative_key' is not absolute",
+        ),
+        ({"hidden_size": 65, "num_attention_heads": 4}, "hidden_size 65 is not a multiple"),
+        ({"hidden_size": [64]}, "config.json is malformed"),
+        ({"model_type": "modernbert", "hidden_activation": "mish"}, "hidden_activation 'mish'"),
+        ({"model_type": "modernbert", "classifier_activation": "mish"}, "classifier_activation 'mish'"),
+        ({"model_type": "modernbert", "rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
+        ({"model_type": "deberta-v2", "pooler_hidden_act": "mish"}, "pooler_hidden_act 'mish'"),
+        ({"model_type": "deberta-v2", "conv_kernel_size": 3}, "convolution"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
+    assert unscorable(BERT) is None
+    assert reason in str(unscorable(BERT | changes))
+    assert undecodable(BERT | changes)
+
+
+@pytest.mark.parametrize("name", tiny_encoders.ENCODERS)
+def test_the_context_is_what_the_positions_hold(name: str, tmp_path: Path) -> None:
+    """RoBERTa's table has two rows more than a text may have tokens."""
+    facts = read_facts(tiny_encoders.make(name, tmp_path))
+    assert (facts.context_length, facts.is_encoder, facts.is_classifier) == (
+        tiny_encoders.CONTEXT,
+        True,
+        True,
+    )
