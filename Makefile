@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 AUDIT := $(VENV)/audit
+# What gets PyTorch's build without CUDA.
+CPU_TORCH := PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 # One pytest worker per core. A worker of the server tests starts servers of its own, 2 GiB and more.
 PARALLEL := -n auto --maxprocesses 8
 PARALLEL_SERVERS := -n auto --maxprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve check test test-gpu soak bench bench-gpu lint format docs audit clean
+.PHONY: help install demo serve doctor check test test-gpu soak bench bench-gpu lint format docs audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -19,8 +21,10 @@ install: $(INSTALLED) ## Install the server, the client and the tools into .venv
 $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 13) or sys.exit(f"hiscore needs CPython 3.10 to 3.12; {sys.executable} is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV) (a minute or two) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
+	@echo "Installing into $(VENV): some 150 packages, which pip names one after the other."
+	@test -n "$(PIP_EXTRA_INDEX_URL)" || ls /dev/nvidia[0-9]* >/dev/null 2>&1 || \
+		echo "This machine has no NVIDIA GPU. Without CUDA the download is gigabytes smaller: make install $(CPU_TORCH)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --constraint requirements.lock \
 		--editable '.[server,dev,perf]' --editable './client[cli,offline]'
 	@touch $@
 
@@ -32,6 +36,9 @@ demo: $(INSTALLED) ## Score real items by a real model behind a real tritonserve
 GIVEN = $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(name)))
 serve: $(INSTALLED) ## Run the server in the foreground (settings: docs/settings.md; CHECK=1: only check)
 	@exec $(BIN)/python -m hiscore.launcher --make-variables '$(GIVEN)' $(if $(CHECK),--check)
+
+doctor: $(INSTALLED) ## Print what a bug report needs: versions, devices, limits, shared memory, ports
+	@$(BIN)/python -m hiscore.launcher.doctor
 
 check: lint ## What to run before every commit: lint, then the fast unit tests, in parallel
 	@$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" tests/unit tests/client

@@ -25,10 +25,12 @@ def main() -> int:
             # Each process writes its numbers there, and any of them serves the sums.
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
         config = uvicorn_config(settings)
+        # Left to itself, asyncio would make a socket that takes no IPv4 on ::.
+        sockets = [config.bind_socket()]
         if settings.api_processes == 1:
-            uvicorn.Server(config).run()
+            uvicorn.Server(config).run(sockets)
         else:
-            Multiprocess(config, sockets=[config.bind_socket()]).run()
+            Multiprocess(config, sockets=sockets).run()
     return 0
 
 

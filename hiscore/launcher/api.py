@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hiscore.launcher import die_with_parent
+from hiscore.launcher.addresses import in_url, reachable
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.ports import free_ports, is_free
 from hiscore.launcher.watchdog import RestartPolicy
@@ -70,7 +71,7 @@ class Api:
     def url(self) -> str:
         """``http://host:port``."""
         address = self._settings.api_address or self._settings.bind_address
-        return f"http://{'127.0.0.1' if address == '0.0.0.0' else address}:{self.port}"
+        return f"http://{in_url(reachable(address))}:{self.port}"
 
     @property
     def pid(self) -> int:

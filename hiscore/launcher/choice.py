@@ -62,6 +62,8 @@ def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
         log.warning("model %s is left out: %s", model, reason)
     device, reason = choose_device(settings.device)
     log.info("serving %s from %s on %s (%s)", ", ".join(models), directory, device, reason)
+    if device == "cpu":
+        log.info("two errors of Triton about CUDA follow, which mean no more than that: there is no GPU")
     instances = len([model for model in models if model != "score"])
     preflight.check_shared_memory(instances * settings.shm_bytes, preflight.free_shared_memory())
     values = model_values(settings, directory, device, models, capabilities.selectors)
