@@ -56,10 +56,14 @@ class Ledger:
         """
         with self._open() as places:
             account = places[plan.place]
-            left = account["free"] - sum(size for name, size in account["claims"].items() if name != owner)
+            claims = {owner: sum(line.bytes for line in plan.lines if not line.shared)}
+            claims |= {line.shared: line.bytes for line in plan.lines if line.shared}
+            left = account["free"] - sum(
+                size for name, size in account["claims"].items() if name not in claims
+            )
             log.info("%s", plan.table(left))
             plan.check(left)
-            account["claims"][owner] = plan.total
+            account["claims"] |= claims
 
     @contextmanager
     def _open(self) -> Iterator[dict[str, Any]]:

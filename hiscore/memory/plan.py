@@ -17,11 +17,13 @@ class MemoryLine:
         name: What for.
         bytes: How much.
         settings: Those that decide it, most effective first.
+        shared: Models that name the same thing here have it together; empty: it is this model's own.
     """
 
     name: str
     bytes: int
     settings: tuple[str, ...] = ()
+    shared: str = ""
 
 
 @dataclass(frozen=True)

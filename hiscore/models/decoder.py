@@ -15,6 +15,7 @@ from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import read_architecture
 from hiscore.models.loader import load_weights
 from hiscore.models.rotary import make_rope
+from hiscore.models.shared_weights import SharedWeights
 from hiscore.progress import Advance, no_progress
 
 
@@ -40,6 +41,7 @@ class Decoder:
         dtype: torch.dtype,
         fp8: bool = False,
         max_context: int | None = None,
+        shared: SharedWeights | None = None,
     ) -> None:
         """Load a checkpoint.
 
@@ -49,6 +51,7 @@ class Decoder:
             dtype: Of weights and activations.
             fp8: Whether the layers' projections and their inputs are float8 instead.
             max_context: Tokens of the longest sequence; None: see `context_limit`.
+            shared: Weights of the server's models; None: this one has its own.
 
         Raises:
             UnsupportedCheckpoint: The decoder cannot compute it.
@@ -56,7 +59,9 @@ class Decoder:
         """
         self.architecture, config = read_architecture(checkpoint, max_context)
         a = self.architecture
-        self.weights: Weights = load_weights(checkpoint, a, device, dtype, fp8)
+        self.weights: Weights = (shared or SharedWeights()).load(
+            weights_key(device, dtype, fp8), lambda: load_weights(checkpoint, a, device, dtype, fp8)
+        )
         self.device, self.dtype, self.fp8 = device, dtype, fp8
         self.after_layer: Advance = no_progress
         """Called after each layer of a forward that the host computes or launches, but not by a CUDA graph."""
@@ -172,3 +177,8 @@ class Decoder:
         """The sum of what attention and an MLP that reads the same h add to x."""
         projected = ops.quantise(attended) if self.fp8 else attended
         return ops.project(layer.output, projected).add_(self._mlp(layer, h, ops))
+
+
+def weights_key(device: torch.device, dtype: torch.dtype, fp8: bool = False) -> str:
+    """What tells a checkpoint's weights in memory apart: two decoders with the same key could share them."""
+    return f"{device}-{dtype}{'-fp8' if fp8 else ''}".replace(":", "").replace("torch.", "")

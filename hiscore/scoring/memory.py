@@ -57,7 +57,7 @@ def default_cache_bytes(device_bytes: int) -> int:
 
 
 def plan_memory(
-    place: str, a: Architecture, number_bytes: int, weights: int, budget: int, pages: int
+    place: str, a: Architecture, number_bytes: int, weights: MemoryLine, budget: int, pages: int
 ) -> MemoryPlan:
     """The scorer's plan.
 
@@ -65,7 +65,7 @@ def plan_memory(
         place: The device.
         a: Of the checkpoint.
         number_bytes: Of an activation, a key or a value.
-        weights: Bytes.
+        weights: Their line.
         budget: Tokens of a forward.
         pages: Of the pool.
     """
@@ -77,7 +77,7 @@ def plan_memory(
     return MemoryPlan(
         place,
         (
-            MemoryLine("weights", weights),
+            weights,
             MemoryLine("rotary tables", tables, ("MAX_CONTEXT",)),
             MemoryLine(
                 "keys and values",

@@ -12,9 +12,9 @@ from hiscore.memory.weights import weight_bytes
 from hiscore.models.config import read_facts
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.encoder import Encoder, read_encoder_architecture
+from hiscore.models.site import Site
 from hiscore.models.support import CheckpointFacts, has_tokenizer
 from hiscore.prefill.encoder_runner import make_encoder_runner
-from hiscore.progress import Advance, no_progress
 from hiscore.scoring.memory import CPU_ATTENTION_BYTES, CUDA_BYTES, PROCESS_BYTES
 from hiscore.scoring.packing import Batch
 from hiscore.scoring.pairs import PairRules, as_pairs, pack_pairs
@@ -37,8 +37,7 @@ class PairScorer(Scorer):
         dtype: str = "auto",
         max_batch_tokens: int = 16_384,
         max_context: int | None = None,
-        ledger: Ledger | None = None,
-        progress: Advance = no_progress,
+        site: Site | None = None,
     ) -> None:
         """Plan the memory, load a checkpoint and, on CUDA, capture graphs.
 
@@ -48,8 +47,7 @@ class PairScorer(Scorer):
             dtype: float32 or bfloat16; "auto": bfloat16 on a GPU, else float32.
             max_batch_tokens: Tokens of one forward; a longer pair has a forward of its own.
             max_context: Tokens of a pair at most; None: see `context_limit`.
-            ledger: Where the models of a server claim memory; None: this is the only one.
-            progress: Called after each layer of a forward on the CPU.
+            site: Of the server's model; None: there is no server.
 
         Raises:
             UnsupportedCheckpoint: The encoder cannot compute the checkpoint.
@@ -63,9 +61,10 @@ class PairScorer(Scorer):
         self.dtype = DTYPES[precision]
         a, _ = read_encoder_architecture(checkpoint, max_context)
         max_rows = max(max_batch_tokens, a.context_length)
-        self._claim_pairs(checkpoint, a, max_rows, ledger or Ledger())
+        site = site or Site()
+        self._claim_pairs(checkpoint, a, max_rows, site.ledger)
         encoder = Encoder(checkpoint, self.device, self.dtype, max_context)
-        encoder.after_layer = progress
+        encoder.after_layer = site.progress
         self.facts = CheckpointFacts(
             a.vocab_size, a.context_length, is_classifier=True, is_encoder=True, token_types=a.token_types
         )
@@ -140,15 +139,12 @@ def make_scorer(
     max_batch_tokens: int,
     query_cache_bytes: int | None,
     max_context: int | None,
-    ledger: Ledger,
-    progress: Advance,
+    site: Site,
 ) -> Scorer:
     """The scorer of a checkpoint's kind. See `Scorer` for the arguments; encoders have no cache of queries."""
     if read_facts(checkpoint).is_encoder:
-        return PairScorer(checkpoint, device, dtype, max_batch_tokens, max_context, ledger, progress)
-    return Scorer(
-        checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, ledger, progress
-    )
+        return PairScorer(checkpoint, device, dtype, max_batch_tokens, max_context, site)
+    return Scorer(checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, site)
 
 
 def _token_types(checkpoint: Path) -> tuple[int, int]:

@@ -14,13 +14,12 @@ from hiscore.attention.metadata import Forward
 from hiscore.device import download, free_bytes, memory_of, upload
 from hiscore.errors import RequestError
 from hiscore.layers.lm_head import LMHead
-from hiscore.memory.ledger import Ledger
 from hiscore.memory.weights import weight_bytes
 from hiscore.models.config import Architecture, read_architecture
-from hiscore.models.decoder import Decoder
+from hiscore.models.decoder import Decoder, weights_key
+from hiscore.models.site import Site
 from hiscore.models.support import CheckpointFacts
 from hiscore.prefill.runner import ForwardRunner, make_runner
-from hiscore.progress import Advance, no_progress
 from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.head_results import head_results, own_counts
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
@@ -126,8 +125,7 @@ class Scorer:
         max_batch_tokens: int = 16_384,
         query_cache_bytes: int | None = None,
         max_context: int | None = None,
-        ledger: Ledger | None = None,
-        progress: Advance = no_progress,
+        site: Site | None = None,
     ) -> None:
         """Plan the memory, load a checkpoint, allocate its KV pool and, on CUDA, capture graphs.
 
@@ -139,8 +137,7 @@ class Scorer:
             query_cache_bytes: Room for keys and values of cached queries; 0: no cache; None: see
                 `default_cache_bytes`.
             max_context: Tokens of query and item at most; None: see `context_limit`.
-            ledger: Where the models of a server claim memory; None: this is the only one.
-            progress: Called after each layer of a forward on the CPU.
+            site: Of the server's model; None: there is no server.
 
         Raises:
             UnsupportedCheckpoint: The decoder cannot compute the checkpoint.
@@ -150,11 +147,11 @@ class Scorer:
         self.device = use_device(device)
         precision = pick_dtype(dtype, self.device)
         self.dtype = DTYPES[precision]
-        fp8 = precision == "fp8"
+        fp8, site = precision == "fp8", site or Site()
         a, _ = read_architecture(checkpoint, max_context)
-        pool = self._claim(checkpoint, a, fp8, max_batch_tokens, query_cache_bytes, ledger or Ledger())
-        decoder = Decoder(checkpoint, self.device, self.dtype, fp8, max_context)
-        decoder.after_layer = progress
+        pool = self._claim(checkpoint, a, fp8, max_batch_tokens, query_cache_bytes, site)
+        decoder = Decoder(checkpoint, self.device, self.dtype, fp8, max_context, site.weights)
+        decoder.after_layer = site.progress
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
         self._head = LMHead(decoder.weights.head, a.logit_soft_cap)
         self._budget = max_batch_tokens
@@ -174,16 +171,17 @@ class Scorer:
         fp8: bool,
         budget: int,
         cache_bytes: int | None,
-        ledger: Ledger,
+        site: Site,
     ) -> PoolSizes:
         """Claim the memory for everything, before any of it is allocated. Returns the size of the pool."""
         place, number_bytes = memory_of(self.device), self.dtype.itemsize
-        free = ledger.free(place, lambda: free_bytes(self.device))
+        free = site.ledger.free(place, lambda: free_bytes(self.device))
         cache_bytes = default_cache_bytes(free) if cache_bytes is None else cache_bytes
         pool = pool_sizes(a, number_bytes, budget, cache_bytes)
-        weights = weight_bytes(checkpoint, number_bytes, fp8)
+        key = weights_key(self.device, self.dtype, fp8)
+        weights = site.weights_line(weight_bytes(checkpoint, number_bytes, fp8), key)
         owner = f"scorer on {self.device}"
-        ledger.claim(owner, plan_memory(place, a, number_bytes, weights, budget, pool.pages))
+        site.ledger.claim(owner, plan_memory(place, a, number_bytes, weights, budget, pool.pages))
         return pool
 
     def plan(self) -> ScoringPlan:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hiscore.device import free_bytes
+from hiscore.memory.plan import MemoryLine
 from hiscore.models.activations import output_bytes
 from hiscore.models.config import read_architecture
 from hiscore.prefill.cuda_runner import capture_sizes
@@ -43,7 +44,7 @@ def test_the_scorer_takes_what_it_plans(tmp_path: Path) -> None:
     taken = before - free_bytes(device)
     sizes = pool_sizes(a, 2, BUDGET, 0)
     weights = torch.cuda.memory_allocated(device) - scorer.runner.pool.nbytes - output_bytes(a, BUDGET, 2)
-    plan = plan_memory(str(device), a, 2, weights, BUDGET, sizes.pages)
+    plan = plan_memory(str(device), a, 2, MemoryLine("weights", weights), BUDGET, sizes.pages)
     print(plan.table(before), f"measured {taken / 2**30:.2f} GiB", sep="\n")
     # All of it is in the plan; and the plan is not so wide that models are refused that would fit.
     assert taken <= plan.total

@@ -172,7 +172,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a prompt beyond the context": (
         {"input_ids": [5] * CONTEXT},
         {"max_tokens": 1},
-        rf"{CONTEXT} tokens .*max_tokens.* holds {CONTEXT}",
+        rf"{CONTEXT} tokens .*max_tokens.* at most {CONTEXT} \(MAX_CONTEXT\)",
     ),
     "tokens beyond the context": (
         {"input_ids": PROMPT},

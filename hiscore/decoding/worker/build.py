@@ -19,17 +19,17 @@ from hiscore.decoding.worker.memory import memory_budget, plan_memory, report_st
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
-from hiscore.memory.ledger import Ledger
 from hiscore.memory.weights import weight_bytes
 from hiscore.models.activations import activation_bytes
 from hiscore.models.config import Architecture, read_architecture
-from hiscore.models.decoder import Decoder
+from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.config import read_architecture as read_latent_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
 from hiscore.models.families import DSA_FAMILIES
-from hiscore.progress import Advance, no_progress
+from hiscore.models.site import Site
+from hiscore.progress import no_progress
 from hiscore.settings import CacheSettings, DecodeSettings
 
 log = logging.getLogger(__name__)
@@ -41,14 +41,13 @@ LOGITS_ALIVE = 4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def make_worker(settings: DecodeSettings, device: str, ledger: Ledger, progress: Advance) -> CacheWorker:
+def make_worker(settings: DecodeSettings, device: str, site: Site) -> CacheWorker:
     """Plan the memory, load the checkpoint and allocate the pools.
 
     Args:
         settings: Of the model.
         device: Where it computes.
-        ledger: Where the models of the server claim memory.
-        progress: Called after each layer of a forward on the CPU.
+        site: Of the server's model.
 
     Raises:
         MemoryExceeded: There is no room for it.
@@ -63,10 +62,10 @@ def make_worker(settings: DecodeSettings, device: str, ledger: Ledger, progress:
     if dtype == "fp8":
         log.warning("fp8 is supported by the scorer only: decode computes in bfloat16")
         dtype = "bfloat16"
-    memory, budget = memory_budget(settings, where, ledger), PREFILL_TOKEN_BUDGET[where.type]
-    return build_worker(
-        Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], budget, ledger, progress
-    )
+    budget = PREFILL_TOKEN_BUDGET[where.type]
+    weights = weight_bytes(Path(settings.checkpoint), DTYPES[dtype].itemsize)
+    memory = memory_budget(settings, where, weights, site.ledger)
+    return build_worker(Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], budget, site)
 
 
 @torch.inference_mode()
@@ -77,8 +76,7 @@ def build_worker(
     device: torch.device,
     dtype: torch.dtype,
     prefill_token_budget: int,
-    ledger: Ledger | None = None,
-    progress: Advance = no_progress,
+    site: Site | None = None,
 ) -> CacheWorker:
     """Build a worker from settings that leave nothing to choose.
 
@@ -89,30 +87,32 @@ def build_worker(
         device: The device.
         dtype: Of weights, keys and values.
         prefill_token_budget: Tokens of one prefill forward at most.
-        ledger: Where to claim the memory; None: it is there.
-        progress: Called after each layer of a forward on the CPU.
+        site: Of the server's model; None: there is no server, and memory enough.
     """
     model_shape, architecture = _read_shape(checkpoint, settings.max_context)
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
     staging = staging_tokens * staging_token_bytes(model_shape, dtype)
     report_streams(shape, cache_config, shape.bytes(dtype), staging)
-    if ledger:
-        weights = weight_bytes(checkpoint, dtype.itemsize)
+    if site:
+        size = weight_bytes(checkpoint, dtype.itemsize)
+        weights = site.weights_line(size, weights_key(device, dtype))
         activations = _activation_bytes(
             architecture, prefill_token_budget, memory.max_sequences, dtype.itemsize, device.type == "cuda"
         )
         for plan in plan_memory(device, shape.bytes(dtype), staging, weights, activations):
-            ledger.claim(f"decode on {device}", plan)
+            site.ledger.claim(f"decode on {device}", plan)
     if _is_latent(checkpoint):
         latent = DsaDecoder(checkpoint, device, dtype, settings.max_context)
-        latent.after_layer = progress
+        latent.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)
         model: DecodeModel = LatentModel(latent, cache, staging_tokens)
         attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
     else:
-        grouped = Decoder(checkpoint, device, dtype, max_context=settings.max_context)
-        grouped.after_layer = progress
+        grouped = Decoder(
+            checkpoint, device, dtype, False, settings.max_context, site.weights if site else None
+        )
+        grouped.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)
         model = GroupedModel(grouped, cache, staging_tokens, prefill_token_budget)
         attention, value_dim = grouped.attention_shape, None

@@ -27,8 +27,17 @@ BUFFERS = ("buffer", "host_page_of", "last_use")
 INDEX = ("index", "device_page_of")
 
 
-def memory_budget(settings: CacheSettings, device: torch.device, ledger: Ledger) -> MemoryBudget:
-    """The sizes of the pools: what the settings say, or a share of what is free."""
+def memory_budget(
+    settings: CacheSettings, device: torch.device, weights: int, ledger: Ledger
+) -> MemoryBudget:
+    """The sizes of the pools: what the settings say, or a share of what is free.
+
+    Args:
+        settings: Of the cache.
+        device: Where decode computes.
+        weights: Their bytes: of what they leave of the device, the pools take at most half.
+        ledger: Where the models of the server claim memory.
+    """
     kind = device.type
     host = ledger.free("host", available_host_bytes)
     on_device = ledger.free(memory_of(device), lambda: free_bytes(device))
@@ -36,13 +45,18 @@ def memory_budget(settings: CacheSettings, device: torch.device, ledger: Ledger)
     instances = torch.cuda.device_count() if kind == "cuda" else 1
     return MemoryBudget(
         settings.host_kv_bytes or int(HOST_SHARE[kind] * host) // instances,
-        settings.device_kv_bytes or int(DEVICE_SHARE[kind] * on_device),
+        settings.device_kv_bytes or default_device_bytes(kind, on_device, weights),
         settings.max_streams or MAX_SEQUENCES[kind],
     )
 
 
+def default_device_bytes(kind: str, free: int, weights: int) -> int:
+    """DEVICE_KV_BYTES if it is not set, on a device with so much free before the weights are loaded."""
+    return max(0, min(int(DEVICE_SHARE[kind] * free), (free - weights) // 2))
+
+
 def plan_memory(
-    device: torch.device, sizes: dict[str, int], staging: int, weights: int, activations: int
+    device: torch.device, sizes: dict[str, int], staging: int, weights: MemoryLine, activations: int
 ) -> list[MemoryPlan]:
     """Decode's plans: on the host, and on the device if that has memory of its own.
 
@@ -50,14 +64,14 @@ def plan_memory(
         device: Where it computes.
         sizes: Of the cache's tensors, in bytes.
         staging: Bytes of the staging pool.
-        weights: Bytes.
+        weights: Their line.
         activations: Bytes of a prefill forward and of a step's logits.
     """
     pool = MemoryLine("keys and values on the host", sizes["host_kv"], ("HOST_KV_BYTES",))
     rest = sum(size for name, size in sizes.items() if name not in ("host_kv", "dense_kv", *BUFFERS, *INDEX))
     of_device = ("DEVICE_KV_BYTES",)
     lines = (
-        MemoryLine("weights", weights),
+        weights,
         MemoryLine("staging", staging, ("MAX_CONTEXT",)),
         MemoryLine("dense layers", sizes["dense_kv"], of_device),
         MemoryLine("buffers", sum(sizes[name] for name in BUFFERS), of_device),

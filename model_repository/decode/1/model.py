@@ -20,10 +20,9 @@ from hiscore.decoding.times import HISTOGRAMS
 from hiscore.decoding.worker.build import make_worker
 from hiscore.errors import to_request_error
 from hiscore.logs import configure_model
-from hiscore.memory.ledger import Ledger
 from hiscore.models.config import read_facts
+from hiscore.models.site import Site
 from hiscore.models.support import has_tokenizer, read_eos_ids
-from hiscore.progress import Progress
 from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.feeds import ErrorsFeed, Exporter, histogram_feeds
 from hiscore.serving.metrics import Counters, Gauges, Rejects
@@ -43,7 +42,8 @@ class TritonPythonModel:
         settings = from_model_directory(DecodeSettings, Path(args["model_repository"]))
         configure_model(settings.log_format, args["model_name"])
         checkpoint = Path(settings.checkpoint)
-        on_cpu, directory = args["model_instance_kind"] == "CPU", server_directory(args)
+        on_cpu = args["model_instance_kind"] == "CPU"
+        self.site = Site.in_server(server_directory(args), args["model_name"])
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
         prompts = PromptReader(
             read_facts(checkpoint, settings.max_context), tokenizer, settings.max_text_bytes
@@ -54,9 +54,7 @@ class TritonPythonModel:
         self.gauges = Gauges(descriptions(GAUGES), labels)
         self.rejects = Rejects(labels)
         self.feed = MetricsFeed(self.counters.add, self.gauges.set, self.rejects.add)
-        worker = make_worker(
-            settings, device, Ledger(directory), Progress(directory, args["model_name"]).advance
-        )
+        worker = make_worker(settings, device, self.site)
         self.sender = ResponseSender(
             partial(ReplyTo.send, streamed=True),
             is_cancelled=ReplyTo.is_cancelled,

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from hiscore.logs import configure_model
-from hiscore.memory.ledger import Ledger
+from hiscore.models.site import Site
 from hiscore.parameters import one_row
-from hiscore.progress import Progress
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import parse_options
@@ -46,7 +45,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.settings = settings = from_model_directory(ScorerSettings, Path(args["model_repository"]))
         configure_model(settings.log_format, args["model_name"])
-        on_cpu, directory = args["model_instance_kind"] == "CPU", server_directory(args)
+        on_cpu = args["model_instance_kind"] == "CPU"
+        self.site = Site.in_server(server_directory(args), args["model_name"])
         self.scorer = make_scorer(
             Path(settings.checkpoint),
             "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}",
@@ -54,8 +54,7 @@ class TritonPythonModel:
             settings.max_batch_tokens,
             settings.query_cache_bytes,
             settings.max_context,
-            Ledger(directory),
-            Progress(directory, args["model_name"]).advance,
+            self.site,
         )
         # The device tells the instances of several GPUs apart.
         labels = {
@@ -78,6 +77,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.batcher.close()
+        self.site.weights.close()
         self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
 

@@ -62,3 +62,21 @@ def test_the_ledger_is_in_the_servers_directory(tmp_path: Path) -> None:
     ledger.claim("scorer", takes(5))
     (file,) = tmp_path.glob("memory-*.json")
     assert json.loads(file.read_text()) == {"host": {"claims": {"scorer": 5}, "free": 7}}
+
+
+def test_what_models_share_counts_once(tmp_path: Path) -> None:
+    def plan(weights: int, own: int, shared: str = "weights") -> MemoryPlan:
+        return MemoryPlan(
+            "host", (MemoryLine("weights", weights, shared=shared), MemoryLine("all", own, ("X",)))
+        )
+
+    ledger = Ledger(tmp_path)
+    ledger.free("host", lambda: 100)
+    ledger.claim("scorer", plan(50, 10))
+    with pytest.raises(MemoryExceeded):
+        ledger.claim("decode", plan(50, 41))
+    with pytest.raises(MemoryExceeded):
+        ledger.claim("decode", plan(50, 40, shared=""))
+    ledger.claim("decode", plan(50, 40))
+    with pytest.raises(MemoryExceeded):
+        ledger.claim("other", takes(1))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hiscore.memory.plan import GIB, MemoryExceeded, MemoryPlan
+from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from hiscore.models.support import context_limit
 from hiscore.scoring.memory import default_cache_bytes, plan_memory, pool_sizes, slot_bytes
 from hiscore.scoring.packing import pack, pool_reserve
@@ -24,7 +24,8 @@ def plan(name: str, device_gib: float, max_context: int | None = None, place: st
     a = replace(a, context_length=context_limit(a.context_length, max_context))
     number_bytes = 2 if place.startswith("cuda") else 4
     pages = pool_sizes(a, number_bytes, BUDGET, default_cache_bytes(free)).pages
-    return plan_memory(place, a, number_bytes, int(GEOMETRIES[name].parameters * number_bytes), BUDGET, pages)
+    weights = MemoryLine("weights", int(GEOMETRIES[name].parameters * number_bytes))
+    return plan_memory(place, a, number_bytes, weights, BUDGET, pages)
 
 
 def pool_gib(planned: MemoryPlan) -> float:

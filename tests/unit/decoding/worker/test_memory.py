@@ -13,9 +13,15 @@ from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cach
 from hiscore.decoding.worker import memory
 from hiscore.decoding.worker.build import _activation_bytes
 from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
-from hiscore.decoding.worker.memory import memory_budget, plan_memory, report_streams, streams_that_fit
+from hiscore.decoding.worker.memory import (
+    default_device_bytes,
+    memory_budget,
+    plan_memory,
+    report_streams,
+    streams_that_fit,
+)
 from hiscore.memory.ledger import Ledger
-from hiscore.memory.plan import GIB, MemoryExceeded, MemoryPlan
+from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from hiscore.models.support import context_limit
 from hiscore.settings import CacheSettings
 from tests.support.geometries import GEOMETRIES, architecture
@@ -35,18 +41,15 @@ def planned(
     """At the defaults, on an empty machine."""
     kind, on_host = device.type, int(host_gib * GIB)
     on_device = int(device_gib * GIB) if kind == "cuda" else on_host
-    budget = MemoryBudget(
-        int(memory.HOST_SHARE[kind] * on_host),
-        int(memory.DEVICE_SHARE[kind] * on_device),
-        memory.MAX_SEQUENCES[kind],
-    )
-    model, a = shape_of(name, settings.max_context), architecture(name)
     dtype = torch.bfloat16 if kind == "cuda" else torch.float32
+    weights = MemoryLine("weights", int(GEOMETRIES[name].parameters * dtype.itemsize))
+    of_device = default_device_bytes(kind, on_device, weights.bytes)
+    budget = MemoryBudget(int(memory.HOST_SHARE[kind] * on_host), of_device, memory.MAX_SEQUENCES[kind])
+    model, a = shape_of(name, settings.max_context), architecture(name)
     rows = 2_048 if kind == "cuda" else 256
     shape, cache_config = plan_cache(settings, model, budget, dtype, rows)
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype)
     activations = _activation_bytes(a, rows, budget.max_sequences, dtype.itemsize, kind == "cuda")
-    weights = int(GEOMETRIES[name].parameters * dtype.itemsize)
     return shape, cache_config, plan_memory(device, shape.bytes(dtype), staging, weights, activations)
 
 
@@ -66,6 +69,10 @@ def test_llama_on_80_gb_has_room_for_full_buffers() -> None:
 @pytest.mark.parametrize("gpu", [23.5, 79.1, 139.8])
 @pytest.mark.parametrize("name", [name for name in GEOMETRIES if name != "SmolLM2-135M"])
 def test_what_is_planned_is_what_the_pools_may_take(name: str, gpu: float) -> None:
+    if GEOMETRIES[name].parameters * 2 > gpu * GIB:
+        with pytest.raises(ValueError, match="DEVICE_KV_BYTES is 0 bytes"):
+            planned(name, CUDA, gpu, 200)
+        return
     shape, cache_config, (host, device) = planned(name, CUDA, gpu, 200)
     of_pools = {"staging", "dense layers", "buffers", "index"}
     assert sum(line.bytes for line in device.lines if line.name in of_pools) <= gpu * GIB / 4
@@ -77,11 +84,13 @@ def test_defaults_are_shares_of_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(memory, "available_host_bytes", lambda: 80 * GIB)
     monkeypatch.setattr(memory, "free_bytes", lambda device: 40 * GIB if device.type == "cuda" else 80 * GIB)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert memory_budget(QUEST, CPU, Ledger()) == MemoryBudget(10 * GIB, 10 * GIB, 32)
+    assert memory_budget(QUEST, CPU, GIB, Ledger()) == MemoryBudget(10 * GIB, 10 * GIB, 32)
     # One pool on the host for each of four GPUs.
-    assert memory_budget(QUEST, CUDA, Ledger()) == MemoryBudget(5 * GIB, 10 * GIB, 64)
+    assert memory_budget(QUEST, CUDA, GIB, Ledger()) == MemoryBudget(5 * GIB, 10 * GIB, 64)
+    # Large weights leave less than a share.
+    assert memory_budget(QUEST, CUDA, 30 * GIB, Ledger()).device_bytes == 5 * GIB
     given = CacheSettings(selector="quest", host_kv_bytes=7, device_kv_bytes=8, max_streams=9)
-    assert memory_budget(given, CUDA, Ledger()) == MemoryBudget(7, 8, 9)
+    assert memory_budget(given, CUDA, GIB, Ledger()) == MemoryBudget(7, 8, 9)
 
 
 def test_pools_of_all_gpus_together_fit_the_host(tmp_path: Path) -> None:
