@@ -22,7 +22,7 @@ from tests.server.fleet import fleet
 from tests.server.wire import WAYS, Answer, score_tokens
 from tests.support.comparison import INVARIANCE, check, truth_of
 from tests.support.strategies import Tokens, random_tokens, tokens
-from tests.support.tiny_models import FAMILIES, VOCABULARY, make
+from tests.support.tiny_models import FAMILIES, FIRST, VOCABULARY, make
 
 pytestmark = pytest.mark.server
 
@@ -90,6 +90,11 @@ def family(request: pytest.FixtureRequest, fleets: Fleets) -> Family:
     return fleets.family(request.param)
 
 
+ONCE = pytest.mark.parametrize("family", FIRST, indirect=True, scope="module")
+"""What is not repeated for families that differ in a layer's arithmetic alone."""
+
+
+@ONCE
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch=st.lists(tokens(VOCABULARY), min_size=1, max_size=4),
@@ -114,6 +119,7 @@ ADVERSARIAL = {
 }
 
 
+@ONCE
 @pytest.mark.parametrize("shape", ADVERSARIAL)
 def test_adversarial_shapes_equal_transformers(shape: str, family: Family) -> None:
     call = random_tokens(np.random.default_rng(3), *ADVERSARIAL[shape], VOCABULARY)
@@ -121,7 +127,7 @@ def test_adversarial_shapes_equal_transformers(shape: str, family: Family) -> No
     check(answer.scores, family.true_scores(call, apply_softmax=True))
 
 
-def test_control_a_wrong_layout_fails_the_same_check(family: Family) -> None:
+def test_scores_equal_transformers_and_of_a_wrong_layout_they_do_not(family: Family) -> None:
     call = random_tokens(np.random.default_rng(4), 13, [3, 7, 7], VOCABULARY)
     expected = family.true_scores(call, apply_softmax=True)
     check(family.score(call, apply_softmax=True).scores, expected)
@@ -132,6 +138,7 @@ def test_control_a_wrong_layout_fails_the_same_check(family: Family) -> None:
             check(family.score(wrong, apply_softmax=True).scores, expected)
 
 
+@ONCE
 def test_company_changes_no_score(family: Family) -> None:
     """Other items, another order, other calls at the same time."""
     rng = np.random.default_rng(5)

@@ -171,13 +171,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-FIRST = (
-    *("llama", "llama-biased", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"),
-    *("qwen3-moe", "qwen3-moe-plain", "mixtral"),
-)
-"""For what concerns no family in particular, and is too slow to be repeated for all of them."""
 IMAGES = tuple(name for name, (_, changes) in FAMILIES.items() if "text_config" in changes)
 """Whose checkpoints also have a tower that reads images."""
+LIKE_OTHERS = (
+    *(
+        "gemma",
+        "phi3",
+        "granite",
+        "smollm3",
+        "olmo2",
+        "olmo3",
+        "seed-oss",
+        "ministral",
+        "ministral3",
+        "glm-9b",
+    ),
+    *("glm4", "cohere", "cohere2", "exaone4", *IMAGES),
+)
+"""Compared with transformers once each. They differ from the others in a layer's arithmetic alone, so that what
+concerns batches, caches and calls is not repeated for them."""
+FIRST = tuple(name for name in FAMILIES if name not in LIKE_OTHERS)
 WITHOUT_CLASSIFIER = ("granite", "cohere", "cohere2", "mistral3-images", "qwen2-vl", "qwen2.5-vl", "qwen3-vl")
 """Transformers has no sequence classifiers of these."""
 

@@ -21,13 +21,17 @@ class Truth:
         self.model = kind.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
         # With a pad id, transformers would skip trailing tokens that happen to have it.
         self.model.config.get_text_config().pad_token_id = None
+        self._known: dict[tuple[int, ...], np.ndarray] = {}
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Last-token logits, float64 [vocabulary] (a classifier: [labels])."""
-        # Its cache would refuse configs that its forward computes.
-        out = self.model(torch.tensor([list(ids)]), use_cache=False).logits[0]
-        return (out if self.is_classifier else out[-1]).double().numpy()
+        key = tuple(map(int, ids))
+        if key not in self._known:
+            # Its cache would refuse configs that its forward computes.
+            out = self.model(torch.tensor([key]), use_cache=False).logits[0]
+            self._known[key] = (out if self.is_classifier else out[-1]).double().numpy()
+        return self._known[key]
 
     def scores(
         self,
