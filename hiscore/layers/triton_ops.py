@@ -129,13 +129,15 @@ class TritonOps(Ops):
         fp8: bool = False,
     ) -> Any:
         # What can be left to the product that reads h is an RMS norm.
-        leaves_norm = post_weight is None and not self._centred and gemv.fits(*x.shape)
+        leaves_norm = post_weight is None and not fp8 and not self._centred and gemv.fits(*x.shape)
         if weight is not None and leaves_norm and self._fits_gemv(projection, h):
             gemv.multiply(h, projection.weight, projection.bias, onto=x, chained=supports_pdl())
             return gemv.Normed(x, weight, self._eps)
         return super().project_add_norm(x, projection, h, post_weight, weight, fp8)
 
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
+        if fp8:
+            return super().gate(projection, h, fp8)
         if self._fits_gemv(projection, h) and projection.bias is None:
             return gemv.multiply(h, projection.weight, gelu=self._gelu, chained=supports_pdl())
         sms = hopper_sm_count()

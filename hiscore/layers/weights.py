@@ -1,7 +1,7 @@
 """Weights on the device: projections, in fp8 too, and the tensors of a layer."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ FP8_ALIGNMENT = 16
 
 
 class Projection(Protocol):
-    """A linear layer; reads a Tensor, or under fp8 a `Quantised`."""
+    """A linear layer; reads a Tensor, or in fp8 a `Quantised`."""
+
+    fp8: ClassVar[bool]
 
     def __call__(self, x: Any) -> Tensor: ...
 
@@ -27,6 +29,7 @@ class Linear:
     """[out, in]"""
     bias: Tensor | None = None
     """[out]"""
+    fp8: ClassVar[bool] = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weight, self.bias)
@@ -61,6 +64,7 @@ class Fp8Linear:
     """[out, in]"""
     bias: Tensor | None = None
     """bfloat16 [out]"""
+    fp8: ClassVar[bool] = True
 
     def __call__(self, x: Quantised) -> Tensor:
         if not len(x.values):

@@ -12,7 +12,7 @@ NUMBER_BYTES = {
     "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
-PROJECTION = re.compile(r"_proj\.(weight|qweight|weight_packed)$")
+PROJECTION = re.compile(r"(?!.*\.experts\.).*_proj\.(weight|qweight|weight_packed)$")
 COMPANION = re.compile(r"(scales?|scale_inv|zeros|zero_point|g_idx|weight_shape)$")
 """What is stored beside a quantised weight, and gone once it is dequantised."""
 OF_IMAGES = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
@@ -38,9 +38,9 @@ def weight_bytes(checkpoint: Path, number_bytes: int, projections_in_fp8: bool =
         if COMPANION.search(name) or OF_IMAGES.match(name):
             continue
         packed = 1 if dtype in FLOATS else NUMBER_BYTES[dtype] * 8 // bits
-        total += (
-            prod(shape) * packed * (1 if projections_in_fp8 and PROJECTION.search(name) else number_bytes)
-        )
+        # What a checkpoint in fp8 has in 16 bits stays so, as experts do.
+        in_fp8 = projections_in_fp8 and PROJECTION.match(name) and (quantised is None or dtype not in FLOATS)
+        total += prod(shape) * packed * (1 if in_fp8 else number_bytes)
     return total
 
 

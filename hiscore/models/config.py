@@ -16,8 +16,9 @@ from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import DecoderFamily, Flag
 from hiscore.models.positions import rope_kinds
+from hiscore.models.quantization.schemes import in_fp8
 from hiscore.models.support import CheckpointFacts, context_limit, is_classifier, unscorable
-from hiscore.models.text_towers import TEXT_TOWERS
+from hiscore.models.text_towers import TEXT_TOWERS, text_config
 
 SIZES = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -72,6 +73,8 @@ class Architecture:
     experts: ExpertShape | None
     routed: tuple[bool, ...]
     """For each layer, whether its MLP is a mixture of experts."""
+    stored_in_fp8: bool = False
+    """Whether projections may be computed in fp8 as the checkpoint stores them."""
 
     @property
     def is_classifier(self) -> bool:
@@ -159,6 +162,8 @@ def from_config(whole: Any) -> Architecture:
         rotated_dim=int(head_dim * rotated_share),
         tied_head=bool(whole.tie_word_embeddings) and not classifies,
         experts=_experts(family, config),
+        # Where attention and MLP read the same rows, those cannot be in fp8 for one of them alone.
+        stored_in_fp8=in_fp8(text_config(whole.to_dict())) and not family.parallel_mlp,
         routed=tuple(_is_routed(family, config, index) for index in range(config.num_hidden_layers)),
     )
     check_sizes({name: getattr(architecture, name) for name in SIZES})

@@ -115,9 +115,9 @@ class Decoder:
         Returns:
             The residual stream, [T, hidden], and the output of the last attention, [T, heads head_dim].
         """
-        a, layers, fp8 = self.architecture, self.weights.layers, self.fp8
+        a, layers = self.architecture, self.weights.layers
         table, norm = self.weights.embedding, layers[0].input_norm
-        x, h = ops.embed(inputs.input_ids, table, self._embedding_scale, norm, fp8)
+        x, h = ops.embed(inputs.input_ids, table, self._embedding_scale, norm, layers[0].qkv.fp8)
         for index, layer in enumerate(layers):
             qkv = ops.project(layer.qkv, h)
             ops.rope_and_cache(
@@ -126,13 +126,13 @@ class Decoder:
             attended = attention.attend(index, qkv, pool[index])
             self.after_layer()
             if index < a.layers - 1:
-                norm = layers[index + 1].input_norm
+                norm, fp8 = layers[index + 1].input_norm, layers[index + 1].qkv.fp8
                 if a.family.parallel_mlp:
                     h = ops.add_norm(x, self._parallel(layer, h, attended, ops), None, norm, fp8)
                     continue
                 h = self._after_attention(layer, x, attended, ops)
                 if isinstance(layer.mlp, Mlp):
-                    gated = ops.gate(layer.mlp.gate_up, h, fp8)
+                    gated = ops.gate(layer.mlp.gate_up, h, layer.mlp.down.fp8)
                     h = ops.project_add_norm(x, layer.mlp.down, gated, layer.post_mlp_norm, norm, fp8)
                 else:
                     h = ops.add_norm(x, ops.experts(layer.mlp, h), layer.post_mlp_norm, norm, fp8)
@@ -151,7 +151,7 @@ class Decoder:
         """
         layer = self.weights.layers[-1]
         if self.architecture.family.parallel_mlp:
-            h = ops.add_norm(x, torch.zeros_like(x, dtype=self.dtype), None, layer.input_norm, self.fp8)
+            h = ops.add_norm(x, torch.zeros_like(x, dtype=self.dtype), None, layer.input_norm, layer.qkv.fp8)
             out = self._parallel(layer, h, attended, ops)
         else:
             out = self._mlp(layer, self._after_attention(layer, x, attended, ops), ops)
@@ -161,21 +161,21 @@ class Decoder:
 
     def _after_attention(self, layer: LayerWeights, x: Tensor, attended: Tensor, ops: Ops) -> Any:
         """Add attention's output to x, in place; returns the input of the MLP."""
-        projected = ops.quantise(attended) if self.fp8 else attended
+        projected = ops.quantise(attended) if layer.output.fp8 else attended
         post, norm = layer.post_attention_norm, layer.mlp_norm
         if isinstance(layer.mlp, Mlp):
-            return ops.project_add_norm(x, layer.output, projected, post, norm, self.fp8)
+            return ops.project_add_norm(x, layer.output, projected, post, norm, layer.mlp.gate_up.fp8)
         # Experts are not in fp8.
         return ops.add_norm(x, ops.project(layer.output, projected), post, norm)
 
     def _mlp(self, layer: LayerWeights, h: Any, ops: Ops) -> Tensor:
         if isinstance(layer.mlp, Mlp):
-            return ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, self.fp8))
+            return ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, layer.mlp.down.fp8))
         return ops.experts(layer.mlp, h)
 
     def _parallel(self, layer: LayerWeights, h: Any, attended: Tensor, ops: Ops) -> Tensor:
         """The sum of what attention and an MLP that reads the same h add to x."""
-        projected = ops.quantise(attended) if self.fp8 else attended
+        projected = ops.quantise(attended) if layer.output.fp8 else attended
         return ops.project(layer.output, projected).add_(self._mlp(layer, h, ops))
 
 

@@ -32,12 +32,12 @@ def load_weights(
         architecture: What the config says.
         device: Where the weights are kept.
         dtype: Of the weights; norms are float32.
-        fp8: Whether the layers' projections are `Fp8Linear`.
+        fp8: Whether the layers' projections are in fp8: of a checkpoint that stores some so, those.
 
     Raises:
         UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
     """
-    read, a = CheckpointReader(checkpoint, device, dtype, fp8), architecture
+    read, a = CheckpointReader(checkpoint, device, dtype, fp8, architecture.stored_in_fp8), architecture
     if a.labels is None:
         embedding, head = embedding_and_head(read, a.vocab_size, a.hidden_size, a.tied_head)
     else:

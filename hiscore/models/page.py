@@ -25,6 +25,7 @@ Of causal LMs (`...{CAUSAL_LM}`), `score` and `scorer` give probabilities of lab
 generates. Of classifiers (`...{CLASSIFIER}`), `score` and `scorer` give the logits of their own labels.
 
 Weights are float32, float16 or bfloat16. Quantised ones are dequantised while they are loaded: {SERVED}.
+On a GPU with fp8 the scorer computes with what is stored in fp8 as it is, experts aside.
 """
 
 

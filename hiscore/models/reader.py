@@ -1,12 +1,13 @@
 """Reads a checkpoint's tensors by name, in the dtype and on the device of the model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from hiscore.layers.weights import FP8_ALIGNMENT, Fp8Linear, Linear, Projection, quantise
+from hiscore.layers.block_fp8 import BLOCKS, BlockFp8Linear
+from hiscore.layers.weights import FP8, FP8_ALIGNMENT, Fp8Linear, Linear, Projection, Quantised, quantise
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import CheckpointTensors
 
@@ -18,8 +19,20 @@ ROPE_BUFFER = ".rotary_emb.inv_freq"
 class CheckpointReader:
     """Reads tensors by name, checks their shapes, converts and moves them, and keeps track of those never read."""
 
-    def __init__(self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool) -> None:
-        self.dtype, self._fp8 = dtype, fp8
+    def __init__(
+        self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool, keeps_fp8: bool = False
+    ) -> None:
+        """Open a checkpoint.
+
+        Args:
+            checkpoint: Its directory.
+            device: Of what is read.
+            dtype: Of what is read, unless a call says otherwise.
+            fp8: Whether projections are in fp8.
+            keeps_fp8: Then those alone that the checkpoint stores so, as they are.
+        """
+        self.dtype, self._device = dtype, device
+        self._keeps_fp8, self._quantises = fp8 and keeps_fp8, fp8 and not keeps_fp8
         self._tensors = CheckpointTensors(checkpoint, device)
         self._read: set[str] = set()
 
@@ -53,11 +66,16 @@ class CheckpointReader:
         weights = {f"{name}.weight": (out, inner) for name, out in outs.items()}
         added = self._joined({f"{name}.bias": (out,) for name, out in outs.items()}) if bias else None
         # Quantised from float32, so that it is rounded once.
-        weight = self._joined(weights, torch.float32 if self._fp8 else None)
         if order is not None:
-            order = order.to(weight.device)
-            weight, added = weight[order], None if added is None else added[order]
-        if not self._fp8:
+            order = order.to(self._device)
+            added = None if added is None else added[order]
+        if self._keeps_fp8 and (kept := self._kept_in_fp8(weights, added, order)):
+            return kept
+        # Quantised from float32, so that it is rounded once.
+        weight = self._joined(weights, torch.float32 if self._quantises else None)
+        if order is not None:
+            weight = weight[order]
+        if not self._quantises:
             return Linear(weight, added)
         if any(size % FP8_ALIGNMENT for size in weight.shape):
             raise UnsupportedCheckpoint(
@@ -65,6 +83,31 @@ class CheckpointReader:
                 f"multiples of {FP8_ALIGNMENT}"
             )
         return Fp8Linear(quantise(weight), added)
+
+    def _kept_in_fp8(
+        self, weights: Mapping[str, tuple[int, ...]], bias: Tensor | None, order: Tensor | None
+    ) -> Projection | None:
+        """A projection of weights as they are stored; None if no kernel takes them."""
+        self._check_names(weights)
+        found = [part for name in weights if (part := self._tensors.read_fp8(name))]
+        if len(found) < len(weights) or len({block for *_, block in found}) > 1:
+            return None
+        self._check_shapes([values for values, *_ in found], weights)
+        # torch joins no tensors of float8.
+        values = torch.cat([values.view(torch.uint8) for values, *_ in found])
+        scales = torch.cat([scales for _, scales, _ in found])
+        if order is not None:
+            values, scales = values[order], scales[order]
+        values, block = values.view(FP8), found[0][2]
+        if scales.shape[1] == 1 and not any(size % FP8_ALIGNMENT for size in values.shape):
+            kept: Projection = Fp8Linear(Quantised(values, scales), bias)
+        elif block in BLOCKS:
+            kept = BlockFp8Linear(values, scales, block, bias)
+        else:
+            return None
+        self._read.update(weights)
+        self._tensors.kept(values.numel())
+        return kept
 
     def equal(self, one: str, other: str) -> bool:
         """Whether two tensors, which must be there, are stored as the same values."""
@@ -82,13 +125,19 @@ class CheckpointReader:
 
     def _joined(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype | None = None) -> Tensor:
         """Read tensors of known shapes, joined along their first dimension."""
-        if missing := [name for name in shapes if name not in self._tensors]:
-            raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{missing[0]}'")
+        self._check_names(shapes)
         self._read.update(shapes)
         parts = [self._tensors.read(name).to(dtype or self.dtype) for name in shapes]
+        self._check_shapes(parts, shapes)
+        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        if missing := [name for name in names if name not in self._tensors]:
+            raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{missing[0]}'")
+
+    def _check_shapes(self, parts: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
         for part, (name, shape) in zip(parts, shapes.items(), strict=True):
             if part.shape != shape:
                 raise UnsupportedCheckpoint(
                     f"'{name}' has shape {list(part.shape)}, the config announces {list(shape)}"
                 )
-        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)

@@ -22,12 +22,19 @@ def use_device(device: str) -> torch.device:
     return chosen
 
 
-def pick_dtype(dtype: str, device: torch.device) -> str:
+def pick_dtype(dtype: str, device: torch.device, stored_in_fp8: bool = False) -> str:
     """A key of `DTYPES`.
+
+    Args:
+        dtype: The setting.
+        device: See `use_device`.
+        stored_in_fp8: Whether the checkpoint is in fp8, which it keeps where the device has fp8.
 
     Raises:
         ValueError: The device has no fp8.
     """
+    if dtype == "auto" and stored_in_fp8 and device.type == "cuda":
+        return "fp8" if torch.cuda.get_device_capability(device) >= FP8_CAPABILITY else "bfloat16"
     if dtype == "auto":
         return "bfloat16" if device.type == "cuda" else "float32"
     if dtype == "fp8":

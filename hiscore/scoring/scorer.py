@@ -145,10 +145,10 @@ class Scorer:
             ValueError: The device has no fp8, or `max_context` exceeds the checkpoint's context.
         """
         self.device = use_device(device)
-        precision = pick_dtype(dtype, self.device)
+        a, _ = read_architecture(checkpoint, max_context)
+        precision = pick_dtype(dtype, self.device, a.stored_in_fp8)
         self.dtype = DTYPES[precision]
         fp8, site = precision == "fp8", site or Site()
-        a, _ = read_architecture(checkpoint, max_context)
         pool = self._claim(checkpoint, a, fp8, max_batch_tokens, query_cache_bytes, site)
         decoder = Decoder(checkpoint, self.device, self.dtype, fp8, max_context, site.weights)
         decoder.after_layer = site.progress

@@ -35,7 +35,8 @@ class Precision(Settings):
 
     dtype: Dtype = Field(
         default="auto",
-        description="auto: `float32` on the CPU, `bfloat16` on a GPU. `fp8`: the scorer's projections in 8 bits "
+        description="auto: `float32` on the CPU, `bfloat16` on a GPU, in the scorer `fp8` for what a checkpoint "
+        "stores so. `fp8`: the scorer's projections in 8 bits "
         "(GPUs of compute capability 8.9 and newer)",
     )
 

@@ -15,7 +15,7 @@ from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
-from hiscore.kernels import gated_mlp
+from hiscore.kernels import block_fp8, gated_mlp
 from hiscore.kernels import gemv as few
 from hiscore.layers import moe_triton
 from hiscore.layers import triton_ops as kernel_ops
@@ -180,11 +180,19 @@ def experts(sizes: tuple[int, ...], activation: str, dtype: torch.dtype) -> None
         moe_triton.moe(weights, torch.zeros(ROWS, hidden, dtype=dtype), step)
 
 
+def block_fp8_product() -> None:
+    """A product in fp8 with scales for blocks, as Qwen3-8B-FP8's last one of an MLP."""
+    x, weight = (torch.zeros(count, 12_288, dtype=torch.float8_e4m3fn) for count in (ROWS, 4_096))
+    for bias in (None, torch.zeros(4_096, dtype=torch.bfloat16)):
+        block_fp8.multiply(x, torch.zeros(ROWS, 1), weight, torch.zeros(4_096, 96), bias, 128)
+
+
 def launch_everything() -> None:
     """What the supported families launch, in the dtypes that they are served in."""
     bfloat16, float32 = torch.bfloat16, torch.float32
     gated(QWEN3)
     gated(SMOLLM2)
+    block_fp8_product()
     for dtype in (bfloat16, float32):
         experts((2048, 768, 128, 8), "silu", dtype)
         experts((2880, 2880, 32, 4), "clamped_swiglu", dtype)

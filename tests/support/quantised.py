@@ -57,8 +57,8 @@ def fp8_per_channel(weight: Tensor) -> Written:
     return _fp8(weight, weight.abs().amax(1, keepdim=True), "weight_scale")
 
 
-def fp8_in_blocks(weight: Tensor) -> Written:
-    height, width = BLOCK
+def fp8_in_blocks(weight: Tensor, block: tuple[int, int] = BLOCK) -> Written:
+    height, width = block
     rows, columns = -(-weight.shape[0] // height), -(-weight.shape[1] // width)
     scales, each = torch.empty(rows, columns), torch.empty_like(weight)
     for row in range(rows):
@@ -217,6 +217,10 @@ SCHEMES: dict[str, Callable[[], Scheme]] = {
     "fp8-channel": lambda: Scheme({"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8_per_channel),
     "fp8-block": lambda: Scheme(
         {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(BLOCK)}, fp8_in_blocks
+    ),
+    "fp8-block-32": lambda: Scheme(
+        {"quant_method": "fp8", "weight_block_size": [32, 32]},
+        lambda weight: fp8_in_blocks(weight, (32, 32)),
     ),
     "awq": lambda: Scheme(
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, awq

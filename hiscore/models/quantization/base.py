@@ -36,6 +36,21 @@ class Format(ABC):
         """Whether the config leaves a module unquantised."""
         return any(names_module(pattern, module) for pattern in self.excluded)
 
+    def in_fp8(self, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int] | None:
+        """A module's weight as it is stored, if that is fp8.
+
+        Args:
+            module: Its name.
+            parts: What is stored of the weight.
+
+        Returns:
+            float8_e4m3fn [out, in], then what `unpacking.scales_of_rows` returns; None if it is not fp8.
+
+        Raises:
+            ValueError, KeyError: See `dequantise`.
+        """
+        return None
+
     @abstractmethod
     def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
         """The weight of a module.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hiscore.models.quantization.base import KV_CACHE_SCALES, Format
 from hiscore.models.quantization.fp8 import e4m3, fp8_scales
-from hiscore.models.quantization.unpacking import scale, unpack
+from hiscore.models.quantization.unpacking import scale, scales_of_rows, unpack
 
 COMPANIONS = (
     "weight_packed",
@@ -42,15 +42,24 @@ class CompressedTensors(Format):
     def is_excluded(self, module: str) -> bool:
         return any(_matches(pattern, module) for pattern in self.excluded)
 
+    def in_fp8(self, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int] | None:
+        if "weight_packed" in parts or self._scheme(module)["type"] != "float":
+            return None
+        weight = e4m3(parts["weight"])
+        return weight, *scales_of_rows(fp8_scales(parts), weight.shape, self._block(module))
+
     def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
         weights = self._scheme(module)
         bits = int(weights["num_bits"])
-        block = weights.get("block_structure")
         if "weight_packed" in parts:
             return _unpack(parts, bits)
         values = e4m3(parts["weight"]) if weights["type"] == "float" else _int8(parts["weight"])
         zeros = parts.get("weight_zero_point")
-        return scale(values, fp8_scales(parts), zeros, (int(block[0]), int(block[1])) if block else None)
+        return scale(values, fp8_scales(parts), zeros, self._block(module))
+
+    def _block(self, module: str) -> tuple[int, int] | None:
+        block = self._scheme(module).get("block_structure")
+        return (int(block[0]), int(block[1])) if block else None
 
     def _scheme(self, module: str) -> Mapping[str, Any]:
         """A module's scheme: that of the group which names it, else of the group of all linear layers."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hiscore.models.quantization.base import KV_CACHE_SCALES, Format
-from hiscore.models.quantization.unpacking import scale
+from hiscore.models.quantization.unpacking import scale, scales_of_rows
 
 
 class Fp8(Format):
@@ -28,6 +28,10 @@ class Fp8(Format):
         super().__init__(quantised)
         block = quantised.get("weight_block_size")
         self._block = (int(block[0]), int(block[1])) if block else None
+
+    def in_fp8(self, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int] | None:
+        weight = e4m3(parts["weight"])
+        return weight, *scales_of_rows(fp8_scales(parts), weight.shape, self._block)
 
     def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
         return scale(e4m3(parts["weight"]), fp8_scales(parts), block=self._block)

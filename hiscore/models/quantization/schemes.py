@@ -24,6 +24,13 @@ def unserved(config: Config) -> str | None:
     return f"its weights are quantised by {method} with {reason}; served are {SERVED}" if reason else None
 
 
+def in_fp8(config: Config) -> bool:
+    """Whether weights of a checkpoint that is served are stored in fp8."""
+    quantised = config.get("quantization_config") or {}
+    weights = [group.get("weights") or {} for group in (quantised.get("config_groups") or {}).values()]
+    return quantised.get("quant_method") == "fp8" or any(each.get("type") == "float" for each in weights)
+
+
 def _fp8(quantised: Config) -> str | None:
     block = quantised.get("weight_block_size")
     if block is not None and (len(block) != 2 or min(block) < 1):

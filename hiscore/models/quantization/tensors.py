@@ -1,13 +1,14 @@
 """The tensors of a checkpoint, by the names that they have in an unquantised one.
 
-A weight is dequantised when it is read, on the device, so that only one at a time exists in both forms.
+A weight is dequantised when it is read, on the device, so that only one at a time exists in both forms. Weights in
+fp8 may be read as they are, too.
 """
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +25,7 @@ from hiscore.models.text_towers import text_config, text_tensor
 from hiscore.models.weight_files import INDEX, SINGLE, weight_files
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 ROWS_COMPARED = 4_096
 """Rows of two tensors that are compared at once."""
@@ -55,7 +57,7 @@ class CheckpointTensors:
         of_texts = text_config(config)
         self._format = _format_of(of_texts.get("quantization_config"))
         self._parts = self._by_weight(has_images=of_texts is not config)
-        self._stored = self._dequantised = 0
+        self._stored = self._dequantised = self._kept = 0
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -69,24 +71,45 @@ class CheckpointTensors:
         Raises:
             UnsupportedCheckpoint: Its parts are not what the config announces.
         """
-        parts = {
+        parts, last = self._parts_of(name), _split(name)[1]
+        if parts.keys() == {last}:
+            return self._plain(name, parts[last])
+        weight = self._by_format(name, lambda of, module: of.dequantise(module, parts))
+        self._stored += sum(part.nbytes for part in parts.values())
+        self._dequantised += weight.numel()
+        return weight
+
+    def read_fp8(self, name: str) -> tuple[Tensor, Tensor, int] | None:
+        """Read a weight as it is stored; None if that is not fp8. See `Format.in_fp8`.
+
+        Raises:
+            UnsupportedCheckpoint: See `read`.
+        """
+        parts, last = self._parts_of(name), _split(name)[1]
+        if parts.keys() == {last}:
+            return None
+        return self._by_format(name, lambda of, module: of.in_fp8(module, parts))
+
+    def kept(self, weights: int) -> None:
+        """Count weights that stay as they are stored, for `report`."""
+        self._kept += weights
+
+    def _parts_of(self, name: str) -> dict[str, Tensor]:
+        return {
             part: self._files[stored].get_tensor(stored).to(self._device)
             for part, stored in self._parts[name].items()
         }
-        module, last = _split(next(iter(self._parts[name].values())))[0], _split(name)[1]
-        if parts.keys() == {last}:
-            return self._plain(name, parts[last])
+
+    def _by_format(self, name: str, work: Callable[[Format, str], T]) -> T:
+        """What the format makes of a module, which is named as it is stored; its errors name the tensor."""
         assert self._format is not None
         try:
-            weight = self._format.dequantise(module, parts)
+            return work(self._format, _split(next(iter(self._parts[name].values())))[0])
         except (KeyError, ValueError) as error:
             missing = f"it has no {error}" if isinstance(error, KeyError) else error
             raise UnsupportedCheckpoint(
                 f"'{name}' cannot be read as {self._format.method}: {missing}"
             ) from None
-        self._stored += sum(part.nbytes for part in parts.values())
-        self._dequantised += weight.numel()
-        return weight
 
     def equal(self, one: str, other: str) -> bool:
         """Whether two tensors, which must be there, are stored as the same values.
@@ -104,7 +127,9 @@ class CheckpointTensors:
         return all(torch.equal(first[rows], second[rows]) for rows in slices)
 
     def report(self, dtype: torch.dtype) -> None:
-        """Log what was dequantised so far, if anything."""
+        """Log what became of quantised weights so far."""
+        if self._format is not None and self._kept:
+            log.info("%d MiB of %s weights stay in fp8", self._kept >> 20, self._format.method)
         if self._format is not None and self._dequantised:
             log.info(
                 "dequantised %s weights while loading: %d MiB became %d MiB of %s",

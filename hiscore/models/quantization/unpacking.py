@@ -45,6 +45,25 @@ def scale(
     return out * _spread(grid.float(), values.shape, size)
 
 
+def scales_of_rows(scales: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> tuple[Tensor, int]:
+    """The scales of each row's blocks of columns.
+
+    Args:
+        scales: See `scale`.
+        shape: Of the weight, [out, in].
+        block: See `scale`.
+
+    Returns:
+        float32 [out, blocks], and the columns of a block.
+
+    Raises:
+        ValueError: They do not fit the weight.
+    """
+    grid = _grid(scales, shape)
+    height, width = _block(grid.shape, shape, block)
+    return grid.float().repeat_interleave(height, dim=0)[: shape[0]], width
+
+
 def _grid(scales: Tensor, shape: torch.Size) -> Tensor:
     if scales.numel() == 1:
         return scales.reshape(1, 1)

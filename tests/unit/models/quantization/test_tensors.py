@@ -9,9 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hiscore.layers.weights import quantise
+from hiscore.models.decoder import Decoder
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import CheckpointTensors
+from hiscore.prefill.runner import TorchRunner
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
 from tests.support import quantised, tiny_dsa, tiny_models
@@ -93,6 +96,44 @@ def test_what_was_dequantised_is_logged(tmp_path: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO):
         Scorer(checkpoint, "cpu", "float32", 64)
     assert "dequantised gptq weights while loading: 0 MiB became 0 MiB of float32" in caplog.text
+
+
+@pytest.mark.parametrize("scheme", ["fp8-channel", "fp8-block-32", "compressed-fp8-tensor"])
+def test_projections_stay_in_fp8_where_they_are_and_nothing_else_does(
+    scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint, dense = written(scheme, tmp_path)
+    with caplog.at_level(logging.INFO):
+        kept = Decoder(checkpoint, CPU, torch.bfloat16, fp8=True)
+    assert "weights stay in fp8" in caplog.text
+    assert kept.architecture.stored_in_fp8
+    exact = Decoder(dense, CPU, torch.float32)
+    # The layer that the checkpoint leaves in 16 bits.
+    assert [layer.qkv.fp8 for layer in kept.weights.layers] == [True, False, True, True]
+    assert all(layer.mlp.gate_up.fp8 and layer.mlp.down.fp8 for layer in kept.weights.layers)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(4))
+    rows = quantise(x)
+    expected = exact.weights.layers[0].qkv(rows.values.float() * rows.scales)
+    found = kept.weights.layers[0].qkv(rows).float()
+    # A step of bfloat16 for the product, and one for the sum with a bias.
+    torch.testing.assert_close(found, expected, atol=2**-6, rtol=2**-6)
+
+
+@pytest.mark.parametrize("scheme", ["fp8-channel", "fp8-block-32"])
+def test_scores_in_fp8_are_near_those_of_the_dequantised_weights(scheme: str, tmp_path: Path) -> None:
+    checkpoint, dense = written(scheme, tmp_path)
+    call = random_tokens(np.random.default_rng(0), 13, [1, 7, 20, 3] * 4, VOCABULARY)
+    scorer = Scorer(checkpoint, "cpu", "bfloat16", 1_024, query_cache_bytes=0)
+    scorer.runner = TorchRunner(
+        Decoder(checkpoint, CPU, torch.bfloat16, fp8=True), scorer.runner.pool.shape[1]
+    )
+    softmax = ScoreOptions(apply_softmax=True)
+    (found,) = score(scorer, [call], softmax)
+    truth = truth_of(dense).scores(call.query, call.items, LABELS, apply_softmax=True)
+    # Inputs of products are rounded to 4 bits, in four layers of random weights. Seen: 0.037.
+    assert np.abs(found - truth).mean() < 0.06
+    # Control: an item's scores are not another's. Seen: 0.2 and more.
+    assert np.abs(found - np.roll(truth, 1, axis=0)).mean() > 0.1
 
 
 def change(checkpoint: Path, **parts: torch.Tensor | None) -> Path:
