@@ -22,6 +22,9 @@ from hiscore.api.openapi import PAGE, describe
 from hiscore.api.relevance import Ranker
 from hiscore.api.routes import nim, pairs, rerank, score, tei
 from hiscore.api.wire import ModelNames
+from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.prompts.chat import read_json
+from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import RerankPrompts
 from hiscore.settings import ApiProcessSettings
 
@@ -116,10 +119,14 @@ def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> d
     }
 
 
-def _prompts(settings: ApiProcessSettings) -> RerankPrompts | None:
+def _prompts(settings: ApiProcessSettings) -> RerankPrompts | PairPrompts | None:
     if not (settings.checkpoint / "tokenizer.json").is_file():
         log.warning("the checkpoint has no tokenizer.json: the API scores token ids alone")
         return None
+    if read_json(settings.checkpoint / "config.json").get("model_type") in ENCODER_FAMILIES:
+        if settings.prompt_template or settings.prompt_labels:
+            raise ValueError("PROMPT_TEMPLATE and PROMPT_LABELS must not be set: an encoder reads no prompt")
+        return PairPrompts(settings.checkpoint)
     prompts = RerankPrompts(settings.checkpoint, settings.prompt_template, settings.prompt_labels)
     log.info("rerank requests become prompts by the template %s", prompts.family.name)
     return prompts

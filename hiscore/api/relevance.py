@@ -1,14 +1,17 @@
 """How relevant documents are to a query, by whatever model there is."""
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from hiscore.api.errors import ApiError, bad_request
 from hiscore.api.models import Models
 from hiscore.prompts.chat import PromptError
+from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import Prompts, RerankPrompts
 from hiscore.prompts.tokenizer import ForbiddenToken
 
@@ -39,14 +42,14 @@ class Ranking:
 
 
 class Ranker:
-    """Ranks documents with a causal LM and its template.
+    """Ranks documents with a causal LM and its template, or with an encoder.
 
     Args:
         models: Where they are scored.
         prompts: The template; None: there is no tokenizer, and every request is refused.
     """
 
-    def __init__(self, models: Models, prompts: RerankPrompts | None) -> None:
+    def __init__(self, models: Models, prompts: RerankPrompts | PairPrompts | None) -> None:
         self._models, self._prompts = models, prompts
 
     async def rank(
@@ -57,7 +60,7 @@ class Ranker:
         Raises:
             ApiError: The request cannot be served.
         """
-        return await self._score(self._ids([query] * len(documents), documents, instruction), request_id)
+        return await self.rank_pairs([query] * len(documents), documents, instruction, request_id)
 
     async def rank_pairs(
         self, queries: Sequence[str], documents: Sequence[str], instruction: str | None, request_id: str
@@ -67,22 +70,41 @@ class Ranker:
         Raises:
             ApiError: The request cannot be served.
         """
-        return await self._score(self._ids(queries, documents, instruction), request_id)
-
-    def _ids(self, queries: Sequence[str], documents: Sequence[str], instruction: str | None) -> Prompts:
         if self._prompts is None:
             raise bad_request("this model has no tokenizer: it takes token ids alone, at /v1/score")
-        try:
-            return self._prompts.ids(queries, documents, instruction)
-        except ForbiddenToken as error:
-            raise bad_request(f"a query or a document cannot be encoded: {error}") from None
-        except PromptError as error:
-            raise bad_request(str(error)) from None
+        if isinstance(self._prompts, RerankPrompts):
+            make = partial(self._prompts.ids, queries, documents, instruction)
+            return await self._by_labels(_made(make), self._prompts.label_ids, request_id)
+        # An encoder's call has one query.
+        rows_of: dict[str, list[int]] = {}
+        for row, query in enumerate(queries):
+            rows_of.setdefault(query, []).append(row)
+        asked = [
+            _made(partial(self._prompts.ids, query, [documents[row] for row in rows], instruction))
+            for query, rows in rows_of.items()
+        ]
+        found = await asyncio.gather(*(self._by_logit(prompts, request_id) for prompts in asked))
+        logits = np.empty(len(documents))
+        for rows, ranking in zip(rows_of.values(), found, strict=True):
+            logits[rows] = ranking.logits
+        return Ranking(
+            (0.5 * (1 + np.tanh(logits / 2))).tolist(),
+            logits.tolist(),
+            sum(ranking.prompt_tokens for ranking in found),
+            sum(ranking.cached_tokens for ranking in found),
+        )
 
-    async def _score(self, prompts: Prompts, request_id: str) -> Ranking:
-        assert self._prompts is not None
+    async def _by_logit(self, prompts: Prompts, request_id: str) -> Ranking:
+        """By an encoder's one logit; the probabilities are not filled in."""
+        result = await self._models.score_ids(prompts.query, prompts.items, [], request_id=request_id)
+        if (labels := result.scores.shape[1]) != 1:
+            raise bad_request(f"this model is a classifier of {labels} labels, none of which is relevance")
+        logits = result.scores[:, 0].tolist()
+        return Ranking([], logits, result.usage.prompt_tokens, result.usage.cached_tokens)
+
+    async def _by_labels(self, prompts: Prompts, labels: Sequence[int], request_id: str) -> Ranking:
         result = await self._models.score_ids(
-            prompts.query, prompts.items, self._prompts.label_ids, apply_softmax=True, request_id=request_id
+            prompts.query, prompts.items, labels, apply_softmax=True, request_id=request_id
         )
         with np.errstate(divide="ignore"):
             logs = np.maximum(np.log(result.scores.astype(np.float64)), MIN_LOG)
@@ -92,6 +114,16 @@ class Ranker:
             result.usage.prompt_tokens,
             result.usage.cached_tokens,
         )
+
+
+def _made(make: Callable[[], Prompts]) -> Prompts:
+    """Prompts of callers' texts; what is wrong with these is the callers' error."""
+    try:
+        return make()
+    except ForbiddenToken as error:
+        raise bad_request(f"a query or a document cannot be encoded: {error}") from None
+    except PromptError as error:
+        raise bad_request(str(error)) from None
 
 
 def check_documents(documents: Sequence[object], param: str) -> None:

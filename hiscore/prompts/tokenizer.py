@@ -118,6 +118,8 @@ class PromptTokenizer:
         """Protected tokens that the model's own vocabulary has, by id; not those that any text may give."""
         found = {self._tokenizer.token_to_id(content): content for content in self.protected}
         ordinary = {model.get("unk_token")}
+        if model["type"] == "Unigram" and model.get("unk_id") is not None:
+            ordinary.add(model["vocab"][model["unk_id"]][0])
         if model.get("byte_fallback"):
             ordinary |= {content for content in self.protected if BYTE_TOKEN.fullmatch(content)}
         return {

@@ -200,7 +200,8 @@ def _finish(
     items = rows if request.items else []
     try:
         if tokenizer.pair:
-            prompt = join_pairs(tokenizer, request.query, request.items, shared, items, request.item_first)
+            texts = request.query, request.items
+            prompt = join_pairs(tokenizer.pair, texts, shared, items, request.item_first)
         else:
             prompt = _join(tokenizer, shared, rows, request)
         labels = resolve_labels(

@@ -1,8 +1,14 @@
-"""The special tokens that a tokenizer puts around and between the two texts of a pair."""
+"""The special tokens that a tokenizer puts around and between the two texts of a pair.
 
-from dataclasses import dataclass
-from itertools import product
+Like all of `tokenization` but `tokenizer`, this does not import transformers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product, takewhile
 from typing import Any
+
+from tokenizers import Tokenizer
 
 # Different in length, script and first character; nothing in them is special to any tokenizer.
 PROBES = ("a", " b c", "Is 12 a number?\n", "你好")
@@ -16,13 +22,76 @@ class PairTemplate:
         before: Token ids before the first text.
         between: Token ids between the texts.
         after: Token ids after the second text.
+        alone: Token ids before and after a text that makes no pair.
         token_types: Of the first text with `before` and `between`, and of the second with `after`.
     """
 
     before: tuple[int, ...]
     between: tuple[int, ...]
     after: tuple[int, ...]
+    alone: tuple[tuple[int, ...], tuple[int, ...]]
     token_types: tuple[int, int] = (0, 0)
+
+    def join(
+        self,
+        query: str,
+        items: Sequence[str],
+        query_ids: Sequence[int],
+        item_ids: Sequence[Sequence[int]],
+        item_first: bool = False,
+    ) -> tuple[list[int], list[list[int]]]:
+        """Join a query with each item; a text beside an empty one makes no pair.
+
+        Args:
+            query: Its text.
+            items: Their texts.
+            query_ids: Token ids of the query, without special tokens.
+            item_ids: The same of each item.
+            item_first: The item is a pair's first text.
+
+        Returns:
+            What all sequences begin with, up to the item at most; and how each continues. A pair whose query comes
+            second, and a text alone, are in the second part.
+
+        Raises:
+            ValueError: There is no such beginning for an empty item, and token types depend on it.
+        """
+        if not query or not items:
+            return [], [self._alone(ids) for ids in item_ids]
+        if item_first:
+            end = [*self.between, *query_ids, *self.after]
+            both = zip(items, item_ids, strict=True)
+            return [], [[*self.before, *ids, *end] if text else self._alone(query_ids) for text, ids in both]
+        head, only = [*self.before, *query_ids, *self.between], self._alone(query_ids)
+        # XLM-RoBERTa has two separators between texts and one behind a text alone.
+        shared = len(head) if all(items) else _common_prefix_length(head, only)
+        if shared < len(head) and len(set(self.token_types)) > 1:
+            raise ValueError(
+                f"item {list(items).index('')} is empty: this tokenizer cannot tell it from a query alone"
+            )
+        both = zip(items, item_ids, strict=True)
+        return head[:shared], [
+            [*head[shared:], *ids, *self.after] if text else only[shared:] for text, ids in both
+        ]
+
+    def _alone(self, ids: Sequence[int]) -> list[int]:
+        return [*self.alone[0], *ids, *self.alone[1]]
+
+
+def read_pair_template(backend: Tokenizer) -> PairTemplate | None:
+    """The template of a fast tokenizer, without token types; None if a text has no tokens in its pair."""
+    pair, single = backend.encode(PROBES[2], PROBES[3]), backend.encode(PROBES[2])
+    texts = pair.sequence_ids  # 0, 1, or None for a special token
+    if not {0, 1} <= set(texts) or 0 not in single.sequence_ids:
+        return None
+    (first, last), (second, end) = _span(texts, 0), _span(texts, 1)
+    begin, stop = _span(single.sequence_ids, 0)
+    return PairTemplate(
+        before=tuple(pair.ids[:first]),
+        between=tuple(pair.ids[last:second]),
+        after=tuple(pair.ids[end:]),
+        alone=(tuple(single.ids[:begin]), tuple(single.ids[stop:])),
+    )
 
 
 def find_pair_template(tokenizer: Any) -> PairTemplate | None:
@@ -31,18 +100,22 @@ def find_pair_template(tokenizer: Any) -> PairTemplate | None:
     Returns:
         None if pairs of probes show that there is no such template.
     """
-    backend = tokenizer.backend_tokenizer
-    encoding = backend.encode(PROBES[2], PROBES[3])
-    texts = encoding.sequence_ids  # 0, 1, or None for a special token
-    if 0 not in texts or 1 not in texts:
+    template = read_pair_template(tokenizer.backend_tokenizer)
+    if template is None:
         return None
-    first, last = texts.index(0), len(texts) - texts[::-1].index(0)
-    second, end = texts.index(1), len(texts) - texts[::-1].index(1)
-    ids, types = encoding.ids, _types(tokenizer, PROBES[2], PROBES[3])
-    template = PairTemplate(
-        tuple(ids[:first]), tuple(ids[last:second]), tuple(ids[end:]), (types[first], types[second])
-    )
+    types = _types(tokenizer, PROBES[2], PROBES[3])
+    template = replace(template, token_types=(types[0], types[-1]))
     return template if all(_holds(template, tokenizer, *pair) for pair in product(PROBES, PROBES)) else None
+
+
+def _span(texts: Sequence[int | None], text: int) -> tuple[int, int]:
+    """From a text's first token to behind its last."""
+    return texts.index(text), len(texts) - list(reversed(texts)).index(text)
+
+
+def _common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
+    same = (a == b for a, b in zip(first, second, strict=False))
+    return sum(takewhile(bool, same))
 
 
 def _types(tokenizer: Any, first: str, second: str) -> list[int]:
@@ -54,8 +127,11 @@ def _types(tokenizer: Any, first: str, second: str) -> list[int]:
 def _holds(template: PairTemplate, tokenizer: Any, first: str, second: str) -> bool:
     backend = tokenizer.backend_tokenizer
     a, b = (backend.encode(text, add_special_tokens=False).ids for text in (first, second))
-    of_first = [*template.before, *a, *template.between]
-    of_second = [*b, *template.after]
-    types = [template.token_types[0]] * len(of_first) + [template.token_types[1]] * len(of_second)
-    ids = list(tokenizer(first, second)["input_ids"])
-    return of_first + of_second == ids and types == _types(tokenizer, first, second)
+    query, (item,) = template.join(first, [second], a, [b])
+    _, (alone,) = template.join("", [first], [], [a])
+    types = [template.token_types[0]] * len(query) + [template.token_types[1]] * len(item)
+    return (
+        query + item == list(tokenizer(first, second)["input_ids"])
+        and types == _types(tokenizer, first, second)
+        and alone == list(tokenizer(first)["input_ids"])
+    )
