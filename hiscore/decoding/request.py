@@ -100,6 +100,12 @@ class PromptReader:
         size = len(text.encode())
         if size > self.max_text_bytes:
             raise RequestError(f"'text_input' holds {size} bytes: at most {self.max_text_bytes} in one call")
+        per_token = self.tokenizer.bytes_per_token
+        if per_token is not None and size > (most := per_token * self.facts.context_length):
+            raise RequestError(
+                f"'text_input' holds {size} bytes: at most {most} can be {self.facts.context_length} tokens "
+                "(MAX_CONTEXT)"
+            )
         try:
             (ids,), _ = self.tokenizer.encode([text], [])
         except Panic:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests
+from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests, encoded_bytes
 from hiscore.serving.batched_model import WholeJobs
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer
@@ -21,7 +21,7 @@ class EncodeStats:
 
 
 class BatchedTokenizer:
-    """`BatchedModel` of `TextRequest`, with costs in characters; answers are `Outputs`.
+    """`BatchedModel` of `TextRequest`, with costs in bytes of text to encode; answers are `Outputs`.
 
     Encoding is a computation on the CPU: it gets its own thread, and requests are never split.
     """
@@ -40,7 +40,7 @@ class BatchedTokenizer:
         self._record = record
 
     def cost(self, job: TextRequest) -> int:
-        return len(job.query) + sum(map(len, job.items))
+        return encoded_bytes(self._tokenizer, job)
 
     def plan(self) -> WholeJobs[TextRequest]:
         return WholeJobs(self.cost)

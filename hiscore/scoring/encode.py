@@ -19,7 +19,7 @@ from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.validation import check_prompt
 from hiscore.settings import Limits
 from hiscore.tokenization.panics import Panic
-from hiscore.tokenization.safe_splits import first_split, last_split
+from hiscore.tokenization.split_rule import SplitRule
 from hiscore.tokenization.tokenizer import TextTokenizer
 
 
@@ -71,11 +71,13 @@ class _Plan:
         request: The request.
         shared: The part of the query that is encoded once.
         repeated: The rest of it, next to the items, which is encoded with every item.
+        rule: How the query was split; None: it was not.
     """
 
     request: TextRequest
     shared: str
     repeated: str
+    rule: SplitRule | None
 
     @property
     def texts(self) -> list[str]:
@@ -83,8 +85,16 @@ class _Plan:
         if not self.request.items:
             return ["", self.request.query]
         if self.request.item_first:
-            return [self.shared, *(item + self.repeated for item in self.request.items)]
-        return [self.shared, *(self.repeated + item for item in self.request.items)]
+            shared = self.rule.second(self.shared) if self.rule else self.shared
+            return [shared, *(item + self.repeated for item in self.request.items)]
+        # Of a query that cannot be split, its own tokens say where a single item begins.
+        shared = self.request.query if self.asks_where_the_item_begins else self.shared
+        rows = [self.repeated + item for item in self.request.items]
+        return [shared, *(map(self.rule.second, rows) if self.rule else rows)]
+
+    @property
+    def asks_where_the_item_begins(self) -> bool:
+        return not self.shared and not self.request.item_first and len(self.request.items) == 1
 
     @property
     def labels(self) -> Sequence[str]:
@@ -93,6 +103,12 @@ class _Plan:
     @property
     def full_encode(self) -> bool:
         return not self.shared and bool(self.repeated) and len(self.request.items) > 1
+
+
+def encoded_bytes(tokenizer: TextTokenizer, request: TextRequest) -> int:
+    """How much text is encoded for a request, in bytes of UTF-8: a part of the query with every item."""
+    _, repeated, _ = _split_query(tokenizer, request)
+    return _size(request) + _utf8_length(repeated) * max(0, len(request.items) - 1)
 
 
 def encode_requests(
@@ -152,13 +168,12 @@ def _plan(
             check_item_first(tokenizer, facts)
         counts = request.label_counts
         check_label_inputs(request.labels, request.label_token_ids, limits, facts, counts, items)
-        size = request.text_bytes
-        if size is None:
-            size = sum(map(_utf8_length, (request.query, *request.items, *(request.labels or ()))))
+        size = _size(request)
         if size > limits.max_text_bytes:
             raise RequestError(
                 f"'query', 'items' and 'labels' hold {size} bytes: at most {limits.max_text_bytes} in one call"
             )
+        _check_length(tokenizer, request, size, facts)
         plan = _Plan(request, *_split_query(tokenizer, request))
         # A query that cannot be shared is encoded once per item: bound the work as well as the input.
         work = _utf8_length(plan.repeated) * items
@@ -172,17 +187,33 @@ def _plan(
     return plan
 
 
-def _split_query(tokenizer: TextTokenizer, request: TextRequest) -> tuple[str, str]:
-    """The part of the query to encode once, and the part to encode with every item."""
+def _check_length(tokenizer: TextTokenizer, request: TextRequest, size: int, facts: CheckpointFacts) -> None:
+    """Refuse a text that has more tokens than the context holds, however it is encoded, before it is encoded."""
+    if tokenizer.bytes_per_token is None or size <= (
+        most := tokenizer.bytes_per_token * facts.context_length
+    ):
+        return
+    query = _utf8_length(request.query)
+    longest = query + max(map(_utf8_length, request.items), default=0)
+    if longest > most:
+        raise RequestError(
+            f"query and item have {longest} bytes together: at most {most} can be {facts.context_length} tokens "
+            "(MAX_CONTEXT)"
+        )
+
+
+def _split_query(tokenizer: TextTokenizer, request: TextRequest) -> tuple[str, str, SplitRule | None]:
+    """The part of the query to encode once, the part to encode with every item, and how it was split."""
+    rule = tokenizer.splits
     if tokenizer.pair:
-        return request.query, ""
-    if not tokenizer.has_safe_splits:
-        return "", request.query
-    split = first_split(request.query) if request.item_first else last_split(request.query)
+        return request.query, "", None
+    split = None
+    if rule is not None and request.items:
+        split = rule.first(request.query) if request.item_first else rule.last(request.query)
     if split is None:
-        return "", request.query
+        return "", request.query, None
     head, tail = request.query[:split], request.query[split:]
-    return (tail, head) if request.item_first else (head, tail)
+    return (tail, head, rule) if request.item_first else (head, tail, rule)
 
 
 def _finish(
@@ -195,6 +226,7 @@ def _finish(
 ) -> TokenizedRequest | RequestError:
     """Join the encoded texts to a prompt, validate it and lay it out."""
     request, (shared, *rows) = plan.request, text_ids
+    query_alone = shared if plan.asks_where_the_item_begins else None
     if not plan.shared:
         shared = []  # Some tokenizers give special tokens even for an empty text.
     items = rows if request.items else []
@@ -203,7 +235,7 @@ def _finish(
             texts = request.query, request.items
             prompt = join_pairs(tokenizer.pair, texts, shared, items, request.item_first)
         else:
-            prompt = _join(tokenizer, shared, rows, request)
+            prompt = _join(tokenizer, shared, rows, request, query_alone)
         labels = resolve_labels(
             request.labels,
             label_ids,
@@ -220,14 +252,24 @@ def _finish(
 
 
 def _join(
-    tokenizer: TextTokenizer, shared: list[int], rows: list[list[int]], request: TextRequest
+    tokenizer: TextTokenizer,
+    shared: list[int],
+    rows: list[list[int]],
+    request: TextRequest,
+    query_alone: list[int] | None,
 ) -> MultiItemPrompt:
-    """Put special tokens and the shared part around the rest of each item; what all share is the query."""
+    """Put special tokens and the shared part around the rest of each item; what all share is the query.
+
+    A single item would share everything with itself, and the cache of queries would fill with items. So its query
+    ends where the query's own text does, or at the split.
+    """
     before = [*tokenizer.prefix] if request.item_first else [*tokenizer.prefix, *shared]
     after = [*shared, *tokenizer.suffix] if request.item_first else [*tokenizer.suffix]
     if after:
         rows = [ids + after for ids in rows]
     common = _common_prefix_length(rows)
+    if len(request.items) == 1:
+        common = 0 if query_alone is None else _common_prefix_length([query_alone, rows[0]])
     query = before + rows[0][:common]
     return MultiItemPrompt.of(query, [ids[common:] for ids in rows] if request.items else [])
 
@@ -237,6 +279,12 @@ def _common_prefix_length(rows: Sequence[list[int]]) -> int:
     low, high = min(rows), max(rows)
     shortest = min(len(low), len(high))
     return next((index for index in range(shortest) if low[index] != high[index]), shortest)
+
+
+def _size(request: TextRequest) -> int:
+    if request.text_bytes is not None:
+        return request.text_bytes
+    return sum(map(_utf8_length, (request.query, *request.items, *(request.labels or ()))))
 
 
 def _utf8_length(text: str) -> int:

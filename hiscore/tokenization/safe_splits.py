@@ -1,7 +1,8 @@
 r"""Where a text can be split so that its two parts, encoded separately, give the tokens of the whole.
 
 A query shared by many items need not be encoded once per item if some place in it is a safe split regardless of
-what follows. This module knows one kind of place, and the tokenizers for which it is proved.
+what follows. This module knows one kind of place, and the tokenizers for which it is proved;
+`mark_splits` another.
 
 A *split point* is between two characters ``a|b`` where
 
@@ -44,13 +45,15 @@ the whole. ByteLevel without its pattern maps bytes one by one; it must come las
 letters. Then BPE encodes every piece by itself; without dropout the result depends on the piece alone.
 """
 
-import json
 import re
 import unicodedata
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
+
+from hiscore.tokenization.mark_splits import mark_split_rule
+from hiscore.tokenization.split_rule import SplitRule, state
 
 SPLIT_POINT = re.compile(r"(?<=\S) |(?<=[\u4e00-\u9fa5\u3041-\u3096\u30a1-\u30fa])[、。，：；？！]")
 
@@ -78,8 +81,8 @@ def has_safe_splits(backend: Tokenizer) -> bool:
     return (
         isinstance(backend.model, BPE)
         and not backend.model.dropout
-        and _state(backend.normalizer).get("type") in (None, "NFC")
-        and _splits_at_every_split_point(_state(backend.pre_tokenizer))
+        and state(backend.normalizer).get("type") in (None, "NFC")
+        and _splits_at_every_split_point(state(backend.pre_tokenizer))
         and not any(
             token.lstrip
             or token.rstrip
@@ -90,22 +93,9 @@ def has_safe_splits(backend: Tokenizer) -> bool:
     )
 
 
-def first_split(text: str) -> int | None:
-    """Index of the first split point of a text (of ``b``), if there is one."""
-    match = SPLIT_POINT.search(text)
-    return match.start() if match else None
-
-
-def last_split(text: str) -> int | None:
-    """Index of the last split point of a text, if there is one; reads only as much of the end as it must."""
-    window = 256
-    while True:
-        start = max(0, len(text) - window)
-        # Unlike a slice, a start position lets the lookbehind see the character before it.
-        indices = [match.start() for match in SPLIT_POINT.finditer(text, start)]
-        if indices or start == 0:
-            return indices[-1] if indices else None
-        window *= 8
+def split_rule(backend: Tokenizer) -> SplitRule | None:
+    """How a tokenizer's texts can be split; None if nothing is proved for it."""
+    return SplitRule(SPLIT_POINT) if has_safe_splits(backend) else mark_split_rule(backend)
 
 
 def _splits_at_every_split_point(pre_tokenizer: dict[str, Any]) -> bool:
@@ -127,9 +117,3 @@ def _splits_at_every_split_point(pre_tokenizer: dict[str, Any]) -> bool:
             case _:
                 return False
     return splits
-
-
-def _state(component: Any) -> dict[str, Any]:
-    """The JSON state of a pipeline component; empty for None."""
-    state: dict[str, Any] = json.loads(component.__getstate__()) if component is not None else {}
-    return state

@@ -8,7 +8,9 @@ from transformers import AutoTokenizer
 
 from hiscore.tokenization.pair_template import PROBES, PairTemplate, find_pair_template
 from hiscore.tokenization.panics import panics_raised
-from hiscore.tokenization.safe_splits import has_safe_splits
+from hiscore.tokenization.safe_splits import split_rule
+from hiscore.tokenization.split_rule import SplitRule
+from hiscore.tokenization.token_length import max_bytes_per_token
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class TextTokenizer:
             can be encoded, and prefix and suffix are empty.
         prefix: Token ids before every text.
         suffix: Token ids after every text.
-        has_safe_splits: `safe_splits` holds for this tokenizer.
+        splits: Where texts can be split; None: nowhere.
+        bytes_per_token: Bytes of text that one token stands for at most; None if that is not known.
         pair: How an encoder's query and item are joined; None: as one text.
     """
 
@@ -29,8 +32,9 @@ class TextTokenizer:
     adds_affixes: bool
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
-    has_safe_splits: bool
+    splits: SplitRule | None
     pair: PairTemplate | None = None
+    bytes_per_token: int | None = None
 
     def encode(self, texts: list[str], labels: list[str]) -> tuple[list[list[int]], list[list[int]]]:
         """Encode all texts and labels in one call that uses every core.
@@ -88,8 +92,9 @@ def load_tokenizer(checkpoint: Path, pairs: bool = False) -> TextTokenizer:
         adds_affixes=affixes is not None,
         prefix=prefix,
         suffix=suffix,
-        has_safe_splits=affixes is not None and has_safe_splits(backend),
+        splits=None if affixes is None else split_rule(backend),
         pair=pair,
+        bytes_per_token=max_bytes_per_token(backend),
     )
 
 

@@ -16,7 +16,7 @@ from tokenizers import (
     processors,
     trainers,
 )
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 from transformers import PreTrainedTokenizerFast
 
 from hiscore.tokenization.safe_splits import CL100K, O200K, QWEN2
@@ -118,6 +118,69 @@ def metaspace() -> Tokenizer:
     return tokenizer
 
 
+def _marks(model: BPE | Unigram) -> Tokenizer:
+    """Trained word by word, so that no piece has a mark behind another character."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=True)
+    tokenizer.decoder = decoders.Metaspace()
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    special = ["<unk>", "<s>", "</s>", *byte_tokens]
+    trainer: trainers.Trainer
+    if isinstance(model, BPE):
+        trainer = trainers.BpeTrainer(vocab_size=1_000, show_progress=False, special_tokens=special)
+    else:
+        trainer = trainers.UnigramTrainer(
+            vocab_size=1_000, show_progress=False, special_tokens=special, unk_token="<unk>"
+        )
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    return tokenizer
+
+
+def _with_bos(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    return tokenizer
+
+
+def _mark_bpe() -> BPE:
+    return BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+
+
+def llama2() -> Tokenizer:
+    """As checkpoints of Llama 2 and Mistral 7B have it: a mark before every text, and nothing splits."""
+    tokenizer = _marks(_mark_bpe())
+    tokenizer.pre_tokenizer = None
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return _with_bos(tokenizer)
+
+
+def metaspace_first() -> Tokenizer:
+    """As transformers writes such tokenizers now."""
+    tokenizer = _marks(_mark_bpe())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return _with_bos(tokenizer)
+
+
+def metaspace_always() -> Tokenizer:
+    tokenizer = _marks(_mark_bpe())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    return tokenizer
+
+
+def gemma() -> Tokenizer:
+    """No mark before a text."""
+    tokenizer = _marks(_mark_bpe())
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous", invert=False)
+    return _with_bos(tokenizer)
+
+
+def unigram() -> Tokenizer:
+    """As T5 has it, without its normalizer: words by themselves."""
+    return _with_bos(_marks(Unigram()))
+
+
 def twice() -> Tokenizer:
     """Repeats its text, with a token between: special tokens are not simply put around a text."""
     tokenizer = train(_byte_level(_split(QWEN2)))
@@ -128,9 +191,13 @@ def twice() -> Tokenizer:
 
 
 # Those for which splits are proved safe, and those that must be encoded in full.
-WITH_SAFE_SPLITS: dict[str, Callable[[], Tokenizer]] = {
+WITH_PATTERNS: dict[str, Callable[[], Tokenizer]] = {
     build.__name__: build for build in (gpt2, smollm2, qwen2, llama3, o200k, eos)
 }
+WITH_MARKS: dict[str, Callable[[], Tokenizer]] = {
+    build.__name__: build for build in (llama2, metaspace_first, metaspace_always, gemma, unigram)
+}
+WITH_SAFE_SPLITS = {**WITH_PATTERNS, **WITH_MARKS}
 WITHOUT_SAFE_SPLITS: dict[str, Callable[[], Tokenizer]] = {
     build.__name__: build for build in (metaspace, twice)
 }

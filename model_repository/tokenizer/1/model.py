@@ -20,8 +20,8 @@ from hiscore.serving.triton_io import error_log, parameters, required_tensor, se
 from hiscore.settings import TokenizerSettings, from_model_directory
 from hiscore.tokenization.tokenizer import load_tokenizer
 
-# Characters encoded in one batch: enough to use every core, few enough that a small request does not wait long.
-MAX_BATCH_CHARACTERS = 2**20
+# Bytes of text encoded in one batch: enough to use every core, few enough that a small request does not wait long.
+MAX_BATCH_BYTES = 2**20
 
 COUNTERS = {
     "hiscore_full_encodes_total": "Calls whose whole query was encoded again with each of its items",
@@ -42,7 +42,7 @@ class TritonPythonModel:
         facts = read_facts(checkpoint, settings.max_context)
         self.batcher: Batcher[TextRequest] = Batcher(
             BatchedTokenizer(load_tokenizer(checkpoint, facts.is_encoder), settings, facts, self.record),
-            BatchLimits(MAX_BATCH_CHARACTERS, settings.max_queue),
+            BatchLimits(MAX_BATCH_BYTES, settings.max_queue),
         )
         self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))
 

@@ -17,15 +17,16 @@ FACTS = CheckpointFacts(vocab_size=3, context_length=50, is_classifier=False)
 def test_a_batch_from_texts_to_tensors() -> None:
     backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 2}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = TextTokenizer(backend, adds_affixes=True, prefix=(), suffix=(), has_safe_splits=False)
+    tokenizer = TextTokenizer(backend, adds_affixes=True, prefix=(), suffix=(), splits=None)
     records: list[EncodeStats] = []
     model = BatchedTokenizer(tokenizer, Limits(max_items=2), FACTS, records.append)
     good = TextRequest("ab", ["c", "ca"], label_token_ids=np.array([1], np.int32))
     many = TextRequest("ab", ["c"] * 3, label_token_ids=np.array([1], np.int32))
     one = TextRequest("ab", ["c"], labels=["a", "b"])
     assert not model.async_launch
-    assert [model.cost(each) for each in (good, many, one)] == [5, 5, 3]
-    assert model.plan().take(good, 0, 0, at_least_one=True) == Part(good, 5)
+    # The bytes to encode: the query with each item, and the labels.
+    assert [model.cost(each) for each in (good, many, one)] == [7, 9, 5]
+    assert model.plan().take(good, 0, 0, at_least_one=True) == Part(good, 7)
 
     batch = model.launch([good, many, one])
     first, refused, last = batch.finish()

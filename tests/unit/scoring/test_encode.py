@@ -17,10 +17,10 @@ from hiscore.decoding.request import PromptReader
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring import encode
-from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests
+from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests, encoded_bytes
 from hiscore.scoring.layout import unpack
 from hiscore.settings import Limits
+from hiscore.tokenization.split_rule import SplitRule
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers as tiny
 from tests.unit.tokenization.test_safe_splits import TEXTS
@@ -81,7 +81,7 @@ REQUESTS = st.builds(
 @pytest.mark.parametrize("name", BUILDERS)
 def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
     ours, truth = load(name)
-    assert ours.has_safe_splits == (name in tiny.WITH_SAFE_SPLITS)
+    assert (ours.splits is not None) == (name in tiny.WITH_SAFE_SPLITS)
 
     @settings(max_examples=150, deadline=None)
     @given(st.lists(REQUESTS, max_size=3))
@@ -95,7 +95,8 @@ def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
             assert true_to(truth, answer, call)
             query_length = answer.delimiter_indices[0]
             following = {tuple(ids[query_length : query_length + 1]) for ids in sequences(answer)}
-            assert () in following or len(following) > 1, "more could have been shared"
+            if len(call.items) > 1:
+                assert () in following or len(following) > 1, "more could have been shared"
 
     check()
 
@@ -103,8 +104,8 @@ def test_ids_are_those_of_one_item_at_a_time(name: str, load: Load) -> None:
 @pytest.mark.parametrize("name", tiny.WITH_SAFE_SPLITS)
 def test_a_wrong_split_is_caught(name: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, truth = load(name)
-    monkeypatch.setattr(encode, "last_split", lambda text: len(text) // 2)
-    monkeypatch.setattr(encode, "first_split", lambda text: len(text) // 2)
+    monkeypatch.setattr(SplitRule, "last", lambda rule, text: len(text) // 2)
+    monkeypatch.setattr(SplitRule, "first", lambda rule, text: len(text) // 2)
     words = st.lists(st.sampled_from([" ", "fruit", "The", " item", "is"]), min_size=1, max_size=4).map(
         "".join
     )
@@ -150,6 +151,61 @@ def test_all_texts_go_through_one_call_and_the_query_once(load: Load, item_first
     assert len(texts) == 3 * (1 + 30 + 2)
     # A word of the query and the item itself, for each item.
     assert sum(map(len, texts)) <= 3 * (len(query) + 30 * len("this is apple") + len(" Yes No"))
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_the_query_of_a_single_item_ends_before_the_item(name: str, load: Load) -> None:
+    """Everything was query: cached queries gave way to items."""
+    ours, truth = load(name)
+    query = "Is this a fruit? " * 20 + "The item is:"
+    calls = [TextRequest(query, [f" an apple, {n} hammers and {n} screws"], None, LABELS) for n in range(3)]
+    answers = [one(ours, call) for call in calls]
+    whole = truth(query)["input_ids"]
+    if name == "twice":
+        whole = whole[: len(whole) // 2]
+    for call, answer in zip(calls, answers, strict=True):
+        assert true_to(truth, answer, call)
+        length = answer.delimiter_indices[0]
+        assert np.array_equal(
+            answer.input_ids[:length], answers[0].input_ids[: answers[0].delimiter_indices[0]]
+        )
+        # All of it but the last word, at most.
+        assert len(whole) - 8 <= length <= len(whole)
+
+
+def test_what_has_too_many_tokens_is_refused_before_it_is_encoded(load: Load) -> None:
+    """A text of 6 MB was encoded for seconds, only to be refused."""
+    ours, _ = load("qwen2")
+    assert ours.bytes_per_token is not None
+    most = ours.bytes_per_token * FACTS.context_length
+    spy = Spy(ours.backend)
+    tokenizer = replace(ours, backend=spy)
+    limits = Limits(max_text_bytes=10 * most)
+    good = TextRequest("a b", ["c"], None, LABELS)
+    for call in (
+        replace(good, query="a" * (most + 1)),
+        replace(good, items=["c", "a" * (most - 2)]),
+        replace(good, query="苹" * (most // 3), items=["ab" * 2]),
+    ):
+        [refused] = encode_requests(tokenizer, [call], limits, FACTS)
+        assert isinstance(refused, RequestError)
+        assert f"at most {most} can be 500 tokens" in refused.message
+    assert sum(len(text) for batch in spy.batches for text in batch) == 0
+    # The control: one byte less may fit, so it is encoded.
+    encode_requests(tokenizer, [replace(good, items=["c", "a" * (most - 3)])], limits, FACTS)
+    assert sum(len(text) for batch in spy.batches for text in batch) > most - 4
+    prompts = PromptReader(FACTS, tokenizer, max_text_bytes=10 * most)
+    before = len(spy.batches)
+    with pytest.raises(RequestError, match=f"'text_input' holds {most + 1} bytes: at most {most} can be"):
+        prompts.read(None, "a" * (most + 1), SamplingParams())
+    assert len(spy.batches) == before
+
+
+def test_a_request_costs_the_bytes_that_are_encoded_for_it(load: Load) -> None:
+    """Queries that cannot be split are encoded with every item, and a batch of them took minutes."""
+    call = TextRequest("Is this one", ["苹", " b"], labels=["x"])
+    for name, repeated in (("qwen2", " one"), ("llama2", " one"), ("metaspace", "Is this one")):
+        assert encoded_bytes(load(name)[0], call) == len("Is this one") + 3 + 2 + 1 + len(repeated), name
 
 
 def test_full_encodes_are_reported(load: Load) -> None:
@@ -339,7 +395,7 @@ def test_a_text_on_which_the_library_panics_fails_alone() -> None:
     with pytest.raises(BaseException, match="retry-limit") as raised:
         backend.encode("a" * 40)
     assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
-    tokenizer = TextTokenizer(backend, adds_affixes=True, prefix=(), suffix=(), has_safe_splits=False)
+    tokenizer = TextTokenizer(backend, adds_affixes=True, prefix=(), suffix=(), splits=None)
     good = TextRequest("ab", ["a", "b"], label_token_ids=LABELS)
     bad = replace(good, query="a" * 40)
     before, refused, after = encode_requests(tokenizer, [good, bad, good], Limits(), FACTS)

@@ -1,0 +1,46 @@
+"""How a tokenizer's texts can be split: see `safe_splits` and `mark_splits`, which prove it."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """Where a text can be split so that its two parts, encoded separately, give the tokens of the whole.
+
+    Attributes:
+        point: Matches the first character of the second part.
+        adds_space: The tokenizer puts a space before every text. The second part begins with one and is encoded
+            without it.
+    """
+
+    point: re.Pattern[str]
+    adds_space: bool = False
+
+    def first(self, text: str) -> int | None:
+        """Where the second part begins at the first split point of a text, if there is one."""
+        match = self.point.search(text)
+        return match.start() if match else None
+
+    def last(self, text: str) -> int | None:
+        """The same at the last split point; reads only as much of the end as it must."""
+        window = 256
+        while True:
+            start = max(0, len(text) - window)
+            # Unlike a slice, a start position lets the lookbehind see the character before it.
+            indices = [match.start() for match in self.point.finditer(text, start)]
+            if indices or start == 0:
+                return indices[-1] if indices else None
+            window *= 8
+
+    def second(self, text: str) -> str:
+        """What to encode of a second part."""
+        return text[1:] if self.adds_space else text
+
+
+def state(component: Any) -> dict[str, Any]:
+    """The JSON state of a pipeline component; empty for None."""
+    values: dict[str, Any] = json.loads(component.__getstate__()) if component is not None else {}
+    return values
