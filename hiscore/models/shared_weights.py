@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 
 W = TypeVar("W")
 ALIGNMENT = 64
-LAST_WAIT_S = 20.0
-"""How long the owner of shared memory waits, when it stops, for those who still compute with it."""
+LAST_WAIT_S = 5.0
+"""How long the owner of CUDA memory waits, when it stops, for those who still compute with it. A file in memory
+needs no such care: it lives as long as anybody maps it."""
 
 
 class SharedWeights:
@@ -76,8 +77,8 @@ class SharedWeights:
             new = Path(f"{path}.new")
             new.write_bytes(export.bytes)
             new.rename(path)
-            self._exported.append(path)
             if not export.in_memory_file:
+                self._exported.append(path)
                 return weights
         # Ours are a second copy now: take the shared ones, too.
         del weights
@@ -85,7 +86,7 @@ class SharedWeights:
         return own
 
     def close(self) -> None:
-        """Wait until nobody else computes with weights of this process, if it has any."""
+        """Wait until nobody else computes with CUDA memory of this process, if it has any."""
         end = time.monotonic() + LAST_WAIT_S
         for path in self._exported:
             users = _open(Path(f"{path}.users"), None)

@@ -87,7 +87,13 @@ sys.stdin.readline()
 """
 
 
-def test_another_process_maps_them_and_the_owner_waits_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_cuda", [False, True])
+def test_another_process_maps_them_and_the_owner_waits_for_it(
+    in_cuda: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For memory that goes with its owner, as CUDA's does."""
+    if in_cuda:
+        monkeypatch.setattr(shared_weights._Export, "in_memory_file", False)
     owner = SharedWeights(tmp_path)
     numbers = torch.arange(1_000.0)
     mine = owner.load("key", lambda: {"a": numbers, "view": numbers[10:20:2]})
@@ -110,7 +116,8 @@ def test_another_process_maps_them_and_the_owner_waits_for_it(tmp_path: Path) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_weights.time, "sleep", end)
         owner.close()
-    assert len(ended) == 1, "it waited while the reader lived, and no longer"
+    assert len(ended) == in_cuda, "it waited while the reader lived, and no longer"
+    end(0.0)
     assert reader.returncode == 0
     assert time.monotonic() - before < shared_weights.LAST_WAIT_S
 
