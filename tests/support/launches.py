@@ -27,6 +27,7 @@ ROWS = 3
 # hidden size, MLP's width, heads, KV heads, head dimension: Qwen3-0.6B, SmolLM2-135M, Gemma-2-2B
 QWEN3, QWEN3_8B = (1024, 3072, 16, 8, 128), (4096, 12288, 32, 8, 128)
 SMOLLM2, GEMMA2 = (576, 1536, 9, 3, 64), (2304, 9216, 8, 4, 256)
+GPT_OSS = (2880, 2880, 64, 8, 64)
 GROUPED = CacheShape(
     layers=3, kv_heads=8, kv_parts=2, head_dim=128, page_size=32, max_sequences=4, max_pages=1_280,
     host_pages=64, device_pages=48,
@@ -48,6 +49,7 @@ def scorer(
     normed: bool = False,
     sandwich: bool = False,
     fp8: bool = False,
+    with_sinks: bool = False,
 ) -> None:
     """The operations of a layer and its attention."""
     hidden, inner, heads, kv_heads, head_dim = sizes
@@ -64,7 +66,8 @@ def scorer(
     table = torch.zeros(64, head_dim // 2)
     ops.rope_and_cache(layer_of(norm, norm), Tables(table, table), qkv, ints(ROWS), pool, ints(ROWS))
     windows, cap = ((4_096, None), 50.0) if sandwich else ((None, None), None)
-    shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, cap, windows)
+    sinks = (torch.zeros(heads),) * 2 if with_sinks else None
+    shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, cap, windows, sinks)
     attention = TritonAttention(shape, dtype, multiprocessors=132)
     attention.inputs = TileInputs(ints(ROWS), ints(ROWS), ints(ROWS), ints(6), ints(2), ints(64))
     for index in range(len(windows)):
@@ -102,11 +105,18 @@ def designs(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
         ops.rope_and_cache(layer, tables, qkv, ids, pool, ids)
 
 
-def decode(sizes: CacheShape, dtype: torch.dtype, heads: int, value_width: int | None = None) -> None:
+def decode(
+    sizes: CacheShape,
+    dtype: torch.dtype,
+    heads: int,
+    value_width: int | None = None,
+    with_sinks: bool = False,
+) -> None:
     """A decode step over a cache, and its copies."""
     cache = KVCache.allocate(sizes, dtype, torch.device("cpu"))
     windows = tuple(512 if layer in sizes.dense_layers else None for layer in range(sizes.layers))
-    shape = AttentionShape(heads, sizes.kv_heads, sizes.head_dim, 0.1, None, windows)
+    sinks = (torch.zeros(heads),) * sizes.layers if with_sinks else None
+    shape = AttentionShape(heads, sizes.kv_heads, sizes.head_dim, 0.1, None, windows, sinks)
     rows = StepBatch(ints(ROWS), ints(ROWS))
     staging = torch.zeros(sizes.layers, 64, sizes.kv_parts, sizes.kv_heads, sizes.head_dim, dtype=dtype)
     q = torch.zeros(ROWS, heads, sizes.head_dim, dtype=dtype)
@@ -205,11 +215,13 @@ def launch_everything() -> None:
                 for fp8 in (False, True):
                     scorer(sizes, bfloat16, normed=sizes is QWEN3, fp8=fp8)
             scorer(QWEN3, float32, normed=True)
+            scorer(GPT_OSS, bfloat16, with_sinks=True)
             scorer(GEMMA2, bfloat16, sandwich=True)
             designs(QWEN3, bfloat16)
             designs(QWEN3, float32)
             decode(GROUPED, bfloat16, heads=16)
             decode(GROUPED, float32, heads=16)
+            decode(replace(GROUPED, head_dim=64), bfloat16, heads=64, with_sinks=True)
             decode(replace(GROUPED, page_size=1, index_kind="keys"), bfloat16, heads=16)
             decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
             decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)
