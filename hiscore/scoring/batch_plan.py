@@ -66,7 +66,7 @@ class ScoringPlan:
             return 0, 0
         cached = PAGE * self._cache.leading_pages(key, self._pages)
         # An empty item is read at the query's last token, which must then be computed.
-        cached = min(cached, (prompt.query_length - prompt.has_empty_item) // PAGE * PAGE)
+        cached = min(cached, max(0, prompt.query_length - prompt.has_empty_item) // PAGE * PAGE)
         return prompt.query_length - cached, cached
 
     def _cost(self, job: ScoreRequest, first: int, last: int, query: int, read: int) -> int:
