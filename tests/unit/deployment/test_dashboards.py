@@ -12,6 +12,7 @@ from hiscore.decoding.stats import COUNTERS, GAUGES
 from tests.support.deployment import (
     DASHBOARDS,
     DOCKER,
+    KUBERNETES,
     METRIC,
     ROOT,
     dashboard_queries,
@@ -94,3 +95,9 @@ def test_refused_calls_raise_no_alert_of_failures() -> None:
 
 def test_somebody_notices_when_nothing_is_scraped() -> None:
     assert any(alert["expr"].startswith("absent(up{") for alert in alerts())
+
+
+def test_kubernetes_has_the_same_alerts() -> None:
+    (rule,) = documents(KUBERNETES / "monitoring/prometheusrule.yaml")
+    assert (rule["apiVersion"], rule["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert rule["spec"] == documents(DOCKER / "prometheus/rules.yml")[0]

@@ -22,6 +22,7 @@ from tests.support.deployment import DOCKER, KUBERNETES, documents
 # The oldest that still gets fixes, and the newest that the schemas know.
 VERSIONS = ["1.34", "1.37"]
 BASE = KUBERNETES / "base"
+MONITORING = KUBERNETES / "monitoring"
 OVERLAYS = sorted((KUBERNETES / "overlays").iterdir())
 GI = 2**30
 
@@ -134,7 +135,7 @@ def test_control_an_unknown_field_is_noticed() -> None:
 
 def test_every_file_is_used() -> None:
     used = set()
-    for directory in (BASE, *OVERLAYS):
+    for directory in (BASE, MONITORING, *OVERLAYS):
         kustomization = documents(directory / "kustomization.yaml")[0]
         named = [
             *kustomization["resources"],
