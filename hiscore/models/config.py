@@ -156,7 +156,8 @@ def from_config(whole: Any) -> Architecture:
         attention_scale=value(family.attention_multiplier_key, inverse_square**-0.5),
         attention_soft_cap=value(family.attention_soft_cap_key),
         logit_scale=1.0 if classifies else logit_scale,
-        logit_soft_cap=None if classifies else value(family.logit_soft_cap_key),
+        # transformers caps neither a classifier's logits nor those of a model of texts and images.
+        logit_soft_cap=None if classifies or config is not whole else value(family.logit_soft_cap_key),
         windows=windows,
         rope_kinds=rope_kinds(family, config, windows),
         rotated_dim=int(head_dim * rotated_share),

@@ -9,6 +9,7 @@ from typing import Literal
 from hiscore.models.quantization.schemes import unserved
 from hiscore.models.rules import (
     CAUSAL_RULE,
+    UNIDIRECTIONAL_RULE,
     Config,
     Rule,
     key_rule,
@@ -16,7 +17,6 @@ from hiscore.models.rules import (
     one_of,
     one_rope,
     rope_type_rule,
-    unset,
     whole_heads_rotated,
 )
 from hiscore.settings import Selector
@@ -160,7 +160,7 @@ class DecoderFamily:
                 f"activation '{{value}}' is none of {', '.join(ACTIVATIONS)}",
             ),
             CAUSAL_RULE,
-            key_rule("use_bidirectional_attention", unset, "it attends in both directions"),
+            UNIDIRECTIONAL_RULE,
             *self.own_rules,
             rope_type_rule(*self.rope_types),
             *(() if self.ropes_by_layer_type else (one_rope,)),

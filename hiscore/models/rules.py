@@ -80,8 +80,10 @@ def _ropes(config: Config) -> Iterator[Config]:
 
 
 CAUSAL_RULE = key_rule("is_causal", bool, "is_causal is {value}: it attends in both directions")
+UNIDIRECTIONAL_RULE = key_rule("use_bidirectional_attention", unset, "it attends in both directions")
 COMMON_RULES: tuple[Rule, ...] = (
     key_rule("transformers_weights", unset, "it names a file of weights of its own ('{value}')"),
     key_rule("per_layer_config", unset, "its layers differ in size (per_layer_config)"),
+    key_rule("text_config", lambda value: value is None or isinstance(value, dict), "text_config is {value}"),
 )
 """Of every family."""

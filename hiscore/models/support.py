@@ -8,7 +8,7 @@ from pathlib import Path
 from hiscore.models.encoders.families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, family_of
 from hiscore.models.family import CLASSIFIER, DsaFamily
-from hiscore.models.rules import COMMON_RULES, Config
+from hiscore.models.rules import CAUSAL_RULE, COMMON_RULES, UNIDIRECTIONAL_RULE, Config
 from hiscore.models.text_towers import TEXT_TOWERS, text_config
 from hiscore.settings import Selector
 
@@ -86,16 +86,24 @@ def servable(checkpoint: Path) -> Capabilities:
 
 def unsupported(config: Config) -> str | None:
     """Why no model can compute a checkpoint with this config.json, or None if one can."""
+    try:
+        return _broken_rule(config)
+    # A value of another kind than a rule looks at, which transformers would not take either.
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"config.json is malformed: {error}"
+
+
+def _broken_rule(config: Config) -> str | None:
     family, of_texts = family_of(config), text_config(config)
     if family is None:
         served = (*DECODER_FAMILIES, *TEXT_TOWERS, *ENCODER_FAMILIES)
         of_tower = "" if of_texts is config else f" with a text_config of '{of_texts['model_type']}'"
         return f"model_type '{config.get('model_type')}'{of_tower} is none of {', '.join(served)}"
-    try:
-        return next((reason for rule in (*COMMON_RULES, *family.rules) if (reason := rule(of_texts))), None)
-    # A value of another kind than a rule looks at, which transformers would not take either.
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return f"config.json is malformed: {error}"
+    # transformers makes the mask of a text tower from either config.
+    of_whole = () if of_texts is config else (CAUSAL_RULE, UNIDIRECTIONAL_RULE)
+    rules = [(rule, config) for rule in (*COMMON_RULES, *of_whole)]
+    rules += [(rule, of_texts) for rule in (*COMMON_RULES, *family.rules)]
+    return next((reason for rule, part in rules if (reason := rule(part))), None)
 
 
 def unscorable(config: Config) -> str | None:

@@ -4,6 +4,7 @@ Nothing here imports torch: the launcher reads configs before anything heavy is 
 """
 
 import re
+from collections.abc import Mapping
 
 from hiscore.memory.weights import OF_IMAGES
 from hiscore.models.rules import Config
@@ -26,7 +27,7 @@ def text_config(config: Config) -> Config:
     # Qwen's older configs have the keys of the text tower beside those of the whole.
     outer = {key: value for key, value in config.items() if key != "model_type"}
     inner = outer.pop("text_config", None)
-    if inner is None:
+    if not isinstance(inner, Mapping):
         return {**outer, "model_type": towers[0]}
     kept = {key: outer[key] for key in ("architectures", "quantization_config") if key in outer}
     return {"model_type": towers[0], **inner, **kept}

@@ -32,6 +32,7 @@ ROPES: list[Any] = [
         "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
     },
 ]
+ROPE_KEYS = ("rope_parameters", "rope_scaling")
 FULL, SLIDING = "full_attention", "sliding_attention"
 VALUES: dict[str, list[Any]] = {
     "hidden_act": ["relu", "gelu", "silu", "gelu_pytorch_tanh"],
@@ -56,8 +57,8 @@ TOGETHER: list[dict[str, Any]] = [
     {"rope_parameters": ROPES[0], "rope_scaling": {"rope_type": "dynamic", "factor": 3.0}},
 ]
 """Keys that change nothing one at a time."""
-IGNORED = {"model_type", "return_dict"}
-"""Keys that choose another class, or the shape in which transformers returns the same."""
+IGNORED = {"model_type", "return_dict", "spatial_merge_size", "vision_config"}
+"""Keys that choose another class or the shape in which transformers returns the same, and those of images."""
 
 
 def others(value: Any) -> list[Any]:
@@ -75,8 +76,8 @@ def others(value: Any) -> list[Any]:
 
 
 def keys_of(model_types: Iterable[str]) -> set[str]:
-    """Every key that the config class of one of these declares, and those of `VALUES`."""
-    return set(VALUES) | {
+    """Every key that the config class of one of these declares."""
+    return {
         field.name
         for model_type in model_types
         for field in dataclasses.fields(type(AutoConfig.for_model(model_type)))
@@ -84,11 +85,37 @@ def keys_of(model_types: Iterable[str]) -> set[str]:
 
 
 def mutations(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
-    """Changes to a config, most of them of one key."""
-    for key in sorted(keys - IGNORED):
-        for value in VALUES.get(key) or others(original.get(key)):
-            if key not in original or original[key] != value:
-                yield {key: value}
+    """Changes to a config, most of them of one key; of a text tower too.
+
+    Args:
+        original: Of a checkpoint.
+        keys: That config classes of other families declare.
+    """
+    yield from _of_one(original, keys)
+    if "text_config" in original:
+        of_texts = original["text_config"]
+        for changes in _of_one(of_texts, keys):
+            yield {"text_config": of_texts | changes}
+
+
+def _of_one(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
+    # transformers' own sections of a model of images are for larger heads.
+    sections = (original.get("rope_parameters") or {}).get("mrope_section")
+    for changes in _plain(original, keys):
+        yield {
+            key: {"mrope_section": sections, **value} if sections and key in ROPE_KEYS else value
+            for key, value in changes.items()
+            if key not in original or original[key] != value
+        }
+
+
+def _plain(original: dict[str, Any], keys: set[str]) -> Iterator[dict[str, Any]]:
+    declared = keys_of([original["model_type"]])
+    for key in sorted((declared | keys | VALUES.keys()) - IGNORED):
+        # What is neither declared nor there, transformers may still look for; one value will show it.
+        chosen = others(original.get(key)) if key in declared or key in original else [3]
+        for value in VALUES.get(key, chosen):
+            yield {key: value}
     yield from TOGETHER
 
 
