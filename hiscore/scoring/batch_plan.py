@@ -34,6 +34,7 @@ class ScoringPlan:
         self._cache, self._budget = cache, budget
         self._queries: set[bytes] = set()
         self._pages: set[bytes] = set()
+        self._priced: tuple[ScoreRequest | None, tuple[int, int]] = None, (0, 0)
 
     def price(self, job: ScoreRequest, done: int) -> int:
         query, read = self._query(job)
@@ -48,6 +49,7 @@ class ScoringPlan:
             cost = self._cost(job, done, last, query, read)
         if cost > room and not at_least_one:
             return None
+        self._priced = None, (0, 0)
         if self._cache.caching and items:
             self._queries.add(prompt.query_key.whole)
             self._pages.update(prompt.query_key.pages)
@@ -58,6 +60,12 @@ class ScoringPlan:
 
     def _query(self, job: ScoreRequest) -> tuple[int, int]:
         """How many tokens of the query have to be computed, and how many are read from the cache."""
+        # Most jobs are taken right after they were priced.
+        if self._priced[0] is not job:
+            self._priced = job, self._look_up(job)
+        return self._priced[1]
+
+    def _look_up(self, job: ScoreRequest) -> tuple[int, int]:
         prompt = job.prompt
         if not self._cache.caching:
             return prompt.query_length, 0
