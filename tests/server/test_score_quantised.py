@@ -1,4 +1,4 @@
-"""A quantised checkpoint of each method through the real `scorer`, against transformers with dequantised weights."""
+"""Quantised checkpoints of each method through the real `scorer`, against transformers with the dequantised."""
 
 from collections.abc import Iterator
 from pathlib import Path
