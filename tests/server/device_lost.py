@@ -17,6 +17,8 @@ FAULTY = 7
 FAULT = """
 import torch
 
+from hiscore.scoring.scorer import Scorer
+
 _launch = Scorer._launch
 
 
