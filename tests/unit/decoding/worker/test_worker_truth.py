@@ -109,13 +109,23 @@ def test_exact_is_its_definition(path: Any, truth: Any, family: str, cold: bool)
 
 
 @pytest.mark.parametrize("selector", ["quest", "exact"])
-@pytest.mark.parametrize("family", ["llama-biased", "gemma2"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("llama-biased", torch.float64),
+        ("gemma2", torch.float64),
+        # Of other block designs; glm4's keys are reordered.
+        ("glm4", torch.float32),
+        ("olmo2", torch.float32),
+        ("cohere2", torch.float32),
+    ],
+)
 def test_with_all_selected_every_selector_is_transformers(
-    path: Any, truth: Any, family: str, selector: str
+    path: Any, truth: Any, family: str, dtype: torch.dtype, selector: str
 ) -> None:
-    worker = build(path(family), selector, **EVERYTHING, dtype=torch.float64)
-    error, misses = largest_error(worker, truth(family, torch.float64), True, LONGER)
-    assert error < EXACT
+    worker = build(path(family), selector, **EVERYTHING, dtype=dtype)
+    error, misses = largest_error(worker, truth(family, dtype), True, LONGER)
+    assert error < bound(family, dtype)
     assert misses > 0
 
 
