@@ -170,3 +170,19 @@ def test_what_shares_the_batch_changes_little(checkpoints) -> None:
     np.testing.assert_array_equal(score(scorer, [call], options)[0], alone)
     others = [random_tokens(rng, 120, [180] * 10, VOCABULARY) for _ in range(5)]
     np.testing.assert_allclose(score(scorer, [*others, call], options)[-1], alone, atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_that_share_a_query_score_as_alone(family: str, checkpoints) -> None:
+    """Packed as one prompt, cached or not: the contract allows 5e-3 in bfloat16."""
+    checkpoint, _ = checkpoints(family)
+    options = ScoreOptions(apply_softmax=True)
+    rng = np.random.default_rng(2)
+    shared = random_tokens(rng, 75, [9, 30, 1], VOCABULARY)
+    calls = [Tokens(shared.query, random_tokens(rng, 0, [7, 21], VOCABULARY).items) for _ in range(3)]
+    alone = Scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0)
+    together = Scorer(checkpoint, "cuda", "bfloat16", 1_024)
+    for _ in range(2):
+        found = score(together, [shared, *calls], options)
+        for call, scores in zip([shared, *calls], found, strict=True):
+            np.testing.assert_allclose(scores, score(alone, [call], options)[0], atol=5e-3, rtol=0)

@@ -251,3 +251,13 @@ def test_ten_thousand_items_pack_without_a_loop_over_items() -> None:
         sys.settrace(before)
     assert len(batch.forwards) == 31
     assert lines < 10_000
+
+
+def test_a_miss_evicts_nothing_that_its_batch_counts_on() -> None:
+    """The batch is one forward, and so has no reserve, only because the second query is cached."""
+    cache = PrefixCache(4, reserve=4)
+    missing, known = (Tokens([first] * 3 * PAGE, [[2]]).prompt() for first in (1, 3))
+    pack([known], 1_000, cache)
+    batch = pack([missing, known], 3 * PAGE + 2, cache)
+    assert batch.cached_tokens == (0, 3 * PAGE)
+    assert [len(forward.input_ids) for forward in batch.forwards] == [3 * PAGE + 2]
