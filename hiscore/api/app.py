@@ -23,13 +23,16 @@ from hiscore.api.relevance import Ranker
 from hiscore.api.routes import nim, pairs, rerank, score, tei
 from hiscore.api.wire import ModelNames
 from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.support import context_limit, is_classifier
 from hiscore.prompts.chat import read_json
 from hiscore.prompts.pairs import PairPrompts
-from hiscore.prompts.rerank import RerankPrompts
+from hiscore.prompts.rerank import make_prompts
 from hiscore.settings import ApiProcessSettings
 
 log = logging.getLogger(__name__)
 
+# Of a checkpoint that does not say; transformers' default for Llama.
+DEFAULT_CONTEXT = 2_048
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -96,7 +99,7 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
 
 def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> dict[str, list[Variant]]:
     """The wire formats of each route."""
-    ranked: dict[str, Any] = {"ranker": Ranker(models, _prompts(settings)), "names": names}
+    ranked: dict[str, Any] = {"ranker": _ranker(settings, models), "names": names}
     scored = Variant(
         score.ScoreRequest,
         score.ScoreResponse,
@@ -119,17 +122,23 @@ def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> d
     }
 
 
-def _prompts(settings: ApiProcessSettings) -> RerankPrompts | PairPrompts | None:
-    if not (settings.checkpoint / "tokenizer.json").is_file():
+def _ranker(settings: ApiProcessSettings, models: Models) -> Ranker:
+    checkpoint = settings.checkpoint
+    config = read_json(checkpoint / "config.json")
+    context_length = context_limit(
+        config.get("max_position_embeddings", DEFAULT_CONTEXT), settings.max_context
+    )
+    if not (checkpoint / "tokenizer.json").is_file():
         log.warning("the checkpoint has no tokenizer.json: the API scores token ids alone")
-        return None
-    if read_json(settings.checkpoint / "config.json").get("model_type") in ENCODER_FAMILIES:
-        if settings.prompt_template or settings.prompt_labels:
+        return Ranker(models, None, context_length)
+    template, labels = settings.prompt_template, settings.prompt_labels
+    if config.get("model_type") in ENCODER_FAMILIES:
+        if template or labels:
             raise ValueError("PROMPT_TEMPLATE and PROMPT_LABELS must not be set: an encoder reads no prompt")
-        return PairPrompts(settings.checkpoint)
-    prompts = RerankPrompts(settings.checkpoint, settings.prompt_template, settings.prompt_labels)
-    log.info("rerank requests become prompts by the template %s", prompts.family.name)
-    return prompts
+        return Ranker(models, PairPrompts(checkpoint), context_length)
+    prompts = make_prompts(checkpoint, template, labels, is_classifier(config.get("architectures")))
+    log.info("rerank requests become prompts by the template %s", prompts.name)
+    return Ranker(models, prompts, context_length)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

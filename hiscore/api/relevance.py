@@ -3,8 +3,9 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,9 +13,11 @@ from hiscore.api.errors import ApiError, bad_request
 from hiscore.api.models import Models
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.pairs import PairPrompts
-from hiscore.prompts.rerank import Prompts, RerankPrompts
+from hiscore.prompts.rerank import ClassifierPairs, Prompts, RerankPrompts
 from hiscore.prompts.tokenizer import ForbiddenToken
+from hiscore.prompts.truncation import NOTHING, Cut, Truncation, cut_prompts
 
+Made = TypeVar("Made", Prompts, Cut)
 # The logarithm of the smallest float32: a probability of 0 is one below it.
 MIN_LOG = math.log(2.0**-149)
 
@@ -28,12 +31,14 @@ class Ranking:
         logits: Of these: log(p / (1 - p)).
         prompt_tokens: Of all prompts, what they share counted once.
         cached_tokens: Of these, those that came from a cache.
+        cut: Whether a document, or its query, was cut.
     """
 
     probabilities: list[float]
     logits: list[float]
     prompt_tokens: int
     cached_tokens: int
+    cut: list[bool]
 
     def best(self, top_n: int | None) -> list[int]:
         """Indices of the most relevant documents, best first; of equal ones the first."""
@@ -42,67 +47,95 @@ class Ranking:
 
 
 class Ranker:
-    """Ranks documents with a causal LM and its template, or with an encoder.
+    """Ranks documents with a causal LM and its template, with a classifier of one class, or with an encoder.
 
     Args:
         models: Where they are scored.
-        prompts: The template; None: there is no tokenizer, and every request is refused.
+        prompts: How they become prompts; None: there is no tokenizer, and every request is refused.
+        context_length: Tokens that a prompt may have.
     """
 
-    def __init__(self, models: Models, prompts: RerankPrompts | PairPrompts | None) -> None:
-        self._models, self._prompts = models, prompts
+    def __init__(
+        self,
+        models: Models,
+        prompts: RerankPrompts | ClassifierPairs | PairPrompts | None,
+        context_length: int,
+    ) -> None:
+        self._models, self._prompts, self.context_length = models, prompts, context_length
 
     async def rank(
-        self, query: str, documents: Sequence[str], instruction: str | None, request_id: str
+        self,
+        query: str | Sequence[str],
+        documents: Sequence[str],
+        request_id: str,
+        instruction: str | None = None,
+        truncation: Truncation = NOTHING,
     ) -> Ranking:
         """Score documents.
 
-        Raises:
-            ApiError: The request cannot be served.
-        """
-        return await self.rank_pairs([query] * len(documents), documents, instruction, request_id)
-
-    async def rank_pairs(
-        self, queries: Sequence[str], documents: Sequence[str], instruction: str | None, request_id: str
-    ) -> Ranking:
-        """Score each document for its own query.
+        Args:
+            query: One for all, or one for each.
+            documents: At least one.
+            request_id: Of the call.
+            instruction: What relevant means; None: the template's own.
+            truncation: What may be cut.
 
         Raises:
             ApiError: The request cannot be served.
         """
         if self._prompts is None:
             raise bad_request("this model has no tokenizer: it takes token ids alone, at /v1/score")
-        if isinstance(self._prompts, RerankPrompts):
-            make = partial(self._prompts.ids, queries, documents, instruction)
-            return await self._by_labels(_made(make), self._prompts.label_ids, request_id)
+        queries = [query] * len(documents) if isinstance(query, str) else query
+        if isinstance(self._prompts, PairPrompts):
+            if truncation.asked:
+                raise bad_request("this model's queries and documents are never cut: send shorter ones")
+            return await self._by_pairs(self._prompts, queries, documents, instruction, request_id)
+        cut = _made(partial(cut_prompts, self._prompts, queries, documents, instruction, truncation))
+        was_cut = [document or cut.query for document in cut.documents]
+        if labels := self._prompts.label_ids:
+            return await self._by_labels(cut.prompts, labels, was_cut, request_id)
+        ranking = await self._by_logit(cut.prompts, request_id)
+        return replace(ranking, probabilities=_sigmoid(ranking.logits), cut=was_cut)
+
+    async def _by_pairs(
+        self,
+        prompts: PairPrompts,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        instruction: str | None,
+        request_id: str,
+    ) -> Ranking:
         # An encoder's call has one query.
         rows_of: dict[str, list[int]] = {}
         for row, query in enumerate(queries):
             rows_of.setdefault(query, []).append(row)
         asked = [
-            _made(partial(self._prompts.ids, query, [documents[row] for row in rows], instruction))
+            _made(partial(prompts.ids, query, [documents[row] for row in rows], instruction))
             for query, rows in rows_of.items()
         ]
-        found = await asyncio.gather(*(self._by_logit(prompts, request_id) for prompts in asked))
+        found = await asyncio.gather(*(self._by_logit(each, request_id) for each in asked))
         logits = np.empty(len(documents))
         for rows, ranking in zip(rows_of.values(), found, strict=True):
             logits[rows] = ranking.logits
         return Ranking(
-            (0.5 * (1 + np.tanh(logits / 2))).tolist(),
+            _sigmoid(logits.tolist()),
             logits.tolist(),
             sum(ranking.prompt_tokens for ranking in found),
             sum(ranking.cached_tokens for ranking in found),
+            [False] * len(documents),
         )
 
     async def _by_logit(self, prompts: Prompts, request_id: str) -> Ranking:
-        """By an encoder's one logit; the probabilities are not filled in."""
+        """By the one logit of a classifier or an encoder; probabilities and cuts are not filled in."""
         result = await self._models.score_ids(prompts.query, prompts.items, [], request_id=request_id)
         if (labels := result.scores.shape[1]) != 1:
             raise bad_request(f"this model is a classifier of {labels} labels, none of which is relevance")
         logits = result.scores[:, 0].tolist()
-        return Ranking([], logits, result.usage.prompt_tokens, result.usage.cached_tokens)
+        return Ranking([], logits, result.usage.prompt_tokens, result.usage.cached_tokens, [])
 
-    async def _by_labels(self, prompts: Prompts, labels: Sequence[int], request_id: str) -> Ranking:
+    async def _by_labels(
+        self, prompts: Prompts, labels: Sequence[int], cut: list[bool], request_id: str
+    ) -> Ranking:
         result = await self._models.score_ids(
             prompts.query, prompts.items, labels, apply_softmax=True, request_id=request_id
         )
@@ -113,10 +146,16 @@ class Ranker:
             (logs[:, 0] - logs[:, 1]).tolist(),
             result.usage.prompt_tokens,
             result.usage.cached_tokens,
+            cut,
         )
 
 
-def _made(make: Callable[[], Prompts]) -> Prompts:
+def _sigmoid(logits: Sequence[float]) -> list[float]:
+    values: list[float] = (0.5 * (1 + np.tanh(np.array(logits) / 2))).tolist()
+    return values
+
+
+def _made(make: Callable[[], Made]) -> Made:
     """Prompts of callers' texts; what is wrong with these is the callers' error."""
     try:
         return make()

@@ -4,8 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiscore.prompts.chat import ChatTemplate, read_chat_template, render, sandbox, special_tokens
-from hiscore.prompts.families import FAMILIES, RerankFamily, family_of
+from hiscore.prompts.chat import (
+    ChatTemplate,
+    PromptError,
+    read_chat_template,
+    render,
+    sandbox,
+    special_tokens,
+)
+from hiscore.prompts.families import DEFAULT, FAMILIES, RerankFamily, family_of
 from hiscore.prompts.tokenizer import PromptTokenizer
 
 
@@ -22,26 +29,69 @@ class Prompts:
     items: list[list[int]]
 
 
+class ClassifierPairs:
+    """The prompts of a classifier without a template: query and document as a pair, as cross-encoders take them.
+
+    Args:
+        checkpoint: Its directory.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+
+    name = "pair"
+    label_ids: Sequence[int] = ()
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.tokenizer = PromptTokenizer(checkpoint)
+
+    def ids(
+        self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
+    ) -> Prompts:
+        """As `RerankPrompts.ids`.
+
+        Raises:
+            PromptError: There is no place for an instruction.
+            ForbiddenToken: A text would become a special token.
+        """
+        if instruction is not None:
+            raise PromptError("'instruction' has no place in the prompts of this model: set PROMPT_TEMPLATE")
+        return share(self.tokenizer.encode_pairs(queries, documents))
+
+
 class RerankPrompts:
-    """Makes the prompts of one checkpoint.
+    """Makes the prompts of one checkpoint from a template.
 
     Args:
         checkpoint: Its directory.
         template: The name of a family, the path of a Jinja file, or empty: chosen by the checkpoint.
         labels: Two texts separated by a comma, or empty: the family's.
+        is_classifier: The model has its own labels.
 
     Raises:
         ValueError: The template or the labels cannot be used.
         OSError: A file cannot be read.
     """
 
-    def __init__(self, checkpoint: Path, template: str = "", labels: str = "") -> None:
+    def __init__(
+        self, checkpoint: Path, template: str = "", labels: str = "", is_classifier: bool = False
+    ) -> None:
         self.family, source = _choose(checkpoint, template)
         self._chat: ChatTemplate | None = read_chat_template(checkpoint) if self.family.in_chat else None
         self._template = sandbox().from_string(source)
         self._special_tokens = special_tokens(checkpoint)
         sources = [source, self._chat.source] if self._chat else [source]
         self.tokenizer = PromptTokenizer(checkpoint, sources)
+        self.label_ids: Sequence[int] = ()
+        if not is_classifier:
+            self._find_labels(labels)
+
+    @property
+    def name(self) -> str:
+        """Of the template."""
+        return self.family.name
+
+    def _find_labels(self, labels: str) -> None:
         relevant, irrelevant = _two(labels) if labels else self.family.labels
         if self.family.in_chat and not self._chat and not labels:
             # Without a chat template, the answer follows a colon.
@@ -86,6 +136,15 @@ class RerankPrompts:
                 raise ValueError(
                     f"the label {label!r} does not add one token to the prompt: set PROMPT_LABELS"
                 )
+
+
+def make_prompts(
+    checkpoint: Path, template: str, labels: str, is_classifier: bool
+) -> RerankPrompts | ClassifierPairs:
+    """The prompts of a checkpoint. See `RerankPrompts` for the arguments, and for what it raises."""
+    if is_classifier and not template and family_of(checkpoint) is DEFAULT:
+        return ClassifierPairs(checkpoint)
+    return RerankPrompts(checkpoint, template, labels, is_classifier)
 
 
 def share(prompts: Sequence[list[int]]) -> Prompts:

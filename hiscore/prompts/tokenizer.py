@@ -90,6 +90,45 @@ class PromptTokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._checked(encoding.ids) for encoding in encodings]
 
+    def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[list[int]]:
+        """Encode pairs of callers' texts, with the special tokens that the tokenizer puts around and between them.
+
+        Raises:
+            ForbiddenToken: As for `encode`.
+        """
+        halves = (
+            self._tokenizer.encode_batch(list(texts), add_special_tokens=False) for texts in (firsts, seconds)
+        )
+        pairs = []
+        for first, second in zip(*halves, strict=True):
+            lengths = len(self._checked(first.ids)) + len(self._checked(second.ids))
+            joined = self._tokenizer.post_process(first, second)
+            # Those that the tokenizer adds have their true ids.
+            added = joined.special_tokens_mask
+            assert added.count(0) == lengths
+            pairs.append(
+                [
+                    number if is_added else self._true_ids.get(number, number)
+                    for number, is_added in zip(joined.ids, added, strict=True)
+                ]
+            )
+        return pairs
+
+    def cut(self, text: str, tokens: int, left: bool = False) -> str:
+        """A text's first tokens, or its last.
+
+        Args:
+            text: A caller's.
+            tokens: How many to keep.
+            left: Keep the last, not the first.
+        """
+        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        if len(offsets) <= tokens:
+            return text
+        if tokens == 0:
+            return ""
+        return text[offsets[-tokens][0] :] if left else text[: offsets[tokens - 1][1]]
+
     def label_id(self, label: str) -> int:
         """The token of a label.
 

@@ -4,9 +4,9 @@ from typing import Literal
 
 import msgspec
 
-from hiscore.api.errors import bad_request
 from hiscore.api.relevance import Ranker, check_documents
 from hiscore.api.wire import ModelNames, Request, Usage, usage
+from hiscore.prompts.truncation import Truncation
 
 
 class Text(msgspec.Struct):
@@ -24,11 +24,12 @@ class RankingRequest(Request):
     instruction: str | None = None
 
 
-class RankedPassage(msgspec.Struct):
+class RankedPassage(msgspec.Struct, omit_defaults=True):
     """One passage of the answer."""
 
     index: int
     logit: float
+    truncated: bool = False
 
 
 class RankingResponse(msgspec.Struct):
@@ -48,11 +49,10 @@ async def ranking(
     """
     names.check(request.model)
     check_documents(request.passages, "passages")
-    if request.truncate == "END":
-        raise bad_request("'truncate' may only be NONE: passages are never cut", "truncate")
     texts = [passage.text for passage in request.passages]
-    ranked = await ranker.rank(request.query.text, texts, request.instruction, request_id)
+    truncation = Truncation(prompt=ranker.context_length if request.truncate == "END" else None)
+    ranked = await ranker.rank(request.query.text, texts, request_id, request.instruction, truncation)
     return RankingResponse(
-        [RankedPassage(index, ranked.logits[index]) for index in ranked.best(None)],
+        [RankedPassage(index, ranked.logits[index], ranked.cut[index]) for index in ranked.best(None)],
         usage(ranked.prompt_tokens, ranked.cached_tokens),
     )

@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from hiscore.api.errors import bad_request
 from hiscore.api.relevance import Ranker, check_documents
 from hiscore.api.wire import ModelNames, Request, Usage, exactly_one, usage
+from hiscore.prompts.truncation import Truncation
 
 # The names that versions of vLLM have given to the two sides.
 FIRST = ("queries", "text_1", "data_1")
@@ -25,14 +28,15 @@ class PairRequest(Request):
     data_2: str | list[str] | None = None
     items: str | list[str] | None = None
     instruction: str | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
 
 
-class PairScore(msgspec.Struct):
+class PairScore(msgspec.Struct, tag_field="object", tag="score", omit_defaults=True):
     """The score of one pair."""
 
     index: int
     score: float
-    object: str = "score"
+    truncated: bool = False
 
 
 class PairResponse(msgspec.Struct, kw_only=True):
@@ -60,12 +64,19 @@ async def score_pairs(
     documents = [second] if isinstance(second, str) else second
     check_documents(documents, param)
     queries = _spread(first, len(documents))
-    ranking = await ranker.rank_pairs(queries, documents, request.instruction, request_id)
+    truncation = Truncation(
+        prompt=ranker.context_length
+        if request.truncate_prompt_tokens == -1
+        else request.truncate_prompt_tokens
+    )
+    ranking = await ranker.rank(queries, documents, request_id, request.instruction, truncation)
     return PairResponse(
         id=request_id,
         created=int(time.time()),
         model=model,
-        data=[PairScore(index, score) for index, score in enumerate(ranking.probabilities)],
+        data=[
+            PairScore(index, score, ranking.cut[index]) for index, score in enumerate(ranking.probabilities)
+        ],
         usage=usage(ranking.prompt_tokens, ranking.cached_tokens),
     )
 

@@ -1,12 +1,14 @@
 """Reranking in the bodies of Cohere, Jina, vLLM and SGLang: ``/v1/rerank``, ``/v2/rerank`` and ``/rerank``."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from hiscore.api.relevance import Ranker, Ranking, check_documents
 from hiscore.api.wire import Count, Ignored, ModelNames, Request, Usage, usage
+from hiscore.prompts.truncation import Truncation
 
 
 class Document(msgspec.Struct):
@@ -16,13 +18,20 @@ class Document(msgspec.Struct):
 
 
 class RerankRequest(Request):
-    """A query and documents; `instruction` is ours, and vLLM's."""
+    """A query and documents.
+
+    `instruction` is ours, and vLLM's. Texts are cut only by the fields whose names say so: `max_tokens_per_doc` is
+    Cohere's, `truncate_prompt_tokens` vLLM's (-1: as many as fit), `max_tokens_per_query` ours.
+    """
 
     query: str
     documents: list[str | Document]
     top_n: Count | None = None
     return_documents: bool | None = None
     instruction: str | None = None
+    max_tokens_per_doc: Count | None = None
+    max_tokens_per_query: Count | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     max_chunks_per_doc: Ignored = None
 
 
@@ -32,6 +41,7 @@ class Result(msgspec.Struct, omit_defaults=True):
     index: int
     relevance_score: float
     document: Document | None = None
+    truncated: bool = False
 
 
 class RerankResponse(msgspec.Struct, kw_only=True):
@@ -55,7 +65,13 @@ async def rerank(
     model = names.check(request.model)
     check_documents(request.documents, "documents")
     texts = [each if isinstance(each, str) else each.text for each in request.documents]
-    ranking = await ranker.rank(request.query, texts, request.instruction, request_id)
+    prompt_tokens = request.truncate_prompt_tokens
+    truncation = Truncation(
+        request.max_tokens_per_query,
+        request.max_tokens_per_doc,
+        ranker.context_length if prompt_tokens == -1 else prompt_tokens,
+    )
+    ranking = await ranker.rank(request.query, texts, request_id, request.instruction, truncation)
     return RerankResponse(
         id=request_id,
         model=model,
@@ -70,7 +86,8 @@ async def rerank(
 
 
 def _results(ranking: Ranking, top_n: int | None, texts: Sequence[str] | None) -> list[Result]:
+    documents = [None] * len(ranking.cut) if texts is None else [Document(text) for text in texts]
     return [
-        Result(index, ranking.probabilities[index], None if texts is None else Document(texts[index]))
+        Result(index, ranking.probabilities[index], documents[index], ranking.cut[index])
         for index in ranking.best(top_n)
     ]

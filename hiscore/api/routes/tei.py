@@ -4,9 +4,9 @@ from typing import Literal
 
 import msgspec
 
-from hiscore.api.errors import bad_request
 from hiscore.api.relevance import Ranker, check_documents
 from hiscore.api.wire import ModelNames, Request
+from hiscore.prompts.truncation import Truncation
 
 
 class TeiRerankRequest(Request):
@@ -27,6 +27,7 @@ class Rank(msgspec.Struct, omit_defaults=True):
     index: int
     score: float
     text: str | None = None
+    truncated: bool = False
 
 
 async def rerank(
@@ -39,11 +40,13 @@ async def rerank(
     """
     names.check(request.model)
     check_documents(request.texts, "texts")
-    if request.truncate:
-        raise bad_request("'truncate' is not known to this server: texts are never cut", "truncate")
-    ranking = await ranker.rank(request.query, request.texts, request.instruction, request_id)
+    truncation = Truncation(
+        prompt=ranker.context_length if request.truncate else None,
+        left=request.truncation_direction.lower() == "left",
+    )
+    ranking = await ranker.rank(request.query, request.texts, request_id, request.instruction, truncation)
     scores = ranking.logits if request.raw_scores else ranking.probabilities
     return [
-        Rank(index, scores[index], request.texts[index] if request.return_text else None)
+        Rank(index, scores[index], request.texts[index] if request.return_text else None, ranking.cut[index])
         for index in ranking.best(None)
     ]

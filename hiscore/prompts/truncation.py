@@ -1,0 +1,92 @@
+"""Cutting queries and documents, where a request asks for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hiscore.prompts.rerank import ClassifierPairs, Prompts, RerankPrompts
+
+# Cutting a text changes the tokens at its end, so what is left may still be too long.
+TRIES = 4
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """What may be cut, in tokens of the text alone; None: nothing.
+
+    Attributes:
+        query: Tokens of a query.
+        document: Tokens of a document.
+        prompt: Tokens of a whole prompt; its document is cut.
+        left: Keep the ends of documents, not their beginnings.
+    """
+
+    query: int | None = None
+    document: int | None = None
+    prompt: int | None = None
+    left: bool = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything may be cut."""
+        return (self.query, self.document, self.prompt) != (None, None, None)
+
+
+NOTHING = Truncation()
+"""Nothing may be cut."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Prompts, and what was cut for them.
+
+    Attributes:
+        prompts: All of them.
+        documents: Whether each document was cut.
+        query: Whether a query was.
+    """
+
+    prompts: Prompts
+    documents: list[bool]
+    query: bool
+
+
+def cut_prompts(
+    maker: RerankPrompts | ClassifierPairs,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    instruction: str | None,
+    truncation: Truncation,
+) -> Cut:
+    """Make prompts of texts that are cut as asked.
+
+    Args:
+        maker: Of the prompts.
+        queries: One per document.
+        documents: As sent.
+        instruction: As for `RerankPrompts.ids`.
+        truncation: What may be cut.
+
+    Raises:
+        PromptError: The template fails.
+        ForbiddenToken: A text would become a special token.
+    """
+    tokenizer, left = maker.tokenizer, truncation.left
+    asked_queries, asked_documents = queries, documents
+    if truncation.query is not None:
+        queries = [tokenizer.cut(text, truncation.query) for text in queries]
+    if truncation.document is not None:
+        documents = [tokenizer.cut(text, truncation.document, left) for text in documents]
+    prompts = maker.ids(queries, documents, instruction)
+    if truncation.prompt is not None:
+        for _ in range(TRIES):
+            excess = [len(prompts.query) + len(item) - truncation.prompt for item in prompts.items]
+            if max(excess, default=0) <= 0:
+                break
+            lengths = map(len, tokenizer.encode_texts(documents))
+            documents = [
+                tokenizer.cut(text, max(length - over, 0), left) if over > 0 else text
+                for text, length, over in zip(documents, lengths, excess, strict=True)
+            ]
+            prompts = maker.ids(queries, documents, instruction)
+    cut = [text != asked for text, asked in zip(documents, asked_documents, strict=True)]
+    return Cut(prompts, cut, list(queries) != list(asked_queries))

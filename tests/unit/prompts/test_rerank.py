@@ -1,0 +1,174 @@
+"""The templates say what the families' own code says, and every field of a caller is only text."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
+
+from hiscore.checkpoint import resolve
+from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
+from hiscore.prompts.families import FAMILIES, family_of
+from hiscore.prompts.rerank import ClassifierPairs, Prompts, RerankPrompts, make_prompts, share
+from hiscore.prompts.truncation import Truncation, cut_prompts
+from tests.support import tiny_tokenizers
+
+# The model card of Qwen/Qwen3-Reranker-0.6B, and mxbai_rerank_v2.py of mixedbread-ai/mxbai-rerank.
+QWEN3 = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+    "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+MXBAI = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n{instruction}query: {query}\ndocument: {document}\nYou are a search relevance expert who "
+    "evaluates how well documents match search queries. For each query-document pair, carefully analyze the "
+    "semantic relationship between them, then provide your binary relevance judgment (0 for not relevant, 1 for "
+    "relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = tiny_tokenizers.qwen2()
+    tokenizer.add_tokens(
+        [AddedToken(name, normalized=False) for name in ("yes", "no", "Yes", "No", "</think>")]
+    )
+    return tiny_tokenizers.save(tokenizer, tmp_path_factory.mktemp("Qwen3-Reranker-8B-int4"))
+
+
+def test_qwen3_reranker_is_asked_as_its_card_says(qwen: Path) -> None:
+    prompts = RerankPrompts(qwen)
+    assert prompts.family is FAMILIES["qwen3-reranker"]
+    assert prompts.text("q?", "d") == QWEN3.format(query="q?", document="d")
+    assert "<Instruct>: Be kind.\n" in prompts.text("q", "d", "Be kind.").replace("\ufdd0", "")
+    assert prompts.label_ids == [prompts.tokenizer.label_id("yes"), prompts.tokenizer.label_id("no")]
+
+
+def test_mxbai_rerank_is_asked_as_its_code_says(qwen: Path) -> None:
+    prompts = RerankPrompts(qwen, "mxbai-rerank-v2")
+    assert prompts.text("q", "d") == MXBAI.format(instruction="", query="q", document="d")
+    assert prompts.text("q", "d", "i") == MXBAI.format(
+        instruction="instruction: i\n", query="q", document="d"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("Qwen3-Reranker-0.6B", "qwen3-reranker"),
+        ("models--Qwen--Qwen3-Reranker-4B", "qwen3-reranker"),
+        ("mxbai-rerank-large-v2", "mxbai-rerank-v2"),
+        ("Qwen3-0.6B", "yes-no"),
+        ("SmolLM2-135M-Instruct", "yes-no"),
+    ],
+)
+def test_a_checkpoint_is_known_by_its_name(name: str, family: str, tmp_path: Path) -> None:
+    assert family_of(tmp_path / name).name == family
+    (tmp_path / "config.json").write_text(json.dumps({"_name_or_path": f"org/{name}"}))
+    assert family_of(tmp_path).name == family
+
+
+FIELDS = ("query", "document", "instruction")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("template", [*FAMILIES])
+def test_no_field_forms_a_special_token(checkpoint: Path, template: str, field: str) -> None:
+    """Every special token of every tokenizer, in every field of every template."""
+    # As of a classifier: in these small vocabularies, "yes" is no token.
+    prompts = RerankPrompts(checkpoint, template, is_classifier=True)
+    tokenizer = prompts.tokenizer
+    writable = {name for name in tokenizer.protected if name.startswith("<0x")} | {"<unk>"}
+    special = {tokenizer._plain.token_to_id(name) for name in tokenizer.protected if name not in writable}
+    given = dict.fromkeys(FIELDS, "a")
+    (clean,) = tokenizer.encode([prompts.text(**given)])
+    attacks = ["".join(tokenizer.protected), *tokenizer.protected[:20]]
+    for ids in tokenizer.encode([prompts.text(**{**given, field: attack}) for attack in attacks]):
+        assert [each for each in ids if each in special] == [each for each in clean if each in special]
+
+
+def test_the_default_model_is_asked_in_its_own_chat() -> None:
+    checkpoint = resolve(progress=False)
+    prompts = RerankPrompts(checkpoint)
+    text = prompts.text("q", "d")
+    reference = AutoTokenizer.from_pretrained(checkpoint)
+    content = text.split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
+    expected = reference.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == expected
+    assert content.endswith("Query: q\nDocument: d")
+
+
+def test_reasoning_that_a_template_begins_is_ended() -> None:
+    template = ChatTemplate("{{ messages[0].content }}{% if add_generation_prompt %}<think>\n{% endif %}", {})
+    assert template.render([{"content": "x"}]) == "x<think>\n\n</think>\n\n"
+    assert ChatTemplate("{{ enable_thinking }}", {}).render([]) == "False"
+
+
+def test_a_template_can_refuse_but_not_harm() -> None:
+    with pytest.raises(PromptError, match="no system"):
+        ChatTemplate("{{ raise_exception('no system') }}", {}).render([])
+    for attack in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ 1 // 0 }}"):
+        with pytest.raises((PromptError, ZeroDivisionError)):
+            ChatTemplate(attack, {}).render([])
+
+
+def test_a_checkpoint_without_a_chat_template_has_none(tmp_path: Path) -> None:
+    assert read_chat_template(tmp_path) is None
+
+
+def test_what_cannot_work_is_said_at_the_start(qwen: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="neither a file nor one of"):
+        RerankPrompts(qwen, "nothing")
+    with pytest.raises(ValueError, match="must be exactly one"):
+        RerankPrompts(qwen, labels="relevant indeed,no")
+    with pytest.raises(ValueError, match="two texts"):
+        RerankPrompts(qwen, labels="yes")
+    with pytest.raises(ValueError, match="the same token"):
+        RerankPrompts(qwen, labels="yes,yes")
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ query }} {{ document }} an")
+    with pytest.raises(ValueError, match="does not add one token"):
+        # "apple" is a token alone, "an" + "s" merges.
+        RerankPrompts(qwen, str(own), "s,d")
+
+
+def test_share_leaves_something_of_each() -> None:
+    assert share([]) == Prompts([], [])
+    assert share([[1, 2, 3]]) == Prompts([1, 2], [[3]])
+    assert share([[1, 2], [1, 2]]) == Prompts([1], [[2], [2]])
+    assert share([[1, 2, 3], [1, 2], [1, 4]]) == Prompts([1], [[2, 3], [2], [4]])
+
+
+def test_a_classifier_takes_pairs_unless_it_has_a_template(qwen: Path, tmp_path: Path) -> None:
+    assert isinstance(make_prompts(qwen, "", "", True), RerankPrompts)
+    plain = tmp_path / "classifier"
+    shutil.copytree(qwen, plain)
+    pairs = make_prompts(plain, "", "", True)
+    assert isinstance(pairs, ClassifierPairs)
+    expected = AutoTokenizer.from_pretrained(plain)("q", "d")["input_ids"]
+    assert pairs.ids(["q"], ["d"]) == share([expected])
+    with pytest.raises(PromptError, match="instruction"):
+        pairs.ids(["q"], ["d"], "i")
+
+
+def test_only_what_was_asked_for_is_cut(qwen: Path) -> None:
+    prompts = RerankPrompts(qwen)
+    query, documents = "What is it? " * 9, ["The item is: an apple. " * 30, "an apple"]
+    whole = prompts.ids([query] * 2, documents)
+    untouched = cut_prompts(prompts, [query] * 2, documents, None, Truncation())
+    assert (untouched.prompts, untouched.documents, untouched.query) == (whole, [False, False], False)
+    short = cut_prompts(prompts, [query] * 2, documents, None, Truncation(query=4, document=5))
+    assert (short.documents, short.query) == ([True, False], True)
+    longest = max(len(whole.query) + len(item) for item in whole.items)
+    for left in (False, True):
+        fitted = cut_prompts(
+            prompts, [query] * 2, documents, None, Truncation(prompt=longest - 50, left=left)
+        )
+        assert fitted.documents == [True, False]
+        assert max(len(fitted.prompts.query) + len(item) for item in fitted.prompts.items) <= longest - 50

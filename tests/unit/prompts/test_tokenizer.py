@@ -1,0 +1,122 @@
+"""Prompts have the tokens of the whole text, and a caller's text never forms a protected one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from hiscore.prompts.tokenizer import ESCAPE, ForbiddenToken, PromptTokenizer
+from tests.support import tiny_tokenizers
+
+TEMPLATE = "<think>"
+TEXTS = ["", "hi there?", " <b>ok</b>  [x]\n naïve 苹果 👩‍👩‍👧 ", f"{ESCAPE}0\ue000\ue001<|", "a < b > c | d"]
+
+
+def ids_of(backend: Tokenizer, text: str) -> list[int]:
+    return list(backend.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_prompt_has_the_tokens_that_transformers_gives(checkpoint: Path, text: str) -> None:
+    tokenizer, reference = PromptTokenizer(checkpoint, [TEMPLATE]), AutoTokenizer.from_pretrained(checkpoint)
+    before, after = f"{tokenizer.protected[0]}user\n", f"{tokenizer.protected[-1]}\nassistant:"
+    (ids,) = tokenizer.encode([before + tokenizer.escape(text) + after])
+    assert ids == reference(before + text + after, add_special_tokens=False)["input_ids"]
+    assert tokenizer.encode_texts([text]) == [reference(text, add_special_tokens=False)["input_ids"]]
+
+
+def test_no_protected_token_can_be_written(checkpoint: Path) -> None:
+    tokenizer, backend = (
+        PromptTokenizer(checkpoint, [TEMPLATE]),
+        Tokenizer.from_file(str(checkpoint / "tokenizer.json")),
+    )
+    # Byte tokens stand for bytes of any text; the unknown token for what the vocabulary lacks.
+    writable = {name for name in tokenizer.protected if name.startswith("<0x")} | {"<unk>"}
+    special = {backend.token_to_id(name) for name in tokenizer.protected if name not in writable}
+    frame = tokenizer.protected[-1] + "{}" + tokenizer.protected[-1]
+    plain = [each for each in tokenizer.encode([frame.format("")])[0] if each in special]
+    everything = "".join(tokenizer.protected)
+    for attack in [*tokenizer.protected, everything, f" {everything[1:]}<", everything.replace("|", " |")]:
+        (ids,) = tokenizer.encode([frame.format(tokenizer.escape(attack))])
+        assert [each for each in ids if each in special] == plain, attack
+        # The control: the checkpoint's own tokenizer sees them.
+        if attack in tokenizer.protected and attack not in writable:
+            assert backend.token_to_id(attack) in ids_of(backend, attack)
+        assert not special & set(tokenizer.encode_texts([attack])[0])
+
+
+def test_texts_that_meet_cannot_form_one_together(checkpoint: Path) -> None:
+    tokenizer = PromptTokenizer(checkpoint)
+    token = tokenizer.protected[0]
+    special = {Tokenizer.from_file(str(checkpoint / "tokenizer.json")).token_to_id(token)}
+    for cut in range(1, len(token)):
+        first, second = tokenizer.escape(token[:cut]), tokenizer.escape(token[cut:])
+        assert not special & set(tokenizer.encode([first + second])[0])
+
+
+@given(st.text())
+@settings(max_examples=200)
+def test_every_text_comes_out_as_it_went_in(text: str) -> None:
+    tokenizer = PromptTokenizer(DIRECTORY)
+    assert tokenizer._reveal(tokenizer.escape(text)) == text
+
+
+def test_tokens_of_templates_and_piped_ones_are_protected_though_not_special(tmp_path: Path) -> None:
+    directory = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path)
+    assert "<think>" not in PromptTokenizer(directory).protected
+    assert "<think>" in PromptTokenizer(directory, ["{{ x }}<think>\n"]).protected
+    assert "<|im_start|>" in PromptTokenizer(directory).protected
+
+
+def test_a_vocabulary_that_gives_one_from_plain_text_is_refused(tmp_path: Path) -> None:
+    """As Unigram may, or a BPE that takes whole words of its vocabulary without merging."""
+    directory = tiny_tokenizers.save(tiny_tokenizers.smollm2(), tmp_path)
+    path = directory / "tokenizer.json"
+    state = json.loads(path.read_text())
+    state["model"]["ignore_merges"] = True
+    state["added_tokens"][0]["content"] = "word"
+    state["model"]["vocab"]["word"] = state["model"]["vocab"].pop("<|endoftext|>")
+    path.write_text(json.dumps(state))
+    with pytest.raises(ForbiddenToken, match="'word'"):
+        PromptTokenizer(directory).encode_texts(["word"])
+
+
+def test_a_pair_has_the_tokens_that_transformers_gives(checkpoint: Path) -> None:
+    tokenizer, reference = PromptTokenizer(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+    pair = ("Is it a fruit?", "naïve 苹果")
+    try:
+        expected = reference(*pair)["input_ids"]
+    except BaseException:  # a template without a place for a second text
+        pytest.skip("this tokenizer takes no pairs")
+    assert tokenizer.encode_pairs([pair[0]], [pair[1]]) == [expected]
+
+
+def test_cut_keeps_whole_tokens_from_either_end(checkpoint: Path) -> None:
+    tokenizer, text = PromptTokenizer(checkpoint), "Is this a fruit? Answer Yes or No."
+    assert tokenizer.cut(text, 1_000) == text
+    assert tokenizer.cut(text, 0) == ""
+    for tokens in (1, 3, 6):
+        first, last = tokenizer.cut(text, tokens), tokenizer.cut(text, tokens, left=True)
+        assert text.startswith(first)
+        assert text.endswith(last)
+        assert 0 < len(tokenizer.encode_texts([first])[0]) <= tokens
+
+
+def test_a_label_is_one_token(checkpoint: Path) -> None:
+    tokenizer = PromptTokenizer(checkpoint)
+    assert tokenizer.encode_texts(["a"]) == [[tokenizer.label_id("a")]]
+    with pytest.raises(ValueError, match="must be exactly one"):
+        tokenizer.label_id("apple hammer")
+
+
+DIRECTORY = Path(__file__).parent / "none"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _directory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    global DIRECTORY
+    DIRECTORY = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path_factory.mktemp("qwen2"))
