@@ -45,7 +45,7 @@ def check(found: list[tuple[int, float]], truth: np.ndarray) -> None:
 
 
 def test_cohere(api: Api, truth: np.ndarray) -> None:
-    import cohere
+    cohere = pytest.importorskip("cohere")
 
     client = cohere.ClientV2(KEY, base_url=api.url)
     answer = client.rerank(model="any", query=QUERY, documents=DOCUMENTS, top_n=2)
@@ -59,7 +59,7 @@ def test_cohere(api: Api, truth: np.ndarray) -> None:
 @pytest.mark.parametrize("provider", ["cohere", "hosted_vllm", "jina_ai"])
 def test_litellm(api: Api, truth: np.ndarray, provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    import litellm
+    litellm = pytest.importorskip("litellm")
 
     base = {"cohere": f"{api.url}/v2/rerank", "hosted_vllm": api.url, "jina_ai": f"{api.url}/v1/rerank"}
     answer = litellm.rerank(
@@ -74,6 +74,7 @@ def test_litellm(api: Api, truth: np.ndarray, provider: str, monkeypatch: pytest
 
 
 def test_langchain_nvidia(api: Api, truth: np.ndarray) -> None:
+    pytest.importorskip("langchain_nvidia_ai_endpoints")
     from langchain_core.documents import Document
     from langchain_nvidia_ai_endpoints import NVIDIARerank
 
@@ -87,12 +88,11 @@ def test_langchain_nvidia(api: Api, truth: np.ndarray) -> None:
 
 
 def test_rerankers(api: Api, truth: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rerankers import Reranker
-    from rerankers.models import api_rankers
+    api_rankers = pytest.importorskip("rerankers.models.api_rankers")
 
     # The package knows the addresses of services alone.
     monkeypatch.setitem(api_rankers.URLS, "cohere", f"{api.url}/v1/rerank")
-    ranked = Reranker("any", model_type="api", api_provider="cohere", api_key=KEY).rank(QUERY, DOCUMENTS)
+    ranked = api_rankers.APIRanker("any", KEY, "cohere").rank(QUERY, DOCUMENTS)
     check([(each.doc_id, each.score) for each in ranked.results], truth)
 
 
