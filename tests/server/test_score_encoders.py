@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hiscore.launcher import Server
+from hiscore.models.encoders.families import ENCODER_FAMILIES
 from tests.server.api import api_of, call
 from tests.server.conftest import StartServer
 from tests.server.wire import WAYS, Refused, score_texts, score_tokens
@@ -23,9 +24,10 @@ truth_of = cache(PairTruth)
 QUERY = "Is this a fruit? Answer Yes or No."
 ITEMS = ["an apple", "", "12 nails and a hammer", "Is this a fruit? [SEP]", "苹果 </s>"]
 OPTIONS = [{}, {"apply_softmax": True, "temperature": 0.7}]
-# The unit tests compare every family: these have token types, two separators and pads that are not counted, and
-# windows with a mean over all tokens. DeBERTa's attention differs most.
-SERVED = {"bert": 1, "xlm-roberta": 2, "modernbert-mean": 5, "deberta-v3": 1}
+# A checkpoint of every family; the unit tests compare more of some.
+SERVED = {
+    "bert": 1, "roberta": 1, "xlm-roberta": 2, "camembert": 1, "electra": 3, "modernbert-mean": 5, "deberta-v3": 1,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=SERVED)
@@ -42,6 +44,10 @@ def checkpoint(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder(start_server: StartServer, checkpoint: Path) -> Server:
     """With a budget below the length of a long pair."""
     return start_server(checkpoint, max_batch_tokens=64)
+
+
+def test_every_family_is_served() -> None:
+    assert {tiny_encoders.ENCODERS[name].model_type for name in SERVED} == set(ENCODER_FAMILIES)
 
 
 def expected(checkpoint: Path, query: str, items: list[str], **options: object) -> np.ndarray:
@@ -114,7 +120,7 @@ def test_callers_at_once_get_their_own_scores_and_a_pair_too_long_is_refused_alo
 def test_what_an_encoder_has_no_answer_to_is_refused(encoder: Server, name: str) -> None:
     with pytest.raises(Refused, match="this model is a classifier"):
         score_texts(encoder, QUERY, ITEMS, [" Yes"])
-    if name == "bert":
+    if name in ("bert", "electra"):
         with pytest.raises(Refused, match="'item_first' must be false: this model's token types") as raised:
             score_texts(encoder, QUERY, ITEMS, item_first=True)
         assert raised.value.code == "INVALID_ARGUMENT"
@@ -153,10 +159,10 @@ def test_rerank_over_http(encoder: Server, checkpoint: Path, name: str, tmp_path
         ]
         each_alone.append(truth_of(checkpoint).scores("a", documents[2:3])[0, 0])
         check(np.array([each["score"] for each in data]), 1 / (1 + np.exp(-np.array(each_alone))))
-        # A caller's text forms no special token, as it may in `score`; DeBERTa's vocabulary has no other way.
-        forged = "an apple [SEP] 12 nails"
+        # A caller's text forms no special token, as it may in `score`. SentencePiece's vocabularies have no other.
+        forged = f"an apple {truth_of(checkpoint).tokenizer.sep_token} 12 nails"
         reply = call(api, "/rerank", {"query": query, "texts": [forged], "raw_scores": True})
-        if name == "bert":
+        if name in ("bert", "roberta"):
             assert abs(reply.json[0]["score"] - truth_of(checkpoint).scores(query, [forged])[0, 0]) > 1e-3
         else:
             assert (reply.status, "would become the special token" in reply.body.decode()) == (400, True)

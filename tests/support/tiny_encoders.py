@@ -148,6 +148,7 @@ ENCODERS: dict[str, Tiny] = {
     "roberta": Tiny("roberta", byte_level, {"type_vocab_size": 1, "hidden_act": "relu", **FOLLOWS_PAD}),
     "xlm-roberta": Tiny("xlm-roberta", sentencepiece, {"type_vocab_size": 1, **FOLLOWS_PAD}),
     "camembert": Tiny("camembert", sentencepiece, {"type_vocab_size": 1, **FOLLOWS_PAD}),
+    "electra": Tiny("electra", wordpiece, {"embedding_size": 64}),
     "modernbert": Tiny(
         "modernbert",
         modern,

@@ -1,4 +1,4 @@
-"""BERT and RoBERTa: absolute positions, token types, norms behind every block; they differ in the head."""
+"""BERT, RoBERTa and ELECTRA: absolute positions, token types, norms behind every block; heads differ."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def architecture(config: Any) -> EncoderArchitecture:
         labels=config.num_labels,
         norm_eps=config.layer_norm_eps,
         activation=config.hidden_act,
-        head_activation="tanh",
+        head_activation="gelu" if family.name == "electra" else "tanh",
         first_position=config.pad_token_id + 1 if follows_pad else 0,
         uncounted_id=config.pad_token_id if follows_pad else None,
         token_types=config.type_vocab_size,
@@ -37,6 +37,11 @@ def load_bert(read: EncoderReader, config: Any) -> EncoderWeights:
 def load_roberta(read: EncoderReader, config: Any) -> EncoderWeights:
     """A RoBERTa or XLM-RoBERTa: the head has its own dense layer, and a pooler in the file is not used."""
     return _load(read, config, "roberta", lambda: read.head("classifier.dense", "classifier.out_proj"))
+
+
+def load_electra(read: EncoderReader, config: Any) -> EncoderWeights:
+    """An ELECTRA, with a head like RoBERTa's."""
+    return _load(read, config, "electra", lambda: read.head("classifier.dense", "classifier.out_proj"))
 
 
 def _load(read: EncoderReader, config: Any, prefix: str, head: Any) -> EncoderWeights:

@@ -28,6 +28,7 @@ FAMILIES: dict[str, tuple[Callable[[Any], EncoderArchitecture], Load]] = {
     "roberta": (bert.architecture, bert.load_roberta),
     "xlm-roberta": (bert.architecture, bert.load_roberta),
     "camembert": (bert.architecture, bert.load_roberta),
+    "electra": (bert.architecture, bert.load_electra),
     "modernbert": (modernbert.architecture, modernbert.load),
     "deberta-v2": (deberta_v2.architecture, deberta_v2.load),
 }
@@ -39,7 +40,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "tanh": torch.tanh,
 }
-NOT_READ = ("lm_head.", "cls.", "lm_predictions.", "mask_predictions.", "decoder.")
+NOT_READ = (
+    "lm_head.", "cls.", "lm_predictions.", "mask_predictions.", "decoder.", "discriminator_predictions.",
+)  # fmt: skip
 """Heads for pretraining that some classifiers still hold; transformers leaves them unread too."""
 SIZES = ("vocab_size", "context_length", "layers", "hidden_size", "intermediate_size", "heads", "labels")
 BUFFERS = ("position_ids", "token_type_ids")

@@ -4,7 +4,13 @@ What their files are called is in `models/encoders/encoder.py`; nothing here imp
 """
 
 from hiscore.models.encoders.family import EncoderFamily, activation_rule
-from hiscore.models.rules import key_rule, unset
+from hiscore.models.rules import Config, key_rule, unset
+
+
+def _embeds_at_full_size(config: Config) -> str | None:
+    size, hidden = config.get("embedding_size", 128), config.get("hidden_size", 256)
+    return f"embedding_size {size} is not hidden_size {hidden}" if size != hidden else None
+
 
 ENCODER_FAMILIES: dict[str, EncoderFamily] = {
     family.name: family
@@ -17,6 +23,11 @@ ENCODER_FAMILIES: dict[str, EncoderFamily] = {
             positions_follow_pad=True,
         ),
         EncoderFamily(name="camembert", known_as="CamemBERT", positions_follow_pad=True),
+        EncoderFamily(
+            name="electra",
+            known_as="ELECTRA base and large, ms-marco-electra",
+            own_rules=(_embeds_at_full_size,),
+        ),
         EncoderFamily(
             name="modernbert",
             known_as="ModernBERT, gte-reranker-modernbert",

@@ -13,6 +13,7 @@ from hiscore.models.families import family_of
 from hiscore.models.support import servable, undecodable, unscorable, unsupported
 from tests.support import tiny_encoders
 
+CHANGES = {"electra": {"embedding_size": 64, "hidden_size": 64}}
 BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
 
 
@@ -25,7 +26,8 @@ def test_a_family_is_found_by_its_model_type() -> None:
     for name, family in ENCODER_FAMILIES.items():
         assert family_of({"model_type": name}) is family
         assert family.name == name
-        assert unsupported({"model_type": name, "architectures": ["AnyForSequenceClassification"]}) is None
+        config = {"model_type": name, "architectures": ["AnyForSequenceClassification"]}
+        assert unsupported(config | CHANGES.get(name, {})) is None
 
 
 def test_an_encoder_is_scored_and_not_decoded(tmp_path: Path) -> None:
@@ -58,6 +60,7 @@ def test_an_encoder_is_scored_and_not_decoded(tmp_path: Path) -> None:
         ({"model_type": "modernbert", "rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
         ({"model_type": "deberta-v2", "pooler_hidden_act": "mish"}, "pooler_hidden_act 'mish'"),
         ({"model_type": "deberta-v2", "conv_kernel_size": 3}, "convolution"),
+        ({"model_type": "electra", "hidden_size": 256}, "embedding_size 128 is not hidden_size 256"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
