@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests, encoded_bytes
+from hiscore.scoring.encode import TokenizedRequest, encode_requests, encoded_bytes
+from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.serving.batched_model import WholeJobs
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer

@@ -12,6 +12,7 @@ from itertools import chain, islice
 from hiscore.arrays import Int32
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
+from hiscore.scoring.encoding_plan import EncodingPlan, TextRequest, split_query
 from hiscore.scoring.labels import check_label_inputs, resolve_labels
 from hiscore.scoring.layout import lay_out
 from hiscore.scoring.pair_text import check_item_first, join_pairs
@@ -19,31 +20,7 @@ from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.validation import check_prompt
 from hiscore.settings import Limits
 from hiscore.tokenization.panics import Panic
-from hiscore.tokenization.split_rule import SplitRule
 from hiscore.tokenization.tokenizer import TextTokenizer
-
-
-@dataclass(frozen=True)
-class TextRequest:
-    """A request in text, as it was sent.
-
-    Attributes:
-        query: Valid Unicode, like all texts here: no lone surrogates.
-        items: One text per item.
-        labels: One text per label, or None if not sent.
-        label_token_ids: int32 [labels], or None if not sent.
-        item_first: Join ``item + query`` instead of ``query + item``.
-        text_bytes: UTF-8 bytes of all texts; None if they have not been counted.
-        label_counts: As in `ScoreOptions`.
-    """
-
-    query: str
-    items: Sequence[str]
-    labels: Sequence[str] | None = None
-    label_token_ids: Int32 | None = None
-    item_first: bool = False
-    text_bytes: int | None = None
-    label_counts: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,51 +40,9 @@ class TokenizedRequest:
     full_encode: bool
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How a request is encoded.
-
-    Attributes:
-        request: The request.
-        shared: The part of the query that is encoded once.
-        repeated: The rest of it, next to the items, which is encoded with every item.
-        rule: How the query was split; None: it was not.
-    """
-
-    request: TextRequest
-    shared: str
-    repeated: str
-    rule: SplitRule | None
-
-    @property
-    def texts(self) -> list[str]:
-        """The shared part, then one text per item; without items the query alone."""
-        if not self.request.items:
-            return ["", self.request.query]
-        if self.request.item_first:
-            shared = self.rule.second(self.shared) if self.rule else self.shared
-            return [shared, *(item + self.repeated for item in self.request.items)]
-        # Of a query that cannot be split, its own tokens say where a single item begins.
-        shared = self.request.query if self.asks_where_the_item_begins else self.shared
-        rows = [self.repeated + item for item in self.request.items]
-        return [shared, *(map(self.rule.second, rows) if self.rule else rows)]
-
-    @property
-    def asks_where_the_item_begins(self) -> bool:
-        return not self.shared and not self.request.item_first and len(self.request.items) == 1
-
-    @property
-    def labels(self) -> Sequence[str]:
-        return self.request.labels or ()
-
-    @property
-    def full_encode(self) -> bool:
-        return not self.shared and bool(self.repeated) and len(self.request.items) > 1
-
-
 def encoded_bytes(tokenizer: TextTokenizer, request: TextRequest) -> int:
     """How much text is encoded for a request, in bytes of UTF-8: a part of the query with every item."""
-    _, repeated, _ = _split_query(tokenizer, request)
+    _, repeated, _ = split_query(tokenizer, request)
     return _size(request) + _utf8_length(repeated) * max(0, len(request.items) - 1)
 
 
@@ -138,7 +73,7 @@ def _encode(
     tokenizer: TextTokenizer, requests: Sequence[TextRequest], limits: Limits, facts: CheckpointFacts
 ) -> list[TokenizedRequest | RequestError]:
     plans = [_plan(tokenizer, request, limits, facts) for request in requests]
-    good = [plan for plan in plans if isinstance(plan, _Plan)]
+    good = [plan for plan in plans if isinstance(plan, EncodingPlan)]
     texts = [plan.texts for plan in good]
     text_ids, label_ids = tokenizer.encode(
         list(chain.from_iterable(texts)), list(chain.from_iterable(plan.labels for plan in good))
@@ -158,7 +93,7 @@ def _encode(
 
 def _plan(
     tokenizer: TextTokenizer, request: TextRequest, limits: Limits, facts: CheckpointFacts
-) -> _Plan | RequestError:
+) -> EncodingPlan | RequestError:
     """Check what can be checked before encoding, then split the query."""
     try:
         items = len(request.items)
@@ -174,7 +109,7 @@ def _plan(
                 f"'query', 'items' and 'labels' hold {size} bytes: at most {limits.max_text_bytes} in one call"
             )
         _check_length(tokenizer, request, size, facts)
-        plan = _Plan(request, *_split_query(tokenizer, request))
+        plan = EncodingPlan(request, *split_query(tokenizer, request))
         # A query that cannot be shared is encoded once per item: bound the work as well as the input.
         work = _utf8_length(plan.repeated) * items
         if work > limits.max_text_bytes:
@@ -202,23 +137,9 @@ def _check_length(tokenizer: TextTokenizer, request: TextRequest, size: int, fac
         )
 
 
-def _split_query(tokenizer: TextTokenizer, request: TextRequest) -> tuple[str, str, SplitRule | None]:
-    """The part of the query to encode once, the part to encode with every item, and how it was split."""
-    rule = tokenizer.splits
-    if tokenizer.pair:
-        return request.query, "", None
-    split = None
-    if rule is not None and request.items:
-        split = rule.first(request.query) if request.item_first else rule.last(request.query)
-    if split is None:
-        return "", request.query, None
-    head, tail = request.query[:split], request.query[split:]
-    return (tail, head, rule) if request.item_first else (head, tail, rule)
-
-
 def _finish(
     tokenizer: TextTokenizer,
-    plan: _Plan,
+    plan: EncodingPlan,
     text_ids: list[list[int]],
     label_ids: list[list[int]],
     limits: Limits,

@@ -20,7 +20,8 @@ import torch
 from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
-from hiscore.scoring.encode import TextRequest, encode_requests
+from hiscore.scoring.encode import encode_requests
+from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.precision import FP8_CAPABILITY

@@ -27,7 +27,8 @@ from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.models.config import read_facts
-from hiscore.scoring.encode import TextRequest, encode_requests
+from hiscore.scoring.encode import encode_requests
+from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.packing import pack
 from hiscore.scoring.prefix_cache import PrefixCache
 from hiscore.scoring.request import MultiItemPrompt

@@ -32,7 +32,8 @@ from hiscore.launcher.command import tritonserver_flags
 from hiscore.models.config import read_facts
 from hiscore.scoring import packing
 from hiscore.scoring import scorer as scorer_module
-from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests
+from hiscore.scoring.encode import TokenizedRequest, encode_requests
+from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest

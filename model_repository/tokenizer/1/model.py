@@ -10,7 +10,7 @@ from hiscore.logs import configure_model
 from hiscore.models.config import read_facts
 from hiscore.parameters import one_row
 from hiscore.scoring.batched_tokenizer import BatchedTokenizer, EncodeStats
-from hiscore.scoring.encode import TextRequest
+from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.options import parse_options
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.batched_tokenizer import BatchedTokenizer, EncodeStats
-from hiscore.scoring.encode import TextRequest
+from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.serving.batched_model import Part
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer

@@ -17,7 +17,8 @@ from hiscore.decoding.request import PromptReader
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import TextRequest, TokenizedRequest, encode_requests, encoded_bytes
+from hiscore.scoring.encode import TokenizedRequest, encode_requests, encoded_bytes
+from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.layout import unpack
 from hiscore.settings import Limits
 from hiscore.tokenization.split_rule import SplitRule

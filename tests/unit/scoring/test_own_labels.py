@@ -14,7 +14,8 @@ from hiscore.layers import lm_head
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.batched_scorer import BatchedScorer
-from hiscore.scoring.encode import TextRequest, encode_requests
+from hiscore.scoring.encode import encode_requests
+from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.head_results import head_results, own_counts
 from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.readout import scores_from_pairs

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.encode import TextRequest, encode_requests
+from hiscore.scoring.encode import encode_requests
+from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.layout import unpack
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer

@@ -14,7 +14,8 @@ from hiscore.attention.metadata import Forward
 from hiscore.errors import RequestError
 from hiscore.models.config import read_facts
 from hiscore.scoring import pair_scorer
-from hiscore.scoring.encode import TextRequest, encode_requests
+from hiscore.scoring.encode import encode_requests
+from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.packing import Batch
