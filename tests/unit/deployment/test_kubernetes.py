@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from hiscore.launcher import api
 from hiscore.launcher.health import answer
 from hiscore.launcher.process import STUB_SECONDS
 from hiscore.launcher.server import GRACE_SECONDS
@@ -19,11 +20,14 @@ from hiscore.models.support import MODELS
 from hiscore.settings import ServeSettings
 from tests.support.deployment import DOCKER, KUBERNETES, documents
 
-# The oldest that still gets fixes, and the newest that the schemas know.
-VERSIONS = ["1.34", "1.37"]
+# The oldest that docs/deployment.md names, and the newest that the schemas know.
+VERSIONS = ["1.30", "1.37"]
 BASE = KUBERNETES / "base"
 MONITORING = KUBERNETES / "monitoring"
 OVERLAYS = sorted((KUBERNETES / "overlays").iterdir())
+COMPONENTS = sorted((KUBERNETES / "components").iterdir())
+# How long a client or its DNS server may go on using an answer: CoreDNS's default, in seconds.
+DNS_SECONDS = 30
 GI = 2**30
 
 BEHAVIOUR = {
@@ -37,7 +41,7 @@ SHAPES: dict[str, Any] = {
         "minReplicaCount": None,
         "maxReplicaCount": None,
         "pollingInterval": None,
-        "fallback": {"failureThreshold": None, "replicas": None},
+        "fallback": {"failureThreshold": None, "replicas": None, "behavior": None},
         "advanced": {
             "horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": BEHAVIOUR, "scaleDown": BEHAVIOUR}}
         },
@@ -45,7 +49,12 @@ SHAPES: dict[str, Any] = {
             {
                 "type": None,
                 "metricType": None,
-                "metadata": {"serverAddress": None, "query": None, "threshold": None},
+                "metadata": {
+                    "serverAddress": None,
+                    "query": None,
+                    "threshold": None,
+                    "ignoreNullValues": None,
+                },
             }
         ],
     },
@@ -135,10 +144,10 @@ def test_control_an_unknown_field_is_noticed() -> None:
 
 def test_every_file_is_used() -> None:
     used = set()
-    for directory in (BASE, MONITORING, *OVERLAYS):
+    for directory in (BASE, MONITORING, *OVERLAYS, *COMPONENTS):
         kustomization = documents(directory / "kustomization.yaml")[0]
         named = [
-            *kustomization["resources"],
+            *kustomization.get("resources", []),
             *(patch["path"] for patch in kustomization.get("patches", [])),
             *kustomization.get("configurations", []),
         ]
@@ -151,11 +160,13 @@ def test_every_file_is_used() -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_patches_meet_what_is_there(overlay: Path) -> None:
     base = {(document["kind"], document["metadata"]["name"]): document for document in resources(BASE)}
-    for patch in documents(overlay / "kustomization.yaml")[0]["patches"]:
-        (document,) = documents(overlay / patch["path"])
-        target = base[document["kind"], document["metadata"]["name"]]
-        # A container of another name would be a second one.
-        assert container(document)["name"] == container(target)["name"]
+    for directory in (overlay, *COMPONENTS):
+        for patch in documents(directory / "kustomization.yaml")[0]["patches"]:
+            (document,) = documents(directory / patch["path"])
+            target = base[document["kind"], document["metadata"]["name"]]
+            # A container of another name would be a second one.
+            if document["kind"] == "Deployment" and "containers" in document["spec"]["template"]["spec"]:
+                assert container(document)["name"] == container(target)["name"]
     scaled = only(resources(overlay), "ScaledObject")
     assert ("Deployment", scaled["spec"]["scaleTargetRef"]["name"]) in base
 
@@ -189,12 +200,18 @@ def test_rendered_overlay_holds_together(overlay: Path) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
-def test_roles_name_settings_and_models_that_there_are(overlay: Path) -> None:
+def test_roles_name_settings_and_models_that_there_are(
+    overlay: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = {name.upper() for name in ServeSettings.model_fields}
     patch = environment(container(documents(overlay / "deployment.yaml")[0]))
     both = environment(container(only(resources(BASE), "Deployment"))) | patch
     assert set(both) - known == set()
-    ServeSettings(**{name.lower(): value for name, value in both.items()})
+    for name, value in both.items():
+        monkeypatch.setenv(name, value)
+    settings = ServeSettings()
+    # A role that does not score has nothing to offer over the HTTP API.
+    assert (settings.api_port is not None) == ("scorer" in settings.models)
     chosen = patch["MODELS"].split(",")
     assert set(chosen) <= set(MODELS)
     if overlay.name == "decoding":
@@ -211,7 +228,96 @@ def test_pod_has_time_to_drain() -> None:
     pod = only(resources(BASE), "Deployment")["spec"]["template"]["spec"]
     before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     drain = int(environment(pod["containers"][0])["DRAIN_TIMEOUT_S"])
-    assert pod["terminationGracePeriodSeconds"] >= before + drain + GRACE_SECONDS + STUB_SECONDS
+    assert before > DNS_SECONDS
+    # The HTTP API is stopped first, then the models.
+    of_api = drain + api.GRACE_SECONDS
+    of_models = drain + GRACE_SECONDS + STUB_SECONDS
+    assert pod["terminationGracePeriodSeconds"] >= before + of_api + of_models
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_a_rollout_leaves_a_pod_that_serves(overlay: Path) -> None:
+    base = only(resources(BASE), "Deployment")["spec"]["strategy"]["rollingUpdate"]
+    own = documents(overlay / "deployment.yaml")[0]["spec"].get("strategy", {}).get("rollingUpdate", {})
+    least = only(resources(overlay), "ScaledObject")["spec"]["minReplicaCount"]
+    assert least - {**base, **own}["maxUnavailable"] >= 1
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_a_lost_prometheus_removes_no_pod(overlay: Path) -> None:
+    spec = only(resources(overlay), "ScaledObject")["spec"]
+    assert spec["fallback"]["behavior"] == "currentReplicasIfHigher"
+    assert spec["fallback"]["replicas"] >= spec["minReplicaCount"]
+    for trigger in spec["triggers"]:
+        # KEDA falls back on errors alone, and an empty answer is none by default.
+        assert trigger["metadata"]["ignoreNullValues"] == "false"
+        # The only type of metric that the fallback knows.
+        assert trigger["metricType"] == "AverageValue"
+
+
+def test_prometheus_picks_up_what_is_for_it() -> None:
+    """kube-prometheus-stack selects monitors and rules by its release's name."""
+    monitor, rule = only(resources(BASE), "PodMonitor"), only(resources(MONITORING), "PrometheusRule")
+    assert monitor["metadata"]["labels"]["release"] == rule["metadata"]["labels"]["release"]
+
+
+def test_startup_probe_waits_longer_than_the_launcher(tmp_path: Path) -> None:
+    """By one number: change READY_TIMEOUT_S alone, and the probe follows."""
+    copy = shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
+    text = (copy / "base/deployment.yaml").read_text()
+    assert text.count('value: "900"') == 1
+    (copy / "base/deployment.yaml").write_text(text.replace('value: "900"', 'value: "1234"'))
+    for directory, timeout in ((KUBERNETES, 900), (copy, 1234)):
+        for overlay in OVERLAYS:
+            one = container(only(render(directory / "overlays" / overlay.name), "Deployment"))
+            assert environment(one)["READY_TIMEOUT_S"] == str(timeout)
+            # The launcher starts a server that crashes a second time.
+            seconds = one["startupProbe"]["periodSeconds"] * one["startupProbe"]["failureThreshold"]
+            assert seconds == 2 * timeout
+
+
+def test_images_are_named_by_digest() -> None:
+    for overlay in OVERLAYS:
+        (image,) = documents(overlay / "kustomization.yaml")[0]["images"]
+        assert "newTag" not in image
+        assert re.fullmatch(r"sha256:[0-9a-f]{64}", image["digest"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_components_fit_an_overlay(overlay: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(KUBERNETES, tmp_path / "kubernetes") / "overlays" / overlay.name
+    with (copy / "kustomization.yaml").open("a") as file:
+        file.write("components:\n" + "".join(f"  - ../../components/{path.name}\n" for path in COMPONENTS))
+    found = render(copy)
+    for document in found:
+        check(document, VERSIONS[0])
+    pod = only(found, "Deployment")["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+    # The claim is this role's own, and where the image has its kernels.
+    claims = {
+        v["name"]: v["persistentVolumeClaim"]["claimName"]
+        for v in pod["volumes"]
+        if "persistentVolumeClaim" in v
+    }
+    claim = only(found, "PersistentVolumeClaim")
+    assert claims["kernels"] == claim["metadata"]["name"] == f"hiscore-kernels-{overlay.name}"
+    assert claims["models"] == "hiscore-model"
+    (mount,) = (m["mountPath"] for m in pod["containers"][0]["volumeMounts"] if m["name"] == "kernels")
+    assert f"TRITON_CACHE_DIR={mount} " in (DOCKER / "Dockerfile").read_text()
+
+
+def test_the_api_is_reached_where_it_is() -> None:
+    (scoring,) = (overlay for overlay in OVERLAYS if overlay.name == "scoring")
+    (port,) = container(documents(scoring / "deployment.yaml")[0])["ports"]
+    assert port == {"name": "api", "containerPort": ServeSettings.model_fields["api_port"].default}
+    (service,) = documents(scoring / "service.yaml")[0]["spec"]["ports"]
+    assert (service["port"], service["targetPort"]) == (port["containerPort"], "api")
+    for rule in only(resources(BASE), "NetworkPolicy")["spec"]["ingress"]:
+        assert {"port": "api"} in rule["ports"]
+    endpoints = only(resources(BASE), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert "api" in [endpoint["port"] for endpoint in endpoints]
 
 
 def test_shared_memory_holds_the_regions() -> None:
@@ -262,10 +368,8 @@ def test_probes_ask_what_the_launcher_answers() -> None:
     # A launcher that is busy with a restart is alive.
     busy = SimpleNamespace(alive=True, unready="the server is being restarted", restarts=1)
     assert answer(one["livenessProbe"]["httpGet"]["path"], busy)[0] == 200  # type: ignore[arg-type]
-    startup = one["startupProbe"]["periodSeconds"] * one["startupProbe"]["failureThreshold"]
-    assert startup >= ServeSettings.model_fields["ready_timeout_s"].default
     service = only(resources(BASE), "Service")["spec"]
     assert service["clusterIP"] == "None"
     assert {port["targetPort"] for port in service["ports"]} <= ports.keys()
     endpoints = only(resources(BASE), "PodMonitor")["spec"]["podMetricsEndpoints"]
-    assert {endpoint["port"] for endpoint in endpoints} <= ports.keys()
+    assert {endpoint["port"] for endpoint in endpoints} <= ports.keys() | {"api"}
