@@ -123,5 +123,6 @@ def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pyt
     assert (found - exact).square().mean() <= 1.1 * (library - exact).square().mean()
     assert (found - exact).abs().max() < 0.1 < exact.std()
     # Control: another weight is seen.
-    weights[3] = replace(weights[3], down=Linear(weight(WIDTH, INNER, seed=99)))
+    other = Mlp(weights[3].mlp.gate_up, Linear(weight(WIDTH, INNER, seed=99)))
+    weights[3] = replace(weights[3], mlp=other)
     assert not torch.equal(run(weights, ops, x), expected)

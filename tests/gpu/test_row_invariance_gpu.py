@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hiscore import device
-from hiscore.scoring import scorer as scorer_module
+from hiscore.scoring import precision
 from hiscore.scoring.scorer import Scorer
 from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES
@@ -55,7 +55,7 @@ def test_scores_are_those_of_an_item_alone(
 ) -> None:
     keep: Callable[[], None] = lambda: None  # noqa: E731
     if not fixed:
-        monkeypatch.setattr(scorer_module, "fix_product_sums", keep)
+        monkeypatch.setattr(precision, "fix_product_sums", keep)
     monkeypatch.setitem(GEOMETRIES, "cut-8b", GEOMETRIES["qwen3-8b"] | {"num_hidden_layers": LAYERS})
     with random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config("cut-8b", tmp_path, 8_192)
