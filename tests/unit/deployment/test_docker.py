@@ -15,6 +15,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from hiscore.launcher import api
 from hiscore.launcher.process import STUB_SECONDS
 from hiscore.launcher.server import GRACE_SECONDS
 from hiscore.settings import ServeSettings
@@ -180,11 +181,41 @@ def test_compose_grants_no_more_than_needed(name: str) -> None:
 def test_compose_lets_the_server_drain(name: str) -> None:
     service = compose()["services"][name]
     seconds = int(service["stop_grace_period"].removesuffix("s"))
-    assert seconds > service["environment"]["DRAIN_TIMEOUT_S"] + GRACE_SECONDS + STUB_SECONDS
+    drain = service["environment"]["DRAIN_TIMEOUT_S"]
+    # The HTTP API is stopped first, then the models.
+    assert seconds >= drain + api.GRACE_SECONDS + drain + GRACE_SECONDS + STUB_SECONDS
     assert service["networks"]["default"]["aliases"] == ["server"]
     # Three models at most have regions of SHM_BYTES to begin with.
     shm = int(service["shm_size"].removesuffix("gb")) * 2**30
     assert shm >= 4 * 3 * ServeSettings.model_fields["shm_bytes"].default
+
+
+def gibibytes(size: str) -> float:
+    """Of one of compose's sizes, a variable's default taken."""
+    number, unit = re.fullmatch(r"(?:\$\{\w+:-)?(\d+)([mg])b\}?", size).groups()  # type: ignore[union-attr]
+    return int(number) / {"m": 1024, "g": 1}[unit]
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu", "prometheus", "grafana"])
+def test_compose_bounds_memory_and_logs(name: str) -> None:
+    service = compose()["services"][name]
+    assert gibibytes(service["mem_limit"]) > gibibytes(service.get("shm_size", "0gb"))
+    assert service["logging"]["driver"] == "json-file"
+    options = service["logging"]["options"]
+    # All files of all services within a gigabyte.
+    assert int(options["max-size"].removesuffix("m")) * int(options["max-file"]) * 4 < 1024
+    if name in ("cpu", "gpu"):
+        # Otherwise as much again could be swapped, and a pool in swap is slower than no pool.
+        assert service["memswap_limit"] == service["mem_limit"]
+
+
+def test_compose_and_image_offer_every_port_but_health() -> None:
+    ports = {int(port) for port in last("EXPOSE").split()}
+    fields = ServeSettings.model_fields
+    defaults = {fields[f"{name}_port"].default for name in ("http", "grpc", "metrics", "api")}
+    assert ports == defaults | {8003}
+    for name in ("cpu", "gpu"):
+        assert {int(port.split(":")[-1]) for port in compose()["services"][name]["ports"]} == defaults
 
 
 def test_compose_mounts_what_is_there() -> None:
