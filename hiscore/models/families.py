@@ -140,6 +140,8 @@ def family_of(config: Config) -> DecoderFamily | DsaFamily | EncoderFamily | Non
     towers, name = TEXT_TOWERS.get(str(config.get("model_type"))), text_config(config).get("model_type")
     if towers is not None and name not in towers:
         return None
+    if towers is None and name == "mistral" and "layer_types" in config:
+        name = "ministral"  # as transformers' AutoConfig does
     kind: Mapping[str, DecoderFamily | DsaFamily | EncoderFamily]
     for kind in (DECODER_FAMILIES, DSA_FAMILIES, ENCODER_FAMILIES):
         if str(name) in kind:

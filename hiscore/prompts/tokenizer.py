@@ -53,6 +53,7 @@ class PromptTokenizer:
         names = {content: f"\ue000{secret}.{index}\ue001" for index, content in enumerate(self.protected)}
         for each in added:
             each["content"] = names.get(each["content"], each["content"])
+        _rename_pieces(state["model"], names)
         self._tokenizer = Tokenizer.from_str(json.dumps(state))
         # A renamed token that the model's own vocabulary knows under its true name has got another id.
         ids = {self._tokenizer.token_to_id(each["content"]): each["id"] for each in added}
@@ -166,6 +167,20 @@ class PromptTokenizer:
             for number, content in found.items()
             if number is not None and content not in ordinary
         }
+
+
+def _rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
+    """Give protected tokens their secret names in the model's own vocabulary too, where text could spell them.
+
+    The merges of BPE name their results, so its vocabulary stays as it is.
+    """
+    kept = BYTE_TOKEN.fullmatch if model.get("byte_fallback") else lambda content: None
+    renamed = {content: name for content, name in names.items() if not kept(content)}
+    if model["type"] == "Unigram":
+        model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in model["vocab"]]
+    elif model["type"] in ("WordPiece", "WordLevel"):
+        model["vocab"] = {renamed.get(piece, piece): number for piece, number in model["vocab"].items()}
+        model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
 
 
 def _is_protected(token: dict[str, Any], templates: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 
 class Truth:
@@ -17,6 +17,9 @@ class Truth:
         config = AutoConfig.from_pretrained(checkpoint)
         self.is_classifier = config.architectures[0].endswith("ForSequenceClassification")
         kind: Any = getattr(transformers, config.architectures[0])
+        if not isinstance(config, kind.config_class):
+            # A mistral with layer_types is a ministral to transformers' Auto classes.
+            kind = AutoModelForSequenceClassification if self.is_classifier else AutoModelForCausalLM
         # Not SDPA: it silently drops Gemma 2's soft cap.
         self.model = kind.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
         # With a pad id, transformers would skip trailing tokens that happen to have it.

@@ -51,7 +51,8 @@ def test_no_protected_token_can_be_written(checkpoint: Path) -> None:
 
 def test_texts_that_meet_cannot_form_one_together(checkpoint: Path) -> None:
     tokenizer = PromptTokenizer(checkpoint)
-    token = tokenizer.protected[0]
+    # Any text may give the unknown token.
+    token = next(name for name in tokenizer.protected if name != "<unk>")
     special = {Tokenizer.from_file(str(checkpoint / "tokenizer.json")).token_to_id(token)}
     for cut in range(1, len(token)):
         first, second = tokenizer.escape(token[:cut]), tokenizer.escape(token[cut:])

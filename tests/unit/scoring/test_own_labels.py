@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,12 @@ from hiscore.errors import RequestError
 from hiscore.layers import lm_head
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring.batched_scorer import BatchedScorer
+from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.encode import encode_requests
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.head_results import head_results, own_counts
 from hiscore.scoring.options import ScoreOptions, parse_options
+from hiscore.scoring.prefix_cache import PrefixCache
 from hiscore.scoring.readout import scores_from_pairs
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.validation import check_labels
@@ -212,10 +212,13 @@ def test_parts_keep_their_items_labels() -> None:
 
 
 def test_a_large_request_is_split_with_its_labels() -> None:
-    scorer = SimpleNamespace(device=torch.device("cpu"))
-    batched = BatchedScorer(scorer, 1, lambda stats: None)  # type: ignore[arg-type]
     own = [np.arange(count, dtype=np.int32) for count in range(2, 102)]
-    parts = batched.split(call(own, apply_softmax=True))
+    request, parts, done = call(own, apply_softmax=True), [], 0
+    while done is not None:
+        part = ScoringPlan(PrefixCache(64, 64), 32).take(request, done, 32, at_least_one=True)
+        assert part is not None
+        parts.append(part.job)
+        done = part.done
     assert len(parts) > 2
     assert [count for part in parts for count in part.label_counts] == [len(labels) for labels in own]
     assert np.concatenate([part.labels for part in parts]).tolist() == np.concatenate(own).tolist()
