@@ -14,7 +14,7 @@ READY_TIMEOUT_S = 2.0
 
 
 class Models:
-    """The models of one server. Failures of their methods are `ApiError`.
+    """The models of a server, or of all servers behind one name. Failures of their methods are `ApiError`.
 
     Args:
         address: ``host:port`` of their gRPC.
@@ -24,7 +24,7 @@ class Models:
 
     def __init__(self, address: str, served: Sequence[str], timeout_s: float) -> None:
         # A full server should say so at once: the caller knows better than we how long to try again.
-        self._client = AsyncScoreClient(address, retry=RetryPolicy(attempts=1))
+        self._client = AsyncScoreClient(address, retry=RetryPolicy(attempts=1), load_balancing="round_robin")
         self._served, self._timeout_s = served, timeout_s
 
     async def score_text(self, query: str, items: Sequence[str], **options: Any) -> ScoreResult:

@@ -25,7 +25,8 @@ class ApiSettings(Settings):
     api_backend: str | None = Field(
         default=None,
         description="`host:port` of the gRPC endpoint of models that run elsewhere: only the API is started. "
-        "`MODEL` must be the same checkpoint: its tokenizer and templates are used",
+        "`MODEL` must be the same checkpoint: its tokenizer and templates are used. "
+        "`dns:///name:port`: all addresses of the name get requests in turn",
     )
     api_processes: PositiveInt = Field(default=1, description="processes that share the API's port")
     api_model_names: str = Field(

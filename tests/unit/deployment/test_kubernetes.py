@@ -24,6 +24,7 @@ from tests.support.deployment import DOCKER, KUBERNETES, documents
 VERSIONS = ["1.30", "1.37"]
 BASE = KUBERNETES / "base"
 MONITORING = KUBERNETES / "monitoring"
+API = KUBERNETES / "api"
 OVERLAYS = sorted((KUBERNETES / "overlays").iterdir())
 COMPONENTS = sorted((KUBERNETES / "components").iterdir())
 # How long a client or its DNS server may go on using an answer: CoreDNS's default, in seconds.
@@ -125,7 +126,7 @@ def render(overlay: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_base_and_overlays_follow_the_schemas(version: str) -> None:
-    found = [document for directory in (BASE, *OVERLAYS) for document in resources(directory)]
+    found = [document for directory in (BASE, API, *OVERLAYS) for document in resources(directory)]
     assert {"Deployment", "NetworkPolicy", "PodMonitor", "ScaledObject"} <= {each["kind"] for each in found}
     for document in found:
         check(document, version)
@@ -144,7 +145,7 @@ def test_control_an_unknown_field_is_noticed() -> None:
 
 def test_every_file_is_used() -> None:
     used = set()
-    for directory in (BASE, MONITORING, *OVERLAYS, *COMPONENTS):
+    for directory in (BASE, MONITORING, API, *OVERLAYS, *COMPONENTS):
         kustomization = documents(directory / "kustomization.yaml")[0]
         named = [
             *kustomization.get("resources", []),
@@ -277,7 +278,7 @@ def test_startup_probe_waits_longer_than_the_launcher(tmp_path: Path) -> None:
 
 
 def test_images_are_named_by_digest() -> None:
-    for overlay in OVERLAYS:
+    for overlay in (API, *OVERLAYS):
         (image,) = documents(overlay / "kustomization.yaml")[0]["images"]
         assert "newTag" not in image
         assert re.fullmatch(r"sha256:[0-9a-f]{64}", image["digest"])
@@ -320,6 +321,36 @@ def test_the_api_is_reached_where_it_is() -> None:
     assert "api" in [endpoint["port"] for endpoint in endpoints]
 
 
+def test_the_api_by_itself_finds_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = resources(API)
+    pod = only(found, "Deployment")["spec"]["template"]
+    (one,) = pod["spec"]["containers"]
+    for name, value in environment(one).items():
+        monkeypatch.setenv(name, value)
+    settings = ServeSettings()
+    # As the scoring role is called, and by its gRPC port.
+    scoring = next(overlay for overlay in OVERLAYS if overlay.name == "scoring")
+    kustomization = documents(scoring / "kustomization.yaml")[0]
+    name = only(resources(BASE), "Service")["metadata"]["name"] + kustomization["nameSuffix"]
+    assert settings.api_backend == f"dns:///{name}.{kustomization['namespace']}.svc:{settings.grpc_port}"
+    models = environment(container(documents(scoring / "deployment.yaml")[0]))["MODELS"]
+    assert settings.models == models
+    # It may call them, and they let it in.
+    labels = kustomization["labels"][0]["pairs"] | {"app.kubernetes.io/name": "hiscore"}
+    policy = only(found, "NetworkPolicy")["spec"]
+    assert policy["egress"][0]["to"] == [{"podSelector": {"matchLabels": labels}}]
+    (client,) = only(resources(BASE), "NetworkPolicy")["spec"]["ingress"][0]["from"][0]["podSelector"][
+        "matchExpressions"
+    ]
+    assert pod["metadata"]["labels"][client["key"]] in client["values"]
+    # It needs no GPU, and time to drain.
+    assert "nvidia.com/gpu" not in one["resources"]["limits"]
+    before = one["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert before > DNS_SECONDS
+    stops = settings.drain_timeout_s + api.GRACE_SECONDS + api.KILL_SECONDS
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= before + stops
+
+
 def test_shared_memory_holds_the_regions() -> None:
     deployment = only(resources(BASE), "Deployment")
     (shm,) = (v for v in deployment["spec"]["template"]["spec"]["volumes"] if v["name"] == "shm")
@@ -331,9 +362,10 @@ def test_shared_memory_holds_the_regions() -> None:
     assert gibibytes(shm["emptyDir"]["sizeLimit"]) * GI >= regions
 
 
-def test_pod_is_restricted() -> None:
+@pytest.mark.parametrize("directory", [BASE, API], ids=lambda path: path.name)
+def test_pod_is_restricted(directory: Path) -> None:
     """The rules of the Pod Security Standard "restricted", and a root file system that nobody writes to."""
-    pod = only(resources(BASE), "Deployment")["spec"]["template"]["spec"]
+    pod = only(resources(directory), "Deployment")["spec"]["template"]["spec"]
     own = pod["containers"][0]["securityContext"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
