@@ -60,7 +60,8 @@ def check_that_the_process_ends_and_is_seen(
         while not server.fault() and time.monotonic() < until:
             time.sleep(0.05)
         assert "model scorer" in server.fault()
-        assert "ended with exit code 1" in server.fault()
+        # Where tritonserver has reaped it before anybody looked, only that it has died is known.
+            assert any(how in server.fault() for how in ("ended with exit code 1", "has died"))
         name = server.name
     written = log.read_text()
     assert "the device is lost" in written, written[-5_000:]

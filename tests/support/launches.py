@@ -186,8 +186,9 @@ def experts(sizes: tuple[int, ...], activation: str, dtype: torch.dtype) -> None
         down=torch.zeros(1, dtype=dtype).expand(count, hidden, width),
         down_bias=torch.zeros(count, hidden, dtype=dtype) if biased else None, shared=None,
     )  # fmt: skip
-    for step in (False, True):
-        moe_triton.moe(weights, torch.zeros(ROWS, hidden, dtype=dtype), step)
+    many = -(-moe_triton.MANY * count // per_token)
+    for rows, step in ((ROWS, False), (ROWS, True), (many, False)):
+        moe_triton.moe(weights, torch.zeros(rows, hidden, dtype=dtype), step)
 
 
 def block_fp8_product() -> None:
