@@ -61,7 +61,7 @@ def check_that_the_process_ends_and_is_seen(
             time.sleep(0.05)
         assert "model scorer" in server.fault()
         # Where tritonserver has reaped it before anybody looked, only that it has died is known.
-            assert any(how in server.fault() for how in ("ended with exit code 1", "has died"))
+        assert any(how in server.fault() for how in ("ended with exit code 1", "has died"))
         name = server.name
     written = log.read_text()
     assert "the device is lost" in written, written[-5_000:]
