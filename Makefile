@@ -11,7 +11,7 @@ PARALLEL := -n auto --maxprocesses 8
 PARALLEL_SERVERS := -n auto --maxprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve doctor check test test-gpu soak bench bench-gpu lint format docs audit clean
+.PHONY: help install demo serve doctor check test test-gpu image-test soak bench bench-gpu lint format docs audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ test: lint ## Lint, then run every test that needs no GPU
 
 test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
 	@$(BIN)/python -m pytest tests/gpu tests/unit/kernels tests/unit/layers/test_triton_ops.py tests/unit/attention/test_packed_triton.py
+
+image-test: $(INSTALLED) ## Build the image on a stand-in for NVIDIA's, start it and use it (as root; some 4 minutes)
+	@$(BIN)/python tools/image
 
 soak: $(INSTALLED) ## Make calls of all kinds for SOAK_MINUTES (30) and look for growth
 	@SOAK_MINUTES=$(or $(SOAK_MINUTES),30) $(BIN)/python -m pytest -s tests/server/test_soak.py
