@@ -139,7 +139,7 @@ def start(
     setup = SETUP.format(**quoted, shm=2**30, command=first)
     group = _memory_group(memory)
     # The group first, so that everything belongs to it.
-    unshare = f"unshare --mount --pid --net --ipc --fork --kill-child sh -ec {shlex.quote(setup)}"
+    unshare = f"unshare --mount --pid --net --ipc --fork sh -ec {shlex.quote(setup)}"
     script = f"set -e; echo $$ > {group}/cgroup.procs; exec {unshare}"
     with (
         log.open("wb") as output,
@@ -165,8 +165,12 @@ def _memory_group(limit: int) -> Path:
 
 
 def _remove(group: Path) -> None:
+    """Kill what is left of the container: since it became another user, it outlives ``unshare``."""
     deadline = time.monotonic() + 10
-    while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+    while (pids := (group / "cgroup.procs").read_text().split()) and time.monotonic() < deadline:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
         time.sleep(0.1)
     group.rmdir()
 
