@@ -1,6 +1,7 @@
 """Servers shared by all tests of a session; at its end, none of their processes or files may be left."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,10 +40,10 @@ def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizers.save(tokenizer, directory)
 
 
-@pytest.fixture(scope="session")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+@contextmanager
+def servers(logs: Path) -> Iterator[StartServer]:
+    """Servers that are stopped at the end of the context, and must leave nothing behind."""
     running: dict[tuple[object, ...], Server] = {}
-    logs = tmp_path_factory.mktemp("logs")
 
     def start(checkpoint: Path, **settings: Any) -> Server:
         key = (checkpoint, *sorted(settings.items()))
@@ -60,26 +61,40 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     assert [entry for name in names for entry in leftovers(name)] == []
 
 
+@pytest.fixture(scope="module")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """For servers of one module: a session has too many to keep them all in memory."""
+    with servers(tmp_path_factory.mktemp("logs")) as start:
+        yield start
+
+
 @pytest.fixture(scope="session")
-def server(start_server: StartServer, smollm: Path) -> Server:
+def start_shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """For servers of many modules."""
+    with servers(tmp_path_factory.mktemp("shared-logs")) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(start_shared_server: StartServer, smollm: Path) -> Server:
     """The default model behind a real tritonserver."""
-    return start_server(smollm)
+    return start_shared_server(smollm)
 
 
 @pytest.fixture(scope="session")
-def lm(start_server: StartServer, tiny_lm: Path) -> Server:
+def lm(start_shared_server: StartServer, tiny_lm: Path) -> Server:
     """The small random causal LM with all models, and a lower limit on the tokens of a call."""
-    return start_server(tiny_lm, query_cache_bytes=2**24, max_call_tokens=50_000)
+    return start_shared_server(tiny_lm, query_cache_bytes=2**24, max_call_tokens=50_000)
 
 
 @pytest.fixture(scope="session")
-def abused(start_server: StartServer, tiny_lm: Path) -> Server:
+def abused(start_shared_server: StartServer, tiny_lm: Path) -> Server:
     """A server for malicious callers: batches of one call, small pools, a short drain.
 
     In a batch of several calls, Triton's Python backend answers all of them with the error of one whose text is
     shorter than its tensor says. Triton leaks a stream that is cancelled just as it ends, which delays its stop.
     """
-    return start_server(
+    return start_shared_server(
         tiny_lm,
         max_batch_calls=1,
         max_queue=256,

@@ -67,13 +67,13 @@ def at_work(client: triton.InferenceServerClient) -> Iterator[list[Future[np.nda
         assert all(len(call.result(timeout=60)) == LARGE for call in calls)
 
 
-@pytest.mark.parametrize(("cancel", "computed"), [(True, 0), (False, 10)], ids=["gone", "control"])
+@pytest.mark.parametrize(("cancel", "computed"), [(True, 0), (False, LARGE)], ids=["gone", "control"])
 def test_a_call_whose_caller_has_gone_is_not_computed(narrow: Server, cancel: bool, computed: int) -> None:
-    """It waits behind large ones when its caller cancels it; the control is a caller that stays."""
+    """It waits behind others of its size when its caller cancels it; the control is a caller that stays."""
     answered: Queue[Exception | None] = Queue()
     with counted(narrow) as risen, triton.InferenceServerClient(narrow.grpc_url) as client:
         with at_work(client) as before:
-            call = client.async_infer("scorer", inputs(10), lambda result, error: answered.put(error))
+            call = client.async_infer("scorer", inputs(LARGE), lambda result, error: answered.put(error))
             # It comes while one is computed, and is cancelled while others are.
             next(as_completed([each for each in before if not each.done()], timeout=60))
             assert sum(not each.done() for each in before) >= 2, "nothing has to wait"

@@ -83,9 +83,9 @@ def test_a_refused_call_is_one_line_without_what_it_held(server: Server) -> None
 
 
 def test_an_id_from_outside_stays_in_its_line(server: Server) -> None:
-    forged = 'one"}\n{"request_id": "two"}'
+    forged = 'forged"}\n{"request_id": "two"}'
     score(server, forged, labels=[LABEL])
-    (line,) = lines_of(server, "one")
+    (line,) = lines_of(server, "forged")
     assert line["request_id"] == forged
     assert not any(line.startswith('{"request_id"') for line in text_of(server).splitlines())
 

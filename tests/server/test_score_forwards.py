@@ -38,9 +38,11 @@ def no_decode(risen: dict[tuple[str, str], int]) -> bool:
     return not any(amount for (_, name), amount in risen.items() if name.startswith("hiscore_decode"))
 
 
-def test_a_call_within_the_budget_is_one_forward(lm: Server) -> None:
-    with counted(lm) as risen:
-        answer = score_tokens(lm, fresh(1_200, [2] * 400), LABELS)
+def test_a_call_within_the_budget_is_one_forward(start_server: StartServer, tiny_llama: Path) -> None:
+    """On a server that expects no small calls, since it has had none."""
+    server = start_server(tiny_llama, query_cache_bytes=2**24)
+    with counted(server) as risen:
+        answer = score_tokens(server, fresh(1_200, [2] * 400), LABELS)
     assert answer.prompt_tokens == 2_000
     assert risen[FORWARDS] == risen[BATCHES] == 1
     assert risen[TOKENS] == 2_000
