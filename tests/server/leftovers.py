@@ -41,7 +41,11 @@ def wait_gone(name: str, seconds: float) -> bool:
 def server_below(pid: int) -> tuple[str, int]:
     """Name and process id of the tritonserver that a launcher or its make has started."""
     for child in psutil.Process(pid).children(recursive=True):
-        found = re.search(r"--id=(\S+)", " ".join(child.cmdline()))
+        try:
+            command = " ".join(child.cmdline())
+        except psutil.NoSuchProcess:  # it has ended meanwhile
+            continue
+        found = re.search(r"--id=(\S+)", command)
         if found and "tritonserver" in child.name():
             return found.group(1), child.pid
     raise AssertionError(f"process {pid} has no tritonserver below it")
