@@ -6,8 +6,8 @@ Nothing here imports torch: the launcher reads configs before anything heavy is 
 import re
 from collections.abc import Mapping
 
-from hiscore.memory.weights import OF_IMAGES
 from hiscore.models.rules import Config
+from hiscore.models.weight_bytes import OF_IMAGES
 
 TEXT_TOWERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),

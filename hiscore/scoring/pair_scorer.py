@@ -8,12 +8,12 @@ from hiscore.device import free_bytes, memory_of
 from hiscore.layers.lm_head import LMHead
 from hiscore.memory.ledger import Ledger
 from hiscore.memory.plan import MemoryLine, MemoryPlan
-from hiscore.memory.weights import weight_bytes
 from hiscore.models.config import read_facts
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.encoder import Encoder, read_encoder_architecture
 from hiscore.models.site import Site
 from hiscore.models.support import CheckpointFacts, has_tokenizer
+from hiscore.models.weight_bytes import weight_bytes
 from hiscore.prefill.encoder_runner import make_encoder_runner
 from hiscore.scoring.memory import CPU_ATTENTION_BYTES, CUDA_BYTES, PROCESS_BYTES
 from hiscore.scoring.packing import Batch

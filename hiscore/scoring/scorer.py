@@ -14,11 +14,11 @@ from hiscore.attention.metadata import Forward
 from hiscore.device import download, free_bytes, memory_of, upload
 from hiscore.errors import RequestError
 from hiscore.layers.lm_head import LMHead
-from hiscore.memory.weights import weight_bytes
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.site import Site
 from hiscore.models.support import CheckpointFacts
+from hiscore.models.weight_bytes import weight_bytes
 from hiscore.prefill.runner import ForwardRunner, make_runner
 from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.head_results import head_results, own_counts

@@ -19,7 +19,6 @@ from hiscore.decoding.worker.memory import memory_budget, plan_memory, report_st
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
-from hiscore.memory.weights import weight_bytes
 from hiscore.models.activations import activation_bytes
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder, weights_key
@@ -29,6 +28,7 @@ from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
 from hiscore.models.families import DSA_FAMILIES
 from hiscore.models.site import Site
+from hiscore.models.weight_bytes import weight_bytes
 from hiscore.progress import no_progress
 from hiscore.settings import CacheSettings, DecodeSettings
 

@@ -7,6 +7,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from hiscore.models.weight_files import weight_files
+
 NUMBER_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
     "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -54,7 +56,9 @@ def _stored_bits(quantised: dict[str, Any]) -> int:
 
 def _tensors(checkpoint: Path) -> Iterator[tuple[str, str, list[int]]]:
     """Name, dtype and shape of every tensor. A file starts with the length of its header in 8 bytes."""
-    for path in sorted(checkpoint.glob("model*.safetensors")):
+    for path in weight_files(checkpoint):
+        if not path.is_file():
+            continue  # the loader names it
         with path.open("rb") as file:
             try:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
