@@ -8,21 +8,8 @@ from torch import Tensor
 
 from hiscore.attention import tiles
 from hiscore.attention.bidirectional import BidirectionalShape, RelativeProjections
+from hiscore.attention.packed_triton import Launch
 from hiscore.kernels.bidirectional_attention import bidirectional_attention
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How the kernel is launched."""
-
-    m: int
-    """Rows of a tile."""
-    n: int
-    """Keys at a time."""
-    warps: int
-    stages: int
-    programs: int
-    """Per multiprocessor."""
 
 
 def choose_launch(head_dim: int, dtype: torch.dtype) -> Launch:

@@ -1,6 +1,6 @@
 """On a GPU in bfloat16: a score does not move with what shares its batch, at the widths of an 8B model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +20,18 @@ MOVED = 1e-6
 """A float32 head's rounding, of probabilities up to 1; the hidden states have equal bits."""
 
 
+def restore_blas_settings() -> None:
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
+    torch.backends.cuda.preferred_blas_library("default")
+
+
 @pytest.fixture
 def blas_settings() -> Iterator[None]:
     """torch's own settings, which a scorer of another test may have changed, before and after a test."""
-    matmul = torch.backends.cuda.matmul
-    for _ in range(2):
-        matmul.allow_bf16_reduced_precision_reduction = True
-        matmul.allow_fp16_reduced_precision_reduction = True
-        torch.backends.cuda.preferred_blas_library("default")
-        if _ == 0:
-            yield
+    restore_blas_settings()
+    yield
+    restore_blas_settings()
 
 
 @pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen3-8b"])
@@ -53,9 +55,8 @@ def test_no_bit_of_a_product_depends_on_its_rows(model: str, blas_settings: None
 def test_scores_are_those_of_an_item_alone(
     fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blas_settings: None
 ) -> None:
-    keep: Callable[[], None] = lambda: None  # noqa: E731
     if not fixed:
-        monkeypatch.setattr(precision, "fix_product_sums", keep)
+        monkeypatch.setattr(precision, "fix_product_sums", lambda: None)
     monkeypatch.setitem(GEOMETRIES, "cut-8b", GEOMETRIES["qwen3-8b"] | {"num_hidden_layers": LAYERS})
     with random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config("cut-8b", tmp_path, 8_192)
