@@ -1,0 +1,74 @@
+"""The process of a rank other than the first: does what the first one sends, and ends with it.
+
+usage: python -m hiscore.parallel.follower PARENT_PID RANK RANKS DEVICE STORE_FD CHANNEL_FD PULSE_FD
+"""
+
+import ctypes
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+from multiprocessing.connection import Connection
+
+import torch
+
+from hiscore.parallel.group import Distributed
+from hiscore.parallel.pulse import beat
+from hiscore.parallel.rank import Rank
+from hiscore.parallel.shard import Shard
+from hiscore.parallel.start import store_path, use
+
+log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    parent, rank, ranks = map(int, sys.argv[1:4])
+    device, (store, channel, pulse) = torch.device(sys.argv[4]), map(int, sys.argv[5:8])
+    _die_with(parent)
+    # A Ctrl-C of the terminal is the launcher's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    beat(socket.socket(fileno=pulse))
+    use(device, ranks)
+    shard = Shard(rank, ranks)
+    follow(Connection(channel), Rank(device, Distributed(store_path(store), shard, device)))
+    # Not by the way of destructors, which might exchange something.
+    os._exit(0)
+
+
+def follow(channel: Connection, rank: Rank) -> None:
+    """Do work until the first rank closes the channel."""
+    while True:
+        try:
+            message = channel.recv_bytes()
+        except (EOFError, OSError):
+            return
+        confirm, work = pickle.loads(message)
+        try:
+            work(rank)
+        except Exception as error:
+            if not confirm:
+                log.critical("rank %d fails and ends", rank.shard.rank, exc_info=True)
+                os._exit(1)
+            answer = f"{type(error).__name__}: {error}"
+        else:
+            answer = ""
+        # What it refers to may be large.
+        del work, message
+        if confirm:
+            channel.send(answer)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        sys.exit("the parent process is gone")
+
+
+if __name__ == "__main__":
+    main()

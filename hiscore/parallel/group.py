@@ -1,0 +1,107 @@
+"""What ranks exchange while they compute: sums, maxima, and parts put together.
+
+NCCL between GPUs, where CUDA graphs may hold the exchange, and gloo between processes on the CPU. Every rank gets
+the same bits, so whatever ranks compute from a result they compute alike.
+"""
+
+import os
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from hiscore.parallel.shard import WHOLE, Shard
+
+dist: Any = torch.distributed  # what is used here of it is not all typed
+# A rank that is lost is noticed long before (`leader.Ranks`); this only bounds a start.
+TIMEOUT = timedelta(minutes=30)
+
+
+class Group(Protocol):
+    """Exchanges of tensors between all ranks, in which every rank takes part with the same shapes."""
+
+    shard: Shard
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over ranks; x may be overwritten."""
+        ...
+
+    def max(self, x: Tensor) -> Tensor:
+        """The maximum over ranks, element by element; x may be overwritten."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """All ranks' tensors, side by side in the order of ranks: [T, n] to [T, ranks n]."""
+        ...
+
+
+class Alone(Group):
+    """The only rank."""
+
+    def __init__(self) -> None:
+        self.shard = WHOLE
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x
+
+    def max(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Distributed(Group):
+    """One of several ranks, by torch.distributed."""
+
+    def __init__(self, store: str, shard: Shard, device: torch.device) -> None:
+        """Meet the other ranks.
+
+        Args:
+            store: Path of a file that all ranks open, empty at first.
+            shard: Which of them this one is.
+            device: Where its tensors are.
+        """
+        self.shard = shard
+        file = dist.FileStore(store, shard.ranks)
+        self._group: Any = (_nccl if device.type == "cuda" else _gloo)(file, shard)
+
+    def sum(self, x: Tensor) -> Tensor:
+        return self._reduce(x, dist.ReduceOp.SUM)
+
+    def max(self, x: Tensor) -> Tensor:
+        return self._reduce(x, dist.ReduceOp.MAX)
+
+    def gather(self, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(self.shard.ranks)]
+        self._group.allgather([parts], [x.contiguous()]).wait()
+        return torch.cat(parts, dim=1)
+
+    def _reduce(self, x: Tensor, operation: Any) -> Tensor:
+        x = x.contiguous()
+        options = dist.AllreduceOptions()
+        options.reduceOp = operation
+        # On the current stream, as `torch.distributed.all_reduce` does it, instead of a stream of NCCL's own.
+        options.asyncOp = False
+        work = self._group.allreduce([x], options)
+        if work is not None:
+            work.wait()
+        return x
+
+
+def _gloo(store: Any, shard: Shard) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    # By default gloo listens at the address of the host's name, for whoever reaches it.
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = TIMEOUT
+    return dist.ProcessGroupGloo(store, shard.rank, shard.ranks, options)
+
+
+def _nccl(store: Any, shard: Shard) -> Any:
+    # All ranks are on one host. Whoever sets these variables otherwise is listened to.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = TIMEOUT
+    return dist.ProcessGroupNCCL(store, shard.rank, shard.ranks, options)

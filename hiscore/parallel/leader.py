@@ -1,0 +1,162 @@
+"""The first rank: starts the others, has them do the same work, and ends if one is lost.
+
+One message a piece of work, the same bytes for all ranks. The first rank does the work of those bytes, too, so
+that all see the same.
+"""
+
+import io
+import logging
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Pipe
+from subprocess import Popen, TimeoutExpired
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+
+from hiscore.parallel.group import Distributed
+from hiscore.parallel.pulse import Watch
+from hiscore.parallel.rank import Leader, OneRank, Rank, RankError, Work
+from hiscore.parallel.shard import Shard
+from hiscore.parallel.start import spawn, store_path, use
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+GRACE_S = 1.0
+"""Time for the error responses to be sent after work has failed on the first rank."""
+CLOSE_S = 5.0
+"""Time for the others to end by themselves."""
+
+
+def end_process() -> None:
+    """End this process at once; the watchdog then starts a new server."""
+    os._exit(1)
+
+
+class Ranks(Leader):
+    """As many processes as devices; this one is the first."""
+
+    def __init__(self, devices: Sequence[torch.device], end: Callable[[], None] = end_process) -> None:
+        """Start the others and meet them.
+
+        Args:
+            devices: Of the ranks, in order.
+            end: Called once if a rank is lost, when the others have been killed.
+        """
+        self._end, self._ending = end, threading.Lock()
+        self._threads = torch.get_num_threads()
+        self._channels: list[Connection] = []
+        self._processes: list[Popen[bytes]] = []
+        self._pulses: dict[int, socket.socket] = {}
+        # Open as long as the group lives: NCCL looks into it when it is first used.
+        self._store = store = os.memfd_create("hiscore-ranks")
+        for rank in range(1, len(devices)):
+            self._start(Shard(rank, len(devices)), devices[rank], store)
+        self._watch = Watch(self._pulses, self._lost)
+        self._watch.patient.set()
+        use(devices[0], len(devices))
+        shard = Shard(0, len(devices))
+        self.rank = Rank(devices[0], Distributed(store_path(store), shard, devices[0]))
+        self._watch.patient.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def prepare(self, work: Work[T]) -> T:
+        self._watch.patient.set()
+        try:
+            message = self._send(work, confirm=True)
+            try:
+                result: T = _work_of(message)(self.rank)
+            except Exception as error:
+                raise RankError(f"rank 0 of {self.rank.shard.ranks}: {error}") from error
+            finally:
+                answers = [self._answer(rank) for rank in range(1, self.rank.shard.ranks)]
+            if failed := next(filter(None, answers), None):
+                raise RankError(failed)
+            return result
+        finally:
+            self._watch.patient.clear()
+
+    def do(self, work: Work[T]) -> T:
+        message = self._send(work, confirm=False)
+        try:
+            result: T = _work_of(message)(self.rank)
+        except BaseException as error:
+            # The others are in the middle of it, or wait for this rank's part of a sum.
+            log.critical("work has failed on the first rank, and the others cannot go on: this process ends")
+            end = threading.Timer(GRACE_S, self._lost, (f"rank 0 failed: {error!r}",))
+            end.daemon = True
+            end.start()
+            raise
+        return result
+
+    def close(self) -> None:
+        self._watch.close()
+        for channel in self._channels:
+            channel.close()
+        for process in self._processes:
+            try:
+                process.wait(CLOSE_S)
+            except TimeoutExpired:
+                process.kill()
+                process.wait()
+        for pulse in self._pulses.values():
+            pulse.close()
+        os.close(self._store)
+        torch.set_num_threads(self._threads)
+
+    def _start(self, shard: Shard, device: torch.device, store: int) -> None:
+        ours, theirs = Pipe()
+        hears, beats = socket.socketpair()
+        self._processes.append(spawn(shard, device, store, theirs.fileno(), beats.fileno()))
+        theirs.close()
+        beats.close()
+        self._channels.append(ours)
+        self._pulses[shard.rank] = hears
+
+    def _send(self, work: Work[T], confirm: bool) -> bytes:
+        message = io.BytesIO()
+        pickle.dump((confirm, work), message, protocol=5)
+        for rank, channel in enumerate(self._channels, start=1):
+            try:
+                channel.send_bytes(message.getbuffer())
+            except OSError:
+                raise RankError(f"rank {rank} has died") from None
+        return message.getvalue()
+
+    def _answer(self, rank: int) -> str:
+        """What a rank says of its work: empty, or what went wrong."""
+        try:
+            failed = self._channels[rank - 1].recv()
+        except (EOFError, OSError):
+            failed = "it has died; its last words are above"
+        return f"rank {rank} of {self.rank.shard.ranks}: {failed}" if failed else ""
+
+    def _lost(self, what: str) -> None:
+        if not self._ending.acquire(blocking=False):
+            return
+        log.critical("%s: this process ends, and its other ranks", what)
+        for process in self._processes:
+            process.kill()
+        self._end()
+
+
+def lead(devices: Sequence[torch.device]) -> Leader:
+    """The leader of a rank on each device; of one alone, no process is started."""
+    return Ranks(devices) if len(devices) > 1 else OneRank(devices[0])
+
+
+def _work_of(message: bytes) -> Work[T]:
+    work: Work[T] = pickle.loads(message)[1]
+    return work

@@ -1,0 +1,84 @@
+"""A rank: what work on it finds there."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from hiscore.parallel.group import Alone, Group
+from hiscore.parallel.shard import Shard
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of a model, with a device of its own.
+
+    Attributes:
+        device: Where it computes.
+        group: The exchange with the others.
+        held: What earlier work has left here.
+    """
+
+    device: torch.device
+    group: Group = field(default_factory=Alone)
+    held: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shard(self) -> Shard:
+        """Which of the ranks it is."""
+        return self.group.shard
+
+
+class Work(Protocol[T_co]):
+    """What every rank does, each with its own share: a picklable callable, such as a `functools.partial`."""
+
+    def __call__(self, rank: Rank) -> T_co: ...
+
+
+class Leader(Protocol):
+    """Has work done by all ranks."""
+
+    rank: Rank
+    """The one of this process, the first."""
+
+    def prepare(self, work: Work[T]) -> T:
+        """Have work done in which ranks exchange nothing, and wait for all of them.
+
+        Raises:
+            RankError: One of the others failed; the message names it.
+        """
+        ...
+
+    def do(self, work: Work[T]) -> T:
+        """Have work done. Ranks that fail here would no longer be in step: the instance ends.
+
+        Returns:
+            The first rank's result; the others may not have finished.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the other ranks."""
+
+
+class RankError(RuntimeError):
+    """A rank could not do its share."""
+
+
+class OneRank(Leader):
+    """The leader of none but itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank = Rank(device)
+
+    def prepare(self, work: Work[T]) -> T:
+        return work(self.rank)
+
+    def do(self, work: Work[T]) -> T:
+        return work(self.rank)
+
+    def close(self) -> None:
+        pass

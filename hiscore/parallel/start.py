@@ -1,0 +1,53 @@
+"""Starting ranks: what the first one and the others do alike."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from hiscore.parallel.shard import Shard
+
+
+def use(device: torch.device, ranks: int) -> None:
+    """Make a device the current one; on the CPU, take this rank's share of the cores."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(max(torch.get_num_threads() // ranks, 1))
+
+
+def store_path(store: int) -> str:
+    """The file in memory in which ranks find each other, by its descriptor; it is gone when nobody has it open."""
+    return f"/proc/self/fd/{store}"
+
+
+def spawn(
+    shard: Shard, device: torch.device, store: int, channel: int, pulse: int
+) -> subprocess.Popen[bytes]:
+    """Start a rank's process, in the process group of this one.
+
+    Args:
+        shard: Which rank.
+        device: Its device.
+        store: Descriptor of the file for `store_path`.
+        channel: Descriptor of its end of the channel.
+        pulse: Descriptor of its end of the pulse.
+    """
+    numbers = os.getpid(), shard.rank, shard.ranks, device, store, channel, pulse
+    return subprocess.Popen(
+        [interpreter(), "-m", "hiscore.parallel.follower", *map(str, numbers)],
+        # Whatever this process can import, such as what is only on the path of a model of Triton.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.DEVNULL,
+        pass_fds=[store, channel, pulse],
+    )
+
+
+def interpreter() -> str:
+    """The Python of this process. Embedded in Triton's stub, it is the first on PATH (`launcher.distribution`)."""
+    if Path(sys.executable or "").name.startswith("python"):
+        return sys.executable
+    return shutil.which("python3") or "python3"

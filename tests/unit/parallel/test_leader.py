@@ -1,0 +1,136 @@
+"""Ranks as processes: what they exchange, that they see the same bytes, and what happens if one is lost."""
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from hiscore.parallel.leader import Ranks, lead
+from hiscore.parallel.rank import OneRank, RankError
+from tests.support import rank_work
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+LOST_WITHIN_S = 5
+"""The issue's bound, for death and for hanging."""
+LEADS = """
+import time, torch
+from hiscore.parallel.leader import Ranks
+ranks = Ranks([torch.device("cpu")] * 2)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks([CPU] * 3) as ranks:
+        yield ranks
+
+
+def test_sums_maxima_and_parts_are_those_of_all_ranks(ranks: Ranks) -> None:
+    total, most, parts = ranks.do(partial(rank_work.exchange, mine=1))
+    assert total.tolist() == [[6.0, 6.0]] * 3
+    assert most.tolist() == [[3.0, 3.0]] * 3
+    assert parts.tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]] * 3
+
+
+def test_all_ranks_see_the_bytes_of_each_message_in_order(ranks: Ranks) -> None:
+    """The last is larger than any buffer of a pipe."""
+    for size in (0, 1, 1_000, 5_000_000):
+        payload = random.Random(size).randbytes(size)
+        seen = ranks.do(partial(rank_work.digest, payload=payload))
+        assert seen[::2] == [rank_work.hash_of(payload)] * 3
+        assert len(set(seen[1::2])) == 3
+
+
+def test_what_work_leaves_is_there_for_later_work(ranks: Ranks) -> None:
+    ranks.prepare(partial(rank_work.keep, name="number", value=10))
+    assert ranks.do(partial(rank_work.kept, name="number")) == [10, 11, 12]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_rank_that_cannot_prepare_is_named_and_the_others_go_on(ranks: Ranks, which: int) -> None:
+    with pytest.raises(RankError, match=f"rank {which} of 3: .*no room here"):
+        ranks.prepare(partial(rank_work.fail_on, which=which))
+    assert ranks.do(partial(rank_work.exchange, mine=1))[1].tolist() == [[3.0, 3.0]] * 3
+
+
+def test_one_device_needs_no_process() -> None:
+    leader = lead([CPU])
+    assert isinstance(leader, OneRank)
+    total, most, parts = leader.do(partial(rank_work.exchange, mine=4))
+    assert total.tolist() == most.tolist() == parts.tolist() == [[4.0, 4.0]] * 3
+
+
+def test_threads_are_shared_out_and_given_back() -> None:
+    before = torch.get_num_threads()
+    with Ranks([CPU] * 2):
+        assert torch.get_num_threads() == max(before // 2, 1)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("how", [rank_work.KILL, rank_work.STOP], ids=["dies", "hangs"])
+def test_a_rank_that_is_lost_ends_the_instance_in_time_and_leaves_nothing(how: int) -> None:
+    ended, others = threading.Event(), set(psutil.Process().children())
+    ranks = Ranks([CPU] * 3, end=ended.set)
+    children = set(psutil.Process().children()) - others
+    assert len(children) == 2
+    began = time.monotonic()
+    # The first rank waits in a sum, as it would in a forward.
+    threading.Thread(target=_quietly, args=(ranks, how), daemon=True).start()
+    assert ended.wait(LOST_WITHIN_S), f"not noticed within {time.monotonic() - began} s"
+    ranks.close()
+    assert not [child for child in children if child.is_running()]
+
+
+def test_ranks_that_live_are_not_taken_for_lost() -> None:
+    """The control: over a time in which a silent rank would be noticed twice, in idleness and in work."""
+    ended = threading.Event()
+    with Ranks([CPU] * 2, end=ended.set) as ranks:
+        until = time.monotonic() + 7
+        while time.monotonic() < until:
+            ranks.do(partial(rank_work.exchange, mine=1))
+            time.sleep(1)
+        assert not ended.is_set()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_work_that_fails_ends_the_instance(which: int) -> None:
+    ended = threading.Event()
+    with Ranks([CPU] * 2, end=ended.set) as ranks:
+        if which == 0:
+            with pytest.raises(ValueError, match="no room here"):
+                ranks.do(partial(rank_work.fail_on, which=which))
+        else:
+            ranks.do(partial(rank_work.fail_on, which=which))
+        assert ended.wait(LOST_WITHIN_S)
+
+
+def test_followers_end_when_the_first_rank_is_killed() -> None:
+    """Not even a destructor runs then."""
+    first = subprocess.Popen(
+        [sys.executable, "-c", LEADS], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == b"ready\n"
+    (follower,) = psutil.Process(first.pid).children()
+    assert "follower" in " ".join(follower.cmdline())
+    first.kill()
+    first.communicate()
+    follower.wait(LOST_WITHIN_S)
+
+
+def _quietly(ranks: Ranks, how: int) -> None:
+    with suppress(RuntimeError):  # gloo's, of the lost connection
+        ranks.do(partial(rank_work.end_on, which=1, how=how))
