@@ -53,12 +53,16 @@ class ChatTemplate:
         Raises:
             PromptError: The template refuses the messages.
         """
-        given = {"add_generation_prompt": True, "enable_thinking": False, **self._special_tokens, **variables}
-        prompt = render(self._template, messages=list(messages), **given)
+        prompt = self.render_as_is(messages, **{"enable_thinking": False, **variables})
         # Some templates begin the reasoning whatever they are told.
         if prompt.rstrip().endswith(OPEN_REASONING):
             prompt = prompt.rstrip() + NO_REASONING
         return prompt
+
+    def render_as_is(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """As `render`, but whether the model reasons first is up to the template."""
+        given = {"add_generation_prompt": True, **self._special_tokens, **variables}
+        return render(self._template, messages=list(messages), **given)
 
 
 def render(template: Template, **variables: Any) -> str:
@@ -69,17 +73,21 @@ def render(template: Template, **variables: Any) -> str:
     """
     try:
         return template.render(**variables)
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except (
+        TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
+    ) as error:  # fmt: skip
         raise PromptError(f"the template refuses this request: {error}") from None
 
 
-def read_chat_template(checkpoint: Path) -> ChatTemplate | None:
-    """A checkpoint's chat template, or None if it has none."""
+def read_chat_template(checkpoint: Path, name: str = "default") -> ChatTemplate | None:
+    """A checkpoint's chat template, or None if it has none of that name."""
     config = read_json(checkpoint / "tokenizer_config.json")
     file = checkpoint / "chat_template.jinja"
     source = file.read_text() if file.is_file() else config.get("chat_template")
     if isinstance(source, list):  # several, by name
-        source = {each["name"]: each["template"] for each in source}.get("default")
+        source = {each["name"]: each["template"] for each in source}.get(name)
+    elif name != "default":
+        return None
     return ChatTemplate(source, special_tokens(checkpoint)) if source else None
 
 

@@ -15,10 +15,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-# Begins an escape in a caller's text on its way through a template. A noncharacter: hardly ever in a text, and
-# escaped itself where it is.
-ESCAPE = "\ufdd0"
-CODES = 0xE000
+from hiscore.prompts.escapes import Escapes
+
 PIPED = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
@@ -59,20 +57,11 @@ class PromptTokenizer:
         ids = {self._tokenizer.token_to_id(each["content"]): each["id"] for each in added}
         self._true_ids = {renamed: true for renamed, true in ids.items() if renamed != true}
         self._forbidden = self._ids_of_protected(state["model"])
-        self._names = names
-        longest_first = sorted(map(re.escape, names), key=len, reverse=True)
-        self._protected_in = re.compile("|".join(longest_first) or "(?!)")
-        self._escapes = {
-            char: f"{ESCAPE}{chr(CODES + index)}"
-            for index, char in enumerate(sorted({ESCAPE, *(content[0] for content in names)}))
-        }
-        self._escape = str.maketrans(self._escapes)
-        self._unescape = {escape: char for char, escape in self._escapes.items()}
-        self._escapes_in = re.compile(f"{ESCAPE}.", re.DOTALL)
+        self.escapes = Escapes(names)
 
     def escape(self, text: str) -> str:
-        """A caller's text for a template: with no character left with which a protected token begins."""
-        return text.translate(self._escape)
+        """A caller's text for a template, where it can then form no protected token."""
+        return self.escapes.escape(text)
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Encode rendered templates, in which callers' texts are escaped. No special tokens are added.
@@ -80,7 +69,7 @@ class PromptTokenizer:
         Raises:
             ForbiddenToken: A caller's text gives a protected token even so.
         """
-        return self.encode_texts([self._reveal(prompt) for prompt in prompts])
+        return self.encode_texts([self.escapes.reveal(prompt) for prompt in prompts])
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode callers' texts as they are. No special tokens are added.
@@ -130,6 +119,12 @@ class PromptTokenizer:
             return ""
         return text[offsets[-tokens][0] :] if left else text[: offsets[tokens - 1][1]]
 
+    def token_at_start(self, text: str) -> int | None:
+        """The protected token with which a template's text begins, or None."""
+        content = self.escapes.protected_at_start(text)
+        number: int | None = self._plain.token_to_id(content) if content else None
+        return number
+
     def label_id(self, label: str) -> int:
         """The token of a label.
 
@@ -142,10 +137,6 @@ class PromptTokenizer:
                 f"the label {label!r} is {len(ids)} tokens of this model, and must be exactly one"
             )
         return ids[0]
-
-    def _reveal(self, prompt: str) -> str:
-        named = self._protected_in.sub(lambda match: self._names[match[0]], prompt)
-        return self._escapes_in.sub(lambda match: self._unescape[match[0]], named)
 
     def _checked(self, ids: list[int]) -> list[int]:
         if not self._forbidden.keys().isdisjoint(ids):

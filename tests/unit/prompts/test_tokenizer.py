@@ -1,5 +1,6 @@
 """Prompts have the tokens of the whole text, and a caller's text never forms a protected one."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from hiscore.prompts.tokenizer import ESCAPE, ForbiddenToken, PromptTokenizer
+from hiscore.prompts.escapes import ESCAPE
+from hiscore.prompts.tokenizer import ForbiddenToken, PromptTokenizer
 from tests.support import tiny_tokenizers
 
 TEMPLATE = "<think>"
@@ -59,11 +61,28 @@ def test_texts_that_meet_cannot_form_one_together(checkpoint: Path) -> None:
         assert not special & set(tokenizer.encode([first + second])[0])
 
 
+@pytest.mark.parametrize("before", ["", " ", "\n"])
+def test_a_text_cannot_go_on_with_a_token_that_the_template_begins(checkpoint: Path, before: str) -> None:
+    """As in ``<{{ name }}>``: with the rest of the token's name, or with a part of it."""
+    tokenizer = PromptTokenizer(checkpoint, [TEMPLATE])
+    backend = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    writable = {name for name in tokenizer.protected if name.startswith("<0x")} | {"<unk>"}
+    for token in [each for each in tokenizer.protected if each not in writable][:8]:
+        number = backend.token_to_id(token)
+        cuts = [at for at in range(1, len(token)) if not (token[at - 1].isalnum() and token[at].isalnum())]
+        for start, end in itertools.combinations([*cuts, len(token)], 2):
+            text = tokenizer.escape(before + token[start:end])
+            (ids,) = tokenizer.encode([token[:start] + text.lstrip() + token[end:]])
+            assert number not in ids, (token, start, end)
+        # The control: the template's own.
+        assert number in tokenizer.encode([token])[0]
+
+
 @given(st.text())
 @settings(max_examples=200)
 def test_every_text_comes_out_as_it_went_in(text: str) -> None:
     tokenizer = PromptTokenizer(DIRECTORY)
-    assert tokenizer._reveal(tokenizer.escape(text)) == text
+    assert tokenizer.escapes.reveal(tokenizer.escape(text)) == text
 
 
 def test_tokens_of_templates_and_piped_ones_are_protected_though_not_special(tmp_path: Path) -> None:
