@@ -1,4 +1,4 @@
-"""Texts of callers on their way through a template: escaped, so that none becomes part of a protected token there."""
+"""Texts of callers on their way through a template: escaped, so that none becomes part of a protected token."""
 
 import re
 from collections.abc import Mapping
@@ -9,8 +9,34 @@ ESCAPE = "\ufdd0"
 CODES = 0xE000
 # Of tools, messages and JSON schemas: templates ask for them by name.
 KNOWN_KEYS = frozenset(
-    "type function name description parameters arguments properties required items enum default format anyOf allOf "
-    "oneOf additionalProperties strict id content role tool_calls minimum maximum title".split()
+    # fmt: off
+    [
+        "type",
+        "function",
+        "name",
+        "description",
+        "parameters",
+        "arguments",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "default",
+        "format",
+        "anyOf",
+        "allOf",
+        "oneOf",
+        "additionalProperties",
+        "strict",
+        "id",
+        "content",
+        "role",
+        "tool_calls",
+        "minimum",
+        "maximum",
+        "title",
+    ]
+    # fmt: on
 )
 
 
