@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
 from hiscore.device import upload
+from hiscore.layers.products import linear
 from hiscore.numerics import soft_cap
 
 ROW_SLICE = 256
@@ -138,11 +139,11 @@ class LMHead:
     def _product(self, hidden: Tensor) -> Tensor:
         """hidden weight^T, with sums and result in float32 at least."""
         if hidden.dtype in (torch.float32, torch.float64):
-            return hidden @ self._weight.T
+            return linear(hidden, self._weight)
         if hidden.is_cuda:
             return torch.mm(hidden, self._weight.T, out_dtype=torch.float32)
         slices = self._weight.split(8_192)
-        return torch.cat([hidden.float() @ part.float().T for part in slices], dim=1)
+        return torch.cat([linear(hidden.float(), part.float()) for part in slices], dim=1)
 
     def _rows_of(self, labels: Int32) -> Tensor:
         key = labels.tobytes()

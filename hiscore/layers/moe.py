@@ -6,9 +6,9 @@ one, each for the tokens that chose it; on CUDA by `moe_triton`, without a word 
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from hiscore.layers.activations import gated
+from hiscore.layers.products import linear
 from hiscore.layers.weights import Experts, Mlp
 from hiscore.numerics import widen
 
@@ -18,7 +18,9 @@ WEIGHT_SUM_EPS = 1e-20
 
 def moe(w: Experts, h: Tensor) -> Tensor:
     """Routed and shared experts, [T, hidden] to [T, hidden]."""
-    chosen, weights = route(w, linear(h.float(), w.router, w.router_bias))
+    # PyTorch's own product, as in transformers: another rounding could choose another expert.
+    logits = torch.nn.functional.linear(h.float(), w.router, w.router_bias)
+    chosen, weights = route(w, logits)
     each = looped(w, h, chosen)
     routed = (weights.to(widen(each).dtype)[:, None] @ widen(each)).squeeze(1).to(h.dtype)
     return routed if w.shared is None else routed + shared_mlp(w.shared, h, w.activation)

@@ -1,0 +1,23 @@
+"""The product of activations with a weight, by the fastest library that the device has for it."""
+
+import torch
+from torch import Tensor
+
+ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias.
+
+    On a CPU that is oneDNN's product. PyTorch's own takes that for bfloat16, but MKL's for float32, which computes
+    as for AVX2 on processors of other makers: half as fast on an EPYC 9005.
+
+    Args:
+        x: [..., in].
+        weight: [out, in].
+        bias: [out].
+    """
+    if x.device.type == "cpu" and x.dtype in ONEDNN_DTYPES and torch.backends.mkldnn.is_available():
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return product
+    return torch.nn.functional.linear(x, weight, bias)

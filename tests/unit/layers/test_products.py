@@ -1,0 +1,80 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hiscore.layers.products import linear
+
+ROWS, INNER, OUT = 5, 64, 33
+# Of sums of 64 products of numbers of about 1: some roundings of a float32 of about 8.
+ATOL = 1e-5
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+X, WEIGHT, BIAS = random(ROWS, INNER, seed=1), random(OUT, INNER, seed=2), random(OUT, seed=3)
+
+
+class Calls(TorchDispatchMode):
+    """The names of the operations that are called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, ROWS])
+@pytest.mark.parametrize("bias", [None, BIAS], ids=["plain", "bias"])
+def test_equals_the_product_in_float64(rows: int, bias: Tensor | None) -> None:
+    x = X[:rows]
+    expected = x.double() @ WEIGHT.double().T + (0 if bias is None else bias.double())
+    torch.testing.assert_close(linear(x, WEIGHT, bias).double(), expected, atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.t().contiguous().t(),
+        lambda t: torch.stack((t, t), dim=-1)[..., 0],
+        lambda t: torch.nn.functional.pad(t, (1, 2))[:, 1:-2],
+        lambda t: torch.stack((t + 1, t))[1],
+    ],
+    ids=["transposed", "every second number", "inside wider rows", "one of two"],
+)
+def test_reads_views(view: Callable[[Tensor], Tensor]) -> None:
+    """Experts, and the q of a joint projection, are views of larger tensors."""
+    expected = X.double() @ WEIGHT.double().T
+    for x, weight in ((view(X), WEIGHT), (X, view(WEIGHT))):
+        torch.testing.assert_close(linear(x, weight).double(), expected, atol=ATOL, rtol=0)
+
+
+def test_keeps_leading_dimensions() -> None:
+    assert torch.equal(
+        linear(torch.stack((X, X)), WEIGHT, BIAS)[1], linear(torch.stack((X, X)), WEIGHT, BIAS)[0]
+    )
+    assert linear(torch.stack((X, X)), WEIGHT).shape == (2, ROWS, OUT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_takes_onednn_where_pytorch_would_take_another_library(dtype: torch.dtype) -> None:
+    x, weight = X.to(dtype), WEIGHT.to(dtype)
+    with torch.inference_mode(), Calls() as calls:
+        linear(x, weight)
+    assert calls.names == ["mkldnn._linear_pointwise.default"]
+
+
+def test_float64_has_the_precision_of_float64() -> None:
+    """OneDNN has no products of float64."""
+    expected = X.double() @ WEIGHT.double().T
+    torch.testing.assert_close(linear(X.double(), WEIGHT.double()), expected, atol=1e-13, rtol=0)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(linear(X, WEIGHT).double(), expected, atol=1e-13, rtol=0)
