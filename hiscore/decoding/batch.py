@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from hiscore.arrays import Int32
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import DecodeBatch, SamplingBatch
+from hiscore.decoding.worker.interface import DecodeBatch
+from hiscore.decoding.worker.sampling_batch import History, LogitBias, Penalties, SamplingBatch
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -44,6 +45,46 @@ def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> Sampling
         np.array([each.top_k for each in params], np.int32),
         np.array([each.top_p for each in params], np.float32),
         uniforms,
+        np.array([each.min_p for each in params], np.float32),
+        _bias(sequences, positions),
+        _penalties(sequences),
+        np.array([each.logprobs for each in params], np.int32),
+    )
+
+
+def _bias(sequences: list[Sequence], positions: Int32) -> LogitBias | None:
+    """The requests' biases; until `min_tokens` are sampled, nothing that ends a sequence may be."""
+    biases: list[tuple[int, int, float]] = []
+    for row, (sequence, position) in enumerate(zip(sequences, positions.tolist(), strict=True)):
+        params = sequence.call.params
+        own = dict(params.logit_bias)
+        if position - len(sequence.call.prompt) < params.min_tokens:
+            own |= dict.fromkeys(sequence.stop_checker.end_ids, -np.inf)
+        biases += [(row, token, bias) for token, bias in own.items()]
+    if not biases:
+        return None
+    rows, ids, values = zip(*biases, strict=True)
+    return LogitBias(np.array(rows, np.int64), np.array(ids, np.int64), np.array(values, np.float32))
+
+
+def _penalties(sequences: list[Sequence]) -> Penalties | None:
+    """The requests' penalties, and what the device must count anew; the sequences are counted then."""
+    rows = [row for row, sequence in enumerate(sequences) if sequence.call.params.has_penalty]
+    if not rows:
+        return None
+    histories = []
+    for row in rows:
+        sequence = sequences[row]
+        if not sequence.is_counted:
+            histories.append(History(row, sequence.call.prompt, np.array(sequence.output_ids, np.int32)))
+            sequence.is_counted = True
+    params = [sequences[row].call.params for row in rows]
+    return Penalties(
+        np.array(rows, np.int64),
+        np.array([each.repetition_penalty for each in params], np.float32),
+        np.array([each.presence_penalty for each in params], np.float32),
+        np.array([each.frequency_penalty for each in params], np.float32),
+        tuple(histories),
     )
 
 

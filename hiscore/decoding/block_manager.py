@@ -4,7 +4,7 @@ A sequence is given all that it needs for its prompt and max_tokens before its p
 others wait, but never interrupts a sequence that runs. Bookkeeping only: no tensor, no device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -101,6 +101,17 @@ def pages_needed(call: DecodeCall, staged: int, cache_config: CacheConfig) -> Pa
     else:
         device = pages
     return PagesNeeded(pages, device, -(-staged // STAGING_PAGE_SIZE))
+
+
+def fill_max_tokens(call: DecodeCall, cache_config: CacheConfig) -> DecodeCall:
+    """A call without `max_tokens` gets what its prompt leaves of the context and of the pools, at least 1."""
+    if call.params.max_tokens:
+        return call
+    pages = cache_config.host_pages
+    if not cache_config.dense and not call.params.sparse:
+        pages = min(pages, cache_config.device_pages)
+    most = min(cache_config.context_length, pages * cache_config.page_size)
+    return replace(call, params=replace(call.params, max_tokens=max(1, most - len(call.prompt))))
 
 
 def check_fits(call: DecodeCall, cache_config: CacheConfig) -> None:

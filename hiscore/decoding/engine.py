@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from hiscore.decoding.block_manager import check_fits
+from hiscore.decoding.block_manager import check_fits, fill_max_tokens
 from hiscore.decoding.in_flight import InFlight
 from hiscore.decoding.inbox import Inbox
 from hiscore.decoding.scheduler import Schedule, Scheduler
@@ -24,6 +24,7 @@ from hiscore.decoding.stats import EngineStats, Tally
 from hiscore.decoding.stop_strings import Detokenizer, StopChecker
 from hiscore.decoding.times import Times
 from hiscore.decoding.worker.interface import NOT_FINITE, Worker
+from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.errors import Code, RequestError, to_request_error
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class DecodeEngine:
         Raises:
             RequestError: It could never fit (INVALID_ARG), or there is no room for it now (UNAVAILABLE).
         """
+        call = fill_max_tokens(call, self._cache_config)
         check_fits(call, self._cache_config)
         detokenizer = self._detokenizer() if self._detokenizer else None
         self._inbox.put(Sequence(call, reply_to, StopChecker(call.params, self._eos_ids, detokenizer)))
@@ -143,7 +145,7 @@ class DecodeEngine:
     def _cancel(self, sequence: Sequence) -> None:
         if sequence.status is Status.WAITING:
             self._tally.count_rejection("cancelled")
-        self._end(sequence, Output([], sequence.stop_checker.flush(), "cancelled"))
+        self._end(sequence, Output([], sequence.stop_checker.flush(), "cancelled", sequence.usage))
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -197,21 +199,24 @@ class DecodeEngine:
         with self._fail_only(entry.sequences):
             result = entry.launched.result()
             sent = 0
-            for sequence, token in zip(entry.sampled, result.tokens.tolist(), strict=True):
+            for row, (sequence, token) in enumerate(zip(entry.sampled, result.tokens.tolist(), strict=True)):
                 if not sequence.ended:
                     with self._fail_only([sequence]):
-                        self._append(sequence, token)
+                        self._append(sequence, token, result.logprobs.get(row))
                         sent += 1
             self._tally.add(result, self._cache_config, sent, entry.prompt_tokens)
 
-    def _append(self, sequence: Sequence, token: int) -> None:
+    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
         if token == NOT_FINITE:
             raise RequestError("the model's output is not a finite number", Code.INTERNAL)
-        text, finish_reason = sequence.stop_checker.append(token)
+        checker = sequence.stop_checker
+        text, finish_reason = checker.append(token)
         self.times.token(sequence)
         sequence.received += 1
         sequence.last_token = token
-        output = Output([token], text, finish_reason)
+        sequence.output_ids.append(token)
+        reported = () if logprobs is None else (logprobs,)
+        output = Output([token], text, finish_reason, sequence.usage, checker.matched_stop, reported)
         if finish_reason:
             self._end(sequence, output)
         else:

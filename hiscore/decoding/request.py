@@ -83,7 +83,10 @@ class PromptReader:
             raise RequestError(f"exactly one of 'input_ids' and 'text_input' is needed: {sent}")
         if params.stop and self.tokenizer is None:
             raise RequestError("parameter 'stop' needs text: this checkpoint has no tokenizer")
-        return self._check_ids(input_ids) if text is None else self._encode(text)
+        biased = [token for token, _ in params.logit_bias]
+        if biased:
+            check_ids("logit_bias", np.array(biased, np.int32), self.facts.vocab_size)
+        return self._check_ids(input_ids) if text is None else self._encode(text, params.add_special_tokens)
 
     def _check_ids(self, input_ids: Int32 | None) -> Int32:
         assert input_ids is not None
@@ -92,7 +95,7 @@ class PromptReader:
         check_ids("input_ids", input_ids, self.facts.vocab_size)
         return input_ids.copy()
 
-    def _encode(self, text: str) -> Int32:
+    def _encode(self, text: str, special: bool) -> Int32:
         if self.tokenizer is None:
             raise RequestError(
                 "'text_input' needs a tokenizer, which this checkpoint does not have: send 'input_ids'"
@@ -107,10 +110,9 @@ class PromptReader:
                 "(MAX_CONTEXT)"
             )
         try:
-            (ids,), _ = self.tokenizer.encode([text], [])
+            prompt = np.array(self.tokenizer.encode_whole(text, special), np.int32)
         except Panic:
             raise RequestError("the tokenizer cannot encode 'text_input'") from None
-        prompt = np.array([*self.tokenizer.prefix, *ids, *self.tokenizer.suffix], np.int32)
         if not len(prompt):
             raise RequestError("'text_input' is empty: at least one token is needed")
         # A tokenizer may know more tokens than the checkpoint has embeddings.

@@ -1,26 +1,22 @@
 """The request parameters of `decode`. An unknown one is refused."""
 
-import json
-import reprlib
 import secrets
 from dataclasses import dataclass, fields
 
+from hiscore.decoding.parameter_values import INT32_MAX, between, biases, ids, integer, share, strings
 from hiscore.errors import RequestError
-from hiscore.parameters import flag, known_only, number
+from hiscore.parameters import flag, known_only
 
-INT32_MAX = 2**31 - 1
-# Stop strings are searched on the thread that serves every sequence, so the work for one request is bounded.
-MAX_STOPS = 64
-MAX_STOP_CHARACTERS = 256
-MAX_STOP_TOKENS = 1024
+MAX_LOGPROBS = 20
+"""As OpenAI's `top_logprobs` and vLLM's default."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a sequence is sampled and when it ends.
+    """How a sequence is sampled and when it ends; definitions as in vLLM's `SamplingParams`.
 
     Attributes:
-        max_tokens: Most tokens to generate.
+        max_tokens: Most tokens to generate; 0 until it is known how much of the context is left.
         temperature: 0 is greedy.
         top_k: 0 is off.
         top_p: 1 is off.
@@ -29,9 +25,20 @@ class SamplingParams:
         stop: Strings that end it.
         stop_token_ids: Tokens that end it.
         sparse: False attends to everything, whatever the server selects by default.
+        min_p: Tokens less likely than this share of the likeliest are never drawn; 0 is off.
+        repetition_penalty: Divides positive logits of tokens in the prompt and the output, and multiplies negative
+            ones; 1 is off.
+        presence_penalty: Subtracted from the logits of tokens in the output; 0 is off.
+        frequency_penalty: Subtracted as often as a token is in the output; 0 is off.
+        logit_bias: Token ids, and what is added to their logits.
+        min_tokens: Tokens before which nothing ends the sequence.
+        logprobs: How many alternatives to report with each token's log-probability; -1: not even that.
+        stream: False: one response with everything.
+        add_special_tokens: False: `text_input` is encoded as it stands.
+        include_stop_str_in_output: The stop string that ends the text is part of it.
     """
 
-    max_tokens: int = 16
+    max_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -40,78 +47,67 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     sparse: bool = True
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    logprobs: int = -1
+    stream: bool = True
+    add_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether its logits depend on the tokens before."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
-def parse_sampling_params(parameters: str) -> SamplingParams:
+NO_DEFAULTS = SamplingParams()
+
+
+def parse_sampling_params(parameters: str, defaults: SamplingParams = NO_DEFAULTS) -> SamplingParams:
     """Validate a request's parameters.
 
     Args:
         parameters: A JSON object, or an empty string.
+        defaults: Of parameters that are not given.
 
     Raises:
         RequestError: An unknown parameter, a wrong type, or a value out of its bounds.
     """
-    default = SamplingParams()
-    given = known_only(parameters, [field.name for field in fields(default)])
-    top_p = number("top_p", given.get("top_p", default.top_p))
-    if not 0 < top_p <= 1:
-        raise RequestError(f"parameter 'top_p' must be greater than 0 and at most 1, not {top_p}")
-    temperature = number("temperature", given.get("temperature", default.temperature))
-    if temperature < 0:
-        raise RequestError(f"parameter 'temperature' must be at least 0, not {temperature}")
-    return SamplingParams(
-        max_tokens=_integer("max_tokens", given.get("max_tokens", default.max_tokens), 1, INT32_MAX),
-        temperature=temperature,
-        top_k=_integer("top_k", given.get("top_k", default.top_k), 0, INT32_MAX),
-        top_p=top_p,
-        seed=_integer("seed", given.get("seed", secrets.randbits(63)), -(2**63), 2**63 - 1),
-        ignore_eos=flag("ignore_eos", given.get("ignore_eos", default.ignore_eos)),
-        stop=_strings("stop", given.get("stop", "[]")),
-        stop_token_ids=_ids("stop_token_ids", given.get("stop_token_ids", "[]")),
-        sparse=flag("sparse", given.get("sparse", default.sparse)),
+    given = known_only(parameters, [field.name for field in fields(defaults)])
+
+    def value(name: str) -> object:
+        return given.get(name, getattr(defaults, name))
+
+    def switch(name: str) -> bool:
+        return flag(name, value(name))
+
+    params = SamplingParams(
+        max_tokens=integer("max_tokens", given["max_tokens"], 1, INT32_MAX) if "max_tokens" in given else 0,
+        temperature=between("temperature", value("temperature"), 0, None),
+        top_k=integer("top_k", value("top_k"), 0, INT32_MAX),
+        top_p=share("top_p", value("top_p")),
+        seed=integer("seed", given.get("seed", secrets.randbits(63)), -(2**63), 2**63 - 1),
+        ignore_eos=switch("ignore_eos"),
+        stop=strings("stop", given.get("stop", "[]")),
+        stop_token_ids=ids("stop_token_ids", given.get("stop_token_ids", "[]")),
+        sparse=switch("sparse"),
+        min_p=between("min_p", value("min_p"), 0, 1),
+        repetition_penalty=between("repetition_penalty", value("repetition_penalty"), 0.01, 100),
+        presence_penalty=between("presence_penalty", value("presence_penalty"), -2, 2),
+        frequency_penalty=between("frequency_penalty", value("frequency_penalty"), -2, 2),
+        logit_bias=biases("logit_bias", given.get("logit_bias", "{}")),
+        min_tokens=integer("min_tokens", value("min_tokens"), 0, INT32_MAX),
+        logprobs=integer("logprobs", given["logprobs"], 0, MAX_LOGPROBS) if "logprobs" in given else -1,
+        stream=switch("stream"),
+        add_special_tokens=switch("add_special_tokens"),
+        include_stop_str_in_output=switch("include_stop_str_in_output"),
     )
-
-
-def _integer(name: str, value: object, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"parameter '{name}' must be an integer, not {reprlib.repr(value)}")
-    if not least <= value <= most:
-        bound = f"at least {least}" if value < least else f"at most {most}"
-        raise RequestError(f"parameter '{name}' must be {bound}, not {reprlib.repr(value)}")
-    return value
-
-
-def _list(name: str, value: object, most: int, of: str) -> list[object]:
-    wanted = f"parameter '{name}' must be a string that holds a JSON list of {of}"
-    if not isinstance(value, str):
-        raise RequestError(f"{wanted}, not {reprlib.repr(value)}")
-    try:
-        entries = json.loads(value)
-    except (ValueError, RecursionError):
-        raise RequestError(f"{wanted}, not {reprlib.repr(value)}") from None
-    if not isinstance(entries, list):
-        raise RequestError(f"{wanted}, not {reprlib.repr(value)}")
-    if len(entries) > most:
-        raise RequestError(f"parameter '{name}' has {len(entries)} entries: at most {most}")
-    return entries
-
-
-def _strings(name: str, value: object) -> tuple[str, ...]:
-    stops = []
-    for entry in _list(name, value, MAX_STOPS, "non-empty strings"):
-        if not isinstance(entry, str) or not entry:
-            raise RequestError(f"parameter '{name}' holds {reprlib.repr(entry)}: not a non-empty string")
-        if len(entry) > MAX_STOP_CHARACTERS:
-            bound = f"{len(entry)} characters: at most {MAX_STOP_CHARACTERS}"
-            raise RequestError(f"parameter '{name}' holds a string of {bound}")
-        stops.append(entry)
-    return tuple(stops)
-
-
-def _ids(name: str, value: object) -> frozenset[int]:
-    ids = set()
-    for entry in _list(name, value, MAX_STOP_TOKENS, "token ids"):
-        if isinstance(entry, bool) or not isinstance(entry, int) or not 0 <= entry <= INT32_MAX:
-            raise RequestError(f"parameter '{name}' holds {reprlib.repr(entry)}: not a token id")
-        ids.add(entry)
-    return frozenset(ids)
+    if params.max_tokens and params.min_tokens > params.max_tokens:
+        raise RequestError(
+            f"parameter 'min_tokens' must be at most 'max_tokens', {params.max_tokens}, not {params.min_tokens}"
+        )
+    return params

@@ -25,8 +25,8 @@ from hiscore.decoding.worker.interface import (
     CacheConfig,
     DecodeBatch,
     PrefillChunk,
-    SamplingBatch,
 )
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 
 MAX_OVERTAKEN = 16
 # How many from the front of each queue are considered in an iteration.
@@ -228,6 +228,7 @@ class Scheduler:
     def _free(self, sequence: Sequence, releases: list[Release]) -> None:
         """Take back what a sequence holds. One that has not ended is preempted: it keeps its host pages."""
         held = sequence.seq_index >= 0 or len(sequence.host_pages)
+        sequence.is_counted = False
         release = self.blocks.free(sequence, keep_host=not sequence.ended)
         if held:
             releases.append(release)

@@ -10,6 +10,7 @@ from hiscore.arrays import Int32
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.interface import NO_PAGES, Admission
+from hiscore.decoding.worker.logprobs import TokenLogprobs
 
 
 class Status(Enum):
@@ -58,11 +59,17 @@ class Output:
         token_ids: New tokens.
         text: New text.
         finish_reason: "" until the last output, then "stop", "length" or "cancelled".
+        usage: Tokens so far: of the prompt, of these from the prefix cache, of the output.
+        matched_stop: The stop string that ended it; empty if something else did.
+        logprobs: One for each of `token_ids`, if the request asks for them.
     """
 
     token_ids: list[int]
     text: str
     finish_reason: str
+    usage: tuple[int, int, int] = (0, 0, 0)
+    matched_stop: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(eq=False)
@@ -89,6 +96,9 @@ class Sequence:
         times_overtaken: How many later ones have started while it waits.
         steps_run: Steps since it started or was resumed.
         has_left_queue: Its prefill has begun; for `hiscore.decoding.times`, as the next.
+        output_ids: Sampled tokens that have been read.
+        is_counted: Its tokens are counted on the device, for penalties.
+        cached_tokens: Prompt tokens that were found in the prefix cache.
         last_token_at: When its last token was read, on the monotonic clock; 0 before the first.
     """
 
@@ -115,6 +125,9 @@ class Sequence:
     steps_run: int = 0
     has_left_queue: bool = False
     last_token_at: float = 0.0
+    output_ids: list[int] = field(default_factory=list)
+    is_counted: bool = False
+    cached_tokens: int = 0
 
     @property
     def prompt_left(self) -> int:
@@ -125,6 +138,11 @@ class Sequence:
     def length(self) -> int:
         """Tokens whose keys and values have been launched; the next step writes this position."""
         return self.prefilled + max(0, self.sampled - 1)
+
+    @property
+    def usage(self) -> tuple[int, int, int]:
+        """As `Output.usage`."""
+        return len(self.call.prompt), self.cached_tokens, self.received
 
     @property
     def all_sampled(self) -> bool:

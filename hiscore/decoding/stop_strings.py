@@ -29,9 +29,17 @@ class NewText(NamedTuple):
 
 
 class StopStrings:
-    """Passes text through up to the first stop string, and holds back what may begin one."""
+    """Passes text through up to the first stop string, and holds back what may begin one.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    Args:
+        stops: The strings.
+        include: The one found is sent too.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        self.matched = ""
+        """The stop string found."""
+        self._include = include
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]
         self._match = [0]  # length of the longest stop string that ends in a state
@@ -41,16 +49,23 @@ class StopStrings:
         self._state = 0
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """The text that may be sent now, and whether a stop string was found: it and what follows are dropped."""
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
+        """The text that may be sent now, and whether a stop string was found: it and what follows are dropped.
+
+        Args:
+            text: New text.
+            may_stop: False: a stop string that ends in it is text like any other.
+        """
         self._held += text
         state, first = self._state, len(self._held) - len(text)
         for end, character in enumerate(text, first + 1):
             while state and character not in self._next[state]:
                 state = self._fallback[state]
             state = self._next[state].get(character, 0)
-            if self._match[state]:
-                return self._release(end - self._match[state]), True
+            if may_stop and self._match[state]:
+                start = end - self._match[state]
+                self.matched = self._held[start:end]
+                return self._release(end if self._include else start), True
         self._state = state
         return self._release(len(self._held) - self._depth[state]), False
 
@@ -91,6 +106,9 @@ class StopStrings:
 class StopChecker:
     """Follows one sequence: turns its tokens into the text to send, and finds the reason to end.
 
+    Attributes:
+        end_ids: Tokens that end it.
+
     Args:
         params: The request's.
         eos_ids: Tokens that end a sequence unless it ignores them.
@@ -100,23 +118,32 @@ class StopChecker:
     def __init__(
         self, params: SamplingParams, eos_ids: Set[int], detokenizer: Detokenizer | None = None
     ) -> None:
-        self._end_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos_ids
+        self.end_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos_ids
         self._tokens_left = params.max_tokens
-        self._stop_strings = StopStrings(params.stop)
+        self._free_tokens = params.min_tokens
+        self._stop_strings = StopStrings(params.stop, params.include_stop_str_in_output)
         self._detokenizer = detokenizer
 
     def append(self, token: int) -> NewText:
         """One more token; none may follow once a finish reason was given. A token that ends it adds no text."""
         self._tokens_left -= 1
-        if token in self._end_ids:
+        self._free_tokens -= 1
+        if token in self.end_ids:
             return NewText(self._flush()[0], "stop")
         text, stopped = (
-            self._stop_strings.push(self._detokenizer.push(token)) if self._detokenizer else ("", False)
+            self._stop_strings.push(self._detokenizer.push(token), self._free_tokens < 0)
+            if self._detokenizer
+            else ("", False)
         )
         if not stopped and not self._tokens_left:
             rest, stopped = self._flush()
             return NewText(text + rest, "stop" if stopped else "length")
         return NewText(text, "stop" if stopped else "")
+
+    @property
+    def matched_stop(self) -> str:
+        """The stop string that ended it; empty if none did."""
+        return self._stop_strings.matched
 
     def flush(self) -> str:
         """The text still held back, if the sequence ends for another reason."""
@@ -124,6 +151,8 @@ class StopChecker:
 
     def _flush(self) -> tuple[str, bool]:
         text, stopped = (
-            self._stop_strings.push(self._detokenizer.flush()) if self._detokenizer else ("", False)
+            self._stop_strings.push(self._detokenizer.flush(), self._free_tokens < 0)
+            if self._detokenizer
+            else ("", False)
         )
         return (text, True) if stopped else (text + self._stop_strings.flush(), False)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hiscore.arrays import Outputs
+from hiscore.arrays import Float32, Int32, Outputs
 from hiscore.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,17 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 MAX_POLLED = 64
 METRICS_S = 1.0
+
+
+class Logprobs(Protocol):
+    """Of one token: its own log-probability, and ids and log-probabilities of the likeliest."""
+
+    @property
+    def chosen(self) -> float: ...
+    @property
+    def top_ids(self) -> Int32: ...
+    @property
+    def top_values(self) -> Float32: ...
 
 
 class Output(Protocol):
@@ -36,6 +47,12 @@ class Output(Protocol):
     def text(self) -> str: ...
     @property
     def finish_reason(self) -> str: ...
+    @property
+    def usage(self) -> Sequence[int]: ...
+    @property
+    def matched_stop(self) -> str: ...
+    @property
+    def logprobs(self) -> Sequence[Logprobs]: ...
 
 
 @dataclass(eq=False)
@@ -48,12 +65,19 @@ class ResponseStream:
         pending: Outputs not yet sent.
         error: Ends the stream after them.
         cancelled: The caller has cancelled, and is not polled again.
+        whole: Everything is sent in one response, at the end.
     """
 
     reply_to: Any
     pending: list[Output] = field(default_factory=list)
     error: RequestError | None = None
     cancelled: bool = False
+    whole: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to send now."""
+        return self.complete or bool(self.pending and not self.whole)
 
     @property
     def complete(self) -> bool:
@@ -92,9 +116,9 @@ class ResponseSender:
         self._thread = threading.Thread(target=self._run, name="hiscore-sender", daemon=True)
         self._thread.start()
 
-    def open(self, reply_to: Any) -> ResponseStream:
-        """Begin a stream. From now on its caller is polled."""
-        stream = ResponseStream(reply_to)
+    def open(self, reply_to: Any, whole: bool = False) -> ResponseStream:
+        """Begin a stream. From now on its caller is polled. whole: see `ResponseStream`."""
+        stream = ResponseStream(reply_to, whole=whole)
         self._queue.put((stream, None))
         return stream
 
@@ -111,7 +135,7 @@ class ResponseSender:
         poll_at = metrics_at = 0.0
         while not self._closing:
             self._receive()
-            for stream in [stream for stream in self._open if stream.pending or stream.error]:
+            for stream in [stream for stream in self._open if stream.ready]:
                 self._deliver(stream)
             if (now := time.monotonic()) >= poll_at:
                 self._poll_cancellations()
@@ -152,7 +176,7 @@ class ResponseSender:
         """Send what is pending: at most one response with outputs, and perhaps an error."""
         pending, stream.pending = stream.pending, []
         still_open, ended = True, False
-        if pending:
+        if pending and not (stream.whole and stream.error):
             ended = bool(pending[-1].finish_reason)
             still_open = self._try(self._send, stream.reply_to, join(pending), ended)
         if stream.error and still_open:
@@ -182,12 +206,25 @@ class ResponseSender:
 
 
 def join(outputs: Sequence[Output]) -> Outputs:
-    """Consecutive outputs of a stream as the tensors of one response: ids int32 [n], text and reason [1]."""
+    """Consecutive outputs of a stream as the tensors of one response.
+
+    Returns:
+        ids int32 [n]; text, reason and stop string [1]; usage int32 [3]; log-probabilities float32 [n], with ids
+        int32 and log-probabilities float32 [n, K] of the likeliest tokens. The latter are empty if not asked for.
+    """
     ids = [token for output in outputs for token in output.token_ids]
+    logprobs = [of_token for output in outputs for of_token in output.logprobs]
+    alternatives = len(logprobs[0].top_ids) if logprobs else 0
+    shape = (len(logprobs), alternatives)
     return {
         "output_ids": np.array(ids, np.int32),
         "text_output": _string("".join(output.text for output in outputs)),
         "finish_reason": _string(outputs[-1].finish_reason),
+        "usage": np.array(outputs[-1].usage, np.int32),
+        "matched_stop": _string(outputs[-1].matched_stop),
+        "output_logprobs": np.array([each.chosen for each in logprobs], np.float32),
+        "top_token_ids": np.array([each.top_ids for each in logprobs], np.int32).reshape(shape),
+        "top_logprobs": np.array([each.top_values for each in logprobs], np.float32).reshape(shape),
     }
 
 

@@ -54,6 +54,15 @@ class TextTokenizer:
             return ids[: len(texts)], ids[len(texts) :]
         return self._encode(texts, special=True), self._encode(labels, special=False)
 
+    def encode_whole(self, text: str, special: bool) -> list[int]:
+        """Encode one text, with the special tokens that the checkpoint puts around it (`special`) or as it stands.
+
+        Raises:
+            Panic: The library gave up on it.
+        """
+        (ids,) = self._encode([text], special)
+        return ids
+
     def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
         with panics_raised():
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=special)

@@ -19,8 +19,8 @@ from hiscore.decoding.worker.interface import (
     ForwardResult,
     PendingForward,
     PrefillChunk,
-    SamplingBatch,
 )
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
 
 

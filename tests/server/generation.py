@@ -6,6 +6,7 @@ Without our own client, so that tests see the wire itself.
 import http.client
 import json
 import queue
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -161,3 +162,10 @@ def over_http(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> G
 
 
 WAYS = {"grpc": over_grpc, "http": over_http}
+
+
+def whole(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> dict[str, Any]:
+    """The outputs of a call with `stream` false, over /generate, which takes exactly one response."""
+    body = json.dumps({**inputs, **parameters, "stream": False}).encode()
+    with urllib.request.urlopen(f"{server.http_url}/v2/models/decode/generate", body, PATIENCE_S) as answer:
+        return dict(json.loads(answer.read()))

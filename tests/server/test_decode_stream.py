@@ -91,11 +91,12 @@ def test_a_prompt_in_ids_streams_tokens_and_their_text(decode: Server, tiny_lm: 
         assert lasts == [False] * (len(lasts) - 1) + [True]
 
 
-def test_all_ways_give_the_same_and_16_tokens_by_default(decode: Server, tiny_lm: Path) -> None:
+def test_all_ways_give_the_same(decode: Server, tiny_lm: Path) -> None:
     text = "Is this a fruit? It is"
     ids = AutoTokenizer.from_pretrained(tiny_lm)(text)["input_ids"]
-    generations = [way(decode, {"input_ids": ids}, ignore_eos=True) for way in WAYS.values()]
-    generations += [way(decode, {"text_input": text}, ignore_eos=True) for way in WAYS.values()]
+    options = {"max_tokens": 16, "ignore_eos": True}
+    generations = [way(decode, {"input_ids": ids}, **options) for way in WAYS.values()]
+    generations += [way(decode, {"text_input": text}, **options) for way in WAYS.values()]
     assert len(generations[0].ids) == 16
     assert {(tuple(each.ids), each.text) for each in generations} == {
         (tuple(generations[0].ids), generations[0].text)
@@ -213,6 +214,49 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"stop_token_ids": '["a"]'},
         r"'stop_token_ids' holds 'a'",
     ),
+    "a min_p beyond one": ({"input_ids": PROMPT}, {"min_p": 1.5}, r"'min_p' must be .* at most 1, not 1\.5"),
+    "a penalty as text": (
+        {"input_ids": PROMPT},
+        {"presence_penalty": "1"},
+        r"'presence_penalty' must be a number, not '1'",
+    ),
+    "a penalty beyond two": (
+        {"input_ids": PROMPT},
+        {"frequency_penalty": 2.5},
+        r"'frequency_penalty' .* not 2\.5",
+    ),
+    "no repetition penalty": (
+        {"input_ids": PROMPT},
+        {"repetition_penalty": 0.0},
+        r"'repetition_penalty' .* not 0",
+    ),
+    "a bias without an object": (
+        {"input_ids": PROMPT},
+        {"logit_bias": "[5]"},
+        r"'logit_bias' must be a string that holds a JSON object",
+    ),
+    "a bias beyond the vocabulary": (
+        {"input_ids": PROMPT},
+        {"logit_bias": json.dumps({VOCABULARY: 1})},
+        rf"'logit_bias' holds {VOCABULARY}: .* 0 to {VOCABULARY - 1}",
+    ),
+    "a bias that is not a number": (
+        {"input_ids": PROMPT},
+        {"logit_bias": '{"5": NaN}'},
+        r"'logit_bias' of '5' must be finite, not nan",
+    ),
+    "more tokens than there may be": (
+        {"input_ids": PROMPT},
+        {"min_tokens": 6, "max_tokens": 5},
+        r"'min_tokens' must be at most 'max_tokens', 5, not 6",
+    ),
+    "too many logprobs": ({"input_ids": PROMPT}, {"logprobs": 21}, r"'logprobs' must be at most 20, not 21"),
+    "stream as text": ({"input_ids": PROMPT}, {"stream": "no"}, r"'stream' must be true or false, not 'no'"),
+    "special tokens as a number": (
+        {"input_ids": PROMPT},
+        {"add_special_tokens": 1},
+        r"'add_special_tokens' must be true or false, not 1",
+    ),
     "an unknown parameter": (
         {"input_ids": PROMPT},
         {"max_token": 5},
@@ -254,7 +298,7 @@ def test_control_after_every_refusal_the_server_serves(decode: Server) -> None:
     for inputs, parameters, _ in BAD.values():
         with pytest.raises(Refused):
             over_grpc(decode, inputs, **parameters)
-    assert over_grpc(decode, {"input_ids": PROMPT}, ignore_eos=True).reason == "length"
+    assert over_grpc(decode, {"input_ids": PROMPT}, max_tokens=16, ignore_eos=True).reason == "length"
 
 
 def test_a_call_that_is_no_stream_is_refused_by_triton(decode: Server) -> None:
@@ -404,7 +448,7 @@ def test_stopping_lets_streams_finish_and_does_not_wait_for_more(tiny_llama: Pat
 
 def test_without_a_tokenizer_there_are_ids_alone(start_server: StartServer, tiny_llama: Path) -> None:
     server = start_server(tiny_llama, models="decode", host_kv_bytes=2**28)
-    generation = over_grpc(server, {"input_ids": PROMPT}, ignore_eos=True)
+    generation = over_grpc(server, {"input_ids": PROMPT}, max_tokens=16, ignore_eos=True)
     assert len(generation.ids) == 16
     assert generation.text == ""
     with pytest.raises(Refused, match="'text_input' needs a tokenizer"):

@@ -24,8 +24,8 @@ from hiscore.decoding.worker.interface import (
     DecodeBatch,
     ForwardResult,
     PrefillChunk,
-    SamplingBatch,
 )
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 
 VOCABULARY = 61
 EOS = 7

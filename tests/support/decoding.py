@@ -11,9 +11,7 @@ import torch
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.worker.build import build_worker
 from hiscore.decoding.worker.device_queues import Queue
-from hiscore.decoding.worker.interface import (
-    SamplingBatch,
-)
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.device import upload
 from hiscore.settings import CacheSettings

@@ -12,13 +12,8 @@ from hiscore.decoding.block_manager import BlockManager, pages_needed
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.worker.interface import (
-    DecodeBatch,
-    ForwardResult,
-    PendingForward,
-    PrefillChunk,
-    SamplingBatch,
-)
+from hiscore.decoding.worker.interface import DecodeBatch, ForwardResult, PendingForward, PrefillChunk
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_cache import forget
 from tests.support.decoding import greedy

@@ -160,7 +160,8 @@ def _activation_bytes(
     a: Architecture | DsaArchitecture, prefill_rows: int, step_rows: int, number_bytes: int, on_cuda: bool
 ) -> int:
     """The most that a prefill forward and the logits of a step take."""
-    logits = LOGITS_ALIVE * 4 * step_rows * a.vocab_size
+    # With them a row of counts for each sequence, if penalties are asked for.
+    logits = (LOGITS_ALIVE + 1) * 4 * step_rows * a.vocab_size
     if isinstance(a, Architecture):
         return activation_bytes(a, prefill_rows, number_bytes) + logits
     return 2 * 4 * (CUDA_ELEMENTS if on_cuda else MAX_ELEMENTS) + logits

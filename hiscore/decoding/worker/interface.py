@@ -5,12 +5,14 @@ work in the order of the calls. So a page may be given to another sequence as so
 staging page as soon as its sequence is `drained`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from hiscore.arrays import Float32, Float64, Int32
+from hiscore.arrays import Int32
+from hiscore.decoding.worker.logprobs import TokenLogprobs
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 
 STAGING_PAGE_SIZE = 16
 """Tokens per page of the staging pool, in which prompts are prefilled."""
@@ -50,23 +52,6 @@ class CacheConfig:
     context_length: int
     dense: bool = False
     context_setting: str = "MAX_CONTEXT"
-
-
-@dataclass(frozen=True)
-class SamplingBatch:
-    """How to sample each of R rows.
-
-    Attributes:
-        temperature: float32 [R]; 0 is greedy.
-        top_k: int32 [R]; 0 is off.
-        top_p: float32 [R], in (0, 1].
-        uniforms: float64 [R], in [0, 1): one draw per row.
-    """
-
-    temperature: Float32
-    top_k: Int32
-    top_p: Float32
-    uniforms: Float64
 
 
 @dataclass(frozen=True)
@@ -148,6 +133,7 @@ class ForwardResult:
         offload_lag: Tokens whose copies to the host have not completed.
         captured_mass: Estimated share of attention that the selected pages hold, summed over `captured_rows`.
         captured_rows: Rows and KV heads in that sum.
+        logprobs: By row, of those that report them.
     """
 
     tokens: Int32
@@ -158,6 +144,7 @@ class ForwardResult:
     offload_lag: int = 0
     captured_mass: float = 0.0
     captured_rows: int = 0
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
 class PendingForward(Protocol):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.worker.interface import SamplingBatch
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.device import upload
 
 # The likeliest token's weight: a token 2^33 times less likely is never drawn. Sums over up to 2^21 tokens are
@@ -33,10 +33,13 @@ def sample_batch(logits: Tensor, sampling: SamplingBatch) -> Tensor:
     """Sample one token id per row: float32 [R, V] to int64 [R]."""
     if not sampling.temperature.any():
         return greedy(logits)
-    options = [sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms]
-    temperature, top_k, top_p, uniforms = upload(np.array(options, np.float64), logits.device)
+    has_min_p = sampling.min_p is not None and bool(sampling.min_p.any())
+    min_ps = sampling.min_p if has_min_p else np.zeros_like(sampling.top_p)
+    options = [sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms, min_ps]
+    temperature, top_k, top_p, uniforms, min_p = upload(np.array(options, np.float64), logits.device)
     filtered = bool((sampling.top_k > 0).any() or (sampling.top_p < 1).any())
-    return sample(logits, temperature.float(), top_k.int(), top_p.float(), uniforms, filtered=filtered)
+    floor = min_p.float() if has_min_p else None
+    return sample(logits, temperature.float(), top_k.int(), top_p.float(), uniforms, floor, filtered=filtered)
 
 
 def sample(
@@ -45,23 +48,27 @@ def sample(
     top_k: Tensor,
     top_p: Tensor,
     uniforms: Tensor,
+    min_p: Tensor | None = None,
     *,
     filtered: bool = True,
 ) -> Tensor:
-    """Sample one token id per row: temperature, then top-k, then top-p, then a draw in the order of ids.
+    """Sample one token id per row: temperature, then min-p, top-k and top-p, then a draw in the order of ids.
 
     Args:
         logits: float32 [R, V]. A row that is not `finite` gives an arbitrary id of the vocabulary.
         temperature: float [R]; 0 is `greedy`.
         top_k: int [R]; 0 is off. Of equal logits at the limit the lower ids stay.
-        top_p: float [R], in (0, 1]: keep the fewest likeliest tokens that hold this share of what top-k left.
+        top_p: float [R], in (0, 1]: keep the fewest likeliest tokens that hold this share of what the others left.
         uniforms: float64 [R], in [0, 1): where to draw in the cumulative distribution.
+        min_p: float [R]: keep tokens with at least this share of the likeliest token's probability; None: all.
         filtered: False if the caller knows that no row has a top-k or a top-p: the same ids without a sort.
 
     Returns:
         int64 [R].
     """
     weights = _weights(logits, temperature)
+    if min_p is not None:
+        weights = weights * (weights >= (min_p.double() * UNIT)[:, None])
     if filtered:
         weights = weights * _kept(logits, weights, top_k, top_p)
     cumulative = weights.cumsum(-1)

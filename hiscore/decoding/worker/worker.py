@@ -6,6 +6,7 @@ steps of the `blocking` protocol.
 """
 
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,13 @@ from hiscore.decoding.worker.interface import (
     ForwardResult,
     PendingForward,
     PrefillChunk,
-    SamplingBatch,
 )
+from hiscore.decoding.worker.logprobs import unpack
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.pending_result import PendingResult
-from hiscore.decoding.worker.sampler import sample_batch
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import COUNTERS, StepRunner, feed
+from hiscore.decoding.worker.token_sampler import TokenSampler
 from hiscore.device import upload
 
 
@@ -48,6 +50,7 @@ class CacheWorker:
         self._model, self._cache, self._runner, self._ops = model, model.cache, runner, runner.ops
         self._queues, self._schedule = queues, schedule
         self._device = model.staging.device
+        self._sampler = TokenSampler(cache_config.max_sequences, self._device)
         self._full_attention = np.zeros(cache_config.max_sequences, bool)
         self._held_slots: tuple[Tensor, Tensor] | None = None  # of the schedule's held copy
         self._counted = np.zeros(4)  # the cache's counters, as last read
@@ -64,7 +67,9 @@ class CacheWorker:
         self._wait_for(self._schedule.step_waits_for(seq_indices, positions))
         # Launch the forward, sampling and the readback of the tokens.
         with self._queues.use(Queue.COMPUTE):
-            pending = PendingResult(self.read, len(seq_indices), self._device)
+            pending = PendingResult(
+                partial(self.read, sampling=batch.sampling), len(seq_indices), self._device
+            )
             full_attention = bool(self._full_attention[seq_indices].any())
             outputs = self._runner.forward(seq_indices, positions, full_attention)
             pending.copy_to_host(self._sample(outputs.logits, seq_indices, batch.sampling, outputs.readback))
@@ -88,7 +93,7 @@ class CacheWorker:
         self._collect_copies()
         self._wait_for(self._schedule.staging_waits_for(np.concatenate(new_pages)))
         with self._queues.use(Queue.COMPUTE):
-            pending = PendingResult(self.read, len(last), self._device)
+            pending = PendingResult(partial(self.read, sampling=sampling), len(last), self._device)
             pending.copy_to_host(self._sample(self._model.prefill(chunks), last, sampling))
         for chunk in chunks:
             if len(chunk.host_pages):
@@ -200,30 +205,28 @@ class CacheWorker:
         sampling: SamplingBatch,
         greedy_readback: Tensor | None = None,
     ) -> Tensor:
-        """Sample rows and feed the tokens to their sequences' next steps.
+        """Sample rows, float32 [R, vocabulary], and feed the tokens to their sequences' next steps.
 
-        Args:
-            logits: float32 [R, vocabulary].
-            seq_indices: int32 [R].
-            sampling: Of R rows.
-            greedy_readback: The readback of greedy tokens, if these were fed already.
-
-        Returns:
-            `StepOutputs.readback`.
+        greedy_readback: The readback of greedy tokens, if these were fed already. Returns `StepOutputs.readback`,
+        followed by what `logprobs.unpack` reads.
         """
-        if greedy_readback is not None and not sampling.temperature.any():
+        if greedy_readback is not None and sampling.is_greedy:
             return greedy_readback
-        ids = sample_batch(logits, sampling)
+        ids, reported = self._sampler.sample(logits, seq_indices, sampling)
         rows = upload(seq_indices.astype(np.int64), self._device)
-        return feed(ids, logits, rows, self._runner.input_ids, self._cache)
+        readback = feed(ids, logits, rows, self._runner.input_ids, self._cache)
+        return readback if reported is None else torch.cat((readback, reported))
 
-    def read(self, readback: Tensor, rows: int, seconds: float) -> ForwardResult:
+    def read(
+        self, readback: Tensor, rows: int, seconds: float, sampling: SamplingBatch | None = None
+    ) -> ForwardResult:
         """Make a result of `StepOutputs.readback` on the host.
 
         Args:
             readback: int64 [COUNTERS + rows] or more.
             rows: Tokens to read.
             seconds: Time that the forward took on the device.
+            sampling: Of the rows; None: none reports log-probabilities.
         """
         counters, tokens = readback[:COUNTERS], readback[COUNTERS : COUNTERS + rows]
         now = np.concatenate((counters[:2].numpy().astype(np.float64), counters[2:].view(torch.float64)))
@@ -234,6 +237,7 @@ class CacheWorker:
             tokens=tokens.numpy().astype(np.int32), hits=int(hits), misses=int(misses), seconds=seconds,
             offloaded_tokens=offloaded, offload_lag=int(self._schedule.lag().sum()),
             captured_mass=float(mass), captured_rows=int(mass_rows),
+            logprobs=unpack(readback[COUNTERS + rows :].numpy(), sampling),
         )  # fmt: skip
 
     def _page_start(self, position: int) -> int:

@@ -81,13 +81,13 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            stream = self.sender.open(ReplyTo.of(request))
             try:
                 decode_request = self.read(request)
             except Exception as error:
-                self.sender.put(stream, to_request_error(error))
+                self.sender.put(self.sender.open(ReplyTo.of(request)), to_request_error(error))
             else:
-                self.intake.accept(decode_request, stream)
+                whole = not decode_request.params.stream
+                self.intake.accept(decode_request, self.sender.open(ReplyTo.of(request), whole))
 
     def finalize(self) -> None:
         self.intake.close()

@@ -1,7 +1,7 @@
 """The parameters of ``decode``: strict, with messages that name the parameter, the value and the bound."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from hiscore.errors import Code, RequestError
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:
-    assert SamplingParams() == SamplingParams(16, 0.0, 0, 1.0, 0, False, (), frozenset(), True)
+    assert SamplingParams() == SamplingParams(0, 0.0, 0, 1.0, 0, False, (), frozenset(), True)
     for nothing in ("", "{}"):
         assert replace(parse_sampling_params(nothing), seed=0) == SamplingParams()
 
@@ -29,9 +29,32 @@ def test_every_parameter_is_read() -> None:
         "stop_token_ids": "[5, 0, 5]",
         "sparse": False,
     }
-    assert parse_sampling_params(json.dumps(given)) == SamplingParams(
-        7, 0.5, 40, 0.9, -3, True, ("\n", "ü"), frozenset({0, 5}), False
+    more = {
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "min_tokens": 3,
+        "logprobs": 20,
+        "stream": False,
+        "add_special_tokens": False,
+        "include_stop_str_in_output": True,
+    }
+    biases = {"logit_bias": '{"17": -100, "0": 1.5}'}
+    assert parse_sampling_params(json.dumps(given | more | biases)) == SamplingParams(
+        7,
+        0.5,
+        40,
+        0.9,
+        -3,
+        True,
+        ("\n", "ü"),
+        frozenset({0, 5}),
+        False,
+        logit_bias=((17, -100.0), (0, 1.5)),
+        **more,
     )
+    assert set(given | more | biases) == {field.name for field in fields(SamplingParams)}
 
 
 def test_whole_numbers_are_taken_where_fractions_are_meant() -> None:
@@ -82,6 +105,49 @@ def test_without_a_seed_each_request_gets_its_own() -> None:
             {"stop_token_ids": 5},
             "'stop_token_ids' must be a string that holds a JSON list of token ids, not 5",
         ),
+        ({"min_p": 1.5}, "'min_p' must be at least 0 and at most 1, not 1.5"),
+        ({"min_p": float("nan")}, "'min_p' must be finite, not nan"),
+        ({"min_p": "0"}, "'min_p' must be a number, not '0'"),
+        ({"repetition_penalty": 0}, "'repetition_penalty' must be at least 0.01 and at most 100, not 0.0"),
+        (
+            {"repetition_penalty": 101},
+            "'repetition_penalty' must be at least 0.01 and at most 100, not 101.0",
+        ),
+        ({"repetition_penalty": True}, "'repetition_penalty' must be a number, not True"),
+        ({"repetition_penalty": float("inf")}, "'repetition_penalty' must be finite, not inf"),
+        ({"presence_penalty": 2.5}, "'presence_penalty' must be at least -2 and at most 2, not 2.5"),
+        ({"presence_penalty": None}, "'presence_penalty' must be a number, not None"),
+        ({"frequency_penalty": -2.5}, "'frequency_penalty' must be at least -2 and at most 2, not -2.5"),
+        ({"frequency_penalty": float("-inf")}, "'frequency_penalty' must be finite, not -inf"),
+        ({"frequency_penalty": "1"}, "'frequency_penalty' must be a number, not '1'"),
+        ({"logit_bias": {"1": 2}}, "'logit_bias' must be a string that holds a JSON object of token ids"),
+        ({"logit_bias": "[1]"}, "'logit_bias' must be a string that holds a JSON object of token ids"),
+        ({"logit_bias": '{"1": 2'}, "'logit_bias' must be a string that holds a JSON object of token ids"),
+        ({"logit_bias": '{"a": 2}'}, "'logit_bias' holds 'a': not a token id"),
+        ({"logit_bias": '{"-1": 2}'}, "'logit_bias' holds '-1': not a token id"),
+        ({"logit_bias": '{"2147483648": 2}'}, "'logit_bias' holds '2147483648': not a token id"),
+        (
+            {"logit_bias": '{"1": 101}'},
+            "'logit_bias' of '1' must be at least -100 and at most 100, not 101.0",
+        ),
+        ({"logit_bias": '{"1": NaN}'}, "'logit_bias' of '1' must be finite, not nan"),
+        ({"logit_bias": '{"1": "2"}'}, "'logit_bias' of '1' must be a number, not '2'"),
+        (
+            {"logit_bias": json.dumps(dict.fromkeys(range(1025), 0))},
+            "'logit_bias' has 1025 entries: at most 1024",
+        ),
+        ({"min_tokens": -1}, "'min_tokens' must be at least 0, not -1"),
+        ({"min_tokens": 0.5}, "'min_tokens' must be an integer, not 0.5"),
+        ({"min_tokens": 5, "max_tokens": 4}, "'min_tokens' must be at most 'max_tokens', 4, not 5"),
+        ({"logprobs": 21}, "'logprobs' must be at most 20, not 21"),
+        ({"logprobs": -1}, "'logprobs' must be at least 0, not -1"),
+        ({"logprobs": True}, "'logprobs' must be an integer, not True"),
+        ({"stream": 0}, "'stream' must be true or false, not 0"),
+        ({"add_special_tokens": "no"}, "'add_special_tokens' must be true or false, not 'no'"),
+        (
+            {"include_stop_str_in_output": None},
+            "'include_stop_str_in_output' must be true or false, not None",
+        ),
         ({"stop_token_ids": "[1.0]"}, "'stop_token_ids' holds 1.0: not a token id"),
         ({"stop_token_ids": "[true]"}, "'stop_token_ids' holds True: not a token id"),
         ({"stop_token_ids": "[-1]"}, "'stop_token_ids' holds -1: not a token id"),
@@ -94,7 +160,7 @@ def test_what_is_not_allowed_is_refused(given: dict[str, object], says: str) -> 
         parse_sampling_params(json.dumps(given))
     assert says in error.value.message
     assert error.value.code is Code.INVALID_ARG
-    assert len(error.value.message) < 200
+    assert len(error.value.message) < 400
 
 
 @pytest.mark.parametrize(
@@ -141,6 +207,6 @@ def test_anything_gives_options_or_a_message(given: dict[str, object]) -> None:
     if isinstance(parsed, RequestError):
         assert any(f"'{name}'" in parsed.message for name in given)
     else:
-        assert parsed.max_tokens >= 1
+        assert parsed.max_tokens >= ("max_tokens" in given)
         assert 0 < parsed.top_p <= 1
         assert parsed.temperature >= 0

@@ -1,6 +1,7 @@
 """A sequence ends where it should, and text that may turn out to be part of a stop string is held back."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, find, given, settings
@@ -172,3 +173,34 @@ def test_without_a_tokenizer_there_are_only_ids() -> None:
     checker = StopChecker(SamplingParams(max_tokens=3), EOS)
     assert [checker.append(token) for token in (1, 0, 2)] == [("", ""), ("", ""), ("", "length")]
     assert StopChecker(SamplingParams(), EOS).append(25) == ("", "stop")
+
+
+def test_the_stop_string_found_is_named_and_sent_on_request() -> None:
+    left_out, included = StopStrings(["bc", "abcd"]), StopStrings(["bc", "abcd"], include=True)
+    assert (left_out.push("xab"), included.push("xab")) == (("x", False), ("x", False))
+    assert (left_out.push("cd"), included.push("cd")) == (("a", True), ("abc", True))
+    assert left_out.matched == included.matched == "bc"
+    assert StopStrings(["a"]).matched == ""
+
+
+def test_before_min_tokens_a_stop_string_is_text() -> None:
+    params = SamplingParams(max_tokens=9, stop=("b", "xy"), min_tokens=3)
+    checker = StopChecker(params, frozenset(), Spelled(["ab", "b", "x", "ybz"]))
+    said = [checker.append(0) for _ in range(4)]
+    assert said == [NewText("a", ""), NewText("b", ""), NewText("b", ""), NewText("", "stop")]
+    assert checker.matched_stop == "xy"
+    control = StopChecker(replace(params, min_tokens=0), frozenset(), Spelled(["ab"]))
+    assert control.append(0) == NewText("a", "stop")
+
+
+class Spelled:
+    """A detokenizer whose tokens have these texts, in turn."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = iter(texts)
+
+    def push(self, token: int) -> str:
+        return next(self._texts)
+
+    def flush(self) -> str:
+        return ""

@@ -15,6 +15,7 @@ from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.decoding.worker.interface import DecodeBatch
+from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.errors import RequestError
 from hiscore.serving import response_sender as sender_module
 from hiscore.serving.response_sender import ResponseSender, ResponseStream, join
@@ -341,3 +342,55 @@ def test_a_response_has_the_contracts_types() -> None:
     assert outputs["text_output"].tolist() == ["äb".encode()]
     assert outputs["finish_reason"].tolist() == [b"stop"]
     assert join([Output([], "", "cancelled")])["output_ids"].shape == (0,)
+
+
+def test_a_whole_stream_is_one_response(triton: FakeTriton) -> None:
+    caller, streamed = Caller(), Caller()
+    triton.streams[caller] = triton.sender.open(caller, whole=True)
+    triton.open(streamed)
+    for each in (caller, streamed):
+        triton.put(each, Output([1], "a", ""))
+    eventually(lambda: streamed.responses)
+    assert not caller.responses
+    triton.put(caller, Output([2], "b", "length"))
+    eventually(lambda: caller.responses)
+    assert caller.responses == [(([1, 2], "ab", "length"), True)]
+
+
+def test_a_whole_stream_that_fails_is_one_error(triton: FakeTriton) -> None:
+    caller, error = Caller(), RequestError("no")
+    triton.streams[caller] = triton.sender.open(caller, whole=True)
+    triton.put(caller, Output([1], "a", ""))
+    triton.put(caller, error)
+    eventually(lambda: caller.responses)
+    assert caller.responses == [(error, True)]
+
+
+def test_log_probabilities_have_a_row_for_each_token() -> None:
+    def of(chosen: float, *ids: int) -> TokenLogprobs:
+        return TokenLogprobs(chosen, np.array(ids, np.int32), -np.array(ids, np.float32))
+
+    joined = join(
+        [
+            Output([5], "a", "", (3, 1, 1), "", (of(-0.5, 1, 2),)),
+            Output([], "b", "", (3, 1, 1)),
+            Output([6], "", "stop", (3, 1, 2), "x", (of(-1.5, 3, 4),)),
+        ]
+    )
+    assert joined["output_logprobs"].tolist() == [-0.5, -1.5]
+    assert joined["top_token_ids"].tolist() == [[1, 2], [3, 4]]
+    assert joined["top_logprobs"].tolist() == [[-1, -2], [-3, -4]]
+    assert joined["usage"].tolist() == [3, 1, 2]
+    assert joined["matched_stop"].tolist() == [b"x"]
+    without = join([Output([5], "a", "stop")])
+    assert without["output_logprobs"].shape == (0,)
+    assert without["top_token_ids"].shape == without["top_logprobs"].shape == (0, 0)
+    only_chosen = join([Output([5], "a", "", (3, 1, 1), "", (of(-0.5),))])
+    assert only_chosen["top_token_ids"].shape == (1, 0)
+    types = {
+        name: only_chosen[name].dtype
+        for name in ("output_logprobs", "top_token_ids", "top_logprobs", "usage")
+    }
+    assert types == {
+        "output_logprobs": np.float32, "top_token_ids": np.int32, "top_logprobs": np.float32, "usage": np.int32
+    }  # fmt: skip

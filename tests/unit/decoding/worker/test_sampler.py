@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from hiscore.decoding.batch import uniform
-from hiscore.decoding.worker.interface import SamplingBatch
 from hiscore.decoding.worker.sampler import finite, greedy, sample, sample_batch
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 
 GRID = torch.arange(1 << 14, dtype=torch.float64) / (1 << 14)
 """Uniforms so close together that every token of a share above 1/16384 is drawn by one of them."""
@@ -25,11 +25,18 @@ def rows(logits: Tensor, temperature: float, top_k: int, top_p: float) -> tuple[
 
 
 def drawn(
-    logits: Tensor, uniforms: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> Tensor:
     """What each uniform draws from one row of logits [V]."""
     every = logits.expand(len(uniforms), -1)
-    return sample(every, *rows(every, temperature, top_k, top_p), uniforms)
+    return sample(
+        every, *rows(every, temperature, top_k, top_p), uniforms, torch.full((len(uniforms),), min_p)
+    )
 
 
 def support(logits: Tensor, **parameters: float) -> set[int]:
@@ -127,6 +134,17 @@ def test_top_p_is_a_share_of_what_top_k_left() -> None:
     assert support(logits, top_p=0.65) == {0, 1}
     assert support(logits, top_k=2, top_p=0.55) == {0}  # 4/7 of what is left
     assert support(logits, top_p=0.55) == {0, 1}
+
+
+def test_min_p_is_a_share_of_the_likeliest_and_comes_first() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    assert support(logits, min_p=0.0) == {0, 1, 2, 3}
+    assert support(logits, min_p=0.3) == {0, 1, 2}
+    assert support(logits, min_p=0.6) == {0, 1}
+    assert support(logits, min_p=1.0) == {0}
+    assert support(logits, min_p=0.6, top_p=0.55) == {0}  # 4/7 of what is left
+    assert support(logits, top_p=0.55) == {0, 1}
+    assert support(logits, min_p=0.6, temperature=2.0) == {0, 1, 2}  # after the temperature
 
 
 def test_a_larger_uniform_never_draws_a_lower_id() -> None:

@@ -15,9 +15,9 @@ from hiscore.decoding.worker.interface import (
     CacheConfig,
     DecodeBatch,
     PrefillChunk,
-    SamplingBatch,
 )
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import COUNTERS, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.settings import BackupProtocol

@@ -1,0 +1,92 @@
+"""Checks of single values among the request parameters of `decode`; each message names the parameter."""
+
+import json
+import reprlib
+from typing import Any
+
+from hiscore.errors import RequestError
+from hiscore.parameters import number
+
+INT32_MAX = 2**31 - 1
+# Stop strings are searched on the thread that serves every sequence, so the work for one request is bounded.
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 1024
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+
+
+def integer(name: str, value: object, least: int, most: int) -> int:
+    """Check that a parameter is a whole number between two bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"parameter '{name}' must be an integer, not {reprlib.repr(value)}")
+    if not least <= value <= most:
+        bound = f"at least {least}" if value < least else f"at most {most}"
+        raise RequestError(f"parameter '{name}' must be {bound}, not {reprlib.repr(value)}")
+    return value
+
+
+def between(name: str, value: object, least: float, most: float | None) -> float:
+    """Check that a parameter is a number between two bounds, both allowed; None: there is no upper one."""
+    read = number(name, value)
+    if read < least or (most is not None and read > most):
+        bound = f"at least {least:g}" if most is None else f"at least {least:g} and at most {most:g}"
+        raise RequestError(f"parameter '{name}' must be {bound}, not {read}")
+    return read
+
+
+def share(name: str, value: object) -> float:
+    """Check that a parameter is a number greater than 0 and at most 1."""
+    read = number(name, value)
+    if not 0 < read <= 1:
+        raise RequestError(f"parameter '{name}' must be greater than 0 and at most 1, not {read}")
+    return read
+
+
+def strings(name: str, value: object) -> tuple[str, ...]:
+    """Check that a parameter is a JSON list of stop strings."""
+    stops = []
+    for entry in _entries(name, value, list, "JSON list of non-empty strings", MAX_STOPS):
+        if not isinstance(entry, str) or not entry:
+            raise RequestError(f"parameter '{name}' holds {reprlib.repr(entry)}: not a non-empty string")
+        if len(entry) > MAX_STOP_CHARACTERS:
+            bound = f"{len(entry)} characters: at most {MAX_STOP_CHARACTERS}"
+            raise RequestError(f"parameter '{name}' holds a string of {bound}")
+        stops.append(entry)
+    return tuple(stops)
+
+
+def ids(name: str, value: object) -> frozenset[int]:
+    """Check that a parameter is a JSON list of token ids."""
+    entries = _entries(name, value, list, "JSON list of token ids", MAX_STOP_TOKENS)
+    for entry in entries:
+        if isinstance(entry, bool) or not isinstance(entry, int) or not 0 <= entry <= INT32_MAX:
+            raise RequestError(f"parameter '{name}' holds {reprlib.repr(entry)}: not a token id")
+    return frozenset(entries)
+
+
+def biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    """Check that a parameter is a JSON object of token ids and what is added to their logits."""
+    read = {}
+    for token, bias in _entries(
+        name, value, dict, "JSON object of token ids and numbers", MAX_BIASES
+    ).items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10 and int(token) <= INT32_MAX):
+            raise RequestError(f"parameter '{name}' holds {reprlib.repr(token)}: not a token id")
+        read[int(token)] = between(f"{name}' of '{token}", bias, -MAX_BIAS, MAX_BIAS)
+    return tuple(read.items())
+
+
+def _entries(name: str, value: object, kind: type, of: str, most: int) -> Any:
+    wanted = f"parameter '{name}' must be a string that holds a {of}, not {reprlib.repr(value)}"
+    if not isinstance(value, str):
+        raise RequestError(wanted)
+    try:
+        entries = json.loads(value)
+    except (ValueError, RecursionError):
+        raise RequestError(wanted) from None
+    if not isinstance(entries, list | dict) or not isinstance(entries, kind):
+        raise RequestError(wanted)
+    if len(entries) > most:
+        raise RequestError(f"parameter '{name}' has {len(entries)} entries: at most {most}")
+    return entries

@@ -1,0 +1,98 @@
+"""How the rows of a launch are sampled, as arrays on the host."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hiscore.arrays import Float32, Float64, Int32, Int64
+
+
+@dataclass(frozen=True)
+class LogitBias:
+    """What is added to single logits.
+
+    Attributes:
+        rows: int64 [n], of the batch.
+        ids: int64 [n]; no pair of row and id twice.
+        values: float32 [n]; -inf: never sample it.
+    """
+
+    rows: Int64
+    ids: Int64
+    values: Float32
+
+
+@dataclass(frozen=True)
+class History:
+    """Tokens of a sequence that the device has not counted.
+
+    Attributes:
+        row: Of the batch.
+        prompt: int32 [n].
+        output: int32 [m]: what has been sampled so far.
+    """
+
+    row: int
+    prompt: Int32
+    output: Int32
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Penalties of the P rows that have any.
+
+    Attributes:
+        rows: int64 [P], of the batch.
+        repetition: float32 [P]; 1 is off.
+        presence: float32 [P]; 0 is off.
+        frequency: float32 [P]; 0 is off.
+        histories: Of those rows whose sequences are new on the device.
+    """
+
+    rows: Int64
+    repetition: Float32
+    presence: Float32
+    frequency: Float32
+    histories: tuple[History, ...] = ()
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """How to sample each of R rows.
+
+    Attributes:
+        temperature: float32 [R]; 0 is greedy.
+        top_k: int32 [R]; 0 is off.
+        top_p: float32 [R], in (0, 1].
+        uniforms: float64 [R], in [0, 1): one draw per row.
+        min_p: float32 [R], in [0, 1]; None: off.
+        bias: None without any.
+        penalties: None without any.
+        logprobs: int32 [R]: alternatives to report with a token's log-probability; -1: nothing; None: for no row.
+    """
+
+    temperature: Float32
+    top_k: Int32
+    top_p: Float32
+    uniforms: Float64
+    min_p: Float32 | None = None
+    bias: LogitBias | None = None
+    penalties: Penalties | None = None
+    logprobs: Int32 | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every row takes its model's likeliest token, and reports nothing else."""
+        drawn = self.temperature.any() or self.bias is not None or self.penalties is not None
+        return not drawn and not len(self.logprob_rows)
+
+    @cached_property
+    def logprob_rows(self) -> Int64:
+        """int64 [P]: rows that report log-probabilities."""
+        return np.flatnonzero(self.logprobs >= 0) if self.logprobs is not None else np.zeros(0, np.int64)
+
+    @property
+    def alternatives(self) -> int:
+        """The most that a row reports."""
+        return max(0, int(self.logprobs.max())) if self.logprobs is not None else 0

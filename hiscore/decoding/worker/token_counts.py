@@ -1,0 +1,81 @@
+"""Penalties on tokens that a sequence has had, and the counts that they need.
+
+A row of counts is kept on the device for each sequence that may run, since a step is launched before the host has
+read the token of the one before.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from hiscore.arrays import Int32
+from hiscore.decoding.worker.sampling_batch import History, Penalties
+from hiscore.device import upload
+
+IN_PROMPT = 1 << 30
+# A penalty takes some copies of its rows: so many rows at once.
+ROWS_AT_ONCE = 8
+
+
+class TokenCounts:
+    """How often each token is in the outputs of running sequences, and whether in their prompts.
+
+    Args:
+        max_sequences: Sequences that run at once.
+        device: Of the logits.
+    """
+
+    def __init__(self, max_sequences: int, device: torch.device) -> None:
+        # Takes its room when the first row asks for it; the memory plan counts it.
+        self._table = torch.zeros((max_sequences, 0), dtype=torch.int32, device=device)
+
+    def _start(self, histories: Iterable[History], seq_indices: Int32, vocabulary: int) -> None:
+        """Count the tokens of sequences that are new on the device."""
+        if self._table.shape[1] != vocabulary:
+            self._table = self._table.new_zeros((len(self._table), vocabulary))
+        for history in histories:
+            counts = self._table[int(seq_indices[history.row])].zero_()
+            counts.index_fill_(0, upload(history.prompt, counts.device).long(), IN_PROMPT)
+            if len(history.output):
+                self._add(counts, upload(history.output, counts.device).long())
+
+    def penalise(self, logits: Tensor, penalties: Penalties, seq_indices: Int32) -> None:
+        """Change the logits of rows with penalties, in place.
+
+        Args:
+            logits: float32 [R, V].
+            penalties: Of P rows.
+            seq_indices: int32 [R].
+        """
+        device = logits.device
+        self._start(penalties.histories, seq_indices, logits.shape[-1])
+        rows, counted = upload(penalties.rows, device), upload(seq_indices[penalties.rows], device).long()
+        options = [penalties.repetition, penalties.presence, penalties.frequency]
+        repetition, presence, frequency = (upload(each, device)[:, None] for each in options)
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            part = slice(first, first + ROWS_AT_ONCE)
+            own, counts = logits.index_select(0, rows[part]), self._table.index_select(0, counted[part])
+            repeated = torch.where(own > 0, own / repetition[part], own * repetition[part])
+            own = torch.where(counts > 0, repeated, own)
+            output = counts & (IN_PROMPT - 1)
+            own -= frequency[part] * output
+            own -= presence[part] * (output > 0)
+            logits.index_copy_(0, rows[part], own)
+
+    def count(self, ids: Tensor, penalties: Penalties, seq_indices: Int32) -> None:
+        """Count sampled tokens.
+
+        Args:
+            ids: int64 [R].
+            penalties: Of P rows.
+            seq_indices: int32 [R].
+        """
+        rows, counted = (
+            upload(each, ids.device).long() for each in (penalties.rows, seq_indices[penalties.rows])
+        )
+        self._add(self._table.view(-1), counted * self._table.shape[1] + ids.index_select(0, rows))
+
+    @staticmethod
+    def _add(counts: Tensor, places: Tensor) -> None:
+        counts.index_add_(0, places, torch.ones_like(places, dtype=torch.int32))

@@ -1,0 +1,60 @@
+"""Everything between a launch's logits and its tokens: biases, penalties, the draw and log-probabilities."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.arrays import Int32
+from hiscore.decoding.worker.sampler import sample_batch
+from hiscore.decoding.worker.sampling_batch import LogitBias, SamplingBatch
+from hiscore.decoding.worker.token_counts import TokenCounts
+from hiscore.decoding.worker.token_logprobs import pack_logprobs
+from hiscore.device import upload
+
+
+class TokenSampler:
+    """Samples rows of running sequences, in the order of vLLM's sampler: bias, penalties, temperature, filters.
+
+    Args:
+        max_sequences: Sequences that run at once.
+        device: Of the logits.
+    """
+
+    def __init__(self, max_sequences: int, device: torch.device) -> None:
+        self._counts = TokenCounts(max_sequences, device)
+
+    def sample(
+        self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        """Sample a batch. Biases and penalties change the logits in place.
+
+        Args:
+            logits: float32 [R, V].
+            seq_indices: int32 [R].
+            sampling: Of R rows.
+
+        Returns:
+            int64 [R] ids, and what `pack_logprobs` makes of the rows that report log-probabilities.
+        """
+        reporting = upload(sampling.logprob_rows, logits.device) if len(sampling.logprob_rows) else None
+        # A copy: they are of the model's own logits.
+        own = None if reporting is None else logits.index_select(0, reporting)
+        if sampling.bias is not None:
+            add_bias(logits, sampling.bias)
+        if sampling.penalties is not None:
+            self._counts.penalise(logits, sampling.penalties, seq_indices)
+        ids = sample_batch(logits, sampling)
+        if sampling.penalties is not None:
+            self._counts.count(ids, sampling.penalties, seq_indices)
+        if reporting is None or own is None:
+            return ids, None
+        return ids, pack_logprobs(own, ids.index_select(0, reporting), sampling.alternatives)
+
+
+def add_bias(logits: Tensor, bias: LogitBias) -> None:
+    """Add to single logits, in place. Ids beyond the vocabulary cannot be sampled anyway."""
+    known = bias.ids < logits.shape[-1]
+    places = upload(np.stack((bias.rows[known], bias.ids[known])), logits.device)
+    # No place is named twice, so adding is one gather and one scatter, in no particular order.
+    values = logits[places[0], places[1]] + upload(bias.values[known], logits.device)
+    logits[places[0], places[1]] = values

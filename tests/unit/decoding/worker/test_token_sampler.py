@@ -1,0 +1,150 @@
+"""Biases, penalties and log-probabilities against a plain float64 reference, for rows that share a batch."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hiscore.decoding.batch import make_sampling_batch
+from hiscore.decoding.sampling_params import SamplingParams
+from hiscore.decoding.sequence import DecodeCall, Sequence
+from hiscore.decoding.stop_strings import StopChecker
+from hiscore.decoding.worker.logprobs import LEAST, unpack
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.worker.token_sampler import TokenSampler
+
+VOCABULARY = 40
+EOS = 3
+
+
+@dataclass
+class Row:
+    """A sequence, and what the reference knows of it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    seq_index: int
+    output: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        checker = StopChecker(self.params, frozenset({EOS}))
+        call = DecodeCall(np.array(self.prompt, np.int32), self.params, math.inf)
+        self.sequence = Sequence(call, None, checker, seq_index=self.seq_index)
+
+    def adjusted(self, logits: Tensor) -> Tensor:
+        """vLLM's definitions, one token after the other."""
+        params, seen = self.params, Counter(self.output)
+        out = logits.double().clone()
+        for token in range(VOCABULARY):
+            out[token] += dict(params.logit_bias).get(token, 0.0)
+            if len(self.output) < params.min_tokens and token in self.sequence.stop_checker.end_ids:
+                out[token] = -math.inf
+            if token in seen or token in self.prompt:
+                repetition = params.repetition_penalty
+                out[token] = out[token] / repetition if out[token] > 0 else out[token] * repetition
+            out[token] -= params.frequency_penalty * seen[token] + params.presence_penalty * (token in seen)
+        return out
+
+
+def batch_of(rows: list[Row]) -> SamplingBatch:
+    positions = np.array([len(row.prompt) + len(row.output) for row in rows], np.int32)
+    return make_sampling_batch([row.sequence for row in rows], positions)
+
+
+def some_rows() -> list[Row]:
+    return [
+        Row([1, 2, 2], SamplingParams(), 4),
+        Row([5, 6], SamplingParams(repetition_penalty=1.7), 0),
+        Row([7], SamplingParams(frequency_penalty=1.5, presence_penalty=-0.5, min_tokens=4), 2),
+        Row([8, 9], SamplingParams(presence_penalty=2.0, logit_bias=((11, 6.0), (12, -100.0))), 3),
+        Row([10], SamplingParams(repetition_penalty=0.5, frequency_penalty=-2.0, logprobs=3), 1),
+    ]
+
+
+def random_logits(step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(5, VOCABULARY, generator=generator) * 2
+
+
+def test_greedy_rows_follow_the_reference_step_by_step() -> None:
+    rows, sampler = some_rows(), TokenSampler(5, torch.device("cpu"))
+    plain = 0
+    for step in range(25):
+        logits = random_logits(step)
+        expected = [int(row.adjusted(logits[place]).argmax()) for place, row in enumerate(rows)]
+        plain += sum(int(each.argmax()) != token for each, token in zip(logits, expected, strict=True))
+        indices = np.array([row.seq_index for row in rows], np.int32)
+        ids, _ = sampler.sample(logits, indices, batch_of(rows))
+        assert ids.tolist() == expected, step
+        for row, token in zip(rows, expected, strict=True):
+            row.output.append(token)
+            row.sequence.output_ids.append(token)
+        if step == 12:
+            # Preempted and resumed elsewhere: the device counts it anew, without the index's last owner.
+            rows[1].seq_index = rows[1].sequence.seq_index = 2
+            rows[2].seq_index = rows[2].sequence.seq_index = 0
+            rows[1].sequence.is_counted = rows[2].sequence.is_counted = False
+    assert plain > 25, "the control: without penalties and biases other tokens are the largest"
+
+
+def test_a_sequence_whose_counts_are_kept_by_mistake_would_be_noticed() -> None:
+    """The control of the line above that makes the device count anew."""
+    rows, sampler = [Row([7], SamplingParams(presence_penalty=2.0), 0)], TokenSampler(1, torch.device("cpu"))
+    logits = torch.zeros(1, VOCABULARY).index_fill_(1, torch.tensor([20]), 1.0)
+    assert sampler.sample(logits.clone(), np.array([0], np.int32), batch_of(rows))[0].tolist() == [20]
+    other = [Row([7], SamplingParams(presence_penalty=2.0), 0)]
+    other[0].sequence.is_counted = True
+    assert sampler.sample(logits.clone(), np.array([0], np.int32), batch_of(other))[0].tolist() == [0]
+    other[0].sequence.is_counted = False
+    assert sampler.sample(logits.clone(), np.array([0], np.int32), batch_of(other))[0].tolist() == [20]
+
+
+def test_nothing_that_ends_a_sequence_is_drawn_before_min_tokens() -> None:
+    params = SamplingParams(min_tokens=2, stop_token_ids=frozenset({5, 2**31 - 1}))
+    row, sampler = Row([1], params, 0), TokenSampler(1, torch.device("cpu"))
+    drawn = []
+    for _ in range(4):
+        logits = torch.arange(VOCABULARY).float().neg()[None]
+        logits[0, EOS], logits[0, 5] = 9.0, 8.0
+        ids, _ = sampler.sample(logits, np.array([0], np.int32), batch_of([row]))
+        drawn += ids.tolist()
+        row.output.append(drawn[-1])
+    assert drawn == [0, 0, EOS, EOS]
+
+
+def test_logprobs_are_those_of_the_models_own_logits() -> None:
+    params = [
+        SamplingParams(logprobs=2, temperature=0.7, logit_bias=((30, 100.0),)),
+        SamplingParams(),
+        SamplingParams(logprobs=0, repetition_penalty=2.0),
+        SamplingParams(logprobs=4),
+    ]
+    rows = [Row([place], each, place) for place, each in enumerate(params)]
+    logits = random_logits(0)[:4]
+    batch = batch_of(rows)
+    truth = torch.log_softmax(logits.double(), -1)
+    ids, packed = TokenSampler(4, torch.device("cpu")).sample(logits.clone(), np.arange(4), batch)
+    assert packed is not None
+    reported = unpack(packed.numpy(), batch)
+    assert set(reported) == {0, 2, 3}
+    assert int(ids[0]) == 30
+    for row, (chosen, top_ids, top_values) in reported.items():
+        # Sums of 40 float32 numbers near 1: a few units of their precision, 1.2e-7.
+        assert chosen == pytest.approx(float(truth[row, ids[row]]), abs=2e-6)
+        best = truth[row].sort(descending=True)
+        count = params[row].logprobs
+        assert top_ids.tolist() == best.indices[:count].tolist()
+        assert top_values == pytest.approx(best.values[:count].numpy(), abs=2e-6)
+    assert unpack(packed.numpy(), batch_of(rows[1:2])) == {}
+
+
+def test_a_log_probability_of_minus_infinity_is_a_number() -> None:
+    batch = batch_of([Row([1], SamplingParams(logprobs=3), 0)])
+    logits = torch.tensor([[0.0, -math.inf]])
+    _, packed = TokenSampler(1, torch.device("cpu")).sample(logits, np.array([0], np.int32), batch)
+    assert packed is not None
+    assert unpack(packed.numpy(), batch)[0].top_values.tolist() == [0.0, LEAST, LEAST]
