@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 AUDIT := $(VENV)/audit
+CLIENTS := $(VENV)/clients
 # What gets PyTorch's build without CUDA.
 CPU_TORCH := PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 # One pytest worker per core. A worker of the server tests starts servers of its own, 2 GiB and more.
@@ -43,7 +44,7 @@ doctor: $(INSTALLED) ## Print what a bug report needs: versions, devices, limits
 check: lint ## What to run before every commit: lint, then the fast unit tests, in parallel
 	@$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" tests/unit tests/client
 
-test: lint ## Lint, then run every test that needs no GPU
+test: lint $(CLIENTS)/.installed ## Lint, then run every test that needs no GPU
 	@$(BIN)/python -m pytest -q $(PARALLEL) tests/unit tests/client
 	@$(BIN)/python -m pytest -q $(PARALLEL_SERVERS) tests/server
 
@@ -83,6 +84,13 @@ audit: $(INSTALLED) $(AUDIT)/.installed ## Known vulnerabilities of what is inst
 $(AUDIT)/.installed: requirements-audit.lock
 	@$(BIN)/python -m venv $(AUDIT)
 	@$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements-audit.lock
+	@touch $@
+
+$(CLIENTS)/.installed: requirements-clients.lock | $(INSTALLED)
+	@test -x $(CLIENTS)/bin/python || $(BIN)/python -m venv $(CLIENTS)
+	@echo "Installing clients of other servers into $(CLIENTS), for the tests of the HTTP API."
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+		--requirement requirements-clients.lock
 	@touch $@
 
 clean: ## Remove what the targets built

@@ -1,9 +1,10 @@
 """The HTTP API as the clients of other servers call it: each gets the ranking that transformers gives."""
 
-import os
-import urllib.request
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from transformers import AutoTokenizer
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
 from hiscore.prompts.rerank import RerankPrompts
-from tests.server.api import api_of
+from tests.server.api import api_of, call
+from tests.support.client_environment import ask, run
 from tests.support.comparison import truth_of
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -37,7 +39,14 @@ def truth(smollm: Path) -> np.ndarray:
     return truth_of(smollm).scores([], ids, prompts.label_ids, apply_softmax=True)[:, 0]
 
 
-def check(found: list[tuple[int, float]], truth: np.ndarray) -> None:
+Pair = list[Any]
+
+
+def ask_for_ranking(api: Api, script: str) -> dict[str, Any]:
+    return ask(script, url=api.url, key=KEY, query=QUERY, documents=DOCUMENTS)
+
+
+def check(found: list[Pair], truth: np.ndarray) -> None:
     """Index and score of each document, best first."""
     order = [int(index) for index in np.argsort(-truth)][: len(found)]
     assert [index for index, _ in found] == order
@@ -45,59 +54,60 @@ def check(found: list[tuple[int, float]], truth: np.ndarray) -> None:
 
 
 def test_cohere(api: Api, truth: np.ndarray) -> None:
-    cohere = pytest.importorskip("cohere")
-
-    client = cohere.ClientV2(KEY, base_url=api.url)
-    answer = client.rerank(model="any", query=QUERY, documents=DOCUMENTS, top_n=2)
-    check([(each.index, each.relevance_score) for each in answer.results], truth)
-    with pytest.raises(cohere.errors.BadRequestError, match="documents"):
-        client.rerank(model="any", query=QUERY, documents=[])
-    with pytest.raises(cohere.errors.UnauthorizedError):
-        cohere.ClientV2("other", base_url=api.url).rerank(model="any", query=QUERY, documents=DOCUMENTS)
+    answer = ask_for_ranking(api, "rerank_cohere")
+    check(answer["found"], truth)
+    assert len(answer["found"]) == 2
+    assert [kind for kind, _ in answer["errors"]] == ["BadRequestError", "UnauthorizedError"]
+    assert "documents" in answer["errors"][0][1]
 
 
-@pytest.mark.parametrize("provider", ["cohere", "hosted_vllm", "jina_ai"])
-def test_litellm(api: Api, truth: np.ndarray, provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm")
-
-    base = {"cohere": f"{api.url}/v2/rerank", "hosted_vllm": api.url, "jina_ai": f"{api.url}/v1/rerank"}
-    answer = litellm.rerank(
-        model=f"{provider}/any",
-        query=QUERY,
-        documents=DOCUMENTS,
-        top_n=3,
-        api_base=base[provider],
-        api_key=KEY,
-    )
-    check([(each["index"], each["relevance_score"]) for each in answer.results], truth)
+def test_litellm(api: Api, truth: np.ndarray) -> None:
+    answer = ask_for_ranking(api, "rerank_litellm")
+    assert set(answer) == {"cohere", "hosted_vllm", "jina_ai"}
+    for found in answer.values():
+        check(found, truth)
 
 
 def test_langchain_nvidia(api: Api, truth: np.ndarray) -> None:
-    pytest.importorskip("langchain_nvidia_ai_endpoints")
-    from langchain_core.documents import Document
-    from langchain_nvidia_ai_endpoints import NVIDIARerank
-
-    ranker = NVIDIARerank(base_url=f"{api.url}/v1", model="any", api_key=KEY, top_n=3)
-    ranked = ranker.compress_documents([Document(page_content=each) for each in DOCUMENTS], QUERY)
-    found = [(DOCUMENTS.index(each.page_content), each.metadata["relevance_score"]) for each in ranked]
+    found = ask_for_ranking(api, "rerank_langchain_nvidia")["found"]
     logits = np.log(truth) - np.log1p(-truth)
     order = [int(index) for index in np.argsort(-truth)]
     assert [index for index, _ in found] == order
     assert [score for _, score in found] == pytest.approx(logits[order], abs=1e-4)
 
 
-def test_rerankers(api: Api, truth: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    api_rankers = pytest.importorskip("rerankers.models.api_rankers")
-
-    # The package knows the addresses of services alone.
-    monkeypatch.setitem(api_rankers.URLS, "cohere", f"{api.url}/v1/rerank")
-    ranked = api_rankers.APIRanker("any", KEY, "cohere").rank(QUERY, DOCUMENTS)
-    check([(each.doc_id, each.score) for each in ranked.results], truth)
+def test_rerankers(api: Api, truth: np.ndarray) -> None:
+    answer = ask_for_ranking(api, "rerank_rerankers")
+    assert set(answer) == {"cohere", "jina", "tei"}
+    for found in answer.values():
+        check(found, truth)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _nothing_but_loopback() -> None:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
-        os.environ.pop(name, None)
-    urllib.request.getproxies()
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="aiperf needs CPython 3.11")
+@pytest.mark.parametrize("endpoint", ["cohere-rankings", "hf-tei-rankings", "nim-rankings"])
+def test_aiperf(api: Api, smollm: Path, endpoint: str, tmp_path: Path) -> None:
+    requests, passages = 4, 3
+    load = {
+        "--endpoint-type": endpoint, "--url": api.url, "--api-key": KEY, "--model": "any",
+        "--tokenizer": smollm, "--request-count": requests, "--concurrency": 2, "--random-seed": 1,
+        "--rankings-passages-mean": passages, "--rankings-passages-prompt-token-mean": 20,
+        "--rankings-query-prompt-token-mean": 8, "--artifact-dir": tmp_path, "--ui": "none",
+    }  # fmt: skip
+    before = answered(api)
+    done = run(["aiperf", "profile", *(str(each) for pair in load.items() for each in pair)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    (report,) = tmp_path.rglob("profile_export_aiperf.json")
+    found = json.loads(report.read_text())
+    assert found["request_count"]["avg"] == requests
+    assert not found.get("error_request_count", {}).get("avg")
+    assert answered(api) - before >= requests
+
+
+def answered(api: Api) -> int:
+    """Requests that the API has answered with 200."""
+    page = call(api, "/metrics").body.decode()
+    return sum(
+        int(float(line.split()[-1]))
+        for line in page.splitlines()
+        if line.startswith("hiscore_api_requests_total") and 'status="200"' in line
+    )

@@ -72,11 +72,12 @@ def test_links_lead_somewhere(name: str) -> None:
                 assert (document.parent / link).exists(), f"{document.name} links to {link}"
 
 
-def test_every_pin_is_exact() -> None:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
+@pytest.mark.parametrize("lock", sorted(path.name for path in ROOT.glob("requirements*.lock")))
+def test_every_pin_is_exact(lock: str) -> None:
+    lines = (ROOT / lock).read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     wrong = [
-        pin for pin in pins if not re.fullmatch(r'[\w.-]+==[\w.]+( ; python_version [<>]=? "[\d.]+")?', pin)
+        pin for pin in pins if not re.fullmatch(r'[\w.-]+==[\w.]+( ; python_version [<>=]=? "[\d.]+")?', pin)
     ]
     assert pins
     assert wrong == []

@@ -1,0 +1,12 @@
+"""What a script and the test that runs it tell each other: JSON on standard input, JSON on standard output."""
+
+import json
+import sys
+from typing import Any
+
+GIVEN: dict[str, Any] = json.loads(sys.stdin.read())
+
+
+def answer(**found: Any) -> None:
+    """Tell the test what was found."""
+    print(json.dumps(found))
