@@ -9,7 +9,6 @@ ESCAPE = "\ufdd0"
 CODES = 0xE000
 # Of tools, messages and JSON schemas: templates ask for them by name.
 KNOWN_KEYS = frozenset(
-    # fmt: off
     [
         "type",
         "function",
@@ -36,7 +35,6 @@ KNOWN_KEYS = frozenset(
         "maximum",
         "title",
     ]
-    # fmt: on
 )
 
 
