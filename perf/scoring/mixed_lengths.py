@@ -1,0 +1,222 @@
+"""Short calls among long ones: how long each kind takes, by the scorer's queue order and first come, first served.
+
+usage: python -m perf.scoring.mixed_lengths --out DIR [--load 0.8] [--seconds S] [--rounds N]
+
+Poisson arrivals of fresh calls of 128 to 8,192 tokens, as many tokens of each size, in this process: through the
+batcher to the scorer, without a server. A call's own service time is the median of what it takes alone; the load is
+the sum of the calls' own service times over time. The arms take the same arrivals, in turns.
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import numpy as np
+import torch
+
+from hiscore.scoring.batched_scorer import BatchedScorer
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.scorer import Scorer
+from hiscore.serving import waiting
+from hiscore.serving.batched_model import BatchLimits
+from hiscore.serving.batcher import Batcher
+from hiscore.serving.queue_order import OpenBatch, QueueOrder, Request
+from hiscore.serving.queued_request import QueuedRequest
+from perf.machine.facts import process_facts
+from perf.models import checkpoints
+from perf.script import arguments, write_json
+
+ITEM, QUERY = 60, 8
+SHORT, LONG = 512, 4_096
+PERCENTILE = 99
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is sent: sizes in tokens, and how often each is timed alone."""
+
+    sizes: tuple[int, ...]
+    budget: int
+    vocabulary: int
+    alone: int
+
+
+GPU = Plan(tuple(128 * 2**i for i in range(7)), 16_384, 151_936, 100)
+CPU = Plan((68, 128, 248, 488), 512, 500, 3)  # a rehearsal, whose numbers mean nothing
+
+
+class FirstCome(QueueOrder[Request]):
+    """Whole calls as they come, up to a full batch."""
+
+    def fill(self, batch: OpenBatch[Request]) -> None:
+        used = 0
+        for request in list(self):
+            price = batch.price(request)
+            if used and used + price > self._max_cost:
+                return
+            batch.take(request, max(price, self._max_cost), at_least_one=True)
+            used += price
+            self.remove(request)
+
+
+@contextmanager
+def first_come() -> Iterator[None]:
+    """Batchers made meanwhile take requests as they come."""
+    with mock.patch.object(waiting, "QueueOrder", FirstCome):
+        yield
+
+
+class Timed:
+    """`ReplyTo` that notes when the answer came."""
+
+    def __init__(self, left: "CountDown") -> None:
+        self._left = left
+        self.at = 0.0
+        self.answer: Any = None
+
+    def send(self, answer: Any) -> None:
+        self.at, self.answer = time.monotonic(), answer
+        self._left.one()
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+class CountDown:
+    """Waits until so many answers have come."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self.over = threading.Event()
+
+    def one(self) -> None:
+        """One answer has come."""
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                self.over.set()
+
+
+def fresh_call(rng: np.random.Generator, size: int, vocabulary: int) -> ScoreRequest:
+    """A call of so many tokens in items of at most `ITEM`."""
+    lengths = np.full(-(-(size - QUERY) // ITEM), ITEM)
+    lengths[-1] = size - QUERY - lengths[:-1].sum()
+    tokens = rng.integers(100, vocabulary, size).astype(np.int32)
+    return ScoreRequest.of(
+        MultiItemPrompt(tokens, QUERY, lengths), np.array([9, 7], np.int32), ScoreOptions(apply_softmax=True)
+    )
+
+
+def send(batcher: Batcher[ScoreRequest], calls: Sequence[ScoreRequest], arrivals: np.ndarray) -> np.ndarray:
+    """Send each call at its time in seconds; returns what each took, from when it was due.
+
+    Raises:
+        SystemExit: A call failed.
+    """
+    left = CountDown(len(calls))
+    replies = [Timed(left) for _ in calls]
+    begin = time.monotonic()
+    for call, at, reply in zip(calls, arrivals, replies, strict=True):
+        # Sleeping is late by some 0.1 ms.
+        while (rest := begin + at - time.monotonic()) > 0:
+            if rest > 5e-4:
+                time.sleep(rest - 3e-4)
+        batcher.submit([QueuedRequest(call, reply, deadline=begin + 1e6)])
+    left.over.wait()
+    if failed := [reply.answer for reply in replies if isinstance(reply.answer, Exception)]:
+        raise SystemExit(f"{len(failed)} calls failed: {failed[0]}")
+    return np.array([reply.at for reply in replies]) - begin - arrivals
+
+
+def own_times(scorer: Scorer, plan: Plan, limits: BatchLimits, rng: np.random.Generator) -> dict[int, float]:
+    """The median of what a call of each size takes alone, in seconds."""
+    batcher = Batcher(BatchedScorer(scorer, lambda _: None), limits)
+    took = {
+        size: float(
+            np.median(
+                [
+                    send(batcher, [fresh_call(rng, size, plan.vocabulary)], np.zeros(1))[0]
+                    for _ in range(plan.alone)
+                ]
+            )
+        )
+        for size in plan.sizes
+    }
+    batcher.close()
+    return took
+
+
+def measure(scorer: Scorer, plan: Plan, load: float, seconds: float, rounds: int) -> dict[str, Any]:
+    """Both arms on the same arrivals, in turns."""
+    rng = np.random.default_rng(0)
+    limits = BatchLimits(plan.budget, 100_000)
+    own = own_times(scorer, plan, limits, rng)
+    weights = 1 / np.array(plan.sizes)
+    weights /= weights.sum()
+    mean = float(np.dot(weights, [own[size] for size in plan.sizes]))
+    took: dict[str, list[np.ndarray]] = {"queue order": [], "first come": []}
+    drawn = []
+    for _ in range(rounds):
+        count = max(8, int(seconds * load / mean))
+        sizes = rng.choice(plan.sizes, count, p=weights)
+        arrivals = np.cumsum(rng.exponential(mean / load, count))
+        calls = [fresh_call(rng, int(size), plan.vocabulary) for size in sizes]
+        drawn.append(sizes)
+        for name, results in took.items():
+            with first_come() if name == "first come" else nullcontext():
+                batcher = Batcher(BatchedScorer(scorer, lambda _: None), limits)
+            results.append(send(batcher, calls, arrivals))
+            batcher.close()
+    sizes = np.concatenate(drawn)
+    alone = np.array([own[int(size)] for size in sizes])
+    arms = {}
+    for name, results in took.items():
+        times = np.concatenate(results)
+        arms[name] = {
+            "short, p99 in own service times": float(
+                np.percentile((times / alone)[sizes <= SHORT], PERCENTILE)
+            ),
+            "p50 and p99 in ms by size": {
+                str(size): [float(1e3 * np.percentile(times[sizes == size], p)) for p in (50, PERCENTILE)]
+                for size in plan.sizes
+                if (sizes == size).any()
+            },
+        }
+        if (sizes >= LONG).any():
+            arms[name]["long, p99 in ms"] = float(1e3 * np.percentile(times[sizes >= LONG], PERCENTILE))
+    return {
+        "load": load,
+        "calls": len(sizes),
+        "own ms": {str(s): 1e3 * t for s, t in own.items()},
+        "arms": arms,
+    }
+
+
+def main() -> None:
+    """Measure, print and write mixed_lengths.json."""
+    parser = arguments(__doc__, "mixed_lengths.json")
+    parser.add_argument("--load", type=float, default=0.8)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    plan = GPU if device == "cuda" else CPU
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoints.write(Path(directory), device, None)
+        scorer = Scorer(Path(directory), device, max_batch_tokens=plan.budget, query_cache_bytes=2**26)
+    results = measure(scorer, plan, options.load, options.seconds, options.rounds)
+    for name, arm in results["arms"].items():
+        print(name, arm)
+    write_json(options.out / "mixed_lengths.json", {"machine": process_facts(options.commit), **results})
+
+
+if __name__ == "__main__":
+    main()
