@@ -3,15 +3,15 @@
 usage: python -m perf.scoring.mixed_lengths --out DIR [--load 0.8] [--seconds S] [--rounds N]
 
 Poisson arrivals of fresh calls of 128 to 8,192 tokens, as many tokens of each size, in this process: through the
-batcher to the scorer, without a server. A call's own service time is the median of what it takes alone; the load is
-the sum of the calls' own service times over time. The arms take the same arrivals, in turns.
+batcher to the scorer, without a server. A call's own service time is the median of what it takes alone; the load
+is the sum of the calls' own service times over time. The arms take the same arrivals, in turns: the scorer's queue
+order, the same with the next batch launched as soon as there is anything, and first come, first served.
 """
 
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +20,16 @@ from unittest import mock
 import numpy as np
 import torch
 
+from hiscore.arrays import Float64
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
+from hiscore.serving import batcher as batcher_module
 from hiscore.serving import waiting
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
+from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.queue_order import OpenBatch, QueueOrder, Request
 from hiscore.serving.queued_request import QueuedRequest
 from perf.machine.facts import process_facts
@@ -66,11 +69,28 @@ class FirstCome(QueueOrder[Request]):
             self.remove(request)
 
 
-@contextmanager
-def first_come() -> Iterator[None]:
-    """Batchers made meanwhile take requests as they come."""
-    with mock.patch.object(waiting, "QueueOrder", FirstCome):
-        yield
+class AtOnce(LaunchPace):
+    """Never holds a batch back."""
+
+    def due(self) -> float:
+        return 0.0
+
+
+ARMS: dict[str, tuple[type[QueueOrder[Any]], type[LaunchPace]]] = {
+    "queue order": (QueueOrder, LaunchPace),
+    "launched at once": (QueueOrder, AtOnce),
+    "first come": (FirstCome, AtOnce),
+}
+
+
+def new_batcher(scorer: Scorer, limits: BatchLimits, arm: str = "queue order") -> Batcher[ScoreRequest]:
+    """The scorer's batcher, with the order and the pace of an arm."""
+    order, pace = ARMS[arm]
+    with (
+        mock.patch.object(waiting, "QueueOrder", order),
+        mock.patch.object(batcher_module, "LaunchPace", pace),
+    ):
+        return Batcher(BatchedScorer(scorer, lambda _: None), limits)
 
 
 class Timed:
@@ -115,7 +135,7 @@ def fresh_call(rng: np.random.Generator, size: int, vocabulary: int) -> ScoreReq
     )
 
 
-def send(batcher: Batcher[ScoreRequest], calls: Sequence[ScoreRequest], arrivals: np.ndarray) -> np.ndarray:
+def send(batcher: Batcher[ScoreRequest], calls: Sequence[ScoreRequest], arrivals: Float64) -> Float64:
     """Send each call at its time in seconds; returns what each took, from when it was due.
 
     Raises:
@@ -125,20 +145,19 @@ def send(batcher: Batcher[ScoreRequest], calls: Sequence[ScoreRequest], arrivals
     replies = [Timed(left) for _ in calls]
     begin = time.monotonic()
     for call, at, reply in zip(calls, arrivals, replies, strict=True):
-        # Sleeping is late by some 0.1 ms.
-        while (rest := begin + at - time.monotonic()) > 0:
-            if rest > 5e-4:
-                time.sleep(rest - 3e-4)
+        # Not spinning, which would keep the interpreter from the batcher's threads.
+        time.sleep(max(0.0, begin + at - time.monotonic()))
         batcher.submit([QueuedRequest(call, reply, deadline=begin + 1e6)])
     left.over.wait()
     if failed := [reply.answer for reply in replies if isinstance(reply.answer, Exception)]:
         raise SystemExit(f"{len(failed)} calls failed: {failed[0]}")
-    return np.array([reply.at for reply in replies]) - begin - arrivals
+    took: Float64 = np.array([reply.at for reply in replies]) - begin - arrivals
+    return took
 
 
 def own_times(scorer: Scorer, plan: Plan, limits: BatchLimits, rng: np.random.Generator) -> dict[int, float]:
     """The median of what a call of each size takes alone, in seconds."""
-    batcher = Batcher(BatchedScorer(scorer, lambda _: None), limits)
+    batcher = new_batcher(scorer, limits)
     took = {
         size: float(
             np.median(
@@ -162,7 +181,7 @@ def measure(scorer: Scorer, plan: Plan, load: float, seconds: float, rounds: int
     weights = 1 / np.array(plan.sizes)
     weights /= weights.sum()
     mean = float(np.dot(weights, [own[size] for size in plan.sizes]))
-    took: dict[str, list[np.ndarray]] = {"queue order": [], "first come": []}
+    took: dict[str, list[Float64]] = {arm: [] for arm in ARMS}
     drawn = []
     for _ in range(rounds):
         count = max(8, int(seconds * load / mean))
@@ -171,8 +190,7 @@ def measure(scorer: Scorer, plan: Plan, load: float, seconds: float, rounds: int
         calls = [fresh_call(rng, int(size), plan.vocabulary) for size in sizes]
         drawn.append(sizes)
         for name, results in took.items():
-            with first_come() if name == "first come" else nullcontext():
-                batcher = Batcher(BatchedScorer(scorer, lambda _: None), limits)
+            batcher = new_batcher(scorer, limits, name)
             results.append(send(batcher, calls, arrivals))
             batcher.close()
     sizes = np.concatenate(drawn)
