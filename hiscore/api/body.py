@@ -60,18 +60,18 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
     try:
         if encoding == "gzip":
             inflate = zlib.decompressobj(GZIP_WINDOW_BITS)
-            plain, complete = inflate.decompress(body, max_bytes + 1), inflate.eof
+            plain, ends = inflate.decompress(body, max_bytes + 1), inflate.eof and not inflate.unused_data
         else:
             reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(
-                io.BytesIO(body)
+                io.BytesIO(body), read_across_frames=True
             )
-            plain, complete = reader.read(max_bytes + 1), True
+            plain, ends = reader.read(max_bytes + 1), True
     except (zlib.error, zstandard.ZstdError):
         raise bad_request(f"the body is not {encoding}, as its Content-Encoding says") from None
     if len(plain) > max_bytes:
         raise _too_large(max_bytes)
-    if not complete:
-        raise bad_request(f"the body ends before its {encoding} does")
+    if not ends:
+        raise bad_request(f"the body and its {encoding} do not end together")
     return plain
 
 

@@ -1,0 +1,170 @@
+"""The rerank routes: each family's fields, and the order of the answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from tests.client.faulty_server import FaultyServer
+
+DOCUMENTS = ["zero", "one", "two", "three"]
+P = [0.25, 0.875, 0.5, 0.125]
+BEST = [1, 2, 0, 3]
+LOGITS = np.log(P) - np.log1p(-np.array(P))
+Found = list[tuple[int, float]]
+
+
+@pytest.fixture
+def ranked(client: TestClient, models: FaultyServer) -> TestClient:
+    """A client of a model that gives P, as far as there are documents."""
+
+    def change(outputs: dict[str, np.ndarray]) -> None:
+        count = outputs["scores"].shape[1]
+        outputs["scores"] = np.array([[[p, 1 - p] for p in P[:count]]], np.float32)
+
+    models.change = change
+    return client
+
+
+def post(client: TestClient, path: str, body: Any) -> Any:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def as_results(answer: Any) -> Found:
+    return [(each["index"], each["relevance_score"]) for each in answer["results"]]
+
+
+def as_ranks(answer: Any) -> Found:
+    return [(each["index"], each["score"]) for each in answer]
+
+
+def as_rankings(answer: Any) -> Found:
+    return [(each["index"], each["logit"]) for each in answer["rankings"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "read", "scores"),
+    [
+        *(
+            (path, {"query": "q", "documents": DOCUMENTS}, as_results, P)
+            for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+        ),
+        ("/v1/rerank", {"query": "q", "documents": [{"text": t, "id": 7} for t in DOCUMENTS]}, as_results, P),
+        ("/rerank", {"query": "q", "texts": DOCUMENTS}, as_ranks, P),
+        ("/rerank", {"query": "q", "texts": DOCUMENTS, "raw_scores": True}, as_ranks, LOGITS),
+        (
+            "/v1/ranking",
+            {"query": {"text": "q"}, "passages": [{"text": text} for text in DOCUMENTS]},
+            as_rankings,
+            LOGITS,
+        ),
+    ],
+)
+def test_the_best_come_first(
+    ranked: TestClient, path: str, body: Any, read: Callable[[Any], Found], scores: Any
+) -> None:
+    found = read(post(ranked, path, body))
+    assert [index for index, _ in found] == BEST
+    assert [score for _, score in found] == pytest.approx([scores[index] for index in BEST])
+
+
+def test_top_n_and_documents_back(ranked: TestClient) -> None:
+    body = {"query": "q", "documents": DOCUMENTS}
+    answer = post(ranked, "/v1/rerank", {**body, "top_n": 2, "return_documents": True})
+    assert [each["document"] for each in answer["results"]] == [{"text": "one"}, {"text": "two"}]
+    assert len(post(ranked, "/v1/rerank", {**body, "top_n": 9})["results"]) == 4
+    assert "document" not in post(ranked, "/v1/rerank", body)["results"][0]
+    texts = {"query": "q", "texts": DOCUMENTS}
+    assert [each["text"] for each in post(ranked, "/rerank", {**texts, "return_text": True})] == [
+        DOCUMENTS[index] for index in BEST
+    ]
+    assert "text" not in post(ranked, "/rerank", texts)[0]
+    assert len(post(ranked, "/rerank", {**texts, "top_n": 3})) == 3
+
+
+def test_usage_is_in_the_places_that_clients_look_at(ranked: TestClient) -> None:
+    answer = post(ranked, "/v2/rerank", {"query": "q", "documents": DOCUMENTS})
+    tokens = answer["usage"]["prompt_tokens"]
+    assert tokens == answer["usage"]["total_tokens"] == answer["meta"]["tokens"]["input_tokens"] > 0
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    assert answer["meta"]["billed_units"] == {"search_units": 1}
+    nim = post(ranked, "/v1/ranking", {"query": {"text": "q"}, "passages": [{"text": "a"}]})
+    assert nim["usage"]["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "many", "cut"),
+    [
+        ("/v1/rerank", "documents", {"max_tokens_per_doc": 5}),
+        ("/v1/rerank", "documents", {"truncate_prompt_tokens": 200}),
+        ("/v1/rerank", "documents", {"truncate_prompt_tokens": -1}),
+        ("/rerank", "texts", {"truncate": True}),
+        ("/rerank", "texts", {"truncate": True, "truncation_direction": "left"}),
+        ("/v1/ranking", "passages", {"truncate": "END"}),
+    ],
+)
+def test_what_was_cut_is_said(ranked: TestClient, path: str, many: str, cut: Any) -> None:
+    texts: list[Any] = ["apple", "apple nails screws " * 100]
+    query: Any = "q"
+    if many == "passages":
+        texts, query = [{"text": text} for text in texts], {"text": query}
+    answer = post(ranked, path, {"query": query, many: texts, **cut})
+    rows = answer if isinstance(answer, list) else answer.get("results", answer.get("rankings"))
+    assert {each["index"]: each.get("truncated", False) for each in rows} == {0: False, 1: True}
+
+
+def test_nothing_is_cut_unasked(ranked: TestClient, models: FaultyServer) -> None:
+    body = {"query": "q", "documents": ["apple", "apple nails screws " * 100]}
+    answer = post(ranked, "/v1/rerank", body)
+    assert not [each for each in answer["results"] if "truncated" in each]
+    # The whole text is sent, for the models to refuse.
+    assert models.requests[-1].inputs[0].shape[1] > 256
+
+
+def test_pairs_keep_their_order(ranked: TestClient) -> None:
+    for path in ("/score", "/v1/score"):
+        for first in ("q", ["q"], ["q"] * 4):
+            answer = post(ranked, path, {"text_1": first, "text_2": DOCUMENTS})
+            assert [each["score"] for each in answer["data"]] == pytest.approx(P)
+            assert [each["index"] for each in answer["data"]] == [0, 1, 2, 3]
+            assert {each["object"] for each in answer["data"]} == {"score"}
+    for names in (("queries", "documents"), ("data_1", "data_2"), ("text_1", "items")):
+        answer = post(ranked, "/score", {names[0]: "q", names[1]: "d"})
+        assert [each["score"] for each in answer["data"]] == pytest.approx(P[:1])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/v1/rerank", {"query": "q", "documents": []}, "'documents' is empty"),
+        ("/v1/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/v1/rerank", {"query": "q", "documents": ["a"], "truncate_prompt_tokens": -2}, "truncate_prompt"),
+        ("/rerank", {"query": "q", "texts": []}, "'texts' is empty"),
+        ("/rerank", {"query": "q", "texts": ["a"], "truncation_direction": "up"}, "truncation_direction"),
+        ("/v1/ranking", {"query": {"text": "q"}, "passages": []}, "'passages' is empty"),
+        (
+            "/v1/ranking",
+            {"query": {"text": "q"}, "passages": [{"text": "a"}], "truncate": "START"},
+            "truncate",
+        ),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "2 texts cannot be paired with 3"),
+        ("/score", {"text_1": "a", "queries": "b", "text_2": "c"}, "exactly one of"),
+        ("/score", {"text_1": "a"}, "exactly one of"),
+        ("/score", {"text_1": "a", "text_2": []}, "'text_2' is empty"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(client: TestClient, path: str, body: Any, says: str) -> None:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 400
+    assert says in reply.text
+
+
+def test_an_instruction_reaches_the_prompt(client: TestClient, models: FaultyServer) -> None:
+    for instruction in (None, "Only tools."):
+        client.post("/rerank", json={"query": "q", "texts": ["a"], "instruction": instruction})
+    first, second = (request.raw_input_contents[0] for request in models.requests)
+    assert first != second

@@ -1,0 +1,93 @@
+"""``/v1/score`` in SGLang's body."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.client.faulty_server import FaultyServer, abort, checksum
+
+LABELS = [5, 6]
+
+
+def post(client: TestClient, **body: Any) -> Any:
+    reply = client.post("/v1/score", json={"label_token_ids": LABELS, **body})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def expected(query: bytes, items: list[bytes]) -> list[Any]:
+    return [pytest.approx([checksum(query, item, str(label).encode()) for label in LABELS]) for item in items]
+
+
+def test_text_goes_to_the_ensemble(client: TestClient, models: FaultyServer) -> None:
+    answer = post(client, query="é?", items=["a", "", "b"], model="mine")
+    assert answer["scores"] == expected("é?".encode(), [b"a", b"", b"b"])
+    assert (answer["object"], answer["model"]) == ("scoring", "mine")
+    assert models.requests[-1].model_name == "score"
+    assert post(client, query="é?", items="a")["scores"] == expected("é?".encode(), [b"a"])
+    assert post(client, query="q", items=[])["scores"] == []
+
+
+def test_ids_go_to_the_scorer(client: TestClient, models: FaultyServer) -> None:
+    assert post(client, query=[1, 2], items=[[3], [4, 5]])["scores"] == expected(
+        b"[1, 2]", [b"[3]", b"[4, 5]"]
+    )
+    assert models.requests[-1].model_name == "scorer"
+    swapped = post(client, query=[1, 2], items=[[3], [4, 5]], item_first=True)["scores"]
+    assert swapped == expected(b"[]", [b"[3, 1, 2]", b"[4, 5, 1, 2]"])
+
+
+def test_options_and_the_id_are_passed_on(client: TestClient, models: FaultyServer) -> None:
+    body = {
+        "query": "q",
+        "items": ["a"],
+        "label_token_ids": LABELS,
+        "apply_softmax": True,
+        "temperature": 2.5,
+    }
+    client.post("/v1/score", json={**body, "item_first": True}, headers={"x-request-id": "mine"})
+    request = models.requests[-1]
+    assert request.id == "mine"
+    assert request.parameters["apply_softmax"].bool_param
+    assert request.parameters["item_first"].bool_param
+    assert request.parameters["temperature"].double_param == 2.5
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"query": "a", "items": [[1]]}, "text and token ids do not mix"),
+        ({"query": [1], "items": ["a"]}, "must be lists of token ids"),
+        ({"query": [1], "items": "a"}, "must be lists of token ids"),
+        ({"query": [1], "items": [[2]], "labels": ["x"]}, "'labels' needs a query in text"),
+        ({"query": [-1], "items": [[2]]}, "query[0]"),
+        ({"query": [2**31], "items": [[2]]}, "query[0]"),
+        ({"query": [1.5], "items": [[2]]}, "query[0]"),
+        ({"query": "a", "items": ["b"], "temperature": 0}, "temperature"),
+        ({"query": "a", "items": ["b"], "label_counts": [3]}, "label_counts"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(client: TestClient, body: Any, says: str) -> None:
+    reply = client.post("/v1/score", json={"label_token_ids": LABELS, **body})
+    assert reply.status_code == 400
+    assert says in reply.text
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message", "told"),
+    [
+        ("INVALID_ARGUMENT", 400, "'items' has 9, at most 8 fit", True),
+        ("UNAVAILABLE", 429, "the queue is full", True),
+        ("DEADLINE_EXCEEDED", 504, "", True),
+        ("INTERNAL", 500, "/opt/secret.py", False),
+    ],
+)
+def test_failures_of_the_models(
+    client: TestClient, models: FaultyServer, code: str, status: int, message: str, told: bool
+) -> None:
+    models.faults.append(abort(code, message))
+    reply = client.post("/v1/score", json={"query": "a", "items": ["b"], "label_token_ids": LABELS})
+    assert reply.status_code == status
+    assert (message in reply.text) == told
+    assert client.post("/v1/score", json={"query": "a", "items": ["b"], "label_token_ids": LABELS}).is_success

@@ -1,0 +1,95 @@
+"""The application: which routes there are, and what is served beside them."""
+
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.client.faulty_server import FaultyServer
+from tests.unit.api.conftest import MakeClient
+
+
+@pytest.mark.slow
+def test_health_is_that_of_the_models(client: TestClient, models: FaultyServer) -> None:
+    assert client.get("/health").status_code == 200
+    models.ready = {"score"}
+    reply = client.get("/health")
+    assert reply.status_code == 503
+    assert reply.json() == {"status": "the models are not ready"}
+
+
+def test_models_are_listed(client: TestClient, make_client: MakeClient, checkpoint: Path) -> None:
+    (listed,) = client.get("/v1/models").json()["data"]
+    assert (listed["id"], listed["object"]) == (checkpoint.name, "model")
+    named = make_client(api_model_names="a, b").get("/v1/models").json()
+    assert [each["id"] for each in named["data"]] == ["a", "b"]
+
+
+def test_without_a_scorer_nothing_is_scored(make_client: MakeClient) -> None:
+    client = make_client(served_models="decode")
+    assert client.post("/v1/score", json={}).status_code == 404
+    assert "/v1/score" not in client.get("/openapi.json").json()["paths"]
+
+
+def test_docs_are_off(client: TestClient, make_client: MakeClient) -> None:
+    assert client.get("/docs").status_code == 404
+    assert "/openapi.json" in make_client(api_docs=True).get("/docs").text
+
+
+def test_keys_are_asked_for_where_there_is_something_to_protect(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("key")
+    client = make_client(api_keys_file=tmp_path / "keys")
+    body = {"query": "a", "texts": ["b"]}
+    for path in ("/health", "/metrics", "/openapi.json"):
+        assert client.get(path).status_code == 200
+    assert client.get("/v1/models").status_code == 401
+    assert client.post("/rerank", json=body).status_code == 401
+    right = {"authorization": "Bearer key"}
+    assert client.get("/v1/models", headers=right).status_code == 200
+    assert client.post("/rerank", json=body, headers=right).status_code == 200
+
+
+def test_what_is_not_there_is_said_in_json(client: TestClient) -> None:
+    reply = client.post("/v1/nothing", headers={"x-request-id": "mine"})
+    assert (reply.status_code, reply.headers["x-request-id"]) == (404, "mine")
+    assert reply.json()["error"]["request_id"] == "mine"
+    assert "/v1/nothing" in reply.json()["error"]["message"]
+    assert client.get("/rerank").status_code == 405
+
+
+def test_no_page_of_another_origin_is_told_that_it_may_read(client: TestClient) -> None:
+    headers = {"origin": "http://elsewhere", "access-control-request-method": "POST"}
+    for reply in (client.options("/rerank", headers=headers), client.get("/v1/models", headers=headers)):
+        assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+def test_requests_are_counted(client: TestClient) -> None:
+    client.post("/rerank", json={"query": "a", "texts": ["b"]})
+    client.post("/rerank", json={})
+    page = client.get("/metrics").text
+    for status in (200, 400):
+        assert f'hiscore_api_requests_total{{route="/rerank",status="{status}"}} 1.0' in page
+
+
+def test_a_checkpoint_without_a_tokenizer_takes_token_ids(
+    make_client: MakeClient, checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    client = make_client(checkpoint=tmp_path)
+    ids = {"query": [1], "items": [[2]], "label_token_ids": [3, 4]}
+    assert client.post("/v1/score", json=ids).status_code == 200
+    reply = client.post("/rerank", json={"query": "a", "texts": ["b"]})
+    assert reply.status_code == 400
+    assert "no tokenizer" in reply.text
+
+
+@pytest.mark.parametrize(
+    "settings", [{"prompt_template": "nowhere.jinja"}, {"prompt_labels": "one"}, {"prompt_labels": "a,a"}]
+)
+def test_a_template_that_cannot_be_used_is_refused_at_the_start(
+    make_client: MakeClient, settings: dict[str, str]
+) -> None:
+    with pytest.raises(ValueError, match=r"PROMPT_TEMPLATE|PROMPT_LABELS|same token"):
+        make_client(**settings)

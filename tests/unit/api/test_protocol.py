@@ -1,0 +1,151 @@
+"""HTTP/1.1 on a socket: slow callers, large headers, callers that leave, too many connections."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+import uvicorn
+from starlette.testclient import TestClient
+
+from hiscore.api.__main__ import uvicorn_config
+from hiscore.api.protocol import MAX_HEADER_BYTES, LimitedProtocol
+from hiscore.settings import ApiProcessSettings
+from tests.client.faulty_server import FaultyServer, until_cancelled
+from tests.server.raw_http import post
+from tests.support.api_bodies import BODIES
+from tests.unit.api.conftest import MakeClient, MakeSettings
+
+pytestmark = pytest.mark.slow
+
+JSON = "Content-Type: application/json"
+PATIENCE_S = 60
+HEADER_TIMEOUT_S = 0.3
+# A reset may overtake the answer.
+REFUSED = [b"400", b""]
+CASES = [(path, body) for path, bodies in BODIES.items() for body in bodies]
+
+
+@contextmanager
+def served(client: TestClient, settings: ApiProcessSettings) -> Iterator[tuple[str, int]]:
+    """The address of a client's application, behind the server that it has in production."""
+    config = uvicorn_config(settings)
+    config.app, config.factory, config.lifespan, config.workers = client.app, False, "off", 1
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield listener.getsockname()
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def address(
+    make_client: MakeClient, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, int]]:
+    monkeypatch.setattr(LimitedProtocol, "header_timeout_s", HEADER_TIMEOUT_S)
+    limits = {"api_body_timeout_s": 1, "api_max_connections": 30}
+    with served(make_client(**limits), make_settings(**limits)) as found:
+        yield found
+
+
+def read_all(connection: socket.socket) -> bytes:
+    received = b""
+    # A server that closes with something unread resets the connection.
+    with suppress(ConnectionResetError):
+        while block := connection.recv(65_536):
+            received += block
+    return received
+
+
+def ask(address: tuple[str, int], request: bytes) -> bytes:
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+        with suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(request)
+        return read_all(connection)
+
+
+def good(path: str, body: object) -> bytes:
+    return post(path, json.dumps(body).encode(), JSON)
+
+
+def test_slow_headers_end_the_connection(address: tuple[str, int]) -> None:
+    for sent in (b"", b"POST", good(*CASES[0]).partition(b"\r\n\r\n")[0]):
+        assert ask(address, sent) == b""
+    # Between two requests a connection may rest.
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+        request = good(*CASES[0]).replace(b"Connection: close\r\n", b"")
+        connection.sendall(request)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        time.sleep(2 * HEADER_TIMEOUT_S)
+        connection.sendall(request)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        # But not in the middle of one.
+        connection.sendall(request[:20])
+        assert read_all(connection) == b""
+
+
+def test_large_headers_are_refused(address: tuple[str, int]) -> None:
+    head = good(*CASES[0]).partition(b"\r\n")
+    long = b"X-Long: " + b"a" * 4 * MAX_HEADER_BYTES + b"\r\n"
+    many = b"".join(b"X-%d: a\r\n" % number for number in range(20_000))
+    for headers, answers in ((long[-MAX_HEADER_BYTES // 2 :], [b"200"]), (long, REFUSED), (many, REFUSED)):
+        assert ask(address, head[0] + b"\r\nX:" + headers + head[2])[9:12] in answers
+
+
+def test_slow_bodies_are_refused_on_every_route(address: tuple[str, int]) -> None:
+    with ExitStack() as stack:
+        waiting = []
+        for path, body in CASES:
+            connection = stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+            connection.sendall(good(path, body)[:-3])
+            waiting.append(connection)
+        # Nobody else waits for them.
+        assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200")
+        for connection in waiting:
+            assert read_all(connection).startswith(b"HTTP/1.1 408")
+
+
+def test_the_work_of_callers_that_leave_is_cancelled_on_every_route(
+    address: tuple[str, int], models: FaultyServer
+) -> None:
+    for path, body in CASES:
+        models.faults.append(until_cancelled)
+        before = models.cancelled
+        with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+            connection.sendall(good(path, body))
+            eventually(lambda: models.running == 1)
+        eventually(lambda: models.running == 0 and models.cancelled == before + 1)  # noqa: B023
+        counted = f'hiscore_api_requests_total{{route="{path}",status="499"}}'.encode()
+        eventually(lambda: counted in ask(address, b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n"))  # noqa: B023
+    assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_are_limited(address: tuple[str, int]) -> None:
+    with ExitStack() as stack:
+        for _ in range(40):
+            connection = stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+            connection.sendall(good(*CASES[0])[:-3])
+        assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 503")
+    eventually(lambda: ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200"))
+
+
+def test_what_is_no_http_is_refused(address: tuple[str, int]) -> None:
+    for garbage in (b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"A" * 1_000 + b"\r\n\r\n"):
+        assert ask(address, garbage)[9:12] in REFUSED
+    twice = post("/rerank", b"{}", JSON, "Transfer-Encoding: chunked")
+    assert ask(address, twice).startswith(b"HTTP/1.1 4")
+    assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200")
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,112 @@
+"""Ranking documents by scores of labels, by a logit, and by pairs."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hiscore.api.errors import ApiError
+from hiscore.api.models import Models
+from hiscore.api.relevance import MIN_LOG, Ranker, Ranking, check_documents
+from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
+from hiscore.prompts.truncation import Truncation
+from tests.client.faulty_server import FaultyServer, serving
+
+
+def rank(
+    prompts: Any, scores: Sequence[Sequence[float]] | None, documents: Sequence[str], **options: Any
+) -> tuple[Ranking, FaultyServer]:
+    """The ranking by a model that gives these scores, rows of documents; None: the fake's own."""
+    server = FaultyServer()
+
+    def change(outputs: dict[str, np.ndarray]) -> None:
+        outputs["scores"] = np.array([scores], np.float32)
+
+    if scores is not None:
+        server.change = change
+
+    async def call(address: str) -> Ranking:
+        models = Models(address, ["scorer"], timeout_s=10)
+        query = options.pop("query", "a fruit")
+        try:
+            return await Ranker(models, prompts, 256).rank(query, documents, "id", **options)
+        finally:
+            await models.close()
+
+    with serving(server) as address:
+        return asyncio.run(call(address)), server
+
+
+@pytest.fixture(scope="module")
+def prompts(checkpoint: Path) -> RerankPrompts:
+    return RerankPrompts(checkpoint, labels="a,b")
+
+
+def test_a_score_is_that_of_the_first_label(prompts: RerankPrompts) -> None:
+    ranking, server = rank(prompts, [[0.25, 0.75], [0.5, 0.5], [1, 0], [0, 1]], ["a", "b", "c", "d"])
+    assert ranking.probabilities == [0.25, 0.5, 1, 0]
+    assert ranking.logits[:2] == pytest.approx([math.log(1 / 3), 0])
+    # A probability of 0 has a logit that JSON can say.
+    assert ranking.logits[2:] == [-MIN_LOG, MIN_LOG]
+    assert ranking.best(None) == [2, 1, 0, 3]
+    assert ranking.best(2) == [2, 1]
+    (request,) = server.requests
+    assert request.parameters["apply_softmax"].bool_param
+    assert request.model_name == "scorer"
+    assert (ranking.prompt_tokens, ranking.cached_tokens) == (tokens(server), 1)
+
+
+def tokens(server: FaultyServer) -> int:
+    (request,) = server.requests
+    ids, delimiters = request.inputs[0].shape[1], request.inputs[1].shape[1]
+    return int(ids - delimiters)
+
+
+def test_of_equal_documents_the_first_is_first() -> None:
+    ranking = Ranking([0.5] * 4, [0.0, 1.0, 0.0, 1.0], 1, 0, [False] * 4)
+    assert ranking.best(None) == [1, 3, 0, 2]
+
+
+def test_a_classifier_scores_by_its_logit(checkpoint: Path) -> None:
+    pairs = ClassifierPairs(checkpoint)
+    ranking, _ = rank(pairs, [[0.0], [-2.0], [800.0], [-800.0]], ["a", "b", "c", "d"])
+    assert ranking.logits == [0, -2, 800, -800]
+    assert ranking.probabilities == pytest.approx([0.5, 1 / (1 + math.exp(2)), 1, 0])
+    assert ranking.best(None) == [2, 0, 1, 3]
+
+
+def test_a_classifier_of_several_labels_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(ApiError, match="a classifier of 3 labels"):
+        rank(ClassifierPairs(checkpoint), [[0.0, 1.0, 2.0]], ["a"])
+
+
+def test_without_a_tokenizer_nothing_is_ranked() -> None:
+    with pytest.raises(ApiError, match="no tokenizer"):
+        rank(None, None, ["a"])
+
+
+def test_a_document_that_was_cut_is_named(prompts: RerankPrompts) -> None:
+    documents = ["apple", "apple " * 50]
+    ranking, _ = rank(prompts, None, documents, truncation=Truncation(document=10))
+    assert ranking.cut == [False, True]
+    ranking, _ = rank(prompts, None, documents, truncation=Truncation(query=1))
+    assert ranking.cut == [True, True]
+
+
+def test_each_document_may_have_its_own_query(prompts: RerankPrompts) -> None:
+    one, first = rank(prompts, None, ["x", "x"], query=["a fruit", "a tool"])
+    other, second = rank(prompts, None, ["x", "x"], query=["a tool", "a fruit"])
+    assert one.logits == other.logits[::-1]
+    assert one.logits[0] != one.logits[1]
+    assert first.requests != second.requests
+
+
+def test_no_documents() -> None:
+    check_documents([""], "texts")
+    with pytest.raises(ApiError, match="'texts' is empty") as caught:
+        check_documents([], "texts")
+    assert caught.value.param == "texts"
