@@ -14,7 +14,7 @@ from hiscore_client.errors import (
     ServerFault,
     ServerUnreachable,
 )
-from hiscore_client.generation import Chunk
+from hiscore_client.generated import Chunk
 from hiscore_client.results import ScoreResult, Usage
 from hiscore_client.retry import RetryPolicy
 

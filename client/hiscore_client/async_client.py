@@ -14,7 +14,8 @@ from hiscore_client.chunking import ChunkLimits
 from hiscore_client.config import LoadBalancing, make_config
 from hiscore_client.deadline import Deadline
 from hiscore_client.errors import Cancelled, with_request_id
-from hiscore_client.generation import Chunk, Generation, GenerationOptions, make_generation
+from hiscore_client.generated import Chunk
+from hiscore_client.generation import Generation, GenerationOptions, make_generation
 from hiscore_client.grpc_stream import AsyncGrpcStream, make_channel
 from hiscore_client.readiness import wait_ready
 from hiscore_client.results import ScoreResult
@@ -98,7 +99,7 @@ class AsyncScoreClient:
         self,
         prompt: str | TokenIds,
         *,
-        max_tokens: int = 16,
+        max_tokens: int | None = 16,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -107,13 +108,23 @@ class AsyncScoreClient:
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         sparse: bool = True,
+        parameters: Mapping[str, bool | int | float | str] | None = None,
         timeout: float | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """As `ScoreClient.generate`, for ``async for``; cancelling the task cancels its generation."""
         request_id = request_id or uuid.uuid4().hex
         options = GenerationOptions(
-            max_tokens, temperature, top_k, top_p, seed, ignore_eos, stop, stop_token_ids, sparse
+            max_tokens,
+            temperature,
+            top_k,
+            top_p,
+            seed,
+            ignore_eos,
+            stop,
+            stop_token_ids,
+            sparse,
+            parameters or {},
         )
         with with_request_id(request_id):
             return self._stream(make_generation(self._config, prompt, options, timeout, request_id))

@@ -15,7 +15,8 @@ from hiscore_client.chunking import ChunkLimits
 from hiscore_client.config import LoadBalancing, make_config
 from hiscore_client.deadline import Deadline
 from hiscore_client.errors import Cancelled, with_request_id
-from hiscore_client.generation import Chunk, Generation, GenerationOptions, make_generation
+from hiscore_client.generated import Chunk
+from hiscore_client.generation import Generation, GenerationOptions, make_generation
 from hiscore_client.grpc_stream import GrpcStream, make_channel
 from hiscore_client.readiness import wait_ready
 from hiscore_client.results import ScoreResult
@@ -145,7 +146,7 @@ class ScoreClient:
         self,
         prompt: str | TokenIds,
         *,
-        max_tokens: int = 16,
+        max_tokens: int | None = 16,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -154,6 +155,7 @@ class ScoreClient:
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         sparse: bool = True,
+        parameters: Mapping[str, bool | int | float | str] | None = None,
         timeout: float | None = None,
         request_id: str | None = None,
     ) -> Generator[Chunk, None, None]:
@@ -163,7 +165,7 @@ class ScoreClient:
 
         Args:
             prompt: Text or token ids.
-            max_tokens: Maximum number of new tokens.
+            max_tokens: Most new tokens; None: what is left of the context.
             temperature: 0 decodes greedily.
             top_k: Sample from the k most likely tokens; 0: from all.
             top_p: Sample from the most likely tokens that add up to this probability.
@@ -172,6 +174,7 @@ class ScoreClient:
             stop: Strings that end the text; they are not part of it.
             stop_token_ids: Token ids that end the text.
             sparse: False: attend to every token, regardless of the server's selector.
+            parameters: Others of the server's parameters, by their names.
             timeout: Seconds for the whole stream; None: no limit.
             request_id: Identifies the call in the server's log; by default a new one.
 
@@ -184,7 +187,16 @@ class ScoreClient:
         """
         request_id = request_id or uuid.uuid4().hex
         options = GenerationOptions(
-            max_tokens, temperature, top_k, top_p, seed, ignore_eos, stop, stop_token_ids, sparse
+            max_tokens,
+            temperature,
+            top_k,
+            top_p,
+            seed,
+            ignore_eos,
+            stop,
+            stop_token_ids,
+            sparse,
+            parameters or {},
         )
         with with_request_id(request_id):
             return self._stream(make_generation(self._config, prompt, options, timeout, request_id))

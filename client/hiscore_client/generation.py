@@ -2,16 +2,17 @@
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from tritonclient.grpc import InferResult, service_pb2
+from tritonclient.grpc import service_pb2
 
 from hiscore_client.config import ClientConfig
 from hiscore_client.deadline import Deadline
-from hiscore_client.errors import InvalidRequest, ServerFault
+from hiscore_client.errors import InvalidRequest
+from hiscore_client.generated import Chunk, parse_chunk
 from hiscore_client.retry import RetryPolicy, call_with_retries
 from hiscore_client.sans_io import Operation, Rpc
 from hiscore_client.tensors import IdArray, TokenIds, as_id_array, encode_text, encode_texts
@@ -28,25 +29,10 @@ Parameters: TypeAlias = dict[str, bool | int | float | str]
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """The new part of a generation.
-
-    Args:
-        text: New text. It lags behind the ids while a character or a stop string may be incomplete.
-        token_ids: New tokens.
-        finish_reason: Empty until the last chunk, then ``stop``, ``length`` or ``cancelled``.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-
-
-@dataclass(frozen=True)
 class GenerationOptions:
-    """How tokens are sampled and when to stop; options at their default are not sent."""
+    """How tokens are sampled and when to stop; options at their default are not sent, but for `max_tokens`."""
 
-    max_tokens: int = 16
+    max_tokens: int | None = 16
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -55,6 +41,7 @@ class GenerationOptions:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     sparse: bool = True
+    others: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     def parameters(self) -> Parameters:
         """The request parameters; the server checks their bounds.
@@ -63,8 +50,12 @@ class GenerationOptions:
             InvalidRequest: A value that cannot be sent.
         """
         given: Parameters = {}
+        for name, value in self.others.items():
+            given[name] = _as_parameter(name, value)
         default = GenerationOptions()
-        for name in ("max_tokens", "top_k", "seed"):
+        if self.max_tokens is not None:
+            given["max_tokens"] = _as_int("max_tokens", self.max_tokens)
+        for name in ("top_k", "seed"):
             if (value := getattr(self, name)) != getattr(default, name):
                 given[name] = _as_int(name, value)
         for name in ("temperature", "top_p"):
@@ -81,6 +72,15 @@ class GenerationOptions:
                 as_id_array("'stop_token_ids'", self.stop_token_ids).tolist()
             )
         return given
+
+
+def _as_parameter(name: str, value: Any) -> bool | int | float | str:
+    if isinstance(value, str):
+        encode_text(f"'{name}'", value)
+        return value
+    if isinstance(value, bool):
+        return value
+    return _as_int(name, value) if isinstance(value, int | np.integer) else _as_float(name, value)
 
 
 def _as_int(name: str, value: Any) -> int:
@@ -182,31 +182,3 @@ def make_generation(
         deadline=Deadline(timeout),
         request_id=request_id,
     )
-
-
-def parse_chunk(response: Any) -> Chunk:
-    """Read and check one response of the stream.
-
-    Args:
-        response: A ``ModelInferResponse``; None: the stream has ended.
-
-    Raises:
-        ServerFault: The outputs do not have the promised shapes and types, or the stream ended too early.
-    """
-    if response is None:
-        raise ServerFault("the stream ended without a 'finish_reason'")
-    outputs = InferResult(response)
-    ids = outputs.as_numpy("output_ids")
-    if ids is None or ids.ndim != 1 or ids.dtype != np.int32:
-        raise ServerFault("'output_ids' must come back as int32 [n]")
-    return Chunk(_text(outputs, "text_output"), ids.tolist(), _text(outputs, "finish_reason"))
-
-
-def _text(outputs: Any, name: str) -> str:
-    values = outputs.as_numpy(name)
-    if values is None or values.shape != (1,) or values.dtype != np.object_:
-        raise ServerFault(f"'{name}' must come back as one string")
-    try:
-        return str(values[0].decode("utf-8"))
-    except UnicodeDecodeError:
-        raise ServerFault(f"'{name}' came back with broken characters") from None

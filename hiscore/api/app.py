@@ -14,17 +14,21 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from hiscore.api.auth import Keys
+from hiscore.api.chat_answer import ChatCompletion
 from hiscore.api.endpoint import Endpoint, Variant, own_or_new_id
 from hiscore.api.errors import ApiError, cohere_error, nim_error, openai_error, tei_error
+from hiscore.api.logprobs import LogprobsReader
 from hiscore.api.metrics import Metrics
 from hiscore.api.models import Models
 from hiscore.api.openapi import PAGE, describe
 from hiscore.api.relevance import Ranker
-from hiscore.api.routes import nim, pairs, rerank, score, tei
+from hiscore.api.routes import chat, completions, nim, pairs, rerank, score, tei
+from hiscore.api.sampling import Sampling
 from hiscore.api.wire import ModelNames
 from hiscore.models.encoders.families import ENCODER_FAMILIES
 from hiscore.models.support import context_limit, is_classifier
-from hiscore.prompts.chat import read_json
+from hiscore.prompts.chat import read_chat_template, read_json
+from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import make_prompts
 from hiscore.settings import ApiProcessSettings
@@ -48,10 +52,13 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
     models = Models(settings.backend, served, settings.api_timeout_s)
     names = ModelNames(settings.api_model_names, settings.checkpoint.name)
     metrics, keys = Metrics(), Keys(settings.api_keys_file)
+    variants_of: dict[str, list[Variant]] = {}
+    if "scorer" in served:
+        variants_of |= routes(settings, models, names)
+    if "decode" in served:
+        variants_of |= generating_routes(settings, models, names, metrics)
     endpoints = [
-        Endpoint(route, variants, settings, keys, metrics)
-        for route, variants in routes(settings, models, names).items()
-        if "scorer" in served
+        Endpoint(route, variants, settings, keys, metrics) for route, variants in variants_of.items()
     ]
     description = describe(endpoints)
 
@@ -98,7 +105,7 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
 
 
 def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> dict[str, list[Variant]]:
-    """The wire formats of each route."""
+    """The wire formats of each route that scores."""
     ranked: dict[str, Any] = {"ranker": _ranker(settings, models), "names": names}
     scored = Variant(
         score.ScoreRequest,
@@ -119,6 +126,26 @@ def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> d
         "/v2/rerank": [replace(reranked, error_shape=cohere_error)],
         "/rerank": [tei_ranked, reranked],
         "/v1/ranking": [nim_ranked],
+    }
+
+
+def generating_routes(
+    settings: ApiProcessSettings, models: Models, names: ModelNames, metrics: Metrics
+) -> dict[str, list[Variant]]:
+    """The wire formats of each route that generates text."""
+    checkpoint = settings.checkpoint
+    has_tokenizer = (checkpoint / "tokenizer.json").is_file()
+    logprobs = LogprobsReader(checkpoint) if has_tokenizer else None
+    template = read_chat_template(checkpoint) if has_tokenizer else None
+    conversations = Conversations(checkpoint, template) if template else None
+    sampling = Sampling(checkpoint)
+    completed = completions.Completions(models, names, sampling, logprobs, metrics)
+    chatted = chat.Chat(models, names, sampling, conversations, logprobs, metrics)
+    return {
+        completions.ROUTE: [
+            Variant(completions.CompletionRequest, completions.Completion, completed.handle, streams=True)
+        ],
+        chat.ROUTE: [Variant(chat.ChatRequest, ChatCompletion, chatted.handle, streams=True)],
     }
 
 

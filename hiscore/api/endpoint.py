@@ -6,7 +6,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from hiscore.api.auth import Keys
 from hiscore.api.body import decode, read_body
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, ErrorShape, openai_error
+from hiscore.api.events import DONE, HEADERS, EventStream, encoded, event
 from hiscore.api.metrics import Metrics
 from hiscore.settings import CANARY_ID, ApiSettings
 
@@ -37,6 +38,7 @@ class Variant:
         handle: Does the work, given the body and the request's id; raises `ApiError`.
         error_shape: How its errors are written.
         field: The field by which a body is known as this; empty: any other body.
+        streams: It may answer with an `EventStream`.
     """
 
     request: type[Any]
@@ -44,6 +46,7 @@ class Variant:
     handle: Callable[[Any, str], Awaitable[Any]]
     error_shape: ErrorShape = openai_error
     field: str = ""
+    streams: bool = False
 
 
 class Endpoint:
@@ -75,8 +78,16 @@ class Endpoint:
         self._metrics.started(self.route)
         status = CLIENT_CLOSED
         try:
-            status, body = await self._answer(headers, receive, request_id)
+            variant, answer = await self._answer(headers, receive, request_id)
+            if isinstance(answer, EventStream):
+                send_all = self._send_events(answer, variant, send, request_id)
+                with suppress(ApiError):  # nobody is left to tell
+                    status = await unless_gone(receive, send_all)
+                return
+            failed = isinstance(answer, ApiError)
+            status = answer.status if failed else 200
             if status != CLIENT_CLOSED:
+                body = msgspec.json.encode(variant.error_shape(answer, request_id) if failed else answer)
                 response = Response(body, status, {"x-request-id": request_id}, "application/json")
                 if status in (429, 503):
                     response.headers["retry-after"] = str(RETRY_AFTER_S)
@@ -89,7 +100,8 @@ class Endpoint:
         finally:
             self._metrics.finished(self.route, status, time.perf_counter() - started)
 
-    async def _answer(self, headers: Headers, receive: Receive, request_id: str) -> tuple[int, bytes]:
+    async def _answer(self, headers: Headers, receive: Receive, request_id: str) -> tuple[Variant, Any]:
+        """What a variant answers, or an `ApiError`."""
         variant = self.variants[-1]
         try:
             self._keys.check(headers)
@@ -97,13 +109,34 @@ class Endpoint:
             body = await read_body(receive, headers, settings.api_max_body_bytes, settings.api_body_timeout_s)
             variant = self._variant_of(body)
             work = variant.handle(decode(body, variant.request), request_id)
-            return 200, msgspec.json.encode(await unless_gone(receive, work))
-        except ApiError as error:
-            failure = error
-        except Exception:
-            log.exception("request %s to %s failed", request_id, self.route)
-            failure = ApiError(500, "the request failed inside the server; its log says why")
-        return failure.status, msgspec.json.encode(variant.error_shape(failure, request_id))
+            return variant, await unless_gone(receive, work)
+        except Exception as error:
+            return variant, self._failure(error, request_id)
+
+    async def _send_events(self, stream: EventStream, variant: Variant, send: Send, request_id: str) -> int:
+        """Send an answer in events; a failure is one more. Returns the status that it would have had alone."""
+        head = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        head.append((b"x-request-id", request_id.encode()))
+        status = 200
+        async with aclosing(encoded(stream)) as events:
+            await send({"type": "http.response.start", "status": status, "headers": head})
+            try:
+                async for each in events:
+                    # Waits for a reader that is slow, and with it the models' stream.
+                    await send({"type": "http.response.body", "body": each, "more_body": True})
+            except Exception as error:
+                failure = self._failure(error, request_id)
+                status = failure.status
+                last = event(variant.error_shape(failure, request_id))
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+            await send({"type": "http.response.body", "body": DONE})
+        return status
+
+    def _failure(self, error: Exception, request_id: str) -> ApiError:
+        if isinstance(error, ApiError):
+            return error
+        log.error("request %s to %s failed", request_id, self.route, exc_info=error)
+        return ApiError(500, "the request failed inside the server; its log says why")
 
     def _variant_of(self, body: bytes) -> Variant:
         if len(self.variants) > 1:

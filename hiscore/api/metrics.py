@@ -1,6 +1,7 @@
 """The API's own Prometheus metrics, by route and status, over all of its processes."""
 
 import os
+import time
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,6 +15,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 # From a cached score on a GPU to a long prompt on a CPU, in seconds.
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+# Between tokens, in seconds.
+GAPS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 # Set before this module is imported, or each process reports its own numbers.
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -42,6 +45,25 @@ class Metrics:
             multiprocess_mode="livesum",
         )
 
+        self._first_token = Histogram(
+            "hiscore_api_time_to_first_token_seconds",
+            "Seconds from a request's body to the first token of a choice",
+            ["route"],
+            buckets=LATENCIES,
+            registry=registry,
+        )
+        self._between_tokens = Histogram(
+            "hiscore_api_time_between_tokens_seconds",
+            "Seconds between the tokens of a choice; of tokens that arrive together, an equal share each",
+            ["route"],
+            buckets=GAPS,
+            registry=registry,
+        )
+
+    def token_times(self, route: str) -> "TokenTimes":
+        """For a request that begins now."""
+        return TokenTimes(self._first_token.labels(route), self._between_tokens.labels(route))
+
     def started(self, route: str) -> None:
         """A request has begun."""
         self._running.labels(route).inc()
@@ -59,3 +81,30 @@ class Metrics:
             MultiProcessCollector(registry)
             return generate_latest(registry)
         return generate_latest(self._registry)
+
+
+class TokenTimes:
+    """When the tokens of one request come.
+
+    Args:
+        first: Where the seconds to a first token are counted.
+        between: Where those between tokens are.
+    """
+
+    def __init__(self, first: Histogram, between: Histogram) -> None:
+        self._first, self._between = first, between
+        self._started = time.perf_counter()
+        self._latest: dict[int, float] = {}
+
+    def add(self, choice: int, tokens: int) -> None:
+        """So many tokens of a choice have come."""
+        if not tokens:
+            return
+        now = time.perf_counter()
+        before = self._latest.get(choice)
+        self._latest[choice] = now
+        if before is None:
+            self._first.observe(now - self._started)
+            return
+        for _ in range(tokens):
+            self._between.observe((now - before) / tokens)

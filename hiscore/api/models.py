@@ -1,14 +1,14 @@
 """The models behind the API, called over gRPC by the SDK's client."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hiscore.api.errors import from_models
-from hiscore_client import AsyncScoreClient, HiscoreError, RetryPolicy, ScoreResult
+from hiscore.api.errors import ApiError, from_models
+from hiscore_client import AsyncScoreClient, Chunk, HiscoreError, RetryPolicy, ScoreResult
 
 READY_TIMEOUT_S = 2.0
 
@@ -38,6 +38,29 @@ class Models:
         """Call `scorer`, with the options of `AsyncScoreClient.score_ids`."""
         with _as_api_errors():
             return await self._client.score_ids(query, items, labels, timeout=self._timeout_s, **options)
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        parameters: Mapping[str, bool | int | float | str],
+        request_id: str,
+    ) -> AsyncGenerator[Chunk, None]:
+        """Call `decode`; leaving the loop cancels its sequence.
+
+        Args:
+            prompt: Text or token ids.
+            parameters: Of `decode`.
+            request_id: Of the call.
+        """
+        with _as_api_errors():
+            chunks = self._client.generate(
+                prompt, max_tokens=None, parameters=parameters, timeout=self._timeout_s, request_id=request_id
+            )
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    if chunk.finish_reason == "cancelled":
+                        raise ApiError(503, "the models have ended this generation: try again later")
+                    yield chunk
 
     async def is_ready(self) -> bool:
         """Whether all of them are ready."""

@@ -53,10 +53,13 @@ def describe(endpoints: Sequence[Endpoint]) -> bytes:
 
 def _operation(endpoint: Endpoint, requests: Any, responses: Any) -> dict[str, Any]:
     errors = {status: {"description": text, "content": _json({})} for status, text in ERRORS.items()}
+    answers = _json(responses)
+    if any(variant.streams for variant in endpoint.variants):
+        answers["text/event-stream"] = {"schema": {"type": "string"}}
     return {
         "operationId": endpoint.route.strip("/").replace("/", "_"),
         "requestBody": {"required": True, "content": _json(requests)},
-        "responses": {"200": {"description": "The answer", "content": _json(responses)}, **errors},
+        "responses": {"200": {"description": "The answer", "content": answers}, **errors},
     }
 
 

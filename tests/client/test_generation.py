@@ -108,11 +108,16 @@ def test_text_goes_out_and_chunks_come_back(twin: Twin, server: FaultyServer) ->
     assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("text_input", "BYTES", [1])
     text = "größer?".encode()
     assert content == struct.pack("<I", len(text)) + text
-    # What is at its default is left to the server.
-    assert sent(server) == {}
+    # What else is at its default is left to the server.
+    assert sent(server) == {"max_tokens": 16}
     # It would make Triton 2.51 die with an error in some thousand.
     assert "triton_grpc_error" not in server.metadata[0]
     assert server.metadata[0]["tenant"] == "a"
+
+
+def test_all_that_the_context_has_left_may_be_asked_for(twin: Twin, server: FaultyServer) -> None:
+    assert twin("a", max_tokens=None) == CHUNKS
+    assert sent(server) == {}
 
 
 def test_ids_go_out_as_they_are(twin: Twin, server: FaultyServer) -> None:
@@ -135,6 +140,7 @@ def test_every_parameter_reaches_the_server(twin: Twin, server: FaultyServer) ->
         stop=["\n", "ä"],
         stop_token_ids=np.array([5, 6]),
         sparse=False,
+        parameters={"min_p": 0.25, "stream": False, "json_schema": "{}", "logprobs": 2},
         timeout=30,
     )
     found = sent(server)
@@ -149,6 +155,10 @@ def test_every_parameter_reaches_the_server(twin: Twin, server: FaultyServer) ->
         "seed": -3,
         "ignore_eos": True,
         "sparse": False,
+        "min_p": 0.25,
+        "stream": False,
+        "json_schema": "{}",
+        "logprobs": 2,
     }
     # Triton tells 1 from 1.0: a float must go out as one.
     assert server.requests[0].parameters["temperature"].WhichOneof("parameter_choice") == "double_param"
@@ -161,7 +171,6 @@ def test_every_parameter_reaches_the_server(twin: Twin, server: FaultyServer) ->
         ([[1]], {}, "'prompt' must be a flat list of token ids"),
         ([2**31], {}, "'prompt' holds an id beyond 2147483647"),
         ("a", {"max_tokens": "5"}, "'max_tokens' must be a whole number of 64 bits, not '5'"),
-        ("a", {"max_tokens": None}, "'max_tokens' must be a whole number"),
         ("a", {"seed": 2**63}, "'seed' must be a whole number of 64 bits"),
         ("a", {"top_k": 1.5}, "'top_k' must be a whole number"),
         ("a", {"temperature": float("nan")}, "'temperature' must be a finite number, not nan"),

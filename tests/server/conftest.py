@@ -37,6 +37,7 @@ def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random causal LM with a tokenizer: served by all models."""
     directory = tiny_models.make("llama", tmp_path_factory.mktemp("tiny-lm"))
     tokenizer = tiny_tokenizers.train(tiny_tokenizers.smollm2(), tiny_models.VOCABULARY)
+    (directory / "chat_template.jinja").write_text(tiny_tokenizers.CHAT_TEMPLATE)
     return tiny_tokenizers.save(tokenizer, directory)
 
 

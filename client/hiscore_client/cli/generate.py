@@ -19,7 +19,7 @@ from hiscore_client.client import ScoreClient
 from hiscore_client.concurrent_calls import answer_in_order
 from hiscore_client.config import DEFAULT_URL
 from hiscore_client.errors import InvalidRequest
-from hiscore_client.generation import Chunk
+from hiscore_client.generated import Chunk
 
 
 def generate(

@@ -1,0 +1,136 @@
+"""What a chat request says: messages and tools, from OpenAI's shapes to those that templates know."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from hiscore.api.errors import ApiError, bad_request
+from hiscore.api.wire import Ignored
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message; text alone is served."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    """A call that the model has made: arguments in JSON."""
+
+    name: str
+    arguments: str
+
+
+class Call(msgspec.Struct):
+    """A call with the id by which its result refers to it."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: Ignored = None
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    function_call: None = None
+    audio: None = None
+    annotations: Ignored = None
+
+
+class Function(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """What a tool does."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct):
+    """Names a function."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    """The function that must be called."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
+def as_template_knows(messages: Sequence[Message], knows_developers: bool) -> list[dict[str, Any]]:
+    """Messages as chat templates read them.
+
+    Args:
+        messages: Of a request.
+        knows_developers: Whether the template knows the role; otherwise it is the system's, which it has replaced.
+
+    Raises:
+        ApiError: A part of a message is no text, or the arguments of a call are no JSON object.
+    """
+    if not messages:
+        raise bad_request("'messages' is empty: at least one is needed", "messages")
+    return [
+        _message(message, f"messages[{index}]", knows_developers) for index, message in enumerate(messages)
+    ]
+
+
+def _message(message: Message, field: str, knows_developers: bool) -> dict[str, Any]:
+    is_developer = message.role == "developer" and not knows_developers
+    made: dict[str, Any] = {"role": "system" if is_developer else message.role}
+    made["content"] = _text(message.content, field) or (message.refusal or "")
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            made[name] = value
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "type": "function",
+                **({"id": call.id} if call.id is not None else {}),
+                "function": {"name": call.function.name, "arguments": _arguments(call, field)},
+            }
+            for call in message.tool_calls
+        ]
+    return made
+
+
+def _text(content: str | list[ContentPart] | None, field: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type != "text" or part.text is None:
+            raise ApiError(
+                400, f"content of type '{part.type[:64]}' is not served: text alone is", f"{field}.content"
+            )
+    return "\n".join(part.text or "" for part in content)
+
+
+def _arguments(call: Call, field: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise bad_request(
+            f"the arguments of '{call.function.name[:64]}' are no JSON object", f"{field}.tool_calls"
+        )
+    return arguments

@@ -1,0 +1,90 @@
+"""Which tools a chat request lets the model call, and how its answer is read and confined for that."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from hiscore.api.chat_messages import NamedTool, Tool
+from hiscore.api.errors import bad_request
+from hiscore.prompts.conversation import Conversations
+from hiscore.prompts.tool_calls import FORCED, ToolFormat
+
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How a request uses tools.
+
+    Attributes:
+        tools: For the template; None: none.
+        format: How calls are found in the answer; None: there are none.
+        schema: JSON Schema that the whole answer must follow; None: any text.
+    """
+
+    tools: list[Any] | None = None
+    format: ToolFormat | None = None
+    schema: str | None = None
+
+
+def tool_use(
+    tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool, conversations: Conversations
+) -> ToolUse:
+    """What a request asks for.
+
+    Args:
+        tools: It offers.
+        choice: Its `tool_choice`.
+        parallel: Whether there may be several calls.
+        conversations: Know the template.
+
+    Raises:
+        ApiError: It cannot be served with this template.
+    """
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise bad_request("'tool_choice' asks for a call, but there are no 'tools'", "tool_choice")
+        return ToolUse()
+    if choice == "none":
+        return ToolUse()
+    if not conversations.takes_tools:
+        raise bad_request("'tools' are not served: this model's chat template has no place for them", "tools")
+    given = [msgspec.to_builtins(tool) for tool in tools]
+    if choice in (None, "auto"):
+        if conversations.tool_format is None:
+            raise bad_request(
+                "'tools' need 'tool_choice' \"required\" or \"none\" here: how this model writes calls by itself "
+                "is not known",
+                "tools",
+            )
+        return ToolUse(given, conversations.tool_format)
+    if isinstance(choice, NamedTool):
+        chosen = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not chosen:
+            raise bad_request(
+                f"'tool_choice' names '{choice.function.name[:64]}': not in 'tools'", "tool_choice"
+            )
+        return ToolUse(given, FORCED, _schema(chosen, 1))
+    return ToolUse(given, FORCED, _schema(tools, None if parallel else 1))
+
+
+def _schema(tools: Sequence[Tool], most: int | None) -> str:
+    """Of a list of calls."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"enum": [tool.function.name]},
+                "arguments": tool.function.parameters or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    bounds = {"minItems": 1} | ({"maxItems": most} if most else {})
+    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return json.dumps({"type": "array", "items": items, **bounds})

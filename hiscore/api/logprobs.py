@@ -1,0 +1,96 @@
+"""Log-probabilities of generated tokens, in the shapes of chat and of completions."""
+
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer
+
+from hiscore.tokenization.token_bytes import TokenBytes
+from hiscore_client import Chunk
+
+# JSON has no minus infinity; as vLLM writes it.
+LEAST = -9999.0
+
+
+class Alternative(msgspec.Struct):
+    """A token that could have been."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    """A token that was generated."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Of a chat's answer, or of a part of it."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct):
+    """Of a completion, or of a part of it."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class LogprobsReader:
+    """Reads them off the chunks of `decode`.
+
+    Args:
+        checkpoint: Its tokenizer says what tokens are called.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._bytes = TokenBytes(Tokenizer.from_file(str(checkpoint / "tokenizer.json")))
+
+    def of_chat(self, chunk: Chunk) -> ChatLogprobs:
+        """Those of a chunk, but for the token that ended it, which has no text."""
+        tops = chunk.top_token_ids or [[]] * len(chunk.logprobs)
+        values = chunk.top_logprobs or [[]] * len(chunk.logprobs)
+        read = [
+            TokenLogprob(*self._named(token, logprob), [Alternative(*self._named(*each)) for each in top])
+            for token, logprob, top in zip(
+                chunk.token_ids, chunk.logprobs, map(_pairs, tops, values), strict=True
+            )
+        ]
+        by_token = chunk.finish_reason == "stop" and not chunk.matched_stop
+        return ChatLogprobs(read[:-1] if by_token else read)
+
+    def of_text(self, chunk: Chunk, offset: int) -> TextLogprobs:
+        """Those of a chunk.
+
+        Args:
+            chunk: Of `decode`.
+            offset: Characters of the text before it.
+        """
+        read = self.of_chat(chunk).content
+        offsets = []
+        for each in read:
+            offsets.append(offset)
+            offset += len(each.token)
+        return TextLogprobs(
+            [each.token for each in read],
+            [each.logprob for each in read],
+            [{top.token: top.logprob for top in each.top_logprobs} for each in read],
+            offsets,
+        )
+
+    def _named(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
+        content = self._bytes(token)
+        return content.decode(errors="replace"), max(logprob, LEAST), list(content)
+
+
+def _pairs(ids: list[int], values: list[float]) -> list[tuple[int, float]]:
+    return list(zip(ids, values, strict=True))

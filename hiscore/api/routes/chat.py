@@ -1,0 +1,158 @@
+"""``/v1/chat/completions``: the next message of a conversation, in OpenAI's body."""
+
+import asyncio
+import time
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from hiscore.api.chat_answer import ChatAnswer, ChatCompletion, ChatStream
+from hiscore.api.chat_messages import Message, Tool, as_template_knows
+from hiscore.api.chat_tools import ToolChoice, ToolUse, tool_use
+from hiscore.api.errors import bad_request
+from hiscore.api.events import EventStream, started
+from hiscore.api.generation import Generations
+from hiscore.api.logprobs import LogprobsReader
+from hiscore.api.metrics import Metrics
+from hiscore.api.models import Models
+from hiscore.api.sampling import GenerationRequest, Sampling
+from hiscore.api.wire import Count, Ignored, ModelNames
+from hiscore.prompts.chat import PromptError
+from hiscore.prompts.conversation import ChatPrompt, Conversations
+from hiscore.prompts.tokenizer import ForbiddenToken
+
+ROUTE = "/v1/chat/completions"
+# Encoding more would hold up other requests; it runs on a thread.
+LARGE_CHARACTERS = 2**16
+NOT_FOR_TEMPLATES = {"messages", "tools", "template", "self"}
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """A conversation."""
+
+    messages: list[Message]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    separate_reasoning: bool | None = None
+    add_generation_prompt: Literal[True] | None = None
+    modalities: list[Literal["text"]] | None = None
+    prediction: Ignored = None
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Ignored = None
+
+
+class Chat:
+    """Serves the route.
+
+    Args:
+        models: Where answers are generated.
+        names: What requests may call the model.
+        sampling: What requests leave open.
+        conversations: Makes the prompts; None: the checkpoint has no chat template, and every request is refused.
+        logprobs: Names tokens; None: there is no tokenizer.
+        metrics: Where tokens are timed.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        names: ModelNames,
+        sampling: Sampling,
+        conversations: Conversations | None,
+        logprobs: LogprobsReader | None,
+        metrics: Metrics,
+    ) -> None:
+        self._models, self._names, self._sampling = models, names, sampling
+        self._conversations, self._logprobs, self._metrics = conversations, logprobs, metrics
+
+    async def handle(self, request: ChatRequest, request_id: str) -> ChatCompletion | EventStream:
+        """Answer a request.
+
+        Raises:
+            ApiError: It cannot be served.
+        """
+        model = self._names.check(request.model)
+        if self._conversations is None or self._logprobs is None:
+            raise bad_request("this model has no chat template: use /v1/completions", "messages")
+        times = self._metrics.token_times(ROUTE)
+        use = tool_use(
+            request.tools, request.tool_choice, request.parallel_tool_calls is not False, self._conversations
+        )
+        prompt = await _prompt(self._conversations, request, use)
+        parameters = self._parameters(request, use, self._conversations)
+        if not request.stream:
+            parameters["stream"] = False
+        generations = Generations(self._models, [prompt.ids], request.choices, parameters, request_id, times)
+        tells_reasoning = self._conversations.reasons and request.separate_reasoning is not False
+        answers = [
+            ChatAnswer(
+                index,
+                prompt.reasoning if tells_reasoning and use.schema is None else None,
+                use.format,
+                request.parallel_tool_calls is not False,
+                self._logprobs if request.logprobs else None,
+            )
+            for index in range(request.choices)
+        ]
+        identity: dict[str, Any] = {
+            "id": f"chatcmpl-{request_id}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        if request.stream:
+            return await started(ChatStream(identity, request).events(generations, answers))
+        async with aclosing(generations.chunks()) as chunks:
+            async for index, chunk in chunks:
+                answers[index].add(chunk)
+        return ChatCompletion(
+            **identity, choices=[answer.choice for answer in answers], usage=generations.usage
+        )
+
+    def _parameters(self, request: ChatRequest, use: ToolUse, conversations: Conversations) -> dict[str, Any]:
+        parameters = self._sampling.parameters(request)
+        if request.max_completion_tokens is not None:
+            parameters["max_tokens"] = request.max_completion_tokens
+        if request.top_logprobs is not None and not request.logprobs:
+            raise bad_request("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+        if request.logprobs:
+            parameters["logprobs"] = request.top_logprobs or 0
+        if use.schema is not None:
+            if "json_schema" in parameters:
+                raise bad_request(
+                    "'tool_choice' asks for a call, and 'response_format' for text", "tool_choice"
+                )
+            parameters["json_schema"] = use.schema
+        if use.format and use.format.special:
+            parameters["skip_special_tokens"] = False
+        if conversations.end_ids and not request.ignore_eos:
+            parameters["stop_token_ids"] = str([*(request.stop_token_ids or []), *conversations.end_ids])
+        return parameters
+
+
+async def _prompt(conversations: Conversations, request: ChatRequest, use: ToolUse) -> ChatPrompt:
+    variables = dict(request.chat_template_kwargs or {})
+    if wrong := NOT_FOR_TEMPLATES & variables.keys():
+        raise bad_request(f"'chat_template_kwargs' must not set '{min(wrong)}'", "chat_template_kwargs")
+    if request.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
+        if request.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
+    messages = as_template_knows(request.messages, conversations.knows_developers)
+    size = sum(len(message["content"]) for message in messages)
+
+    def make() -> ChatPrompt:
+        return conversations.prompt(messages, use.tools, **variables)
+
+    try:
+        return await asyncio.to_thread(make) if size > LARGE_CHARACTERS else make()
+    except ForbiddenToken as error:
+        raise bad_request(f"a message cannot be encoded: {error}", "messages") from None
+    except PromptError as error:
+        raise bad_request(str(error), "messages") from None

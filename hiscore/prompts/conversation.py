@@ -1,0 +1,97 @@
+"""A conversation to token ids, by the checkpoint's own chat template, and what is known of its answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hiscore.prompts.chat import OPEN_REASONING, ChatTemplate, PromptError, read_chat_template
+from hiscore.prompts.reasoning import END as END_OF_REASONING
+from hiscore.prompts.tokenizer import PromptTokenizer
+from hiscore.prompts.tool_calls import ToolFormat, format_of
+
+# Stands for an answer whose end is looked for.
+PROBE = "The answer."
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as `decode` takes it.
+
+    Attributes:
+        ids: Its token ids.
+        reasoning: Whether the prompt ends within the model's reasoning.
+    """
+
+    ids: list[int]
+    reasoning: bool
+
+
+class Conversations:
+    """Makes the prompts of one checkpoint.
+
+    Args:
+        checkpoint: Its directory.
+        template: Its chat template.
+
+    Attributes:
+        tokenizer: Its tokenizer.
+        reasons: Answers may begin with reasoning between marks.
+        tool_format: How calls of tools are written; None: unknown.
+        end_ids: The tokens that end an answer in the template.
+
+    Raises:
+        OSError: There is no tokenizer.json.
+    """
+
+    def __init__(self, checkpoint: Path, template: ChatTemplate) -> None:
+        self._template = template
+        self._with_tools = read_chat_template(checkpoint, "tool_use") or template
+        source = self._with_tools.source
+        self.tokenizer = PromptTokenizer(checkpoint, [template.source, source])
+        self.reasons = END_OF_REASONING in source
+        self.takes_tools = "tools" in source
+        self.tool_format: ToolFormat | None = format_of(source)
+        self.knows_developers = "developer" in source
+        self.end_ids = self._find_end()
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, **variables: Any
+    ) -> ChatPrompt:
+        """The prompt for the next message of the assistant.
+
+        Args:
+            messages: As OpenAI's chat has them, contents as text and arguments of calls as objects.
+            tools: As OpenAI's chat has them; None: none.
+            variables: Others that the template may use.
+
+        Raises:
+            PromptError: The template refuses the messages.
+            ForbiddenToken: A text would become a special token.
+        """
+        escape = self.tokenizer.escapes.escape_all
+        template = self._with_tools if tools else self._template
+        given = {**escape(variables), **({"tools": escape(list(tools))} if tools else {})}
+        text = template.render_as_is([self._escaped(message) for message in messages], **given)
+        (ids,) = self.tokenizer.encode([text])
+        if not ids:
+            raise PromptError("the messages become an empty prompt")
+        return ChatPrompt(ids, text.rstrip().endswith(OPEN_REASONING))
+
+    def _escaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        # A template compares roles; the API knows them all.
+        return {
+            name: value if name == "role" else self.tokenizer.escapes.escape_all(value)
+            for name, value in message.items()
+        }
+
+    def _find_end(self) -> list[int]:
+        """Whatever generation_config.json says, the token behind an answer of the template ends it."""
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROBE}]
+        try:
+            text = self._template.render_as_is(messages, add_generation_prompt=False)
+        except PromptError:
+            return []
+        _, found, behind = text.rpartition(PROBE)
+        token = self.tokenizer.token_at_start(behind.lstrip()) if found else None
+        return [] if token is None else [token]
