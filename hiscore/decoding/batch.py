@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hiscore.arrays import Int32
 from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.worker.interface import DecodeBatch
-from hiscore.decoding.worker.sampling_batch import History, LogitBias, Penalties, SamplingBatch
+from hiscore.decoding.worker.sampling_batch import History, LogitBias, Masks, Penalties, SamplingBatch
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -49,7 +49,21 @@ def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> Sampling
         _bias(sequences, positions),
         _penalties(sequences),
         np.array([each.logprobs for each in params], np.int32),
+        _masks(sequences),
     )
+
+
+def _masks(sequences: list[Sequence]) -> Masks | None:
+    """The masks of sequences with a grammar; each serves for one token."""
+    masked = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.mask is not None]
+    if not masked:
+        return None
+    masks = Masks(
+        np.array([row for row, _ in masked], np.int64), np.array([each.mask for _, each in masked], np.int32)
+    )
+    for _, sequence in masked:
+        sequence.mask = None
+    return masks
 
 
 def _bias(sequences: list[Sequence], positions: Int32) -> LogitBias | None:

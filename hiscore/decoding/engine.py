@@ -18,6 +18,7 @@ from typing import Any
 from hiscore.decoding.block_manager import check_fits, fill_max_tokens
 from hiscore.decoding.in_flight import InFlight
 from hiscore.decoding.inbox import Inbox
+from hiscore.decoding.masks import MaskThreads
 from hiscore.decoding.scheduler import Schedule, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.stats import EngineStats, Tally
@@ -63,6 +64,7 @@ class DecodeEngine:
         self._cache_config = worker.cache_config
         self._inbox = Inbox(max_queue, startable=self._cache_config.max_sequences)
         self._scheduler = Scheduler(self._cache_config, quantum)
+        self._masks = MaskThreads(self._inbox.wake)
         self._tally = Tally()
         self.times = Times()
         self._live: dict[int, Sequence] = {}  # by the id of reply_to
@@ -93,6 +95,7 @@ class DecodeEngine:
         """Accept no more calls, run those accepted to their end, and end the thread."""
         self._inbox.close()
         self._thread.join()
+        self._masks.close()
 
     def stats(self) -> EngineStats:
         """Statistics so far, from any thread."""
@@ -139,6 +142,9 @@ class DecodeEngine:
         for reply_to in cancelled:
             if (ending := self._live.get(id(reply_to))) is not None:
                 self._cancel(ending)
+        for sequence, error in self._masks.collect():
+            with self._fail_only([sequence]):
+                raise error
         self._expire(time.monotonic())
         return True
 
@@ -220,6 +226,7 @@ class DecodeEngine:
         if finish_reason:
             self._end(sequence, output)
         else:
+            self._masks.advance(sequence, token)
             self._emit(sequence.reply_to, output)
 
     def _end(self, sequence: Sequence, last: Output | RequestError) -> None:

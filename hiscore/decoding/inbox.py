@@ -26,6 +26,7 @@ class Inbox:
         self._calls: list[Sequence] = []
         self._cancelled: list[Any] = []
         self._room = max_queue + startable
+        self._woken = False
         self._closing = False
         self._dead = False
 
@@ -45,6 +46,12 @@ class Inbox:
                 raise RequestError(f"the queue is full: {self._max_queue} calls wait", Code.UNAVAILABLE)
             self._room -= 1
             self._calls.append(sequence)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let the engine look again."""
+        with self._changed:
+            self._woken = True
             self._changed.notify_all()
 
     def cancel(self, reply_to: Any) -> None:
@@ -74,7 +81,8 @@ class Inbox:
             if idle:
                 self._changed.wait_for(lambda: self._calls or self._cancelled or self._closing)
             elif poll:
-                self._changed.wait_for(lambda: self._calls or self._cancelled, POLL_S)
+                self._changed.wait_for(lambda: self._calls or self._cancelled or self._woken, POLL_S)
+            self._woken = False
             calls, self._calls = self._calls, []
             cancelled, self._cancelled = self._cancelled, []
             if idle and self._closing and not calls:

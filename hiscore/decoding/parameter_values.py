@@ -14,6 +14,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 1024
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
+MAX_GRAMMAR_CHARACTERS = 2**16
 
 
 def integer(name: str, value: object, least: int, most: int) -> int:
@@ -41,6 +42,17 @@ def share(name: str, value: object) -> float:
     if not 0 < read <= 1:
         raise RequestError(f"parameter '{name}' must be greater than 0 and at most 1, not {read}")
     return read
+
+
+def text(name: str, value: object) -> str:
+    """Check that a parameter is a text that is neither empty nor too long to be a grammar."""
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"parameter '{name}' must be a non-empty string, not {reprlib.repr(value)}")
+    if len(value) > MAX_GRAMMAR_CHARACTERS:
+        raise RequestError(
+            f"parameter '{name}' holds {len(value)} characters: at most {MAX_GRAMMAR_CHARACTERS}"
+        )
+    return value
 
 
 def strings(name: str, value: object) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """From a request to a validated call: a prompt in ids or in text, its parameters, its deadlines.
 
-Encoding a large text takes seconds, so a separate thread does that.
+Encoding a large text takes seconds, and compiling a grammar may take some, so a separate thread does that.
 """
 
 import threading
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hiscore.arrays import Int32
+from hiscore.decoding.grammar import Grammar, GrammarCompiler
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import Code, RequestError, to_request_error
@@ -55,11 +56,13 @@ class PromptReader:
         facts: Gives the size of the vocabulary.
         tokenizer: None where the checkpoint has none: then ids only.
         max_text_bytes: Largest text, in bytes of UTF-8.
+        grammars: None without a tokenizer.
     """
 
     facts: CheckpointFacts
     tokenizer: TextTokenizer | None
     max_text_bytes: int
+    grammars: GrammarCompiler | None = None
 
     def read(self, input_ids: Int32 | None, text: str | None, params: SamplingParams) -> Int32:
         """Validate ids, or encode text as the checkpoint's tokenizer does. Text is never truncated.
@@ -87,6 +90,16 @@ class PromptReader:
         if biased:
             check_ids("logit_bias", np.array(biased, np.int32), self.facts.vocab_size)
         return self._check_ids(input_ids) if text is None else self._encode(text, params.add_special_tokens)
+
+    def compile(self, params: SamplingParams) -> Grammar | None:
+        """The grammar of the request's text; None if it has none.
+
+        Raises:
+            RequestError: There is no tokenizer, or the grammar cannot be used.
+        """
+        if params.has_grammar and self.grammars is None:
+            raise RequestError("a grammar needs text: this checkpoint has no tokenizer")
+        return self.grammars.compile(params) if self.grammars else None
 
     def _check_ids(self, input_ids: Int32 | None) -> Int32:
         assert input_ids is not None
@@ -123,7 +136,7 @@ class PromptReader:
 class RequestIntake:
     """Reads requests and passes each, with its `reply_to`, to `submit`, or with the error to `refuse`.
 
-    Both are called on the thread that calls `accept`, or for a large text on a separate thread.
+    Both are called on the thread that calls `accept`, or for a large text or a grammar on a separate thread.
 
     Args:
         prompts: Reads the prompts.
@@ -146,14 +159,15 @@ class RequestIntake:
 
     def accept(self, request: DecodeRequest, reply_to: Any) -> None:
         """Never blocks for long, never raises."""
-        if request.text is None or len(request.text) <= LARGE_CHARACTERS:
+        is_large = request.text is not None and len(request.text) > LARGE_CHARACTERS
+        if not (is_large or request.params.has_grammar):
             self._read(request, reply_to)
             return
         try:
             self._large.put_nowait((request, reply_to))
         except Full:
             self.num_refused += 1
-            busy = f"{MAX_LARGE} texts of more than {LARGE_CHARACTERS} characters wait to be encoded"
+            busy = f"{MAX_LARGE} grammars or texts of more than {LARGE_CHARACTERS} characters wait to be read"
             self._refuse(reply_to, RequestError(f"the server is full: {busy}", Code.UNAVAILABLE))
 
     def close(self) -> None:
@@ -169,6 +183,9 @@ class RequestIntake:
         try:
             prompt = self._prompts.read(request.input_ids, request.text, request.params)
             params, deadline, start_by = request.params, request.deadline, request.start_by
-            self._submit(DecodeCall(prompt, params, deadline, start_by, request.arrived), reply_to)
+            grammar = self._prompts.compile(params)
+            mask = grammar.mask() if grammar else None
+            call = DecodeCall(prompt, params, deadline, start_by, request.arrived, grammar, mask)
+            self._submit(call, reply_to)
         except Exception as error:
             self._refuse(reply_to, to_request_error(error))

@@ -3,10 +3,12 @@
 import secrets
 from dataclasses import dataclass, fields
 
-from hiscore.decoding.parameter_values import INT32_MAX, between, biases, ids, integer, share, strings
+from hiscore.decoding.parameter_values import INT32_MAX, between, biases, ids, integer, share, strings, text
 from hiscore.errors import RequestError
 from hiscore.parameters import flag, known_only
 
+GRAMMARS = ("json_schema", "regex", "ebnf")
+"""Parameters of which a request has one at most; SGLang's names."""
 MAX_LOGPROBS = 20
 """As OpenAI's `top_logprobs` and vLLM's default."""
 
@@ -36,6 +38,9 @@ class SamplingParams:
         stream: False: one response with everything.
         add_special_tokens: False: `text_input` is encoded as it stands.
         include_stop_str_in_output: The stop string that ends the text is part of it.
+        json_schema: The text is JSON that this schema allows; empty: none.
+        regex: The text matches this regular expression; empty: none.
+        ebnf: The text is of this grammar; empty: none.
     """
 
     max_tokens: int = 0
@@ -57,11 +62,19 @@ class SamplingParams:
     stream: bool = True
     add_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    json_schema: str = ""
+    regex: str = ""
+    ebnf: str = ""
 
     @property
     def has_penalty(self) -> bool:
         """Whether its logits depend on the tokens before."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether its text must be of a grammar."""
+        return bool(self.json_schema or self.regex or self.ebnf)
 
 
 NO_DEFAULTS = SamplingParams()
@@ -105,9 +118,21 @@ def parse_sampling_params(parameters: str, defaults: SamplingParams = NO_DEFAULT
         stream=switch("stream"),
         add_special_tokens=switch("add_special_tokens"),
         include_stop_str_in_output=switch("include_stop_str_in_output"),
+        **{name: text(name, given[name]) for name in GRAMMARS if name in given},
     )
+    _check_together(params)
+    return params
+
+
+def _check_together(params: SamplingParams) -> None:
     if params.max_tokens and params.min_tokens > params.max_tokens:
         raise RequestError(
             f"parameter 'min_tokens' must be at most 'max_tokens', {params.max_tokens}, not {params.min_tokens}"
         )
-    return params
+    grammars = [name for name in GRAMMARS if getattr(params, name)]
+    if len(grammars) > 1:
+        raise RequestError(f"parameters '{grammars[0]}' and '{grammars[1]}' exclude each other")
+    # Where its text is complete, a grammar allows the end alone.
+    for name, given in (("ignore_eos", params.ignore_eos), ("min_tokens", params.min_tokens)):
+        if grammars and given:
+            raise RequestError(f"parameters '{grammars[0]}' and '{name}' exclude each other")

@@ -122,7 +122,7 @@ class Scheduler:
         return schedule
 
     def _schedule_step(self, schedule: Schedule) -> None:
-        schedule.stepped = list(self.running)
+        schedule.stepped = [sequence for sequence in self.running if not sequence.waits_for_mask]
         if not schedule.stepped:
             return
         self._steps += 1

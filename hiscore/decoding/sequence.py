@@ -4,7 +4,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Protocol
 
 from hiscore.arrays import Int32
 from hiscore.decoding.sampling_params import SamplingParams
@@ -32,6 +32,13 @@ class Status(Enum):
     """Holds nothing any more."""
 
 
+class Grammar(Protocol):
+    """What a sequence may go on with: `hiscore.decoding.grammar.Grammar`."""
+
+    def mask(self) -> Int32: ...
+    def advance(self, token: int) -> Int32: ...
+
+
 @dataclass(frozen=True)
 class DecodeCall:
     """A validated call.
@@ -42,6 +49,8 @@ class DecodeCall:
         deadline: When it must have ended, in seconds of the monotonic clock.
         start_by: When it must have left the queue, on the same clock.
         arrived: When it came, on the same clock.
+        grammar: Of its text; None: any text.
+        mask: The grammar's first.
     """
 
     prompt: Int32
@@ -49,6 +58,8 @@ class DecodeCall:
     deadline: float
     start_by: float = math.inf
     arrived: float = field(default_factory=time.monotonic)
+    grammar: Grammar | None = None
+    mask: Int32 | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,7 @@ class Sequence:
         steps_run: Steps since it started or was resumed.
         has_left_queue: Its prefill has begun; for `hiscore.decoding.times`, as the next.
         output_ids: Sampled tokens that have been read.
+        mask: Tokens that its grammar allows next; None while that is not known.
         is_counted: Its tokens are counted on the device, for penalties.
         cached_tokens: Prompt tokens that were found in the prefix cache.
         last_token_at: When its last token was read, on the monotonic clock; 0 before the first.
@@ -126,8 +138,17 @@ class Sequence:
     has_left_queue: bool = False
     last_token_at: float = 0.0
     output_ids: list[int] = field(default_factory=list)
+    mask: Int32 | None = None
     is_counted: bool = False
     cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.mask = self.call.mask
+
+    @property
+    def waits_for_mask(self) -> bool:
+        """Whether it must sit out a step: see `hiscore.decoding.masks`."""
+        return self.call.grammar is not None and self.mask is None
 
     @property
     def prompt_left(self) -> int:

@@ -1,9 +1,12 @@
 """What callers of `decode` can ask for, through a real tritonserver: one response, usage, penalties and so on."""
 
 import json
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hiscore.launcher import Server
 from tests.server.conftest import StartServer
 from tests.server.generation import over_grpc, whole
+from tests.server.wire import Refused
 from tests.support.tiny_models import CONTEXT, VOCABULARY
 
 pytestmark = pytest.mark.server
@@ -117,3 +121,59 @@ def test_without_logprobs_their_outputs_are_empty_over_grpc(decode: Server) -> N
     (answer,) = answers
     assert answer.as_numpy("output_logprobs").shape == (0,)
     assert answer.as_numpy("top_token_ids").shape == answer.as_numpy("top_logprobs").shape == (0, 0)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "fruit": {"enum": ["apple", "pear"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["fruit", "count"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def test_structured_output_is_of_its_schema_beside_other_calls(decode: Server) -> None:
+    drawn: dict[str, Any] = {"max_tokens": 400, "temperature": 1.0}
+
+    def call(seed: int) -> Any:
+        if seed % 2:
+            return whole(decode, {"input_ids": PROMPT}, seed=seed, **{**drawn, "max_tokens": 40}, **FREE)
+        return whole(decode, {"input_ids": PROMPT}, seed=seed, json_schema=json.dumps(SCHEMA), **drawn)
+
+    alone = [call(seed) for seed in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(call, range(6)))
+    assert together == alone
+    for answer in together[::2]:
+        assert answer["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(answer["text_output"]), SCHEMA)
+    # The control: the same model says other things without it.
+    with pytest.raises(ValueError, match="Expecting value"):
+        json.loads(together[1]["text_output"])
+
+
+def test_a_regex_and_an_ebnf_over_a_stream(decode: Server) -> None:
+    options: dict[str, Any] = {"max_tokens": 100, "temperature": 1.0, "seed": 1}
+    assert re.fullmatch(
+        "(yes|no)!", over_grpc(decode, {"input_ids": PROMPT}, regex="(yes|no)!", **options).text
+    )
+    ebnf = 'root ::= "a" ("b" | "cd")+ "!"'
+    assert re.fullmatch("a(b|cd)+!", over_grpc(decode, {"input_ids": PROMPT}, ebnf=ebnf, **options).text)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"json_schema": '{"type": "thing"}'}, "parameter 'json_schema': .*thing"),
+        ({"regex": "(a"}, "parameter 'regex': "),
+        ({"ebnf": "root ::= missing"}, "parameter 'ebnf': "),
+        ({"regex": "a", "json_schema": "{}"}, "exclude each other"),
+        ({"regex": 5}, "'regex' must be a non-empty string, not 5"),
+    ],
+)
+def test_a_bad_grammar_is_its_own_error(decode: Server, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(Refused, match=says) as refused:
+        over_grpc(decode, {"input_ids": PROMPT}, **given)
+    assert refused.value.code == "INVALID_ARGUMENT"

@@ -24,6 +24,19 @@ class LogitBias:
 
 
 @dataclass(frozen=True)
+class Masks:
+    """Which tokens the P rows with a grammar may have.
+
+    Attributes:
+        rows: int64 [P], of the batch.
+        bits: int32 [P, words]: a bit for each id, the lowest first; an id beyond them is not allowed.
+    """
+
+    rows: Int64
+    bits: Int32
+
+
+@dataclass(frozen=True)
 class History:
     """Tokens of a sequence that the device has not counted.
 
@@ -70,6 +83,7 @@ class SamplingBatch:
         bias: None without any.
         penalties: None without any.
         logprobs: int32 [R]: alternatives to report with a token's log-probability; -1: nothing; None: for no row.
+        masks: None without any.
     """
 
     temperature: Float32
@@ -80,12 +94,15 @@ class SamplingBatch:
     bias: LogitBias | None = None
     penalties: Penalties | None = None
     logprobs: Int32 | None = None
+    masks: Masks | None = None
 
     @property
     def is_greedy(self) -> bool:
         """Whether every row takes its model's likeliest token, and reports nothing else."""
-        drawn = self.temperature.any() or self.bias is not None or self.penalties is not None
-        return not drawn and not len(self.logprob_rows)
+        changes = (self.bias, self.penalties, self.masks)
+        return not (
+            self.temperature.any() or any(each is not None for each in changes) or len(self.logprob_rows)
+        )
 
     @cached_property
     def logprob_rows(self) -> Int64:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.decoding.worker.sampler import sample_batch
-from hiscore.decoding.worker.sampling_batch import LogitBias, SamplingBatch
-from hiscore.decoding.worker.token_counts import TokenCounts
+from hiscore.decoding.worker.sampling_batch import LogitBias, Masks, SamplingBatch
+from hiscore.decoding.worker.token_counts import ROWS_AT_ONCE, TokenCounts
 from hiscore.decoding.worker.token_logprobs import pack_logprobs
 from hiscore.device import upload
 
@@ -43,6 +43,8 @@ class TokenSampler:
             add_bias(logits, sampling.bias)
         if sampling.penalties is not None:
             self._counts.penalise(logits, sampling.penalties, seq_indices)
+        if sampling.masks is not None:
+            apply_masks(logits, sampling.masks)
         ids = sample_batch(logits, sampling)
         if sampling.penalties is not None:
             self._counts.count(ids, sampling.penalties, seq_indices)
@@ -58,3 +60,19 @@ def add_bias(logits: Tensor, bias: LogitBias) -> None:
     # No place is named twice, so adding is one gather and one scatter, in no particular order.
     values = logits[places[0], places[1]] + upload(bias.values[known], logits.device)
     logits[places[0], places[1]] = values
+
+
+def apply_masks(logits: Tensor, masks: Masks) -> None:
+    """Leave rows only what their masks allow, in place."""
+    rows, bits = upload(masks.rows, logits.device), upload(masks.bits, logits.device)
+    places = torch.arange(32, dtype=torch.int32, device=logits.device)
+    vocabulary = logits.shape[-1]
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        part = rows[first : first + ROWS_AT_ONCE]
+        allowed = (
+            (bits[first : first + ROWS_AT_ONCE, :, None] >> places & 1).bool().flatten(1)[:, :vocabulary]
+        )
+        own = logits.index_select(0, part)
+        own[:, allowed.shape[1] :] = -torch.inf
+        own[:, : allowed.shape[1]].masked_fill_(~allowed, -torch.inf)
+        logits.index_copy_(0, part, own)

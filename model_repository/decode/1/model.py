@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hiscore.decoding.engine import DecodeEngine
+from hiscore.decoding.grammar import GrammarCompiler
 from hiscore.decoding.request import DecodeRequest, PromptReader, RequestIntake
 from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.decoding.stats import COUNTERS, GAUGES, MetricsFeed, descriptions
@@ -45,9 +46,9 @@ class TritonPythonModel:
         on_cpu = args["model_instance_kind"] == "CPU"
         self.site = Site.in_server(server_directory(args), args["model_name"])
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
-        prompts = PromptReader(
-            read_facts(checkpoint, settings.max_context), tokenizer, settings.max_text_bytes
-        )
+        facts, eos_ids = read_facts(checkpoint, settings.max_context), read_eos_ids(checkpoint)
+        grammars = GrammarCompiler(tokenizer.backend, facts.vocab_size, eos_ids) if tokenizer else None
+        prompts = PromptReader(facts, tokenizer, settings.max_text_bytes, grammars)
         device = "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}"
         labels = {"model": args["model_name"], "version": args["model_version"], "device": device}
         self.counters = Counters(descriptions(COUNTERS), labels)
@@ -64,7 +65,7 @@ class TritonPythonModel:
         self.engine = DecodeEngine(
             worker,
             DetokenizerFactory(tokenizer.backend).new if tokenizer else None,
-            read_eos_ids(checkpoint),
+            eos_ids,
             settings.max_queue,
             emit=self.sender.put,
             on_failure=end_if_device_is_lost,

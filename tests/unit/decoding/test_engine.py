@@ -669,3 +669,61 @@ def test_control_a_broken_worker_is_found(broken: type[HashWorker]) -> None:
         callers.wait(lambda: len(callers.ends) == len(calls))
         for name, wanted in calls.items():
             assert_as_alone(callers, name, wanted)
+
+
+class GatedGrammar:
+    """Its masks are there only when the gate is open."""
+
+    def __init__(self, gate: threading.Event, fails_at: int = 10**9) -> None:
+        self.gate, self.fails_at, self.tokens = gate, fails_at, []  # type: ignore[var-annotated]
+
+    def mask(self) -> Any:
+        return np.full(2, -1, np.int32)
+
+    def advance(self, token: int) -> Any:
+        assert self.gate.wait(20)
+        self.tokens.append(token)
+        if len(self.tokens) == self.fails_at:
+            raise RequestError("the grammar is too complex")
+        return self.mask()
+
+
+def constrained(grammar: GatedGrammar, max_tokens: int = 12) -> DecodeCall:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return DecodeCall(np.array([5, 6], np.int32), params, math.inf, grammar=grammar, mask=grammar.mask())
+
+
+def test_a_sequence_waits_for_its_mask_and_others_do_not() -> None:
+    worker, callers, gate = HashWorker(), Callers(), threading.Event()
+    masked: list[tuple[int, int]] = []
+    worker.on_step = lambda rows: masked.append(
+        (len(rows.seq_indices), 0 if rows.sampling.masks is None else len(rows.sampling.masks.rows))
+    )
+    grammar = GatedGrammar(gate)
+    call, free = constrained(grammar), DecodeCall(np.array([9], np.int32), FREE, math.inf)
+    with running(worker, callers) as engine:
+        engine.submit(call, slow := Caller(0))
+        callers.wait(lambda: len(callers.tokens.get(slow, [])) == 1)
+        engine.submit(free, fast := Caller(1))
+        callers.wait(lambda: fast in callers.ends)
+        assert callers.tokens[slow] == alone(call)[0][:1], "it goes on without its mask"
+        gate.set()
+        callers.wait(lambda: slow in callers.ends)
+    assert callers.tokens[slow] == alone(call)[0] == [*grammar.tokens, callers.tokens[slow][-1]]
+    assert callers.tokens[fast] == alone(free)[0]
+    assert sum(rows for _, rows in masked) == 11, "one mask for each token after the first"
+
+
+def test_a_grammar_that_fails_ends_its_own_sequence() -> None:
+    worker, callers, gate = HashWorker(), Callers(), threading.Event()
+    gate.set()
+    with running(worker, callers) as engine:
+        engine.submit(constrained(GatedGrammar(gate, fails_at=3)), bad := Caller(0))
+        engine.submit(constrained(GatedGrammar(gate)), good := Caller(1))
+        callers.wait(lambda: len(callers.ends) == 2)
+    assert len(callers.tokens[bad]) == 3
+    assert isinstance(callers.ends[bad], RequestError)
+    assert callers.ends[good] == "length"
+
+
+FREE = SamplingParams(max_tokens=30, ignore_eos=True)

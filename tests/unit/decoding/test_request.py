@@ -89,6 +89,9 @@ class SlowReader:
     def __init__(self) -> None:
         self.gate, self.reached = threading.Event(), threading.Event()
 
+    def compile(self, params: SamplingParams) -> None:
+        return None
+
     def read(self, ids: Any, text: str, params: SamplingParams) -> Any:
         if len(text) > request_module.LARGE_CHARACTERS:
             self.reached.set()

@@ -40,6 +40,9 @@ def test_every_parameter_is_read() -> None:
         "add_special_tokens": False,
         "include_stop_str_in_output": True,
     }
+    grammars = {"json_schema": "{}", "regex": "a", "ebnf": 'root ::= "a"'}
+    for name, grammar in grammars.items():
+        assert getattr(parse_sampling_params(json.dumps({name: grammar})), name) == grammar
     biases = {"logit_bias": '{"17": -100, "0": 1.5}'}
     assert parse_sampling_params(json.dumps(given | more | biases)) == SamplingParams(
         7,
@@ -54,7 +57,7 @@ def test_every_parameter_is_read() -> None:
         logit_bias=((17, -100.0), (0, 1.5)),
         **more,
     )
-    assert set(given | more | biases) == {field.name for field in fields(SamplingParams)}
+    assert set(given | more | biases | grammars) == {field.name for field in fields(SamplingParams)}
 
 
 def test_whole_numbers_are_taken_where_fractions_are_meant() -> None:
@@ -148,6 +151,13 @@ def test_without_a_seed_each_request_gets_its_own() -> None:
             {"include_stop_str_in_output": None},
             "'include_stop_str_in_output' must be true or false, not None",
         ),
+        ({"json_schema": {}}, "'json_schema' must be a non-empty string, not {}"),
+        ({"regex": ""}, "'regex' must be a non-empty string, not ''"),
+        ({"ebnf": 5}, "'ebnf' must be a non-empty string, not 5"),
+        ({"regex": "a" * 65_537}, "'regex' holds 65537 characters: at most 65536"),
+        ({"regex": "a", "ebnf": "b"}, "parameters 'regex' and 'ebnf' exclude each other"),
+        ({"regex": "a", "ignore_eos": True}, "parameters 'regex' and 'ignore_eos' exclude each other"),
+        ({"json_schema": "{}", "min_tokens": 1}, "parameters 'json_schema' and 'min_tokens' exclude"),
         ({"stop_token_ids": "[1.0]"}, "'stop_token_ids' holds 1.0: not a token id"),
         ({"stop_token_ids": "[true]"}, "'stop_token_ids' holds True: not a token id"),
         ({"stop_token_ids": "[-1]"}, "'stop_token_ids' holds -1: not a token id"),
