@@ -25,6 +25,7 @@ from hiscore.serving.alarm import Alarm
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
 from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.launched_batch import CompletedBatch, FailedBatch, LaunchedBatch
+from hiscore.serving.one_at_a_time import OneAtATime
 from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.totals import Totals
 from hiscore.serving.waiting import WaitingRequests
@@ -43,7 +44,8 @@ class Batcher(Generic[Job]):
         self._pace = LaunchPace()
         self._closing = False
         self._changed = threading.Condition()  # guards all of the above
-        self._launching = threading.Lock()  # keeps launches in the order in which batches were formed
+        # Keeps launches in the order in which batches were formed.
+        self._launch_ready = OneAtATime(self._launch_due)
         self._launched: SimpleQueue[tuple[list[QueuedRequest[Job]], LaunchedBatch] | None] = SimpleQueue()
         loops = [self._answer_all] if model.async_launch else [self._answer_all, self._launch_all]
         self._threads = [
@@ -94,7 +96,7 @@ class Batcher(Generic[Job]):
             self._in_flight = 1
             self.totals.queue_wait.observe(0.0)
         begin = time.monotonic()
-        with self._launching:
+        with self._launch_ready.lock:
             batch = self._try_launch([job], price)
         answers, completed = self._await(batch, 1)
         if not isinstance(answers[0], RequestError):
@@ -132,13 +134,12 @@ class Batcher(Generic[Job]):
         is_due = self._alarm is None or self._pace.due() <= time.monotonic()
         return is_due and self._in_flight < self._limits.max_in_flight
 
-    def _launch_ready(self) -> None:
-        """Launch batches as long as there is room and work."""
-        with self._launching:
-            while batch := self._next_batch():
-                parts, cost = batch
-                jobs = [job for _, job in parts]
-                self._launched.put(([request for request, _ in parts], self._try_launch(jobs, cost)))
+    def _launch_due(self) -> None:
+        """Launch batches as long as it is time and there is work."""
+        while batch := self._next_batch():
+            parts, cost = batch
+            jobs = [job for _, job in parts]
+            self._launched.put(([request for request, _ in parts], self._try_launch(jobs, cost)))
 
     def _try_launch(self, jobs: list[Job], cost: int) -> LaunchedBatch:
         begin = time.monotonic()

@@ -8,23 +8,26 @@ is the sum of the calls' own service times over time. The arms take the same arr
 order, the same with the next batch launched as soon as there is anything, and first come, first served.
 """
 
+import gc
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hiscore.arrays import Float64
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.scorer import Scorer
+from hiscore.scoring.scorer import BatchStats, Scorer
 from hiscore.serving import batcher as batcher_module
 from hiscore.serving import waiting
 from hiscore.serving.batched_model import BatchLimits
@@ -83,14 +86,49 @@ ARMS: dict[str, tuple[type[QueueOrder[Any]], type[LaunchPace]]] = {
 }
 
 
-def new_batcher(scorer: Scorer, limits: BatchLimits, arm: str = "queue order") -> Batcher[ScoreRequest]:
+@dataclass
+class Arm:
+    """What an arm did in its windows.
+
+    Attributes:
+        took: Seconds of each call, by window.
+        forwards: Of the device.
+        tokens: Computed by them.
+        launch_s: Spent by the host in launches.
+        answer_s: And in answers.
+    """
+
+    took: list[Float64] = field(default_factory=list)
+    forwards: int = 0
+    tokens: int = 0
+    launch_s: float = 0.0
+    answer_s: float = 0.0
+
+    def count(self, stats: BatchStats | None) -> None:
+        """A batch has been answered."""
+        if stats:
+            self.forwards += stats.forwards
+            self.tokens += stats.tokens
+
+
+@contextmanager
+def serving(
+    scorer: Scorer, limits: BatchLimits, arm: Arm, name: str = "queue order"
+) -> Iterator[Batcher[ScoreRequest]]:
     """The scorer's batcher, with the order and the pace of an arm."""
-    order, pace = ARMS[arm]
+    order, pace = ARMS[name]
     with (
         mock.patch.object(waiting, "QueueOrder", order),
         mock.patch.object(batcher_module, "LaunchPace", pace),
     ):
-        return Batcher(BatchedScorer(scorer, lambda _: None), limits)
+        batcher = Batcher(BatchedScorer(scorer, arm.count), limits)
+    gc.collect()
+    gc.freeze()  # as the model does after its start
+    yield batcher
+    batcher.close()
+    gc.unfreeze()
+    arm.launch_s += batcher.totals.launch_seconds
+    arm.answer_s += batcher.totals.answer_seconds
 
 
 class Timed:
@@ -157,31 +195,23 @@ def send(batcher: Batcher[ScoreRequest], calls: Sequence[ScoreRequest], arrivals
 
 def own_times(scorer: Scorer, plan: Plan, limits: BatchLimits, rng: np.random.Generator) -> dict[int, float]:
     """The median of what a call of each size takes alone, in seconds."""
-    batcher = new_batcher(scorer, limits)
-    took = {
-        size: float(
-            np.median(
-                [
-                    send(batcher, [fresh_call(rng, size, plan.vocabulary)], np.zeros(1))[0]
-                    for _ in range(plan.alone)
-                ]
-            )
-        )
-        for size in plan.sizes
-    }
-    batcher.close()
-    return took
+
+    def alone(size: int) -> float:
+        return float(send(batcher, [fresh_call(rng, size, plan.vocabulary)], np.zeros(1))[0])
+
+    with serving(scorer, limits, Arm()) as batcher:
+        return {size: float(np.median([alone(size) for _ in range(plan.alone)])) for size in plan.sizes}
 
 
 def measure(scorer: Scorer, plan: Plan, load: float, seconds: float, rounds: int) -> dict[str, Any]:
-    """Both arms on the same arrivals, in turns."""
+    """All arms on the same arrivals, in turns."""
     rng = np.random.default_rng(0)
     limits = BatchLimits(plan.budget, 100_000)
     own = own_times(scorer, plan, limits, rng)
     weights = 1 / np.array(plan.sizes)
     weights /= weights.sum()
     mean = float(np.dot(weights, [own[size] for size in plan.sizes]))
-    took: dict[str, list[Float64]] = {arm: [] for arm in ARMS}
+    arms = {name: Arm() for name in ARMS}
     drawn = []
     for _ in range(rounds):
         count = max(8, int(seconds * load / mean))
@@ -189,32 +219,34 @@ def measure(scorer: Scorer, plan: Plan, load: float, seconds: float, rounds: int
         arrivals = np.cumsum(rng.exponential(mean / load, count))
         calls = [fresh_call(rng, int(size), plan.vocabulary) for size in sizes]
         drawn.append(sizes)
-        for name, results in took.items():
-            batcher = new_batcher(scorer, limits, name)
-            results.append(send(batcher, calls, arrivals))
-            batcher.close()
+        for name, arm in arms.items():
+            with serving(scorer, limits, arm, name) as batcher:
+                arm.took.append(send(batcher, calls, arrivals))
     sizes = np.concatenate(drawn)
-    alone = np.array([own[int(size)] for size in sizes])
-    arms = {}
-    for name, results in took.items():
-        times = np.concatenate(results)
-        arms[name] = {
-            "short, p99 in own service times": float(
-                np.percentile((times / alone)[sizes <= SHORT], PERCENTILE)
-            ),
-            "p50 and p99 in ms by size": {
-                str(size): [float(1e3 * np.percentile(times[sizes == size], p)) for p in (50, PERCENTILE)]
-                for size in plan.sizes
-                if (sizes == size).any()
-            },
-        }
-        if (sizes >= LONG).any():
-            arms[name]["long, p99 in ms"] = float(1e3 * np.percentile(times[sizes >= LONG], PERCENTILE))
     return {
         "load": load,
         "calls": len(sizes),
-        "own ms": {str(s): 1e3 * t for s, t in own.items()},
-        "arms": arms,
+        "own ms": {str(size): 1e3 * each for size, each in own.items()},
+        "arms": {name: summary(arm, sizes, own) for name, arm in arms.items()},
+    }
+
+
+def summary(arm: Arm, sizes: npt.NDArray[np.int64], own: dict[int, float]) -> dict[str, Any]:
+    """The percentiles of an arm, and what its host and device did."""
+    took = np.concatenate(arm.took)
+    ratio = took / np.array([own[int(size)] for size in sizes])
+    return {
+        "short, p99 in own service times": float(np.percentile(ratio[sizes <= SHORT], PERCENTILE)),
+        "long, p99 in ms": float(1e3 * np.percentile(took[sizes >= LONG], PERCENTILE))
+        if (sizes >= LONG).any()
+        else None,
+        "p50 and p99 in ms by size": {
+            str(size): [float(1e3 * np.percentile(took[sizes == size], p)) for p in (50, PERCENTILE)]
+            for size in sorted(set(sizes.tolist()))
+        },
+        "tokens of a forward": arm.tokens / arm.forwards,
+        "ms of a launch": 1e3 * arm.launch_s / arm.forwards,
+        "ms of a call's answer": 1e3 * arm.answer_s / len(sizes),
     }
 
 
