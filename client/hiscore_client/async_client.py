@@ -11,7 +11,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 
 from hiscore_client import tls
 from hiscore_client.chunking import ChunkLimits
-from hiscore_client.config import LoadBalancing, make_config
+from hiscore_client.config import Headers, LoadBalancing, make_config
 from hiscore_client.deadline import Deadline
 from hiscore_client.errors import Cancelled, with_request_id
 from hiscore_client.generated import Chunk
@@ -40,7 +40,7 @@ class AsyncScoreClient:
         retry: RetryPolicy | None = None,
         max_in_flight: int = 4,
         credentials: grpc.ChannelCredentials | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         load_balancing: LoadBalancing = "pick_first",
     ) -> None:
         self._config = make_config(url, limits, retry, max_in_flight, headers, load_balancing)

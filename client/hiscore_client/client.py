@@ -12,7 +12,7 @@ from tritonclient.grpc import InferenceServerClient
 from hiscore_client import tls
 from hiscore_client.chunk_threads import ChunkThreads, closed_as_cancelled
 from hiscore_client.chunking import ChunkLimits
-from hiscore_client.config import LoadBalancing, make_config
+from hiscore_client.config import Headers, LoadBalancing, make_config
 from hiscore_client.deadline import Deadline
 from hiscore_client.errors import Cancelled, with_request_id
 from hiscore_client.generated import Chunk
@@ -39,7 +39,7 @@ class ScoreClient:
         max_in_flight: Concurrent requests of one call that is split.
         credentials: For TLS, from ``grpc.ssl_channel_credentials()``; None: as the environment says, see
             `hiscore_client.tls`.
-        headers: gRPC metadata sent with every scoring and generation request.
+        headers: gRPC metadata sent with every scoring and generation request; a function is asked for each.
         load_balancing: If the url's name has several addresses, ``pick_first`` uses the first that answers;
             ``round_robin`` connects to all and sends each request to the next.
 
@@ -55,7 +55,7 @@ class ScoreClient:
         retry: RetryPolicy | None = None,
         max_in_flight: int = 4,
         credentials: grpc.ChannelCredentials | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         load_balancing: LoadBalancing = "pick_first",
     ) -> None:
         self._config = make_config(url, limits, retry, max_in_flight, headers, load_balancing)

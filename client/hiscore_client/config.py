@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -19,6 +19,8 @@ MAX_RECONNECT_BACKOFF_MS = 2_000
 
 # If the url's name resolves to several addresses: use the first that answers, or each in turn.
 LoadBalancing: TypeAlias = Literal["pick_first", "round_robin"]
+# gRPC metadata of every request, or what gives that of the next one.
+Headers: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class ClientConfig:
     limits: ChunkLimits
     retry: RetryPolicy
     max_in_flight: int
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Headers = field(default_factory=dict)
     load_balancing: LoadBalancing = "pick_first"
     tls_name: str = ""
 
@@ -47,6 +49,10 @@ class ClientConfig:
         known = get_args(LoadBalancing)
         if self.load_balancing not in known:
             raise InvalidRequest(f"'load_balancing' is '{self.load_balancing}': known are {', '.join(known)}")
+
+    def metadata(self) -> dict[str, str]:
+        """gRPC metadata of the next request."""
+        return dict(self.headers() if callable(self.headers) else self.headers)
 
     def channel_args(self) -> list[tuple[str, Any]]:
         """All of gRPC's channel options: passing tritonclient any drops all of its defaults."""
@@ -68,7 +74,7 @@ def make_config(
     limits: ChunkLimits | None,
     retry: RetryPolicy | None,
     max_in_flight: int,
-    headers: Mapping[str, str] | None,
+    headers: Headers | None,
     load_balancing: LoadBalancing = "pick_first",
 ) -> ClientConfig:
     """Fill in defaults. See `ScoreClient` for the arguments.
@@ -86,7 +92,7 @@ def make_config(
         limits=limits or ChunkLimits(),
         retry=retry or RetryPolicy(),
         max_in_flight=max_in_flight,
-        headers=dict(headers or {}),
+        headers=headers if callable(headers) else dict(headers or {}),
         load_balancing=load_balancing,
         tls_name=os.environ.get("HISCORE_TLS_NAME", ""),
     )

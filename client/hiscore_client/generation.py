@@ -119,7 +119,7 @@ class Generation:
 
         def open_stream(remaining: float) -> Rpc:
             timeout = None if math.isinf(remaining) else remaining
-            request, metadata = self._request(timeout), tuple(self.config.headers.items())
+            request, metadata = self._request(timeout), tuple(self.config.metadata().items())
             stream_timeout = None if timeout is None else timeout + GRACE_S
             return Rpc("open", {"request": request, "timeout": stream_timeout, "metadata": metadata})
 

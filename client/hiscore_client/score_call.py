@@ -57,7 +57,7 @@ class ScoreCall:
             "request_id": self.request_id if len(self.chunks) == 1 else f"{self.request_id}/{index}",
             "priority": self.options.priority,
             "parameters": self.options.parameters(chunk),
-            "headers": self.config.headers or None,
+            "headers": self.config.metadata() or None,
         }
 
         def infer(remaining: float) -> Rpc:

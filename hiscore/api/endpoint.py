@@ -20,6 +20,7 @@ from hiscore.api.body import decode, read_body
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, ErrorShape, openai_error
 from hiscore.api.events import DONE, HEADERS, EventStream, encoded, event
 from hiscore.api.metrics import Metrics
+from hiscore.api.trace import follow
 from hiscore.settings import CANARY_ID, ApiSettings
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Endpoint:
         started = time.perf_counter()
         headers = Headers(scope=scope)
         request_id = own_or_new_id(headers)
+        follow(headers)
         self._metrics.started(self.route)
         status = CLIENT_CLOSED
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hiscore.api import trace
 from hiscore.api.errors import ApiError, from_models
 from hiscore_client import AsyncScoreClient, Chunk, HiscoreError, RetryPolicy, ScoreResult
 
@@ -24,7 +25,9 @@ class Models:
 
     def __init__(self, address: str, served: Sequence[str], timeout_s: float) -> None:
         # A full server should say so at once: the caller knows better than we how long to try again.
-        self._client = AsyncScoreClient(address, retry=RetryPolicy(attempts=1), load_balancing="round_robin")
+        self._client = AsyncScoreClient(
+            address, retry=RetryPolicy(attempts=1), headers=trace.metadata, load_balancing="round_robin"
+        )
         self._served, self._timeout_s = served, timeout_s
 
     async def score_text(self, query: str, items: Sequence[str], **options: Any) -> ScoreResult:

@@ -72,7 +72,7 @@ class GrammarCompiler:
         # The tokenizer may know more tokens than the checkpoint has logits.
         self._vocab_size = max(vocab_size, backend.get_vocab_size(with_added_tokens=True))
         self._lock = threading.Lock()
-        self._tokenizer: "LLTokenizer | None" = None
+        self._tokenizer: LLTokenizer | None = None
 
     def compile(self, params: SamplingParams) -> Grammar | None:
         """The grammar of a request; None if it has none.

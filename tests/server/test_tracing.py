@@ -16,11 +16,13 @@ from pydantic import ValidationError
 from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from hiscore_client import InvalidRequest, ScoreClient
+from tests.server.api import api_of, call
 
 pytestmark = pytest.mark.server
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HTTP_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+API_TRACE = "1234567890abcdef1234567890abcdef"
 QUERY, ITEMS, LABELS = "a query that nobody else sees", ["firstitem", "seconditem"], [1, 2]
 SEVERAL_TOKENS = "a label of several tokens"
 
@@ -49,7 +51,7 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
 
 @pytest.fixture(scope="module")
 def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """What a server has exported by its end, of four calls, three of which belong to traces of their callers."""
+    """What a server has exported by its end, of five calls, four of which belong to traces of their callers."""
     log = tmp_path_factory.mktemp("tracing") / "server.log"
     with collector() as (url, got):
         settings = ServeSettings(
@@ -79,6 +81,10 @@ def exported(tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
             )
             with urllib.request.urlopen(request) as response:
                 assert len(json.load(response)["scores"]) == len(ITEMS) * len(LABELS)
+            with api_of(server, log.with_name("api.log"), prompt_labels="a,b") as api:
+                traced = {"traceparent": f"00-{API_TRACE}-{PARENT}-01", "x_request_id": "by-api"}
+                assert call(api, "/v1/score", body, **traced).status == 200
+                assert call(api, "/v1/score", body, x_request_id="by-api-untraced").status == 200
             # On a busy machine Triton 2.51 at times loses spans that end just before it stops.
             with ScoreClient(server.grpc_url, headers=parent) as client:
                 for _ in range(5):
@@ -157,13 +163,23 @@ def test_over_http_it_is_the_same(spans: list[Span]) -> None:
     assert parents["tokenizer"] == parents["scorer"] == names["score"]
 
 
+def test_a_call_of_the_api_is_one_trace_with_that_of_the_models(spans: list[Span]) -> None:
+    mine = of_request(spans, "by-api")
+    assert set(mine) == {"score", "tokenizer", "scorer"}
+    assert {span["traceId"] for span in mine.values()} == {API_TRACE}
+    (root,) = [span for span in spans if span["spanId"] == mine["score"]["parentSpanId"]]
+    assert root["parentSpanId"] == PARENT
+    # The control: without a trace of its caller's, a call has none.
+    assert of_request(spans, "by-api-untraced") == {}
+
+
 def test_a_refused_call_ends_where_it_was_refused(spans: list[Span]) -> None:
     assert set(of_request(spans, "refused")) == {"score", "tokenizer"}
 
 
 def test_control_a_call_that_does_not_ask_for_it_is_not_traced(spans: list[Span]) -> None:
     assert of_request(spans, "other") == {}
-    assert {span["traceId"] for span in spans} == {TRACE, HTTP_TRACE}
+    assert {span["traceId"] for span in spans} == {TRACE, HTTP_TRACE, API_TRACE}
 
 
 def test_no_text_is_exported(exported: bytes) -> None:
