@@ -4,7 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from tritonclient.grpc.aio import InferenceServerClient
@@ -13,6 +13,7 @@ from hiscore_client import tls
 from hiscore_client.chunking import ChunkLimits
 from hiscore_client.config import Headers, LoadBalancing, make_config
 from hiscore_client.deadline import Deadline
+from hiscore_client.decode_parameters import DecodeParameters, to_wire
 from hiscore_client.errors import Cancelled, with_request_id
 from hiscore_client.generated import Chunk
 from hiscore_client.generation import Generation, GenerationOptions, make_generation
@@ -24,6 +25,9 @@ from hiscore_client.sans_io import Rpc, Sleep, run_async
 from hiscore_client.score_call import ScoreCall, ids_call, text_call
 from hiscore_client.score_options import ScoreOptions
 from hiscore_client.tensors import TokenIds
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class AsyncScoreClient:
@@ -111,22 +115,23 @@ class AsyncScoreClient:
         parameters: Mapping[str, bool | int | float | str] | None = None,
         timeout: float | None = None,
         request_id: str | None = None,
+        **more: "Unpack[DecodeParameters]",
     ) -> AsyncGenerator[Chunk, None]:
         """As `ScoreClient.generate`, for ``async for``; cancelling the task cancels its generation."""
         request_id = request_id or uuid.uuid4().hex
-        options = GenerationOptions(
-            max_tokens,
-            temperature,
-            top_k,
-            top_p,
-            seed,
-            ignore_eos,
-            stop,
-            stop_token_ids,
-            sparse,
-            parameters or {},
-        )
         with with_request_id(request_id):
+            options = GenerationOptions(
+                max_tokens,
+                temperature,
+                top_k,
+                top_p,
+                seed,
+                ignore_eos,
+                stop,
+                stop_token_ids,
+                sparse,
+                {**to_wire(more), **(parameters or {})},
+            )
             return self._stream(make_generation(self._config, prompt, options, timeout, request_id))
 
     async def wait_ready(self, timeout: float = 60.0, models: Sequence[str] = ("score",)) -> None:

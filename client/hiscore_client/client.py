@@ -4,7 +4,7 @@ import threading
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from tritonclient.grpc import InferenceServerClient
@@ -14,6 +14,7 @@ from hiscore_client.chunk_threads import ChunkThreads, closed_as_cancelled
 from hiscore_client.chunking import ChunkLimits
 from hiscore_client.config import Headers, LoadBalancing, make_config
 from hiscore_client.deadline import Deadline
+from hiscore_client.decode_parameters import DecodeParameters, to_wire
 from hiscore_client.errors import Cancelled, with_request_id
 from hiscore_client.generated import Chunk
 from hiscore_client.generation import Generation, GenerationOptions, make_generation
@@ -25,6 +26,9 @@ from hiscore_client.sans_io import Rpc, Sleep, run
 from hiscore_client.score_call import ScoreCall, ids_call, text_call
 from hiscore_client.score_options import ScoreOptions
 from hiscore_client.tensors import TokenIds
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ScoreClient:
@@ -158,6 +162,7 @@ class ScoreClient:
         parameters: Mapping[str, bool | int | float | str] | None = None,
         timeout: float | None = None,
         request_id: str | None = None,
+        **more: "Unpack[DecodeParameters]",
     ) -> Generator[Chunk, None, None]:
         """Continue a prompt, streamed chunk by chunk.
 
@@ -177,6 +182,7 @@ class ScoreClient:
             parameters: Others of the server's parameters, by their names.
             timeout: Seconds for the whole stream; None: no limit.
             request_id: Identifies the call in the server's log; by default a new one.
+            more: `DecodeParameters`, by name.
 
         Yields:
             Chunks; only the last has a ``finish_reason``.
@@ -186,19 +192,19 @@ class ScoreClient:
             Overloaded, DeadlineExceeded, Cancelled, ServerFault, ServerUnreachable: From the iterator.
         """
         request_id = request_id or uuid.uuid4().hex
-        options = GenerationOptions(
-            max_tokens,
-            temperature,
-            top_k,
-            top_p,
-            seed,
-            ignore_eos,
-            stop,
-            stop_token_ids,
-            sparse,
-            parameters or {},
-        )
         with with_request_id(request_id):
+            options = GenerationOptions(
+                max_tokens,
+                temperature,
+                top_k,
+                top_p,
+                seed,
+                ignore_eos,
+                stop,
+                stop_token_ids,
+                sparse,
+                {**to_wire(more), **(parameters or {})},
+            )
             return self._stream(make_generation(self._config, prompt, options, timeout, request_id))
 
     def wait_ready(self, timeout: float = 60.0, models: Sequence[str] = ("score",)) -> None:

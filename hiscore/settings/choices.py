@@ -11,12 +11,15 @@ Selector = Literal["dense", "exact", "quest", "dsa"]
 RequestedSelector = Literal["auto", "dense", "exact", "quest", "dsa"]
 # When new keys and values go to the host.
 BackupProtocol = Literal["ring", "deferred", "blocking"]
+# Where `decode` takes defaults of request parameters from.
+GenerationConfig = Literal["none", "checkpoint"]
 WatchdogAction = Literal["restart", "exit"]
 
 __all__ = [
     "BackupProtocol",
     "Device",
     "Dtype",
+    "GenerationConfig",
     "LogFormat",
     "RequestedSelector",
     "Selector",

@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from hiscore.settings.choices import BackupProtocol, Dtype, LogFormat, RequestedSelector
+from hiscore.settings.choices import BackupProtocol, Dtype, GenerationConfig, LogFormat, RequestedSelector
 
 
 class Settings(BaseModel):
@@ -114,6 +114,18 @@ class ScoringSettings(Settings):
         description="prefix cache: keys and values of recent queries, per scorer instance; 0: none. Not set: "
         "1 GiB, at most an eighth of the device's memory. The pool is larger where a call that takes several "
         "forwards needs it ([memory](memory.md))",
+    )
+
+
+class SamplingSettings(Settings):
+    """How `decode` samples where a request does not say."""
+
+    section = "Decoding"
+
+    generation_config: GenerationConfig = Field(
+        default="none",
+        description="defaults of `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty`: `none` is "
+        "greedy, `checkpoint` takes what generation_config.json suggests",
     )
 
 

@@ -13,6 +13,7 @@ from hiscore.settings.groups import (
     LogSettings,
     Precision,
     QueueSettings,
+    SamplingSettings,
     ScoringSettings,
     TextLimit,
 )
@@ -38,7 +39,7 @@ class ScorerSettings(ScoringSettings, Precision, Limits, ModelSettings):
     """Of its device: the launcher has chosen where the setting is not set."""
 
 
-class DecodeSettings(CacheSettings, Precision, TextLimit, ModelSettings):
+class DecodeSettings(CacheSettings, SamplingSettings, Precision, TextLimit, ModelSettings):
     """Settings of the `decode` model."""
 
     selector: Selector

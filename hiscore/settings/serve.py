@@ -16,6 +16,7 @@ from hiscore.settings.groups import (
     LogSettings,
     Precision,
     QueueSettings,
+    SamplingSettings,
     ScoringSettings,
     Settings,
 )
@@ -146,6 +147,7 @@ class ServeSettings(
     FaultHandling,
     Lifecycle,
     TraceSettings,
+    SamplingSettings,
     CacheSettings,
     ScoringSettings,
     Limits,

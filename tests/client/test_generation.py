@@ -140,7 +140,11 @@ def test_every_parameter_reaches_the_server(twin: Twin, server: FaultyServer) ->
         stop=["\n", "ä"],
         stop_token_ids=np.array([5, 6]),
         sparse=False,
-        parameters={"min_p": 0.25, "stream": False, "json_schema": "{}", "logprobs": 2},
+        parameters={"min_p": 0.25, "stream": False},
+        json_schema={"type": "string"},
+        logit_bias={5: -100, 7: 0.5},
+        logprobs=2,
+        regex=None,
         timeout=30,
     )
     found = sent(server)
@@ -157,7 +161,8 @@ def test_every_parameter_reaches_the_server(twin: Twin, server: FaultyServer) ->
         "sparse": False,
         "min_p": 0.25,
         "stream": False,
-        "json_schema": "{}",
+        "json_schema": '{"type": "string"}',
+        "logit_bias": '{"5": -100, "7": 0.5}',
         "logprobs": 2,
     }
     # Triton tells 1 from 1.0: a float must go out as one.
@@ -171,6 +176,8 @@ def test_every_parameter_reaches_the_server(twin: Twin, server: FaultyServer) ->
         ([[1]], {}, "'prompt' must be a flat list of token ids"),
         ([2**31], {}, "'prompt' holds an id beyond 2147483647"),
         ("a", {"max_tokens": "5"}, "'max_tokens' must be a whole number of 64 bits, not '5'"),
+        ("a", {"logit_bias": {1: float("nan")}}, "'logit_bias' must hold what JSON can"),
+        ("a", {"json_schema": {"enum": {1}}}, "'json_schema' must hold what JSON can"),
         ("a", {"seed": 2**63}, "'seed' must be a whole number of 64 bits"),
         ("a", {"top_k": 1.5}, "'top_k' must be a whole number"),
         ("a", {"temperature": float("nan")}, "'temperature' must be a finite number, not nan"),
@@ -448,3 +455,8 @@ def test_a_stream_left_at_its_last_chunk_has_ended_and_is_not_cancelled(
     assert (chunks, error) == (CHUNKS, None)
     eventually(lambda: server.ended_streams == 1)
     assert server.cancelled == 0
+
+
+def test_an_option_that_does_not_exist_is_a_type_error(url: str) -> None:
+    with ScoreClient(url) as client, pytest.raises(TypeError, match="unexpected keyword argument 'min_q'"):
+        client.generate("a", min_q=0.5)  # type: ignore[call-arg]

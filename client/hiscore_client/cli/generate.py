@@ -39,6 +39,32 @@ def generate(
     stop_id: Annotated[
         list[int] | None, typer.Option(help="A token id that ends the text; repeatable")
     ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Sample from tokens with this share of the likeliest's probability")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: tokens of prompt and output become less likely")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Subtracted from the logits of tokens in the output")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Subtracted as often as a token is in the output")
+    ] = None,
+    logit_bias: Annotated[
+        str | None, typer.Option(help='JSON: token ids and what is added to their logits, {"5": -100}')
+    ] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="Tokens before which nothing ends the text")] = None,
+    include_stop: Annotated[bool, typer.Option("--include-stop", help="Print the stop string too")] = False,
+    json_schema: Annotated[str | None, typer.Option(help="The text is JSON of this schema")] = None,
+    regex: Annotated[str | None, typer.Option(help="The text matches this regular expression")] = None,
+    ebnf: Annotated[str | None, typer.Option(help="The text is of this grammar")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Add log-probabilities, with so many alternatives, to the JSON")
+    ] = None,
+    rendered: Annotated[
+        bool, typer.Option("--rendered", help="The prompt has its special tokens, as a chat template gives")
+    ] = False,
     full: Annotated[bool, typer.Option("--full", help="Attend to every token")] = False,
     timeout: Timeout = None,
     in_flight: InFlight = 8,
@@ -63,6 +89,18 @@ def generate(
         "stop_token_ids": stop_id or [],
         "sparse": not full,
         "timeout": timeout,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": logit_bias,
+        "min_tokens": min_tokens,
+        "json_schema": json_schema,
+        "regex": regex,
+        "ebnf": ebnf,
+        "logprobs": logprobs,
+        **({"include_stop_str_in_output": True} if include_stop else {}),
+        **({"add_special_tokens": False} if rendered else {}),
     }
     out, err = Console(), Console(stderr=True)
     as_json = as_json or not out.is_terminal
@@ -119,4 +157,7 @@ def _join(chunks: Iterable[Chunk], request_id: str) -> Completion:
         [token for chunk in every for token in chunk.token_ids],
         every[-1].finish_reason,
         request_id,
+        [value for chunk in every for value in chunk.logprobs] or None,
+        [ids for chunk in every for ids in chunk.top_token_ids] or None,
+        [values for chunk in every for values in chunk.top_logprobs] or None,
     )

@@ -30,12 +30,15 @@ class PromptRecord:
 
 @dataclass(frozen=True)
 class Completion:
-    """All chunks of a generation joined."""
+    """All chunks of a generation joined; log-probabilities if they were asked for."""
 
     text: str
     token_ids: list[int]
     finish_reason: str
     request_id: str
+    logprobs: list[float] | None = None
+    top_token_ids: list[list[int]] | None = None
+    top_logprobs: list[list[float]] | None = None
 
 
 def to_json(answer: Answer[HasIdT, ResultT]) -> str:
@@ -51,7 +54,7 @@ def to_json(answer: Answer[HasIdT, ResultT]) -> str:
         line["usage"] = vars(outcome.usage)
         line["request_id"] = outcome.request_id
     elif isinstance(outcome, Completion):
-        line |= asdict(outcome)
+        line |= {name: value for name, value in asdict(outcome).items() if value is not None}
     return json.dumps(line)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from hiscore.decoding.engine import DecodeEngine
+from hiscore.decoding.generation_config import describe, read_defaults
 from hiscore.decoding.grammar import GrammarCompiler
 from hiscore.decoding.request import DecodeRequest, PromptReader, RequestIntake
-from hiscore.decoding.sampling_params import parse_sampling_params
+from hiscore.decoding.sampling_params import NO_DEFAULTS, parse_sampling_params
 from hiscore.decoding.stats import COUNTERS, GAUGES, MetricsFeed, descriptions
 from hiscore.decoding.times import HISTOGRAMS
 from hiscore.decoding.worker.build import make_worker
@@ -49,6 +50,10 @@ class TritonPythonModel:
         facts, eos_ids = read_facts(checkpoint, settings.max_context), read_eos_ids(checkpoint)
         grammars = GrammarCompiler(tokenizer.backend, facts.vocab_size, eos_ids) if tokenizer else None
         prompts = PromptReader(facts, tokenizer, settings.max_text_bytes, grammars)
+        self.defaults = NO_DEFAULTS
+        if settings.generation_config == "checkpoint":
+            self.defaults = read_defaults(checkpoint)
+            log.info("defaults of requests from generation_config.json: %s", describe(self.defaults))
         device = "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}"
         labels = {"model": args["model_name"], "version": args["model_version"], "device": device}
         self.counters = Counters(descriptions(COUNTERS), labels)
@@ -98,7 +103,7 @@ class TritonPythonModel:
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
 
     def read(self, request: Any) -> DecodeRequest:
-        params = parse_sampling_params(parameters(request))
+        params = parse_sampling_params(parameters(request), self.defaults)
         ids, texts = tensor(request, "input_ids"), tensor(request, "text_input")
         timeout_us = request.timeout()
         now = time.monotonic()

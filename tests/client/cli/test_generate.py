@@ -37,7 +37,18 @@ def test_a_prompt_gives_one_line_of_json(url: str, server: FaultyServer) -> None
 
 def test_options_reach_the_server(url: str, server: FaultyServer) -> None:
     given = "generate q -n 5 --temperature 0.5 --top-k 4 --top-p 0.5 --seed 3 --ignore-eos --stop a --stop b"
-    done = run(*given.split(), "--stop-id", "7", "--full", "--timeout", "30", url=url)
+    more = "--min-p 0.1 --repetition-penalty 1.5 --presence-penalty 1 --frequency-penalty -1 --min-tokens 2"
+    last = [
+        "--logit-bias",
+        '{"5": -100}',
+        "--json-schema",
+        "{}",
+        "--logprobs",
+        "3",
+        "--include-stop",
+        "--rendered",
+    ]
+    done = run(*given.split(), *more.split(), *last, "--stop-id", "7", "--full", "--timeout", "30", url=url)
     assert done.returncode == 0, done.stderr
     parameters = {
         name: getattr(value, value.WhichOneof("parameter_choice"))
@@ -54,6 +65,16 @@ def test_options_reach_the_server(url: str, server: FaultyServer) -> None:
         "stop": '["a", "b"]',
         "stop_token_ids": "[7]",
         "sparse": False,
+        "min_p": 0.1,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 1.0,
+        "frequency_penalty": -1.0,
+        "min_tokens": 2,
+        "logit_bias": '{"5": -100}',
+        "json_schema": "{}",
+        "logprobs": 3,
+        "include_stop_str_in_output": True,
+        "add_special_tokens": False,
     }
 
 
