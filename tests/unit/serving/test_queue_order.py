@@ -3,7 +3,8 @@
 Times are in units of the time that one more token takes. On an H200 with 0.6B parameters that is 1.7 microseconds;
 a forward then has a floor of 600 tokens, and a call spends another 1,200 outside of the device
 (perf/results/h200/README.md). A call's own service time is the sum: what it takes alone. At 80% load calls arrive
-so often that the sum of their own service times is 80% of the time. The device takes one batch after the other.
+so often that the sum of their own service times is 80% of the time. The device takes one batch after the other; the
+next is formed shortly before the last one ends (hiscore/serving/launch_pace.py).
 """
 
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from hiscore.serving.queue_order import FORGET_AFTER, QueueOrder
 
 FLOOR, OUTSIDE = 600, 1_200
+AHEAD = 600
+"""How long before the end of a batch the next one is formed: some 1 ms."""
 BUDGET = 16_384
 ITEM = 64
 
@@ -69,20 +72,21 @@ class FirstCome:
 
 def sojourns(order: QueueOrder[Call] | FirstCome, arrivals: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """How long each call takes from its arrival to its answer."""
-    now, index = 0.0, 0
+    now, end, index = 0.0, 0.0, 0  # of the simulation, and of the last batch
     ends = np.zeros(len(sizes))
     while index < len(sizes) or len(order):
         if not len(order):
             now = max(now, arrivals[index])
+        now = max(now, end - AHEAD)
         while index < len(sizes) and arrivals[index] <= now:
             size = int(sizes[index])
-            order.add(Call(index, size), size, contended=arrivals[index] < now or len(order) > 0)
+            order.add(Call(index, size), size, contended=arrivals[index] < end or len(order) > 0)
             index += 1
         batch = Batch()
         order.fill(batch)
         assert batch.taken, "the device would stand still"
-        now += FLOOR + batch.cost
-        ends[[call.index for call, _ in batch.taken if not call.left]] = now
+        end = max(now, end) + FLOOR + batch.cost
+        ends[[call.index for call, _ in batch.taken if not call.left]] = end
     return ends - arrivals + OUTSIDE
 
 
