@@ -3,9 +3,12 @@
 A tokenizer's decoder looks at more than one token: the first loses a space, and the bytes of a character may be
 spread over several. So a piece is what decoding a window of the newest tokens adds to what was sent of it.
 Text that later tokens could still change is held back: a replacement character at the end, which may be half a
-character, and with byte fallback a run of byte tokens, which decodes to replacement characters throughout if
-any part is invalid.
+character, and with byte fallback the bytes of a character that is not complete. All at once, a run of byte tokens
+decodes to replacement characters throughout if any part is invalid; here the characters before that part stand,
+since they have been sent.
 """
+
+from typing import Literal
 
 from tokenizers import Tokenizer
 
@@ -27,7 +30,12 @@ class DetokenizerFactory:
         }
         names = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
         # Some vocabularies have tokens of these names without byte fallback: they decode to the name itself.
-        self.byte_ids = {byte for byte in names if byte is not None and "<0x" not in self.decode([byte])}
+        self.byte_ids = {
+            token: byte
+            for byte, token in enumerate(names)
+            if token is not None and "<0x" not in self.decode([token])
+        }
+        """The bytes of byte tokens."""
 
     def new(self) -> "IncrementalDetokenizer":
         """A detokenizer for one sequence."""
@@ -51,6 +59,8 @@ class IncrementalDetokenizer:
         self._factory = factory
         self._window: list[int] = []
         self._sent = 0  # characters of the window's text
+        self._bytes: list[int] = []  # tokens that may become a character, behind the window
+        self._broken = False  # the run of byte tokens has an invalid part
 
     def push(self, token: int) -> str:
         """The text that one more token settles: whole characters, often none.
@@ -60,20 +70,54 @@ class IncrementalDetokenizer:
         """
         if self._factory.has_no_text(token):
             return ""
-        self._window.append(token)
         if token in self._factory.byte_ids:
-            return ""
+            return self._push_byte(token)
+        broken = self._give_up_bytes() if self._bytes else ""
+        self._broken = False
+        return broken + self._settle([token])
+
+    def flush(self) -> str:
+        """What is left at the end of the sequence; half a character becomes U+FFFD."""
+        text = self._factory.decode(self._window)[self._sent :] + REPLACEMENT * len(self._bytes)
+        self._window, self._sent, self._bytes, self._broken = [], 0, [], False
+        return text
+
+    def _push_byte(self, token: int) -> str:
+        if self._broken:
+            return REPLACEMENT
+        self._bytes.append(token)
+        state = utf8_state(bytes(self._factory.byte_ids[each] for each in self._bytes))
+        if state == "complete":
+            tokens, self._bytes = self._bytes, []
+            return self._settle(tokens)
+        self._broken = state == "invalid"
+        return self._give_up_bytes() if self._broken else ""
+
+    def _give_up_bytes(self) -> str:
+        """Begin the window anew with bytes that are no character."""
+        self._window, self._bytes = self._bytes, []
+        self._sent = len(self._factory.decode(self._window))
+        return REPLACEMENT * self._sent
+
+    def _settle(self, tokens: list[int]) -> str:
+        self._window += tokens
         text = self._factory.decode(self._window)
         settled = len(text) - text.endswith(REPLACEMENT)
         piece = text[self._sent : settled]
         self._sent = settled
         if len(self._window) > MAX_WINDOW:
-            del self._window[:-KEPT]
+            first = len(self._window) - KEPT
+            while first and 0x80 <= self._factory.byte_ids.get(self._window[first], 0) < 0xC0:
+                first -= 1  # not in the middle of a character
+            del self._window[:first]
             self._sent = len(self._factory.decode(self._window)) - (len(text) - settled)
         return piece
 
-    def flush(self) -> str:
-        """What is left at the end of the sequence; half a character becomes U+FFFD."""
-        text = self._factory.decode(self._window)[self._sent :]
-        self._window, self._sent = [], 0
-        return text
+
+def utf8_state(text: bytes) -> Literal["complete", "partial", "invalid"]:
+    """Whether bytes are whole characters, end within one, or can never become any."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return "partial" if error.reason == "unexpected end of data" else "invalid"
+    return "complete"
