@@ -14,7 +14,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from hiscore.api.auth import Keys
+from hiscore.api.calibration import read_calibration
 from hiscore.api.chat_answer import ChatCompletion
+from hiscore.api.decide import Decider
 from hiscore.api.endpoint import Endpoint, Variant, own_or_new_id
 from hiscore.api.errors import ApiError, cohere_error, nim_error, openai_error, tei_error
 from hiscore.api.logprobs import LogprobsReader
@@ -22,13 +24,14 @@ from hiscore.api.metrics import Metrics
 from hiscore.api.models import Models
 from hiscore.api.openapi import PAGE, describe
 from hiscore.api.relevance import Ranker
-from hiscore.api.routes import chat, completions, nim, pairs, rerank, score, tei
+from hiscore.api.routes import chat, completions, decisions, nim, pairs, rerank, score, systemone, tei
 from hiscore.api.sampling import Sampling
 from hiscore.api.wire import ModelNames
 from hiscore.models.encoders.families import ENCODER_FAMILIES
 from hiscore.models.support import context_limit, is_classifier
 from hiscore.prompts.chat import read_chat_template, read_json
 from hiscore.prompts.conversation import Conversations
+from hiscore.prompts.decisions import DecisionPrompter
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import make_prompts
 from hiscore.settings import ApiProcessSettings
@@ -119,7 +122,24 @@ def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> d
         tei.TeiRerankRequest, list[tei.Rank], partial(tei.rerank, **ranked), tei_error, field="texts"
     )
     nim_ranked = Variant(nim.RankingRequest, nim.RankingResponse, partial(nim.ranking, **ranked), nim_error)
+    decided: dict[str, Any] = {"decider": _decider(settings, models), "names": names}
     return {
+        "/v1/decisions": [
+            Variant(
+                decisions.DecisionsRequest,
+                decisions.DecisionsResponse,
+                partial(decisions.decisions, **decided),
+                unique_keys=True,
+            )
+        ],
+        "/v1/systemone": [
+            Variant(
+                systemone.SystemOneRequest,
+                systemone.SystemOneResponse,
+                partial(systemone.systemone, **decided),
+                unique_keys=True,
+            )
+        ],
         "/v1/score": [scored, paired],
         "/score": [paired],
         "/v1/rerank": [reranked],
@@ -149,12 +169,28 @@ def generating_routes(
     }
 
 
+def _context_length(settings: ApiProcessSettings) -> int:
+    config = read_json(settings.checkpoint / "config.json")
+    return context_limit(config.get("max_position_embeddings", DEFAULT_CONTEXT), settings.max_context)
+
+
+def _decider(settings: ApiProcessSettings, models: Models) -> Decider:
+    checkpoint = settings.checkpoint
+    config = read_json(checkpoint / "config.json")
+    prompter = None
+    if (
+        (checkpoint / "tokenizer.json").is_file()
+        and config.get("model_type") not in ENCODER_FAMILIES
+        and not is_classifier(config.get("architectures"))
+    ):
+        prompter = DecisionPrompter(checkpoint, _context_length(settings))
+    return Decider(models, prompter, read_calibration(settings.calibration), settings.api_max_body_bytes)
+
+
 def _ranker(settings: ApiProcessSettings, models: Models) -> Ranker:
     checkpoint = settings.checkpoint
     config = read_json(checkpoint / "config.json")
-    context_length = context_limit(
-        config.get("max_position_embeddings", DEFAULT_CONTEXT), settings.max_context
-    )
+    context_length = _context_length(settings)
     if not (checkpoint / "tokenizer.json").is_file():
         log.warning("the checkpoint has no tokenizer.json: the API scores token ids alone")
         return Ranker(models, None, context_length)

@@ -2,8 +2,9 @@
 
 import asyncio
 import io
+import json
 import zlib
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import zstandard
@@ -87,6 +88,27 @@ def decode(body: bytes, request_type: type[T]) -> T:
         raise _not_such_a_request(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise bad_request("the body is not valid JSON", code="invalid_json") from None
+    except RecursionError:
+        raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
+
+
+def check_unique_keys(body: bytes) -> None:
+    """Refuse valid JSON in which an object holds a key twice: all but the last would be lost.
+
+    Raises:
+        ApiError: It does.
+    """
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        seen = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise bad_request(f"the key {key[:100]!r} is there twice in one object")
+            seen.add(key)
+
+    try:
+        # Numbers are left as they are: the longest would be refused, and none matters here.
+        json.loads(body, object_pairs_hook=check, parse_int=str, parse_float=str)
     except RecursionError:
         raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
 

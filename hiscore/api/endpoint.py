@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hiscore.api.auth import Keys
-from hiscore.api.body import decode, read_body
+from hiscore.api.body import check_unique_keys, decode, read_body
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, ErrorShape, openai_error
 from hiscore.api.events import DONE, HEADERS, EventStream, encoded, event
 from hiscore.api.metrics import Metrics
@@ -40,6 +40,7 @@ class Variant:
         error_shape: How its errors are written.
         field: The field by which a body is known as this; empty: any other body.
         streams: It may answer with an `EventStream`.
+        unique_keys: Refuse objects that hold a key twice, since keys are names that callers choose.
     """
 
     request: type[Any]
@@ -48,6 +49,7 @@ class Variant:
     error_shape: ErrorShape = openai_error
     field: str = ""
     streams: bool = False
+    unique_keys: bool = False
 
 
 class Endpoint:
@@ -110,7 +112,10 @@ class Endpoint:
             settings = self._settings
             body = await read_body(receive, headers, settings.api_max_body_bytes, settings.api_body_timeout_s)
             variant = self._variant_of(body)
-            work = variant.handle(decode(body, variant.request), request_id)
+            request = decode(body, variant.request)
+            if variant.unique_keys:
+                check_unique_keys(body)
+            work = variant.handle(request, request_id)
             return variant, await unless_gone(receive, work)
         except Exception as error:
             return variant, self._failure(error, request_id)

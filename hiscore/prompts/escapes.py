@@ -7,6 +7,8 @@ from typing import Any
 # Begins an escape. A noncharacter: hardly ever in a text, and escaped itself where it is.
 ESCAPE = "\ufdd0"
 CODES = 0xE000
+GAP = f"{ESCAPE}\uf8ff"
+"""Stands for a text that is put into a rendered template later. No escaped text holds it."""
 # Of tools, messages and JSON schemas: templates ask for them by name.
 KNOWN_KEYS = frozenset(
     [

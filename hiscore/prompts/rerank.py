@@ -151,10 +151,15 @@ def share(prompts: Sequence[list[int]]) -> Prompts:
     """Split off what all prompts begin with; something is left of each."""
     if not prompts:
         return Prompts([], [])
+    common = common_length(prompts)
+    return Prompts(prompts[0][:common], [ids[common:] for ids in prompts])
+
+
+def common_length(prompts: Sequence[list[int]]) -> int:
+    """How many ids all prompts begin with, so that something is left of each."""
     low, high = min(prompts), max(prompts)
     longest = min(map(len, prompts)) - 1
-    common = next((i for i in range(longest) if low[i] != high[i]), max(longest, 0))
-    return Prompts(prompts[0][:common], [ids[common:] for ids in prompts])
+    return next((i for i in range(longest) if low[i] != high[i]), max(longest, 0))
 
 
 def _choose(checkpoint: Path, template: str) -> tuple[RerankFamily, str]:

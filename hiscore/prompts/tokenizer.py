@@ -10,20 +10,31 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from hiscore.prompts.escapes import Escapes
+from hiscore.tokenization.safe_splits import split_rule
+from hiscore.tokenization.token_length import max_bytes_per_token
 
 PIPED = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
+# That may be encoded for one call, where all of a text has to be encoded with every prompt.
+MAX_CHARACTERS = 2**25
+
+
 class ForbiddenToken(ValueError):
     """A caller's text would become a protected token all the same; the message names the token."""
+
+
+class TooMuchText(ValueError):
+    """More text than may be encoded for one call."""
 
 
 class PromptTokenizer:
@@ -57,6 +68,8 @@ class PromptTokenizer:
         ids = {self._tokenizer.token_to_id(each["content"]): each["id"] for each in added}
         self._true_ids = {renamed: true for renamed, true in ids.items() if renamed != true}
         self._forbidden = self._ids_of_protected(state["model"])
+        self._splits = split_rule(self._tokenizer)
+        self.bytes_per_token = max_bytes_per_token(self._tokenizer)
         self.escapes = Escapes(names)
 
     def escape(self, text: str) -> str:
@@ -79,6 +92,38 @@ class PromptTokenizer:
         """
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._checked(encoding.ids) for encoding in encodings]
+
+    def encode_continued(self, head: str, tails: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+        """Encode prompts that begin alike, as `encode` would each whole prompt.
+
+        Args:
+            head: How all of them begin. Where the tokenizer allows, all but its end is encoded only once.
+            tails: How each goes on.
+
+        Returns:
+            The ids that were encoded once, and of each prompt those behind them.
+
+        Raises:
+            ForbiddenToken: As for `encode`.
+            TooMuchText: It is more than `MAX_CHARACTERS`.
+        """
+        revealed = self.escapes.reveal(head)
+        split = self._splits.last(revealed) if self._splits else None
+        size = len(revealed) + len(revealed[split or 0 :]) * len(tails) + sum(map(len, tails))
+        if size > MAX_CHARACTERS:
+            raise TooMuchText(f"{size} characters are to be encoded: at most {MAX_CHARACTERS} in one call")
+        rows = [revealed[split or 0 :] + self.escapes.reveal(tail) for tail in tails]
+        if self._splits is None or split is None:
+            return [], self.encode_texts(rows)
+        once, *ids = self.encode_texts([revealed[:split], *map(self._splits.second, rows)])
+        return once, ids
+
+    @property
+    def beginning(self) -> list[int]:
+        """The special tokens with which the tokenizer begins every text."""
+        encoding = self._plain.encode("a")
+        added = takewhile(lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))
+        return [number for number, _ in added]
 
     def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[list[int]]:
         """Encode pairs of callers' texts, with the special tokens that the tokenizer puts around and between them.

@@ -61,6 +61,11 @@ class ApiSettings(Settings):
         description="the two texts, separated by a comma, whose tokens mean relevant and not relevant. Not set: "
         "the template's own",
     )
+    calibration: Path | None = Field(
+        default=None,
+        description="file of `hiscore calibrate`: temperatures by which answers of `/v1/decisions` and "
+        "`/v1/systemone` are calibrated. Not set: they are as the model gives them",
+    )
 
 
 class ApiProcessSettings(ApiSettings, LogSettings, BaseSettings):

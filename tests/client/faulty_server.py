@@ -4,6 +4,7 @@ Its scores are a checksum of query, item and label: any mix-up of items, labels 
 bytes on the wire by itself and shares no code with the client.
 """
 
+import json
 import struct
 import threading
 import time
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -181,9 +183,17 @@ class FaultyServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             starts = [0] + [end + 1 for end in ends[:-1]]
             query, *items = (repr(ids[start:end]).encode() for start, end in zip(starts, ends, strict=True))
             tokens = len(ids) - len(ends)
-        scores = [[checksum(query, item, label) for label in labels] for item in items]
+        given = (
+            request.parameters["label_counts"].string_param if "label_counts" in request.parameters else ""
+        )
+        counts = json.loads(given or "null") or [len(labels)] * len(items)
+        own = iter(labels)
+        scores = np.zeros((1, len(items), max(counts, default=len(labels))), np.float32)
+        for row, (item, count) in enumerate(zip(items, counts, strict=True)):
+            chosen = islice(own, count) if given else labels
+            scores[0, row, :count] = [checksum(query, item, label) for label in chosen]
         outputs = {
-            "scores": np.array(scores, dtype=np.float32).reshape(1, len(items), len(labels)),
+            "scores": scores,
             "usage": np.array([[tokens, 1]], dtype=np.int32),
         }
         self.change(outputs)

@@ -91,7 +91,8 @@ def test_what_is_no_such_request_is_refused_by_name(client: TestClient, path: st
         status, text = post(client, path, json.dumps({**body, name: value}).encode())
         assert status == 400
         assert f"'{name}' is not a field" in text
-    for wrong in (7, None, True, {}, [[]]):
+    # Any text of System One may be JSON as well.
+    for wrong in () if path == "/v1/systemone" else (7, None, True, {}, [[]]):
         assert post(client, path, json.dumps(with_text(body, lambda text: wrong)).encode())[0] == 400  # noqa: B023
     assert post(client, path, b"{}")[0] == 400
 

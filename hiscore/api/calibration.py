@@ -1,0 +1,33 @@
+"""The file of CALIBRATION, which `hiscore calibrate` writes: a temperature for each type of question."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+Temperatures: TypeAlias = Mapping[str, float]
+"""By the type of question; those that are missing are 1."""
+
+
+class CalibrationFile(msgspec.Struct):
+    """What is read of it; whatever else it holds is for people."""
+
+    temperatures: dict[Literal["predicate", "choice", "score"], Annotated[float, Meta(gt=0)]]
+
+
+def read_calibration(path: Path | None) -> Temperatures:
+    """The temperatures of a file; None: there are none.
+
+    Raises:
+        ValueError: It is no such file.
+        OSError: It cannot be read.
+    """
+    if path is None:
+        return {}
+    try:
+        read = msgspec.json.decode(path.read_bytes(), type=CalibrationFile)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"CALIBRATION '{path}' is no calibration: {error}") from None
+    return {str(kind): temperature for kind, temperature in read.temperatures.items()}

@@ -1,0 +1,208 @@
+"""Answers to questions about a state: distributions over each question's own options, from one scoring call."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hiscore.api.calibration import Temperatures
+from hiscore.api.errors import bad_request
+from hiscore.api.models import Models
+from hiscore.prompts.chat import PromptError
+from hiscore.prompts.decisions import DecisionPrompter, Message, Question
+from hiscore.prompts.tokenizer import ForbiddenToken, TooMuchText
+
+Float64: TypeAlias = npt.NDArray[np.float64]
+MAX_QUESTIONS = 400
+MAX_OPTIONS = 255
+MAX_LEVELS = 10
+MAX_ROTATIONS = 10_000
+"""Prompts of one call whose options are rotated."""
+LEAST_MASS = 1e-30
+"""Below this, probabilities over the whole vocabulary are too few bits of float32 to be compared."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The answer to one question.
+
+    Attributes:
+        probabilities: Of its options; they add up to 1.
+        label_mass: The probability, over the whole vocabulary, that the model answers with one of the labels.
+    """
+
+    probabilities: list[float]
+    label_mass: float
+
+    @property
+    def best(self) -> int:
+        """The likeliest option; of equal ones the first."""
+        return self.probabilities.index(max(self.probabilities))
+
+    @property
+    def expected(self) -> float:
+        """The mean of the options' numbers, from 0."""
+        return sum(index * p for index, p in enumerate(self.probabilities))
+
+    @property
+    def confidence(self) -> float:
+        """How far the likeliest option is above chance: 0 if all are equally likely, 1 if it is certain."""
+        chance = 1 / len(self.probabilities)
+        return min(max((max(self.probabilities) - chance) / (1 - chance), 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The answers of a call, in the order of its questions.
+
+    Attributes:
+        answers: One for each question.
+        prompt_tokens: Of all prompts, what they share counted once.
+        cached_tokens: Of these, those that came from a cache.
+    """
+
+    answers: list[Distribution]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Decider:
+    """Answers questions with a causal LM.
+
+    Args:
+        models: Where prompts are scored.
+        prompter: Makes prompts; None: the model can answer no questions.
+        temperatures: Of calibrated answers.
+        max_characters: Of all questions together once their options are rotated.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        prompter: DecisionPrompter | None,
+        temperatures: Temperatures,
+        max_characters: int,
+    ) -> None:
+        self._models, self._prompter, self._temperatures = models, prompter, temperatures
+        self._max_characters = max_characters
+
+    async def decide(
+        self,
+        state: Sequence[Message],
+        questions: Sequence[Question],
+        request_id: str,
+        rotate: bool = False,
+        calibrated: bool = True,
+    ) -> Decisions:
+        """Answer questions.
+
+        Args:
+            state: What they are about.
+            questions: At least one.
+            request_id: Of the call.
+            rotate: Ask each choice once for every option that can be the first, and average.
+            calibrated: Apply the temperatures.
+
+        Raises:
+            ApiError: The request cannot be served.
+        """
+        if self._prompter is None:
+            raise bad_request("this model answers no questions: a causal LM with a tokenizer is needed")
+        shifts = [self._shifts(question, rotate) for question in questions]
+        if rotate:
+            self._check_rotations(questions, shifts)
+        asked = [
+            question.rotated(shift) for question, own in zip(questions, shifts, strict=True) for shift in own
+        ]
+        try:
+            # Encoding may take a while, and other callers must not wait for it.
+            made = await asyncio.to_thread(self._prompter.ids, state, asked)
+        except (PromptError, ForbiddenToken, TooMuchText) as error:
+            raise bad_request(f"this request cannot become prompts: {error}") from None
+        counts = [len(own) for own in made.label_ids]
+        score = partial(self._models.score_ids, made.prompts.query, request_id=request_id)
+        result = await score(
+            made.prompts.items, [label for own in made.label_ids for label in own], label_counts=counts
+        )
+        scores = result.scores.astype(np.float64)
+        masses = scores.sum(axis=1)
+        if len(faint := np.flatnonzero(masses < LEAST_MASS)):
+            labels = [label for row in faint for label in made.label_ids[row]]
+            again = await score(
+                [made.prompts.items[row] for row in faint],
+                labels,
+                label_counts=[counts[row] for row in faint],
+                apply_softmax=True,
+            )
+            scores[faint] = 0
+            scores[faint, : again.scores.shape[1]] = again.scores
+        answers, row = [], 0
+        for question, own in zip(questions, shifts, strict=True):
+            rows = slice(row, row := row + len(own))
+            temperature = self._temperatures.get(question.kind, 1.0) if calibrated else 1.0
+            answers.append(_average(scores[rows, : len(question.options)], masses[rows], own, temperature))
+        return Decisions(answers, result.usage.prompt_tokens, result.usage.cached_tokens)
+
+    @staticmethod
+    def _shifts(question: Question, rotate: bool) -> range:
+        # The labels of other questions say what they mean, whatever their order.
+        return range(len(question.options) if rotate and question.kind == "choice" else 1)
+
+    def _check_rotations(self, questions: Sequence[Question], shifts: Sequence[range]) -> None:
+        prompts = sum(map(len, shifts))
+        if prompts > MAX_ROTATIONS:
+            raise bad_request(
+                f"'debias' makes {prompts} prompts of these questions: at most {MAX_ROTATIONS}", "debias"
+            )
+        characters = sum(
+            len(own) * question.characters for question, own in zip(questions, shifts, strict=True)
+        )
+        if characters > self._max_characters:
+            raise bad_request(
+                f"'debias' makes {characters} characters of these questions: at most {self._max_characters} "
+                "(API_MAX_BODY_BYTES)",
+                "debias",
+            )
+
+
+def _average(scores: Float64, masses: Float64, shifts: Sequence[int], temperature: float) -> Distribution:
+    """One question's answer.
+
+    Args:
+        scores: [shifts, options], in the order in which each prompt has the options.
+        masses: [shifts]: of the labels in the whole vocabulary.
+        shifts: How far the options were rotated.
+        temperature: Divides the logarithms of the probabilities.
+    """
+    shares = scores / scores.sum(axis=1, keepdims=True)
+    mean = np.mean([np.roll(row, shift) for row, shift in zip(shares, shifts, strict=True)], axis=0)
+    if temperature != 1.0:
+        powers = (mean / mean.max()) ** (1 / temperature)
+        mean = powers / powers.sum()
+    return Distribution((mean / mean.sum()).tolist(), min(float(masses.mean()), 1.0))
+
+
+def check_question_count(questions: Sequence[object] | Mapping[str, object]) -> None:
+    """Refuse a request with no questions, or too many.
+
+    Raises:
+        ApiError: It has.
+    """
+    if not 1 <= len(questions) <= MAX_QUESTIONS:
+        raise bad_request(
+            f"'questions' holds {len(questions)} questions: 1 to {MAX_QUESTIONS} can be asked", "questions"
+        )
+
+
+def check_option_count(options: Sequence[object] | Mapping[str, object], most: int, param: str) -> None:
+    """Refuse a question with too few or too many options.
+
+    Raises:
+        ApiError: It has.
+    """
+    if not 2 <= len(options) <= most:
+        raise bad_request(f"'{param}' holds {len(options)} options: 2 to {most} are needed", param)

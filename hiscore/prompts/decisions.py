@@ -1,0 +1,173 @@
+"""Questions about a state to token ids: what all have in common is the query, each question is an item."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hiscore.prompts.answer_labels import AnswerLabels, Kind
+from hiscore.prompts.chat import PromptError, read_chat_template
+from hiscore.prompts.escapes import GAP
+from hiscore.prompts.rerank import Prompts, common_length
+from hiscore.prompts.tokenizer import PromptTokenizer
+
+ENDINGS: dict[Kind, str] = {
+    "predicate": 'Answer only "Yes" or "No".',
+    "choice": "Answer only with the label of the best option.",
+    "score": "Answer only with the number of the best level.",
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a state."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a question's answer may be, and when it applies."""
+
+    text: str
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about the state. A predicate's options are yes and no; a score's begin with the lowest."""
+
+    kind: Kind
+    instructions: str
+    options: Sequence[Option]
+
+    @property
+    def characters(self) -> int:
+        """Of all its texts."""
+        return len(self.instructions) + sum(len(each.text) + len(each.description) for each in self.options)
+
+    def rotated(self, by: int) -> "Question":
+        """The same with its options in another order: the one at `by` comes first."""
+        return Question(self.kind, self.instructions, [*self.options[by:], *self.options[:by]])
+
+
+@dataclass(frozen=True)
+class DecisionPrompts:
+    """Prompts as the scorer takes them.
+
+    Attributes:
+        prompts: The state, and the questions.
+        label_ids: Of each question, the tokens of its options.
+    """
+
+    prompts: Prompts
+    label_ids: list[Sequence[int]]
+
+
+class DecisionPrompter:
+    """Makes the prompts of one checkpoint: its own chat without reasoning, or plain text if it has no template.
+
+    Args:
+        checkpoint: Its directory.
+        context_length: Tokens that a prompt may have.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+
+    def __init__(self, checkpoint: Path, context_length: int) -> None:
+        self._context_length = context_length
+        self._chat = read_chat_template(checkpoint)
+        self.tokenizer = PromptTokenizer(checkpoint, [self._chat.source] if self._chat else [])
+        self._labels: AnswerLabels | None = None
+
+    @property
+    def labels(self) -> AnswerLabels:
+        """Its labels, found at first use.
+
+        Raises:
+            PromptError: The chat template does not take a question.
+        """
+        if self._labels is None:
+            before, after = self._frame([Message("user", "a")])
+            self._labels = AnswerLabels(self.tokenizer, f"{before}b{after}")
+        return self._labels
+
+    def text(self, state: Sequence[Message], question: Question) -> str:
+        """The whole prompt of one question, with the caller's texts escaped."""
+        before, after = self._frame(state)
+        return f"{before}{self._question(question)}{after}"
+
+    def ids(self, state: Sequence[Message], questions: Sequence[Question]) -> DecisionPrompts:
+        """The prompts of all questions about one state.
+
+        Raises:
+            PromptError: The chat template refuses the state, this is too long, or there are not enough labels.
+            ForbiddenToken: A text would become a special token.
+            TooMuchText: It is too much to encode.
+        """
+        before, after = self._frame(state)
+        tails = [f"{self._question(question)}{after}" for question in questions]
+        self._check_length(before)
+        once, rows = self.tokenizer.encode_continued(before, tails)
+        if self._chat is None:
+            once, rows = self._begun(once, rows)
+        common = common_length(rows) if len(rows) > 1 else 0
+        prompts = Prompts([*once, *rows[0][:common]], [row[common:] for row in rows])
+        labels = [self.labels.of(question.kind, len(question.options)).ids for question in questions]
+        return DecisionPrompts(prompts, labels)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse what has too many tokens however it is encoded, before it is encoded."""
+        per_token = self.tokenizer.bytes_per_token
+        if per_token and (size := len(text.encode())) > (most := per_token * self._context_length):
+            raise PromptError(
+                f"the state has {size} bytes: at most {most} can be {self._context_length} tokens (MAX_CONTEXT)"
+            )
+
+    def _begun(self, once: list[int], rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+        """With the special tokens that a chat template would have written."""
+        beginning = self.tokenizer.beginning
+        return ([*beginning, *once], rows) if once else ([], [[*beginning, *row] for row in rows])
+
+    def _frame(self, state: Sequence[Message]) -> tuple[str, str]:
+        """What stands before a question, and what behind it. It ends a message of the user, or is one."""
+        escape = self.tokenizer.escape
+        messages: list[dict[str, str]] = []
+        for message in [*state, Message("user", "")]:
+            if not messages or messages[-1]["role"] != message.role:
+                messages.append({"role": message.role, "content": ""})
+            # Many templates refuse two messages of one role in a row.
+            _append(messages[-1], escape(message.text))
+        _append(messages[-1], f"Question: {GAP}")
+        if self._chat is None:
+            texts = [
+                each["content"] if each["role"] == "user" else f"{each['role']}: {each['content']}"
+                for each in messages
+            ]
+            rendered = "\n\n".join(texts) + "\nAnswer:"
+        else:
+            rendered = self._chat.render(messages)
+        before, *after = rendered.split(GAP)
+        if len(after) != 1:
+            raise PromptError("the chat template does not write the user's last message as it is")
+        return before, after[0]
+
+    def _question(self, question: Question) -> str:
+        escape = self.tokenizer.escape
+        labels = self.labels.of(question.kind, len(question.options)).texts
+        lines = [escape(question.instructions)]
+        for label, option in zip(labels, question.options, strict=True):
+            # The label of a predicate's option is its text.
+            texts = (
+                [option.description] if question.kind == "predicate" else [option.text, option.description]
+            )
+            if described := " - ".join(escape(text) for text in texts if text):
+                lines.append(f"{label}: {described}")
+            elif question.kind != "predicate":
+                lines.append(f"{label}:")
+        return "\n".join([*lines, ENDINGS[question.kind]])
+
+
+def _append(message: dict[str, str], text: str) -> None:
+    message["content"] += "\n\n" * bool(message["content"] and text) + text
