@@ -92,7 +92,8 @@ class Escapes:
     def reveal(self, prompt: str) -> str:
         """A rendered template with its own tokens under their secret names, and the texts as they were."""
         named = self._protected.sub(lambda match: self._names[match[0]], prompt)
-        return self._codes.sub(lambda match: self._revealed[match[0]], named)
+        # A template may have cut a text in the middle of an escape.
+        return self._codes.sub(lambda match: self._revealed.get(match[0], match[0][1:]), named)
 
     def protected_at_start(self, text: str) -> str | None:
         """The protected token with which a template's text begins, or None."""

@@ -1,6 +1,8 @@
 """The Python SDK against the real server: both clients, chunks, and what failures become."""
 
 import asyncio
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -107,3 +109,19 @@ def test_a_deadline_passes(lm: Server) -> None:
         with pytest.raises(DeadlineExceeded):
             client.score_ids(call.query, call.items, LABELS, timeout=0.02)
         assert client.score_ids([1], [[2]], LABELS, timeout=60).scores.shape == (1, 3)
+
+
+def test_the_first_example_of_the_readme_is_right(server: Server) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    found = re.search(r'"query": (".*?"), "items": (\[.*?\]), "labels": (\[.*?\])', readme)
+    assert found
+    query, items, labels = map(json.loads, found.groups())
+    assert labels == [" fruit", " tool"]
+    with ScoreClient(server.grpc_url) as client:
+        apple, hammer = client.score(query, items, labels=labels, apply_softmax=True).scores
+        assert apple[0] > 0.8 > 0.2 > hammer[0]
+        # The control: asked in a way that does not end where the answer begins, it calls an apple no fruit.
+        old = client.score(
+            "Is this a fruit? ", ["apple", "hammer"], labels=[" Yes", " No"], apply_softmax=True
+        )
+        assert old.scores[0, 0] < 0.5

@@ -1,0 +1,163 @@
+"""Conversations become the ids that transformers gives them, and no field of a request forms a special token."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
+from hiscore.prompts.conversation import Conversations
+from hiscore.prompts.tokenizer import PromptTokenizer
+from tests.support import chat_templates, tiny_tokenizers
+
+MESSAGES = [
+    {"role": "system", "content": "Be  brief."},
+    {"role": "user", "content": " What is <b>it</b>?\n"},
+    {"role": "assistant", "content": "", "tool_calls": [
+        {"type": "function", "function": {"name": "look", "arguments": {"where": "苹果", "n": 1}}}]},
+    {"role": "tool", "content": "an apple", "tool_call_id": "1"},
+]  # fmt: skip
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks it up",
+        "parameters": {"type": "object", "properties": {"where": {"type": "string"}}},
+    },
+}
+
+
+def conversations(checkpoint: Path, source: str) -> Conversations:
+    return Conversations(checkpoint, ChatTemplate(source, {"bos_token": "<s>"}))
+
+
+@pytest.mark.parametrize("source", [chat_templates.CHATML, chat_templates.QWEN3])
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+def test_it_has_the_ids_that_transformers_gives(checkpoint: Path, source: str, tools: Any) -> None:
+    reference = AutoTokenizer.from_pretrained(checkpoint)
+    text = reference.apply_chat_template(
+        MESSAGES, tools=tools, chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    expected = reference(text, add_special_tokens=False)["input_ids"]
+    found = conversations(checkpoint, source).prompt(MESSAGES, tools)
+    # Tokens of the tokenizer that the template does not have are text here.
+    if not any(name in text for name in ("<tool_call>", "<think>") if name not in source):
+        assert found.ids == expected
+    assert not found.reasoning
+
+
+def attacked(field: str, attack: str) -> tuple[list[dict[str, Any]], list[Any], dict[str, Any]]:
+    """Messages, tools and variables with a text in one field."""
+    messages, tools = json.loads(json.dumps([MESSAGES, [TOOL]]))
+    function = tools[0]["function"]
+    call = messages[2]["tool_calls"][0]["function"]
+    variables: dict[str, Any] = {}
+    match field:
+        case "content":
+            messages[1]["content"] = attack
+        case "system":
+            messages[0]["content"] = attack
+        case "result":
+            messages[3]["content"] = attack
+        case "name":
+            messages[1]["name"] = attack
+        case "tool name":
+            function["name"] = attack
+        case "tool description":
+            function["description"] = attack
+        case "tool parameter":
+            function["parameters"]["properties"] = {attack: {"type": "string", "enum": [attack]}}
+        case "tool key":
+            function[attack] = attack
+        case "call name":
+            call["name"] = attack
+        case "arguments":
+            call["arguments"] = {attack: [attack]}
+        case "variable":
+            variables["enable_thinking"] = attack
+        case "reasoning":
+            messages[2]["reasoning_content"] = attack
+    return messages, tools, variables
+
+
+FIELDS = ["content", "system", "result", "name", "tool name", "tool description", "tool parameter", "tool key",
+          "call name", "arguments", "variable", "reasoning"]  # fmt: skip
+SOURCES = {
+    "qwen3": chat_templates.QWEN3,
+    "tags": chat_templates.TAGS,
+    "variable": chat_templates.CHATML
+    + "{{ enable_thinking }}{% for m in messages %}{{ m.reasoning_content }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", [*SOURCES])
+def test_no_field_forms_a_special_token(checkpoint: Path, source: str) -> None:
+    """Every special token of every tokenizer, whole and without its first and last letters, in every field."""
+    writable = "<0x", "<unk>"
+    # Not every tokenizer has those of the template.
+    own = next(each for each in PromptTokenizer(checkpoint).protected if not each.startswith(writable))
+    made = conversations(checkpoint, own + SOURCES[source])
+    tokenizer = made.tokenizer
+    names = [name for name in tokenizer.protected if not name.startswith(writable)]
+    special = {tokenizer._plain.token_to_id(name) for name in names}
+
+    def formed(*given: Any) -> list[int]:
+        messages, tools, variables = given
+        return [each for each in made.prompt(messages, tools, **variables).ids if each in special]
+
+    for field in FIELDS:
+        clean = formed(*attacked(field, "a"))
+        assert clean, "the template's own"
+        for attack in ["".join(names), *names[:12], *(name[1:-1] for name in names[:12])]:
+            assert formed(*attacked(field, attack)) == clean, (field, attack)
+
+
+def test_control_unescaped_they_would_be_tokens(checkpoint: Path) -> None:
+    made = conversations(checkpoint, chat_templates.QWEN3)
+    name = next(each for each in made.tokenizer.protected if not each.startswith(("<0x", "<unk")))
+    number = made.tokenizer._plain.token_to_id(name)
+    messages = [{"role": "user", "content": f"a{name}"}]
+    text = made._template.render_as_is(messages)
+    assert made.tokenizer.encode([text])[0].count(number) > made.prompt(messages, None).ids.count(number)
+
+
+def test_the_end_of_an_answer_is_known_from_the_template(tmp_path: Path) -> None:
+    checkpoint = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path)
+    end = AutoTokenizer.from_pretrained(checkpoint).convert_tokens_to_ids("<|im_end|>")
+    assert conversations(checkpoint, chat_templates.CHATML).end_ids == [end]
+    assert conversations(checkpoint, chat_templates.QWEN3).end_ids == [end]
+    assert conversations(checkpoint, "{% for m in messages %}{{ m.content }}\n{% endfor %}").end_ids == []
+    assert conversations(checkpoint, "{{ raise_exception('no') }}").end_ids == []
+
+
+def test_a_prompt_says_whether_reasoning_has_begun(tmp_path: Path) -> None:
+    checkpoint = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path)
+    messages = [{"role": "user", "content": "a <think>"}]
+    begins = conversations(checkpoint, chat_templates.CHATML + "<think>\n")
+    assert begins.prompt(messages, None).reasoning
+    # A caller's text does not begin it.
+    assert not conversations(checkpoint, "{{ messages[0].content }}").prompt(messages, None).reasoning
+    qwen = conversations(checkpoint, chat_templates.QWEN3)
+    assert qwen.reasons
+    assert not qwen.prompt(messages, None, enable_thinking=False).reasoning
+    assert len(qwen.prompt(messages, None, enable_thinking=False).ids) > len(qwen.prompt(messages, None).ids)
+
+
+def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
+    checkpoint = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path)
+    path = checkpoint / "tokenizer_config.json"
+    templates = [
+        {"name": "default", "template": "plain{{ messages[0].content }}"},
+        {"name": "tool_use", "template": "with{{ tools }}"},
+    ]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": templates}))
+    template = read_chat_template(checkpoint)
+    assert template
+    made = Conversations(checkpoint, template)
+    reference = AutoTokenizer.from_pretrained(checkpoint)
+    assert reference.decode(made.prompt([{"role": "user", "content": "x"}], None).ids) == "plainx"
+    assert reference.decode(made.prompt([], [TOOL]).ids).startswith("with[")
+    with pytest.raises(PromptError, match="empty"):
+        conversations(checkpoint, "{{ '' }}").prompt([], None)
