@@ -3,9 +3,10 @@
 usage: python -m perf.scoring.mixed_lengths --out DIR [--load 0.8] [--seconds S] [--rounds N]
 
 Poisson arrivals of fresh calls of 128 to 8,192 tokens, as many tokens of each size, in this process: through the
-batcher to the scorer, without a server. A call's own service time is the median of what it takes alone and
-`OUTSIDE_S`, which a server adds to every call; the load is the sum of the calls' own service times over time. The arms take the same arrivals, in turns: the scorer's queue
-order, the same with the next batch launched as soon as there is anything, and first come, first served.
+batcher to the scorer, without a server. A call's own service time is the median of what it takes alone, with
+`OUTSIDE_S`, which a server adds to every call; the load is the sum of the calls' own service times over time. The
+arms take the same arrivals, in turns: the scorer's queue order, the same with the next batch launched as soon as
+there is anything, and first come, first served.
 """
 
 import gc
