@@ -1,6 +1,7 @@
 """The API's process: ``python -m hiscore.api``, started by the launcher with its settings in the environment."""
 
 import os
+import ssl
 import sys
 import tempfile
 
@@ -54,6 +55,10 @@ def uvicorn_config(settings: ApiProcessSettings) -> uvicorn.Config:
         limit_concurrency=settings.api_max_connections,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=settings.drain_timeout_s,
+        ssl_certfile=settings.listen_tls_cert,
+        ssl_keyfile=settings.listen_tls_key,
+        ssl_ca_certs=str(settings.listen_tls_client_ca) if settings.listen_tls_client_ca else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if settings.listen_tls_client_ca else ssl.CERT_NONE,
     )
 
 

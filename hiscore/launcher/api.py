@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from types import TracebackType
 
 from hiscore.launcher import die_with_parent
 from hiscore.launcher.addresses import in_url, reachable
+from hiscore.launcher.api_tls import LinkRefused, link_variables
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.ports import free_ports, is_free
 from hiscore.launcher.watchdog import RestartPolicy
@@ -69,9 +71,10 @@ class Api:
 
     @property
     def url(self) -> str:
-        """``http://host:port``."""
+        """``http://host:port``, or with ``https``."""
         address = self._settings.api_address or self._settings.bind_address
-        return f"http://{in_url(reachable(address))}:{self.port}"
+        scheme = "https" if self._settings.tls_cert else "http"
+        return f"{scheme}://{in_url(reachable(address))}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -159,18 +162,29 @@ class Api:
             "served_models": ",".join(self._models),
             "listen_address": settings.api_address or settings.bind_address,
             "listen_port": self.port,
+            "listen_tls_cert": settings.tls_cert,
+            "listen_tls_key": settings.tls_key,
+            "listen_tls_client_ca": settings.tls_client_ca,
         }
         variables = {
-            f"{PREFIX}{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+            f"{PREFIX}{name.upper()}": str(value) if isinstance(value, str | Path) else json.dumps(value)
             for name, value in given.items()
             if value is not None
         }
-        return {**os.environ, **variables}
+        return {**os.environ, **link_variables(settings, os.environ), **variables}
 
     def _answers(self) -> bool:
-        host = self.url.removeprefix("http://")
+        host = self.url.partition("://")[2]
         connection = http.client.HTTPConnection(host, timeout=5)
+        if self._settings.tls_cert:
+            # Asked is only whether our own process is there.
+            connection = http.client.HTTPSConnection(
+                host, timeout=5, context=ssl._create_unverified_context()
+            )
         try:
+            connection.connect()
+            if self._settings.tls_client_ca:
+                return True  # without a certificate of that CA there is no answer
             connection.request("GET", "/health")
             return connection.getresponse().status in (200, 503)
         except (OSError, http.client.HTTPException):
@@ -216,10 +230,14 @@ def wanted(settings: ServeSettings) -> bool:
     """
     if settings.api_port is None:
         return False
-    if settings.tls_cert is not None:
+    try:
+        link_variables(settings, os.environ)
+    except LinkRefused as error:
         log.warning(
-            "the HTTP API is left out: it speaks no TLS to the models, which TLS_CERT demands "
-            "(set API_PORT to nothing, or end TLS in a proxy)"
+            "the HTTP API is left out: it could not call the models with TLS_CERT %s: %s. Set HISCORE_TLS_CERT "
+            "and HISCORE_TLS_KEY to a certificate of TLS_CLIENT_CA, or API_PORT to nothing",
+            settings.tls_cert,
+            error,
         )
         return False
     choose_port(settings)

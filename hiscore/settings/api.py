@@ -81,6 +81,10 @@ class ApiProcessSettings(ApiSettings, LogSettings, BaseSettings):
     """``host:port`` of the models' gRPC."""
     listen_address: str = "127.0.0.1"
     listen_port: PositiveInt
+    listen_tls_cert: Path | None = None
+    listen_tls_key: Path | None = None
+    listen_tls_client_ca: Path | None = None
+    """PEM files: TLS_CERT, TLS_KEY and TLS_CLIENT_CA. Their names must not be those of the SDK's own variables."""
     served_models: str
     """The models that are there, separated by commas."""
     max_context: int | None = None

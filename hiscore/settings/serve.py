@@ -56,7 +56,8 @@ class Network(Settings):
     )
     tls_cert: Path | None = Field(
         default=None,
-        description="PEM file: TLS for gRPC. HTTP, for which Triton has no TLS, then stays on loopback",
+        description="PEM file: TLS for gRPC and the HTTP API. Triton's HTTP, for which there is none, then stays "
+        "on loopback",
     )
     tls_key: Path | None = Field(default=None, description="PEM file: the certificate's key")
     tls_client_ca: Path | None = Field(

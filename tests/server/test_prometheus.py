@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from hiscore.launcher import Server
+from hiscore.launcher.api import Api
 from hiscore.launcher.health import HealthServer
 from hiscore.launcher.watchdog import Watchdog
 from hiscore_client import ScoreClient
+from tests.server.api import api_of, call
 from tests.server.conftest import StartServer
 from tests.support.deployment import (
     DOCKER,
@@ -33,6 +35,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 SERVICE = "server:8002"
 LAUNCHER = "server:8003"
+API = "server:8080"
 # Rates need two scrapes, a second apart, and calls between them.
 LONGEST_WAIT_S = 60
 EVERYTHING = "score,tokenizer,scorer,decode"
@@ -62,14 +65,25 @@ def launcher_metrics(whole: Server) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+def api(whole: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """The HTTP API in front of this server."""
+    with api_of(whole, tmp_path_factory.mktemp("api") / "log", prompt_labels="a,b") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def prometheus(
-    whole: Server, launcher_metrics: str, tmp_path_factory: pytest.TempPathFactory
+    whole: Server, launcher_metrics: str, api: Api, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """The address of a Prometheus that reads the server."""
     program = required("prometheus", "Debian and Ubuntu have a package of that name")
     directory = tmp_path_factory.mktemp("prometheus")
     config = (DOCKER / "prometheus/prometheus.yml").read_text()
-    for name, url in ((SERVICE, whole.metrics_url), (LAUNCHER, launcher_metrics)):
+    for name, url in (
+        (SERVICE, whole.metrics_url),
+        (LAUNCHER, launcher_metrics),
+        (API, f"{api.url}/metrics"),
+    ):
         assert config.count(name) == 1
         config = config.replace(name, url.split("/")[2])
     # Rates need two scrapes: five seconds are long for a test.
@@ -167,6 +181,15 @@ def test_each_step_of_a_text_call_tells_its_time(prometheus: str, whole: Server)
             )
         }
     assert waiting == set()
+
+
+def test_requests_of_the_http_api_are_there(prometheus: str, api: Api) -> None:
+    assert call(api, "/rerank", {"query": "a", "texts": ["b"]}).status == 200
+    query = 'hiscore_api_requests_total{job="hiscore-api",route="/rerank",status="200"}'
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while not ask(prometheus, query) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert ask(prometheus, query) == [1]
 
 
 def test_no_alert_cries_over_a_server_that_works(prometheus: str) -> None:

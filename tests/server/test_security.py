@@ -1,7 +1,10 @@
 """Who is let in: TLS and certificates on gRPC, and interfaces that stay locked even with the key."""
 
+import http.client
+import json
 import re
 import socket
+import ssl
 import tempfile
 import urllib.request
 from pathlib import Path
@@ -13,10 +16,12 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hiscore.launcher import Server, command
+from hiscore.launcher.api import Api
 from hiscore.settings import ServeSettings
 from hiscore_client import HiscoreError, ScoreClient
 from hiscore_client.retry import RetryPolicy
 from tests.client.cli.command import run
+from tests.server.api import api_of
 from tests.server.conftest import StartServer
 from tests.support.certificates import Certificate, make_ca, sign
 
@@ -164,3 +169,31 @@ def test_the_command_line_uses_tls(secured: Server, pki: dict[str, Certificate])
     named = f"localhost:{secured.ports.grpc}"  # the certificate is for 127.0.0.1
     assert run(*flags, *wait, url=named).returncode == 3
     assert run(*flags, "--tls-name", "127.0.0.1", *wait, url=named).returncode == 0
+
+
+def ask_api(api: Api, context: ssl.SSLContext) -> int:
+    """Scores that an HTTPS call of the API gets."""
+    body = json.dumps({"query": [5, 6], "items": [[7], [8]], "label_token_ids": [9]}).encode()
+    request = urllib.request.Request(f"{api.url}/v1/score", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+        return len(json.load(answer)["scores"])
+
+
+def test_the_http_api_has_tls_and_calls_the_models_over_it(
+    secured: Server, pki: dict[str, Certificate], tmp_path: Path
+) -> None:
+    server, caller = pki["server"], pki["caller"]
+    files = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": pki["ca"].cert}
+    known, unknown = (ssl.create_default_context(cafile=pki["ca"].cert) for _ in range(2))
+    known.load_cert_chain(caller.cert, caller.key)
+    with api_of(secured, tmp_path / "api.log", **files) as api:
+        assert api.url.startswith("https://")
+        assert ask_api(api, known) == 2
+        # The connection is closed, with or without a word.
+        with pytest.raises((OSError, http.client.HTTPException)):
+            ask_api(api, unknown)
+        stranger = ssl.create_default_context(cafile=pki["stranger"].cert)
+        with pytest.raises(OSError, match=r"(?i)certificate"):
+            ask_api(api, stranger)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            urllib.request.urlopen(api.url.replace("https", "http") + "/health", timeout=30)

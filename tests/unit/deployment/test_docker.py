@@ -228,7 +228,7 @@ def test_compose_mounts_what_is_there() -> None:
 def test_prometheus_and_grafana_find_each_other() -> None:
     config = documents(DOCKER / "prometheus/prometheus.yml")[0]
     targets = [job["static_configs"] for job in config["scrape_configs"]]
-    assert targets == [[{"targets": ["server:8002"]}], [{"targets": ["server:8003"]}]]
+    assert targets == [[{"targets": [f"server:{port}"]}] for port in (8002, 8003, 8080)]
     assert "HEALTH_PORT=8003" in last("ENV")
     source = yaml.safe_load((DOCKER / "grafana/provisioning/datasources/prometheus.yaml").read_text())
     assert source["datasources"][0]["url"] == "http://prometheus:9090"

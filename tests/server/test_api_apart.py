@@ -1,0 +1,88 @@
+"""``make serve`` with API_BACKEND: the HTTP API alone, in front of models that another server has."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from hiscore.launcher import Server
+from hiscore_client import ScoreClient
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+LABELS = [5, 6]
+
+
+@contextmanager
+def api_alone(backend: str, checkpoint: Path, log: Path, **settings: str) -> Iterator[tuple[Any, str]]:
+    """The launcher's process and the API's URL."""
+    given = {"MODEL": str(checkpoint), "API_BACKEND": backend, "API_PORT": "0", "PROMPT_LABELS": "a,b"}
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hiscore.launcher"],
+            cwd=ROOT,
+            env={**os.environ, **given, **settings},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"API (http\S+), models at (\S+)", line)
+        assert found, f"not ready: {line!r}\n{log.read_text()}"
+        assert found.group(2) == backend
+        yield process, found.group(1)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def ask(url: str, path: str, body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_the_api_alone_serves_the_models_of_another_server(lm: Server, tiny_lm: Path, tmp_path: Path) -> None:
+    with api_alone(lm.grpc_url, tiny_lm, tmp_path / "log", API_PROCESSES="2") as (process, url):
+        body = {"query": "Is it?", "items": [" a", " b"], "label_token_ids": LABELS}
+        status, answer = ask(url, "/v1/score", body)
+        assert status == 200
+        with ScoreClient(lm.grpc_url) as client:
+            direct = client.score("Is it?", [" a", " b"], label_token_ids=LABELS)
+        # The contract's tolerance: on a CPU, sums depend on the size of a batch.
+        assert np.array(answer["scores"]) == pytest.approx(direct.scores, abs=2e-5)
+        assert ask(url, "/health") == (200, {"status": "ok"})
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert not [each for each in below if "triton" in each.name()], "no models of its own"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert lm.fault() == ""
+
+
+def test_models_that_are_not_there_are_said_so(tiny_lm: Path, tmp_path: Path) -> None:
+    # Nothing listens on the discard port. The API starts all the same: the models may come later.
+    with api_alone("127.0.0.1:9", tiny_lm, tmp_path / "log") as (_, url):
+        assert ask(url, "/health")[0] == 503
+        status, answer = ask(url, "/rerank", {"query": "a", "texts": ["b"]})
+        assert (status, answer["error_type"]) == (503, "Unhealthy")
