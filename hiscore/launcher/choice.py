@@ -56,7 +56,7 @@ def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
     directory = checkpoint.resolve(settings.model)
     if check_digests:
         checkpoint.check_digests(directory)
-    capabilities = servable(directory)
+    capabilities = servable(directory, settings.tensor_parallel)
     models, left_out = select(settings.models, capabilities)
     for model, reason in left_out.items():
         log.warning("model %s is left out: %s", model, reason)

@@ -25,3 +25,11 @@ def no_gpu() -> str:
     if not any(Path("/dev").glob("nvidia[0-9]*")):
         return "this machine has no NVIDIA GPU"
     return ""
+
+
+def visible_gpus() -> int:
+    """How many GPUs torch will see, if it can use any."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named:
+        return len(named.split(","))
+    return len([*Path("/dev").glob("nvidia[0-9]*")])

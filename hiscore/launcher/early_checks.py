@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from hiscore.launcher.device_choice import choose_device, no_gpu
+from hiscore.launcher.device_choice import choose_device, no_gpu, visible_gpus
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.ports import is_free
 from hiscore.settings import ServeSettings
@@ -30,6 +30,12 @@ def check_device(settings: ServeSettings) -> None:
     if settings.dtype == "fp8" and device == "cpu":
         raise LaunchError(
             f"DTYPE is fp8, which needs a GPU, and the device is the CPU ({reason}): leave DTYPE unset"
+        )
+    ranks = settings.tensor_parallel
+    if device == "cuda" and visible_gpus() % ranks:
+        raise LaunchError(
+            f"TENSOR_PARALLEL is {ranks}, and {visible_gpus()} GPUs are visible, which is no multiple of it: "
+            "name those to use in CUDA_VISIBLE_DEVICES"
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from hiscore.launcher.device_choice import visible_gpus
 from hiscore.launcher.errors import LaunchError
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
 from hiscore.settings import MODEL_SETTINGS, MODEL_SETTINGS_FILE, Selector, ServeSettings
@@ -100,7 +101,7 @@ def model_values(
     if "decode" in models:
         given["selector"] = _selector(settings, selectors)
     batching: dict[str, object] = {"max_batch_calls": settings.max_batch_calls}
-    instances: dict[str, object] = {"instance_kind": "KIND_GPU" if device == "cuda" else "KIND_CPU"}
+    instances: dict[str, object] = {"instances": instances_on(device, settings.tensor_parallel)}
     placeholders = {
         "score": batching,
         "tokenizer": batching,
@@ -112,6 +113,15 @@ def model_values(
         | ({SETTINGS: _settings_json(model, given)} if model in MODEL_SETTINGS else {})
         for model in models
     }
+
+
+def instances_on(device: Literal["cpu", "cuda"], ranks: int) -> str:
+    """Where Triton puts the instances of a model: one on the first of each group of `ranks` GPUs."""
+    if device == "cpu":
+        return "kind: KIND_CPU"
+    if ranks == 1:
+        return "kind: KIND_GPU"
+    return f"kind: KIND_GPU gpus: [ {', '.join(map(str, range(0, visible_gpus(), ranks)))} ]"
 
 
 def batch_tokens(settings: ServeSettings, device: Literal["cpu", "cuda"]) -> int:

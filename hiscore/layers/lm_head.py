@@ -10,11 +10,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hiscore.arrays import Int32, Int64
 from hiscore.device import upload
 from hiscore.layers.products import linear
 from hiscore.numerics import soft_cap
+from hiscore.parallel.group import Alone, Group
+from hiscore.parallel.shard import Shard
 
 ROW_SLICE = 256
 """Rows with logits at once: 148 MiB in float32 for a vocabulary of 151,936."""
@@ -29,15 +32,28 @@ PRODUCTS_AT_ONCE = 2**24
 class LMHead:
     """The head of a causal LM or a classifier."""
 
-    def __init__(self, weight: Tensor, logit_soft_cap: float | None, bias: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        logit_soft_cap: float | None,
+        bias: Tensor | None = None,
+        group: Group | None = None,
+        vocabulary: int | None = None,
+    ) -> None:
         """Wrap the weights.
 
         Args:
-            weight: [vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier.
+            weight: [vocabulary, hidden] for a causal LM, [labels, hidden] for a classifier; of several ranks, each
+                has its share of the vocabulary.
             logit_soft_cap: See `numerics.soft_cap`.
             bias: float32 [labels], of a classifier that has one.
+            group: The ranks; None: there are no others.
+            vocabulary: Tokens of all ranks; None: as many as there are rows.
         """
         self._weight, self._bias = weight, bias
+        self._group = group or Alone()
+        self._vocabulary = len(weight) if vocabulary is None else vocabulary
+        self._first = self._group.shard.span(self._vocabulary).start
         self._soft_cap = logit_soft_cap
         self._label_rows: OrderedDict[bytes, Tensor] = OrderedDict()
 
@@ -52,12 +68,20 @@ class LMHead:
             float32 [R, labels].
         """
         weight = self._weight.float() if labels is None else self._rows_of(labels)
-        logits = self._capped(hidden.float() @ weight.T)
+        # Of a label, one rank has the row, and the others a row of zeros.
+        logits = self._capped(self._group.sum(hidden.float() @ weight.T))
         return logits if self._bias is None else logits + self._bias
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the whole vocabulary: [R, hidden] to [R, vocabulary], float32 (float64 for float64)."""
-        return self._capped(self._product(hidden))
+        own = self._product(hidden)
+        if self._group.shard.ranks == 1:
+            return self._capped(own)
+        # Shares differ by one token at most, and what ranks exchange is of one shape.
+        widest = -(-self._vocabulary // self._group.shard.ranks)
+        parts = self._group.gather(pad(own, (0, widest - own.shape[1]))).split(widest, dim=1)
+        sizes = [Shard(rank, len(parts)).count(self._vocabulary) for rank in range(len(parts))]
+        return self._capped(torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1))
 
     def probabilities(self, hidden: Tensor, groups: Sequence[tuple[int, Int32]]) -> list[Tensor]:
         """Probabilities of some labels over the whole vocabulary.
@@ -74,11 +98,13 @@ class LMHead:
         """
         found: list[list[Tensor]] = [[] for _ in groups]
         ends = np.cumsum([rows for rows, _ in groups])
-        columns = [upload(labels.astype(np.int64), hidden.device) for _, labels in groups]
+        columns = [self._own(labels) for _, labels in groups]
         for start, powers, totals in self._powers(hidden):
             for group, (rows, _) in enumerate(groups):
                 inside = slice(max(ends[group] - rows - start, 0), max(ends[group] - start, 0))
-                found[group].append(powers[inside][:, columns[group]] / totals[inside])
+                column, held = columns[group]
+                of_labels = powers[inside][:, column]
+                found[group].append(self._group.sum(_where(held, of_labels)) / totals[inside])
         return [torch.cat(parts).float() for parts in found]
 
     def pair_logits(self, hidden: Tensor, rows: Int64, labels: Int32) -> Tensor:
@@ -100,13 +126,13 @@ class LMHead:
         for start in range(0, len(rows), at_once):
             chosen = slice(start, start + at_once)
             products = hidden[upload(rows[chosen], hidden.device)].float()
-            products *= self._weight[upload(labels[chosen].astype(np.int64), hidden.device)].float()
+            products *= self._weight_rows(labels[chosen])
             while (width := products.shape[1]) > 1:
                 half = (width + 1) // 2
                 products[:, : width - half] += products[:, half:]
                 products = products[:, :half]
             parts.append(products[:, 0])
-        return self._capped(torch.cat(parts))
+        return self._capped(self._group.sum(torch.cat(parts)))
 
     def pair_probabilities(self, hidden: Tensor, rows: Int64, labels: Int32) -> Tensor:
         """Probabilities of pairs of a row and a label, over the whole vocabulary: see `probabilities`.
@@ -123,17 +149,20 @@ class LMHead:
         for start, powers, totals in self._powers(hidden):
             first, last = np.searchsorted(rows, (start, start + len(powers)))
             row = upload(rows[first:last] - start, hidden.device)
-            label = upload(labels[first:last].astype(np.int64), hidden.device)
-            parts.append((powers[row, label] / totals[row, 0]).float())
+            label, held = self._own(labels[first:last])
+            parts.append((self._group.sum(_where(held, powers[row, label])) / totals[row, 0]).float())
         return torch.cat(parts)
 
     def _powers(self, hidden: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Of each slice of rows: the first, exp(logits - maximum) [rows, vocabulary], and its sums [rows, 1]."""
+        """Of each slice of rows: the first, exp(logits - maximum) [rows, vocabulary], and its sums [rows, 1].
+
+        Of several ranks, each has its own part of the vocabulary, and the maximum and the sums of all.
+        """
         start = 0
         for rows_at_once in hidden.split(ROW_SLICE):
-            logits = self.logits(rows_at_once)
-            powers = logits.sub_(logits.amax(dim=1, keepdim=True)).exp_()
-            yield start, powers, powers.sum(dim=1, keepdim=True)
+            logits = self._capped(self._product(rows_at_once))
+            powers = logits.sub_(self._group.max(logits.amax(dim=1, keepdim=True))).exp_()
+            yield start, powers, self._group.sum(powers.sum(dim=1, keepdim=True))
             start += len(rows_at_once)
 
     def _product(self, hidden: Tensor) -> Tensor:
@@ -150,7 +179,7 @@ class LMHead:
         if key in self._label_rows:
             self._label_rows.move_to_end(key)
         else:
-            rows = self._weight[upload(labels.astype(np.int64), self._weight.device)].float()
+            rows = self._weight_rows(labels)
             if len(labels) > MAX_CACHED_LABELS:
                 return rows
             self._label_rows[key] = rows
@@ -158,5 +187,26 @@ class LMHead:
                 self._label_rows.popitem(last=False)
         return self._label_rows[key]
 
+    def _weight_rows(self, labels: Int32) -> Tensor:
+        """float32 [labels, hidden]; zeros for those that another rank has."""
+        place, held = self._own(labels)
+        rows = self._weight[place].float()
+        return rows if held is None else rows * held[:, None]
+
+    def _own(self, labels: Int32) -> tuple[Tensor, Tensor | None]:
+        """int64 [labels]: their rows here; and bool [labels]: whether this rank has them, None if it has all."""
+        places = labels.astype(np.int64)
+        device = self._weight.device
+        if self._group.shard.ranks == 1:
+            return upload(places, device), None
+        places -= self._first
+        held = (places >= 0) & (places < len(self._weight))
+        return upload(np.where(held, places, 0), device), upload(held, device)
+
     def _capped(self, logits: Tensor) -> Tensor:
         return soft_cap(logits, self._soft_cap)
+
+
+def _where(held: Tensor | None, of_labels: Tensor) -> Tensor:
+    """[..., labels], with zeros where another rank has the label."""
+    return of_labels if held is None else of_labels * held

@@ -74,10 +74,13 @@ def looped(w: Experts, h: Tensor, chosen: Tensor) -> Tensor:
         chosen: int64 [T, per_token].
 
     Returns:
-        [T, per_token, hidden].
+        [T, per_token, hidden]; zeros for experts that other ranks hold.
     """
-    each = h.new_empty((*chosen.shape, h.shape[1]))
+    each = h.new_zeros((*chosen.shape, h.shape[1]))
+    chosen = chosen - w.first
     for expert in chosen.unique().tolist():
+        if not 0 <= expert < len(w.gate_up):
+            continue
         tokens, ranks = torch.nonzero(chosen == expert, as_tuple=True)
         wide = linear(h[tokens], w.gate_up[expert], _of(w.gate_up_bias, expert))
         each[tokens, ranks] = linear(gated(wide, w.activation), w.down[expert], _of(w.down_bias, expert))

@@ -89,15 +89,20 @@ def expert_outputs(w: Experts, h: Tensor, chosen: Tensor, step: bool = False) ->
         step: See `moe`.
 
     Returns:
-        [T, per_token, hidden].
+        [T, per_token, hidden]; zeros for experts that other ranks hold.
     """
     (count, hidden, width), pairs = w.down.shape, chosen.numel()
     prefill = LARGE_PREFILL if pairs >= MANY * count else PREFILL
     tile = FLOAT32 if h.dtype == torch.float32 else STEP if step else prefill
     order = torch.empty(pairs, dtype=torch.int32, device=h.device)
-    tiles = torch.empty((pairs // tile.rows + count, 3), dtype=torch.int32, device=h.device)
+    # Of pairs whose expert another rank holds, no tile and no output is written.
+    new = torch.zeros if w.is_part else torch.empty
+    tiles = new((pairs // tile.rows + count, 3), dtype=torch.int32, device=h.device)
     inner = torch.empty((pairs, width), dtype=h.dtype, device=h.device)
-    out = torch.empty((*chosen.shape, hidden), dtype=h.dtype, device=h.device)
+    out = new((*chosen.shape, hidden), dtype=h.dtype, device=h.device)
+    if w.is_part:
+        chosen = chosen - w.first
+        chosen = torch.where((chosen >= 0) & (chosen < count), chosen, count)
     if pairs:
         kernels.sort_pairs[(count,)](chosen.contiguous(), order, tiles, pairs, M=tile.rows, BLOCK=SORT_BLOCK)
         _multiply(h, w.gate_up, w.gate_up_bias, inner, order, tiles, tile, chosen.shape[1], w.activation)

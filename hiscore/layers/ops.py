@@ -103,7 +103,11 @@ class Ops(Protocol):
             weight: See `add_norm`.
             fp8: See `add_norm`.
         """
-        return self.add_norm(x, self.project(projection, h), post_weight, weight, fp8)
+        return self.add_norm(x, self.reduce(self.project(projection, h)), post_weight, weight, fp8)
+
+    def reduce(self, partial: Tensor) -> Tensor:
+        """The sum over ranks of what each adds to the residual stream; partial may be overwritten."""
+        return partial
 
     def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
         """act(gate) * up of a joint projection to gate and up.

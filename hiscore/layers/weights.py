@@ -113,7 +113,11 @@ class Routing:
 
 @dataclass(frozen=True)
 class Experts:
-    """A layer's router and experts. E experts, each an MLP of F neurons."""
+    """A layer's router and experts, each an MLP of F neurons.
+
+    The router is for all E experts. Of a model on several ranks, each holds some of them, and so of the tensors
+    gate_up, down and their biases.
+    """
 
     routing: Routing
     activation: str
@@ -134,6 +138,13 @@ class Experts:
     """[E, hidden]"""
     shared: Mlp | None
     """For every token."""
+    first: int = 0
+    """Of the experts held."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other ranks hold some of the experts."""
+        return len(self.gate_up) < len(self.router)
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,12 @@ class Ledger:
 
     Args:
         directory: The server's own; None: this process plans alone.
+        server: Process id of the server; None: this process is a child of it.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, server: int | None = None) -> None:
         # A restarted server begins with no claims: its models are children of another process.
-        self._file = directory / f"memory-{os.getppid()}.json" if directory else None
+        self._file = directory / f"memory-{server or os.getppid()}.json" if directory else None
         self._alone: dict[str, Any] = {}
 
     def free(self, place: str, measure: Callable[[], int]) -> int:

@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import Attention, AttentionShape
+from hiscore.layers.lm_head import LMHead
 from hiscore.layers.ops import Ops
+from hiscore.layers.parallel_ops import ParallelOps, WideNorms
 from hiscore.layers.rope import Rope
 from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import read_architecture
 from hiscore.models.loader import load_weights
 from hiscore.models.rotary import make_rope
+from hiscore.models.sharding import of_rank
 from hiscore.models.shared_weights import SharedWeights
+from hiscore.parallel.group import Alone, Group
+from hiscore.parallel.shard import WHOLE, Shard
 from hiscore.progress import Advance, no_progress
 
 
@@ -42,8 +47,9 @@ class Decoder:
         fp8: bool = False,
         max_context: int | None = None,
         shared: SharedWeights | None = None,
+        group: Group | None = None,
     ) -> None:
-        """Load a checkpoint.
+        """Load a checkpoint, or a rank's share of it.
 
         Args:
             checkpoint: Directory with config.json and safetensors.
@@ -52,15 +58,20 @@ class Decoder:
             fp8: Whether the layers' projections and their inputs are float8 instead.
             max_context: Tokens of the longest sequence; None: see `context_limit`.
             shared: Weights of the server's models; None: this one has its own.
+            group: The ranks that compute together; None: this process is the only one.
 
         Raises:
             UnsupportedCheckpoint: The decoder cannot compute it.
             ValueError: `max_context` exceeds the checkpoint's context.
         """
-        self.architecture, config = read_architecture(checkpoint, max_context)
-        a = self.architecture
+        self._whole, config = read_architecture(checkpoint, max_context)
+        self._group = group or Alone()
+        whole, shard = self._whole, self._group.shard
+        self.architecture = a = of_rank(whole, shard)
+        """With the sizes of this rank."""
         self.weights: Weights = (shared or SharedWeights()).load(
-            weights_key(device, dtype, fp8), lambda: load_weights(checkpoint, a, device, dtype, fp8)
+            weights_key(device, dtype, fp8, shard),
+            lambda: load_weights(checkpoint, whole, device, dtype, fp8, shard),
         )
         self.device, self.dtype, self.fp8 = device, dtype, fp8
         self.after_layer: Advance = no_progress
@@ -74,12 +85,37 @@ class Decoder:
         ropes = {kind: self._rope(config, kind) for kind in set(a.rope_kinds)}
         self._ropes = [ropes[kind] for kind in a.rope_kinds]
 
+    def over_ranks(self, ops: Ops) -> Ops:
+        """Operations of this rank's sizes, with the exchanges between ranks, if there are several."""
+        a, whole, shard = self.architecture, self._whole, self._group.shard
+        if shard.ranks == 1:
+            return ops
+        wide = WideNorms(
+            whole.heads * a.head_dim, whole.kv_heads * a.head_dim, shard.copies(whole.kv_heads), a.norm_eps
+        )
+        return ParallelOps(
+            ops, self._group, shard.span(a.vocab_size), a.heads, a.kv_heads, a.head_dim,
+            wide if a.family.qk_norm_of_all_heads else None,
+        )  # fmt: skip
+
+    def head(self) -> LMHead:
+        """The head, of a classifier or over the vocabulary of all ranks."""
+        a = self.architecture
+        # A classifier's few rows are on every rank.
+        group = Alone() if a.is_classifier else self._group
+        return LMHead(self.weights.head, a.logit_soft_cap, group=group, vocabulary=a.vocab_size)
+
     def _rope(self, config: Any, kind: str | bool) -> Rope | None:
         if not kind:
             return None
         a, key = self.architecture, kind if isinstance(kind, str) else None
         scaled = a.family.scaled_queries
         return make_rope(config, key, a.head_dim, self.device, a.context_length, a.rotated_dim, scaled)
+
+    @property
+    def ranks(self) -> int:
+        """How many compute it together."""
+        return self._group.shard.ranks
 
     @property
     def attention_shape(self) -> AttentionShape:
@@ -135,7 +171,8 @@ class Decoder:
                     gated = ops.gate(layer.mlp.gate_up, h, layer.mlp.down.fp8)
                     h = ops.project_add_norm(x, layer.mlp.down, gated, layer.post_mlp_norm, norm, fp8)
                 else:
-                    h = ops.add_norm(x, ops.experts(layer.mlp, h), layer.post_mlp_norm, norm, fp8)
+                    added = ops.reduce(ops.experts(layer.mlp, h))
+                    h = ops.add_norm(x, added, layer.post_mlp_norm, norm, fp8)
         return x, attended
 
     def tail(self, x: Tensor, attended: Tensor, ops: Ops) -> Tensor:
@@ -154,7 +191,7 @@ class Decoder:
             h = ops.add_norm(x, torch.zeros_like(x, dtype=self.dtype), None, layer.input_norm, layer.qkv.fp8)
             out = self._parallel(layer, h, attended, ops)
         else:
-            out = self._mlp(layer, self._after_attention(layer, x, attended, ops), ops)
+            out = ops.reduce(self._mlp(layer, self._after_attention(layer, x, attended, ops), ops))
         # Not quantised: the LM head is never in fp8.
         final: Tensor = ops.add_norm(x, out, layer.post_mlp_norm, self.weights.final_norm)
         return final
@@ -166,9 +203,10 @@ class Decoder:
         if isinstance(layer.mlp, Mlp):
             return ops.project_add_norm(x, layer.output, projected, post, norm, layer.mlp.gate_up.fp8)
         # Experts are not in fp8.
-        return ops.add_norm(x, ops.project(layer.output, projected), post, norm)
+        return ops.add_norm(x, ops.reduce(ops.project(layer.output, projected)), post, norm)
 
     def _mlp(self, layer: LayerWeights, h: Any, ops: Ops) -> Tensor:
+        """What an MLP or experts add to x: of a rank, its part of it."""
         if isinstance(layer.mlp, Mlp):
             return ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, layer.mlp.down.fp8))
         return ops.experts(layer.mlp, h)
@@ -176,9 +214,10 @@ class Decoder:
     def _parallel(self, layer: LayerWeights, h: Any, attended: Tensor, ops: Ops) -> Tensor:
         """The sum of what attention and an MLP that reads the same h add to x."""
         projected = ops.quantise(attended) if layer.output.fp8 else attended
-        return ops.project(layer.output, projected).add_(self._mlp(layer, h, ops))
+        return ops.reduce(ops.project(layer.output, projected).add_(self._mlp(layer, h, ops)))
 
 
-def weights_key(device: torch.device, dtype: torch.dtype, fp8: bool = False) -> str:
+def weights_key(device: torch.device, dtype: torch.dtype, fp8: bool = False, shard: Shard = WHOLE) -> str:
     """What tells a checkpoint's weights in memory apart: two decoders with the same key could share them."""
-    return f"{device}-{dtype}{'-fp8' if fp8 else ''}".replace(":", "").replace("torch.", "")
+    of_rank = f"-{shard.rank}of{shard.ranks}" if shard.ranks > 1 else ""
+    return f"{device}-{dtype}{'-fp8' if fp8 else ''}{of_rank}".replace(":", "").replace("torch.", "")

@@ -7,17 +7,19 @@ from torch import Tensor
 
 from hiscore.layers.weights import Experts
 from hiscore.models.config import Architecture, ExpertShape
+from hiscore.models.cut import UNCUT, Cut, rows
 from hiscore.models.family import ExpertNames
 from hiscore.models.reader import CheckpointReader
 
 
-def load_experts(read: CheckpointReader, layer: str, a: Architecture) -> Experts:
-    """Load the router and the experts of a layer.
+def load_experts(read: CheckpointReader, layer: str, a: Architecture, held: slice) -> Experts:
+    """Load the router of a layer, and those of its experts that a rank holds.
 
     Args:
         read: Of the checkpoint.
         layer: The layer's name.
         a: What the config says.
+        held: The experts.
 
     Raises:
         UnsupportedCheckpoint: A tensor is missing, or of another shape than the config says.
@@ -28,12 +30,12 @@ def load_experts(read: CheckpointReader, layer: str, a: Architecture) -> Experts
     # transformers 5 calls every block mlp, also in files of families that had another name for it.
     published, count, hidden = f"{layer}.{names.block}", shape.count, a.hidden_size
     block = published if f"{published}.{names.router}.weight" in read else f"{layer}.mlp"
-    gate_up, down = read_experts(read, f"{block}.experts", shape, hidden, names)
+    gate_up, down = read_experts(read, f"{block}.experts", shape, hidden, names, held)
 
-    def bias(name: str, *sizes: int, dtype: torch.dtype | None = None) -> Tensor | None:
-        return read.tensor(f"{block}.{name}", *sizes, dtype=dtype) if names.interleaved else None
+    def bias(name: str, *sizes: int, cut: Cut = UNCUT, dtype: torch.dtype | None = None) -> Tensor | None:
+        return read.tensor(f"{block}.{name}", *sizes, dtype=dtype, cut=cut) if names.interleaved else None
 
-    gate_up_bias = bias("experts.gate_up_proj_bias", count, 2 * shape.width)
+    gate_up_bias = bias("experts.gate_up_proj_bias", count, 2 * shape.width, cut=rows(held))
     return Experts(
         routing=shape.routing,
         activation=shape.activation,
@@ -43,15 +45,21 @@ def load_experts(read: CheckpointReader, layer: str, a: Architecture) -> Experts
         gate_up=gate_up,
         gate_up_bias=None if gate_up_bias is None else _side_by_side(gate_up_bias),
         down=down,
-        down_bias=bias("experts.down_proj_bias", count, hidden),
+        down_bias=bias("experts.down_proj_bias", count, hidden, cut=rows(held)),
         shared=None,
+        first=held.start,
     )
 
 
 def read_experts(
-    read: CheckpointReader, prefix: str, shape: ExpertShape, hidden: int, names: ExpertNames
+    read: CheckpointReader,
+    prefix: str,
+    shape: ExpertShape,
+    hidden: int,
+    names: ExpertNames,
+    held: slice | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Read the weights of all experts.
+    """Read the weights of experts.
 
     Args:
         read: Of the checkpoint.
@@ -59,6 +67,7 @@ def read_experts(
         shape: What the config says.
         hidden: Width of the residual stream.
         names: Of the parts.
+        held: Which experts; None: all.
 
     Returns:
         [E, 2 F, hidden], gate first, and [E, hidden, F].
@@ -67,15 +76,22 @@ def read_experts(
         UnsupportedCheckpoint: See `load_experts`.
     """
     count, width = shape.count, shape.width
+    cut = UNCUT if held is None else rows(held)
     wide, narrow = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
     if wide in read and names.interleaved:
-        gate_up = _side_by_side(read.tensor(wide, count, hidden, 2 * width)).transpose(1, 2).contiguous()
-        return gate_up, read.tensor(narrow, count, width, hidden).transpose(1, 2).contiguous()
+        in_turn = read.tensor(wide, count, hidden, 2 * width, cut=cut)
+        down = read.tensor(narrow, count, width, hidden, cut=cut)
+        return _side_by_side(in_turn).transpose(1, 2).contiguous(), down.transpose(1, 2).contiguous()
     if wide in read:
-        return read.tensor(wide, count, 2 * width, hidden), read.tensor(narrow, count, hidden, width)
+        gate_up = read.tensor(wide, count, 2 * width, hidden, cut=cut)
+        return gate_up, read.tensor(narrow, count, hidden, width, cut=cut)
     of_each = [[f"{prefix}.{index}.{part}.weight" for part in names.parts] for index in range(count)]
+    if held is not None:
+        mine = of_each[held]
+        read.leave(name for of_one in of_each if of_one not in mine for name in of_one)
+        of_each = mine
     first = [name for gate, up, _ in of_each for name in (gate, up)]
-    gate_up = _stack(read, first, width, hidden).unflatten(0, (count, 2)).flatten(1, 2)
+    gate_up = _stack(read, first, width, hidden).unflatten(0, (len(of_each), 2)).flatten(1, 2)
     return gate_up, _stack(read, [down for _, _, down in of_each], hidden, width)
 
 

@@ -13,9 +13,12 @@ from torch import Tensor
 from hiscore.layers.rope import rotary_order
 from hiscore.layers.weights import LayerWeights, Mlp, Weights
 from hiscore.models.config import Architecture
+from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.expert_loader import load_experts
 from hiscore.models.reader import EMBEDDING, HEAD, CheckpointReader
+from hiscore.models.sharding import Cuts, of_rank
+from hiscore.parallel.shard import WHOLE, Shard
 
 
 def load_weights(
@@ -24,8 +27,9 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     fp8: bool = False,
+    shard: Shard = WHOLE,
 ) -> Weights:
-    """Load and fuse a checkpoint's weights.
+    """Load and fuse a checkpoint's weights, or a rank's share of them.
 
     Args:
         checkpoint: Directory with safetensors.
@@ -33,17 +37,19 @@ def load_weights(
         device: Where the weights are kept.
         dtype: Of the weights; norms are float32.
         fp8: Whether the layers' projections are in fp8: of a checkpoint that stores some so, those.
+        shard: The rank.
 
     Raises:
         UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
     """
     read, a = CheckpointReader(checkpoint, device, dtype, fp8, architecture.stored_in_fp8), architecture
+    cuts, mine = Cuts.of(a, shard), of_rank(a, shard)
     if a.labels is None:
-        embedding, head = embedding_and_head(read, a.vocab_size, a.hidden_size, a.tied_head)
+        embedding, head = embedding_and_head(read, a.vocab_size, a.hidden_size, a.tied_head, cuts.vocabulary)
     else:
-        embedding = read.tensor(EMBEDDING, a.vocab_size, a.hidden_size)
+        embedding = read.tensor(EMBEDDING, a.vocab_size, a.hidden_size, cut=cuts.vocabulary)
         head = read.tensor("score.weight", a.labels, a.hidden_size)
-    layers = tuple(_load_layer(read, index, a) for index in range(a.layers))
+    layers = tuple(_load_layer(read, index, a, cuts, mine) for index in range(a.layers))
     final_norm = _norm(read, "model.norm", a, a.hidden_size) * a.logit_scale
     if left_over := read.unread():
         raise UnsupportedCheckpoint(
@@ -54,7 +60,7 @@ def load_weights(
 
 
 def embedding_and_head(
-    read: CheckpointReader, vocab_size: int, hidden_size: int, tied: bool
+    read: CheckpointReader, vocab_size: int, hidden_size: int, tied: bool, cut: Cut = UNCUT
 ) -> tuple[Tensor, Tensor]:
     """Read the embedding and the head of a causal LM, which may be one tensor.
 
@@ -66,6 +72,7 @@ def embedding_and_head(
         vocab_size: Rows of both.
         hidden_size: Columns of both.
         tied: Whether the config ties them.
+        cut: The part of both that is read.
 
     Returns:
         Both, [vocabulary, hidden].
@@ -73,48 +80,56 @@ def embedding_and_head(
     shape = vocab_size, hidden_size
     both = EMBEDDING in read and HEAD in read
     if not tied or (both and not read.equal(EMBEDDING, HEAD)):
-        return read.tensor(EMBEDDING, *shape), read.tensor(HEAD, *shape)
-    shared = read.tensor(HEAD if HEAD in read and not both else EMBEDDING, *shape)
+        return read.tensor(EMBEDDING, *shape, cut=cut), read.tensor(HEAD, *shape, cut=cut)
+    shared = read.tensor(HEAD if HEAD in read and not both else EMBEDDING, *shape, cut=cut)
     return shared, shared
 
 
-def _load_layer(read: CheckpointReader, index: int, a: Architecture) -> LayerWeights:
+def _load_layer(
+    read: CheckpointReader, index: int, a: Architecture, cuts: Cuts, mine: Architecture
+) -> LayerWeights:
+    """Load a layer of `a`, of which the rank has the sizes `mine`."""
     prefix, norms = f"model.layers.{index}", a.family.norms
     attention = f"{prefix}.self_attn"
 
     def norm(name: str | None) -> Tensor | None:
         return None if name is None else _norm(read, f"{prefix}.{name}", a, a.hidden_size)
 
-    def head_norm(name: str, heads: int) -> Tensor | None:
+    def head_norm(name: str, heads: int, of_rank: int, cut: Cut) -> Tensor | None:
         if not a.qk_norm:
             return None
-        normed_together = heads if a.family.qk_norm_of_all_heads else 1
-        weight = _norm(read, f"{attention}.{name}", a, normed_together * a.head_dim)
-        order = _order_of_heads(a, normed_together)
+        wide = a.family.qk_norm_of_all_heads
+        weight = _norm(read, f"{attention}.{name}", a, (heads if wide else 1) * a.head_dim, cut)
+        order = _order_of_heads(a, of_rank if wide else 1)
         return weight if order is None else weight[order.to(weight.device)]
 
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     qkv = _widths(attention, a.family.qkv_names, (q, kv, kv))
+    output = {f"{attention}.o_proj": a.hidden_size}
     return LayerWeights(
         input_norm=norm(norms.input),
-        qkv=read.projection(qkv, a.hidden_size, bias=a.qkv_bias, order=_order_of_qkv(a)),
-        q_norm=head_norm("q_norm", a.heads),
-        k_norm=head_norm("k_norm", a.kv_heads),
-        output=read.projection({f"{attention}.o_proj": a.hidden_size}, q, bias=a.output_bias),
+        qkv=read.projection(qkv, a.hidden_size, a.qkv_bias, _order_of_qkv(mine), cuts.qkv),
+        q_norm=head_norm("q_norm", a.heads, mine.heads, cuts.q_norm),
+        k_norm=head_norm("k_norm", a.kv_heads, mine.kv_heads, cuts.k_norm),
+        output=read.projection(output, q, a.output_bias, cut=cuts.output, adds_bias=cuts.adds_biases),
         post_attention_norm=norm(norms.post_attention),
         mlp_norm=norm(norms.mlp),
-        mlp=load_experts(read, prefix, a) if a.routed[index] else _load_mlp(read, f"{prefix}.mlp", a),
+        mlp=load_experts(read, prefix, a, cuts.experts)
+        if a.routed[index]
+        else _load_mlp(read, f"{prefix}.mlp", a, cuts),
         post_mlp_norm=norm(norms.post_mlp),
-        sinks=read.tensor(f"{attention}.sinks", a.heads, dtype=torch.float32) if a.family.sinks else None,
+        sinks=read.tensor(f"{attention}.sinks", a.heads, dtype=torch.float32, cut=cuts.sinks)
+        if a.family.sinks
+        else None,
     )
 
 
-def _load_mlp(read: CheckpointReader, prefix: str, a: Architecture) -> Mlp:
-    inner = a.intermediate_size
+def _load_mlp(read: CheckpointReader, prefix: str, a: Architecture, cuts: Cuts) -> Mlp:
+    inner, down = a.intermediate_size, {f"{prefix}.down_proj": a.hidden_size}
     gate_up = _widths(prefix, a.family.gate_up_names, (inner, inner))
     return Mlp(
-        gate_up=read.projection(gate_up, a.hidden_size, bias=a.mlp_bias),
-        down=read.projection({f"{prefix}.down_proj": a.hidden_size}, inner, bias=a.mlp_bias),
+        gate_up=read.projection(gate_up, a.hidden_size, a.mlp_bias, cut=cuts.gate_up),
+        down=read.projection(down, inner, a.mlp_bias, cut=cuts.down, adds_bias=cuts.adds_biases),
     )
 
 
@@ -141,7 +156,7 @@ def _order_of_qkv(a: Architecture) -> Tensor | None:
     return torch.cat((order, len(order) + torch.arange(a.kv_heads * a.head_dim)))
 
 
-def _norm(read: CheckpointReader, name: str, a: Architecture, size: int) -> Tensor:
+def _norm(read: CheckpointReader, name: str, a: Architecture, size: int, cut: Cut = UNCUT) -> Tensor:
     """The weight of a norm, in float32; the one that Gemma leaves out is added."""
-    weight = read.tensor(f"{name}.weight", size).float()
+    weight = read.tensor(f"{name}.weight", size, cut=cut).float()
     return weight + 1 if a.norm_plus_one else weight

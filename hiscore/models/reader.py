@@ -1,6 +1,6 @@
 """Reads a checkpoint's tensors by name, in the dtype and on the device of the model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -8,8 +8,9 @@ from torch import Tensor
 
 from hiscore.layers.block_fp8 import BLOCKS, BlockFp8Linear
 from hiscore.layers.weights import FP8, FP8_ALIGNMENT, Fp8Linear, Linear, Projection, Quantised, quantise
+from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.errors import UnsupportedCheckpoint
-from hiscore.models.quantization.tensors import CheckpointTensors
+from hiscore.models.quantization.tensors import CheckpointTensors, check_shape
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROPE_BUFFER = ".rotary_emb.inv_freq"
@@ -39,21 +40,34 @@ class CheckpointReader:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Read a tensor.
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None, cut: Cut = UNCUT) -> Tensor:
+        """Read a tensor, or a part of it.
 
         Args:
             name: Its name in the checkpoint.
-            shape: What it must have.
+            shape: What it must have as a whole.
             dtype: Of the result; None: the reader's.
+            cut: The part.
 
         Raises:
             UnsupportedCheckpoint: There is no such tensor, or it has another shape.
         """
-        return self._joined({name: shape}, dtype)
+        return self._joined({name: shape}, dtype, cut)
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Leave tensors, which must be there, to other ranks."""
+        names = list(names)
+        self._check_names(names)
+        self._read.update(names)
 
     def projection(
-        self, outs: Mapping[str, int], inner: int, bias: bool, order: Tensor | None = None
+        self,
+        outs: Mapping[str, int],
+        inner: int,
+        bias: bool,
+        order: Tensor | None = None,
+        cut: Cut = UNCUT,
+        adds_bias: bool = True,
     ) -> Projection:
         """Read layers of the same input as one projection, in fp8 if the reader is.
 
@@ -61,18 +75,24 @@ class CheckpointReader:
             outs: Name and width of each layer, in order.
             inner: Width of the input.
             bias: Whether they have biases.
-            order: int64, of all the outputs; None: as they are.
+            order: int64, of the outputs that are read; None: as they are.
+            cut: The part that is read; its rows are those of all layers, one behind another.
+            adds_bias: Whether this rank reads the biases.
         """
         weights = {f"{name}.weight": (out, inner) for name, out in outs.items()}
-        added = self._joined({f"{name}.bias": (out,) for name, out in outs.items()}) if bias else None
+        biases, added = {f"{name}.bias": (out,) for name, out in outs.items()}, None
+        if bias and adds_bias:
+            added = self._joined(biases, cut=Cut(cut.rows))
+        elif bias:
+            self.leave(biases)
         # Quantised from float32, so that it is rounded once.
         if order is not None:
             order = order.to(self._device)
             added = None if added is None else added[order]
-        if self._keeps_fp8 and (kept := self._kept_in_fp8(weights, added, order)):
+        if self._keeps_fp8 and (kept := self._kept_in_fp8(weights, added, order, cut)):
             return kept
         # Quantised from float32, so that it is rounded once.
-        weight = self._joined(weights, torch.float32 if self._quantises else None)
+        weight = self._joined(weights, torch.float32 if self._quantises else None, cut)
         if order is not None:
             weight = weight[order]
         if not self._quantises:
@@ -85,20 +105,25 @@ class CheckpointReader:
         return Fp8Linear(quantise(weight), added)
 
     def _kept_in_fp8(
-        self, weights: Mapping[str, tuple[int, ...]], bias: Tensor | None, order: Tensor | None
+        self, weights: Mapping[str, tuple[int, ...]], bias: Tensor | None, order: Tensor | None, cut: Cut
     ) -> Projection | None:
         """A projection of weights as they are stored; None if no kernel takes them."""
         self._check_names(weights)
         found = [part for name in weights if (part := self._tensors.read_fp8(name))]
         if len(found) < len(weights) or len({block for *_, block in found}) > 1:
             return None
-        self._check_shapes([values for values, *_ in found], weights)
+        for (values, *_), (name, shape) in zip(found, weights.items(), strict=True):
+            check_shape(name, values.shape, shape)
+        block = found[0][2]
         # torch joins no tensors of float8.
-        values = torch.cat([values.view(torch.uint8) for values, *_ in found])
+        values = cut.of(torch.cat([values.view(torch.uint8) for values, *_ in found]))
         scales = torch.cat([scales for _, scales, _ in found])
+        if (of_scales := _cut_of_scales(cut, block, scales.shape[1])) is None:
+            return None
+        scales = of_scales.of(scales)
         if order is not None:
             values, scales = values[order], scales[order]
-        values, block = values.view(FP8), found[0][2]
+        values = values.view(FP8)
         if scales.shape[1] == 1 and not any(size % FP8_ALIGNMENT for size in values.shape):
             kept: Projection = Fp8Linear(Quantised(values, scales), bias)
         elif block in BLOCKS:
@@ -123,21 +148,29 @@ class CheckpointReader:
         left_over = set(self._tensors) - self._read - {HEAD}
         return sorted(name for name in left_over if not name.endswith(ROPE_BUFFER))
 
-    def _joined(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype | None = None) -> Tensor:
-        """Read tensors of known shapes, joined along their first dimension."""
+    def _joined(
+        self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype | None = None, cut: Cut = UNCUT
+    ) -> Tensor:
+        """Read tensors of known shapes, joined along their first dimension, or a part of that."""
         self._check_names(shapes)
         self._read.update(shapes)
-        parts = [self._tensors.read(name).to(dtype or self.dtype) for name in shapes]
-        self._check_shapes(parts, shapes)
+        parts, begin = [], 0
+        for name, shape in shapes.items():
+            part = self._tensors.read(name, shape, cut.within(begin, shape[0]))
+            parts.append(part.to(dtype or self.dtype))
+            begin += shape[0]
         return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
 
     def _check_names(self, names: Iterable[str]) -> None:
         if missing := [name for name in names if name not in self._tensors]:
             raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{missing[0]}'")
 
-    def _check_shapes(self, parts: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        for part, (name, shape) in zip(parts, shapes.items(), strict=True):
-            if part.shape != shape:
-                raise UnsupportedCheckpoint(
-                    f"'{name}' has shape {list(part.shape)}, the config announces {list(shape)}"
-                )
+
+def _cut_of_scales(cut: Cut, block: int, blocks: int) -> Cut | None:
+    """The cut of the scales of a weight in fp8, [rows, blocks]; None if it goes through a block."""
+    if cut.columns is None or blocks == 1:
+        return Cut(cut.rows)
+    first, last = cut.columns.start, cut.columns.stop
+    if first % block:
+        return None
+    return Cut(cut.rows, slice(first // block, -(-last // block)))

@@ -35,11 +35,12 @@ class SharedWeights:
 
     Args:
         directory: The server's own; None: weights are not shared.
+        server: Process id of the server; None: this process is a child of it.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, server: int | None = None) -> None:
         # A restarted server shares nothing with the one before.
-        self._directory = directory / f"weights-{os.getppid()}" if directory else None
+        self._directory = directory / f"weights-{server or os.getppid()}" if directory else None
         self._users: list[int] = []  # locked files: exclusively by the owner at its end, shared by the others
         self._exported: list[Path] = []
 

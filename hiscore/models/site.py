@@ -1,7 +1,9 @@
 """What a model shares with the rest of its server."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hiscore.memory.ledger import Ledger
 from hiscore.memory.plan import MemoryLine
@@ -25,19 +27,28 @@ class Site:
     ledger: Ledger = field(default_factory=Ledger)
     progress: Advance = no_progress
     weights: SharedWeights = field(default_factory=SharedWeights)
+    place: tuple[Path, str, int] | None = None
+    """Directory, model and process id of the server; None: there is none."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # On another rank it is the site of the same server, by a counter and maps of that process.
+        return (Site.in_server, self.place) if self.place else (Site, ())
 
     def weights_line(self, size: int, key: str) -> MemoryLine:
         """The line of a memory plan for weights of some bytes, which other models may have under the same key."""
         return MemoryLine("weights", size, shared=f"weights {key}" if self.weights.shares else "")
 
     @classmethod
-    def in_server(cls, directory: Path, model: str) -> "Site":
+    def in_server(cls, directory: Path, model: str, server: int | None = None) -> "Site":
         """The site of a server's model.
 
         Args:
             directory: The server's own.
             model: Its name.
+            server: Its process id; None: this process is a child of it.
         """
+        server = os.getppid() if server is None else server
         both = all((directory / "models" / name).is_dir() for name in SHARERS)
-        shared = SharedWeights(directory if both else None)
-        return cls(Ledger(directory), Progress(directory, model).advance, shared)
+        shared = SharedWeights(directory if both else None, server)
+        progress = Progress(directory, model).advance
+        return cls(Ledger(directory, server), progress, shared, (directory, model, server))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hiscore.models.division import undividable
 from hiscore.models.encoders.families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, family_of
 from hiscore.models.family import CLASSIFIER, DsaFamily
@@ -67,17 +68,24 @@ def context_limit(of_checkpoint: int, max_context: int | None) -> int:
     return max_context
 
 
-def servable(checkpoint: Path) -> Capabilities:
-    """Sort the models into those that a checkpoint can serve and those that it cannot."""
+def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
+    """Sort the models into those that a checkpoint can serve and those that it cannot.
+
+    Args:
+        checkpoint: Its directory.
+        ranks: On how many devices each model is to compute.
+    """
     left_out: dict[str, str] = {}
     config = json.loads((checkpoint / "config.json").read_text())
     if not has_tokenizer(checkpoint):
         left_out["tokenizer"] = _no_tokenizer(checkpoint)
-    if reason := unscorable(config):
+    if reason := unscorable(config) or undividable(config, ranks):
         left_out["scorer"] = reason
     if left_out:
         left_out["score"] = f"it needs the {' and the '.join(left_out)}"
-    if reason := undecodable(config):
+    if reason := undecodable(config) or (
+        f"TENSOR_PARALLEL is {ranks}, and decode computes on one device" if ranks > 1 else None
+    ):
         left_out["decode"] = reason
     family = family_of(config)
     selectors = family.selectors if family else ()

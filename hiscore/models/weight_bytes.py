@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,28 +22,34 @@ OF_IMAGES = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.
 BITS = {"fp8": 8, "mxfp4": 4, "awq": 4}
 
 
-def weight_bytes(checkpoint: Path, number_bytes: int, projections_in_fp8: bool = False) -> int:
+def weight_bytes(
+    checkpoint: Path,
+    number_bytes: int,
+    projections_in_fp8: bool = False,
+    share_of: Callable[[str], float] = lambda name: 1.0,
+) -> int:
     """Bytes of all weights, those that are quantised in the file dequantised.
 
     Args:
         checkpoint: Directory with config.json and safetensors.
         number_bytes: Of one number of the model's dtype.
         projections_in_fp8: Whether projections take one byte for each weight instead.
+        share_of: How much of a tensor is loaded, by its name.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     quantised = config.get("quantization_config") or (config.get("text_config") or {}).get(
         "quantization_config"
     )
     bits = _stored_bits(quantised or {})
-    total = 0
+    total = 0.0
     for name, dtype, shape in _tensors(checkpoint):
         if COMPANION.search(name) or OF_IMAGES.match(name):
             continue
         packed = 1 if dtype in FLOATS else NUMBER_BYTES[dtype] * 8 // bits
         # What a checkpoint in fp8 has in 16 bits stays so, as experts do.
         in_fp8 = projections_in_fp8 and PROJECTION.match(name) and (quantised is None or dtype not in FLOATS)
-        total += prod(shape) * packed * (1 if in_fp8 else number_bytes)
-    return total
+        total += share_of(name) * prod(shape) * packed * (1 if in_fp8 else number_bytes)
+    return int(total)
 
 
 def _stored_bits(quantised: dict[str, Any]) -> int:

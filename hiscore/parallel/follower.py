@@ -46,9 +46,10 @@ def follow(channel: Connection, rank: Rank) -> None:
             message = channel.recv_bytes()
         except (EOFError, OSError):
             return
-        confirm, work = pickle.loads(message)
+        # Its first byte says whether the first rank waits for an answer; the rest may not be readable.
+        confirm = message[0] == 1
         try:
-            work(rank)
+            pickle.loads(memoryview(message)[1:])(rank)
         except Exception as error:
             if not confirm:
                 log.critical("rank %d fails and ends", rank.shard.rank, exc_info=True)
@@ -57,7 +58,7 @@ def follow(channel: Connection, rank: Rank) -> None:
         else:
             answer = ""
         # What it refers to may be large.
-        del work, message
+        del message
         if confirm:
             channel.send(answer)
 

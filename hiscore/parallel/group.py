@@ -80,6 +80,8 @@ class Distributed(Group):
         return torch.cat(parts, dim=1)
 
     def _reduce(self, x: Tensor, operation: Any) -> Tensor:
+        if not x.numel():
+            return x
         x = x.contiguous()
         options = dist.AllreduceOptions()
         options.reduceOp = operation

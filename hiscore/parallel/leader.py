@@ -127,7 +127,8 @@ class Ranks(Leader):
 
     def _send(self, work: Work[T], confirm: bool) -> bytes:
         message = io.BytesIO()
-        pickle.dump((confirm, work), message, protocol=5)
+        message.write(bytes([confirm]))
+        pickle.dump(work, message, protocol=5)
         for rank, channel in enumerate(self._channels, start=1):
             try:
                 channel.send_bytes(message.getbuffer())
@@ -158,5 +159,5 @@ def lead(devices: Sequence[torch.device]) -> Leader:
 
 
 def _work_of(message: bytes) -> Work[T]:
-    work: Work[T] = pickle.loads(message)[1]
+    work: Work[T] = pickle.loads(memoryview(message)[1:])
     return work

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from hiscore.logs import LogFormat, configure_model
+from hiscore.parallel.rank import Rank
 from hiscore.parallel.shard import Shard
 
 
@@ -17,6 +19,33 @@ def use(device: torch.device, ranks: int) -> None:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(max(torch.get_num_threads() // ranks, 1))
+
+
+def devices_of(first: torch.device, ranks: int, visible: int) -> list[torch.device]:
+    """The devices of an instance's ranks: its own and those after it, which no other instance has.
+
+    Args:
+        first: Its own.
+        ranks: How many.
+        visible: GPUs that there are.
+
+    Raises:
+        ValueError: Another instance would have some of them, too, or there are not so many.
+    """
+    if first.type != "cuda":
+        return [first] * ranks
+    index = first.index or 0
+    if index % ranks or index + ranks > visible:
+        raise ValueError(
+            f"TENSOR_PARALLEL is {ranks}: an instance cannot begin at {first} of {visible} visible GPUs"
+        )
+    return [torch.device("cuda", index + rank) for rank in range(ranks)]
+
+
+def log_as(rank: Rank, log_format: LogFormat, model: str) -> None:
+    """Work: log like the model's first rank."""
+    if rank.shard.rank:
+        configure_model(log_format, f"{model} rank {rank.shard.rank}")
 
 
 def store_path(store: int) -> str:

@@ -96,7 +96,9 @@ class CudaRunner:
         self._decoder = decoder
         self._device = decoder.device
         properties = torch.cuda.get_device_properties(self._device)
-        self._ops = TritonOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
+        self._ops = decoder.over_ranks(
+            TritonOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
+        )
         self._attention = TritonAttention(
             decoder.attention_shape, decoder.dtype, properties.multi_processor_count
         )
@@ -169,4 +171,8 @@ class CudaRunner:
         self._static[4 * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
         self._outputs.allocate(*self._body(layout))
         torch.cuda.synchronize(self._device)
-        self._graphs[layout.rows] = capture.capture(lambda: self._outputs.keep(*self._body(layout)))
+        self._graphs[layout.rows] = capture.capture(
+            lambda: self._outputs.keep(*self._body(layout)),
+            # NCCL's own thread asks for its events meanwhile.
+            error_mode="thread_local" if self._decoder.ranks > 1 else "global",
+        )

@@ -38,7 +38,9 @@ class TorchRunner:
     def __init__(self, decoder: Decoder, slots: int) -> None:
         a = decoder.architecture
         self._decoder = decoder
-        self._ops = TorchOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
+        self._ops = decoder.over_ranks(
+            TorchOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
+        )
         self._attention = TorchAttention(decoder.attention_shape)
         self.pool = decoder.new_pool(slots)
 

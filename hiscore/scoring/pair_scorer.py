@@ -11,10 +11,13 @@ from hiscore.memory.plan import MemoryLine, MemoryPlan
 from hiscore.models.config import read_facts
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.encoder import Encoder, read_encoder_architecture
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.site import Site
 from hiscore.models.support import CheckpointFacts, has_tokenizer
 from hiscore.models.weight_bytes import weight_bytes
+from hiscore.parallel.rank import Leader
 from hiscore.prefill.encoder_runner import make_encoder_runner
+from hiscore.scoring.computation import Computation
 from hiscore.scoring.memory import CPU_ATTENTION_BYTES, CUDA_BYTES, PROCESS_BYTES
 from hiscore.scoring.packing import Batch
 from hiscore.scoring.pairs import PairRules, as_pairs, pack_pairs
@@ -68,7 +71,7 @@ class PairScorer(Scorer):
         self.facts = CheckpointFacts(
             a.vocab_size, a.context_length, is_classifier=True, is_encoder=True, token_types=a.token_types
         )
-        self._head = LMHead(encoder.weights.head.weight, None, encoder.weights.head.bias)
+        head = LMHead(encoder.weights.head.weight, None, encoder.weights.head.bias)
         self._budget = max_batch_tokens
         self._prefix_cache = PrefixCache(0, 0, caching=False)
         self._rules = PairRules(
@@ -77,7 +80,8 @@ class PairScorer(Scorer):
             uncounted_id=a.uncounted_id,
             reads_all=a.pooling == "mean",
         )
-        self.runner = make_encoder_runner(encoder, max_rows)
+        runner = make_encoder_runner(encoder, max_rows)
+        self.compute_with(Computation(runner, head, is_classifier=True))
         log.info(
             "%s encoder on %s in %s by %s; pairs of at most %d tokens, forwards of at most %d",
             a.family, self.device, precision, type(self.runner).__name__, a.context_length, max_rows,
@@ -140,11 +144,20 @@ def make_scorer(
     query_cache_bytes: int | None,
     max_context: int | None,
     site: Site,
+    leader: Leader | None = None,
 ) -> Scorer:
-    """The scorer of a checkpoint's kind. See `Scorer` for the arguments; encoders have no cache of queries."""
-    if read_facts(checkpoint).is_encoder:
-        return PairScorer(checkpoint, device, dtype, max_batch_tokens, max_context, site)
-    return Scorer(checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, site)
+    """The scorer of a checkpoint's kind. See `Scorer` for the arguments; encoders have no cache of queries.
+
+    Raises:
+        UnsupportedCheckpoint: An encoder on several ranks.
+    """
+    if not read_facts(checkpoint).is_encoder:
+        return Scorer(
+            checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, site, leader
+        )
+    if leader is not None and leader.rank.shard.ranks > 1:
+        raise UnsupportedCheckpoint("encoders compute on one device: leave TENSOR_PARALLEL unset")
+    return PairScorer(checkpoint, device, dtype, max_batch_tokens, max_context, site)
 
 
 def _token_types(checkpoint: Path) -> tuple[int, int]:

@@ -2,27 +2,24 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hiscore.arrays import Float32
-from hiscore.attention.metadata import Forward
-from hiscore.device import download, free_bytes, memory_of, upload
+from hiscore.device import download
 from hiscore.errors import RequestError
-from hiscore.layers.lm_head import LMHead
-from hiscore.models.config import Architecture, read_architecture
-from hiscore.models.decoder import Decoder, weights_key
+from hiscore.models.config import read_architecture
 from hiscore.models.site import Site
 from hiscore.models.support import CheckpointFacts
-from hiscore.models.weight_bytes import weight_bytes
-from hiscore.prefill.runner import ForwardRunner, make_runner
+from hiscore.parallel.rank import Leader, OneRank
+from hiscore.prefill.runner import ForwardRunner
 from hiscore.scoring.batch_plan import ScoringPlan
-from hiscore.scoring.head_results import head_results, own_counts
-from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
+from hiscore.scoring.computation import PLACE, Checkpoint, Computation, compute, set_up
+from hiscore.scoring.head_results import own_counts
 from hiscore.scoring.packing import Batch, pack
 from hiscore.scoring.precision import DTYPES, pick_dtype, use_device
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
@@ -115,7 +112,7 @@ class PendingScores:
 
 
 class Scorer:
-    """One checkpoint on one device."""
+    """One checkpoint, on one device or several."""
 
     def __init__(
         self,
@@ -126,6 +123,7 @@ class Scorer:
         query_cache_bytes: int | None = None,
         max_context: int | None = None,
         site: Site | None = None,
+        leader: Leader | None = None,
     ) -> None:
         """Plan the memory, load a checkpoint, allocate its KV pool and, on CUDA, capture graphs.
 
@@ -134,55 +132,54 @@ class Scorer:
             device: As for `torch.device`; "auto": a GPU if there is one.
             dtype: A key of `DTYPES`; "auto": bfloat16 on a GPU, else float32.
             max_batch_tokens: Tokens of one forward.
-            query_cache_bytes: Room for keys and values of cached queries; 0: no cache; None: see
+            query_cache_bytes: Room on the device for keys and values of cached queries; 0: no cache; None: see
                 `default_cache_bytes`.
             max_context: Tokens of query and item at most; None: see `context_limit`.
             site: Of the server's model; None: there is no server.
+            leader: Of the ranks that compute together, whose devices count instead; None: there is one.
 
         Raises:
             UnsupportedCheckpoint: The decoder cannot compute the checkpoint.
             MemoryExceeded: The device has no room for it.
             ValueError: The device has no fp8, or `max_context` exceeds the checkpoint's context.
+            RankError: One of these, on one of several ranks.
         """
-        self.device = use_device(device)
+        self._leader = leader or OneRank(use_device(device))
+        self.device = self._leader.rank.device
         a, _ = read_architecture(checkpoint, max_context)
         precision = pick_dtype(dtype, self.device, a.stored_in_fp8)
         self.dtype = DTYPES[precision]
-        fp8, site = precision == "fp8", site or Site()
-        pool = self._claim(checkpoint, a, fp8, max_batch_tokens, query_cache_bytes, site)
-        decoder = Decoder(checkpoint, self.device, self.dtype, fp8, max_context, site.weights)
-        decoder.after_layer = site.progress
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
-        self._head = LMHead(decoder.weights.head, a.logit_soft_cap)
+        of = Checkpoint(checkpoint, dtype, max_context, max_batch_tokens)
+        self._computation, pool = set_up(self._leader, of, query_cache_bytes, site or Site())
         self._budget = max_batch_tokens
         self._prefix_cache = PrefixCache(pool.pages, pool.reserve, caching=query_cache_bytes != 0)
-        self.runner: ForwardRunner = make_runner(decoder, pool.pages * PAGE, max_batch_tokens)
+        ranks = self._leader.rank.shard.ranks
         log.info(
-            "%s decoder on %s in %s by %s; sequences of at most %d tokens, forwards of at most %d; the pool holds "
-            "%d tokens, up to %d of them for calls of several forwards",
-            a.family.name, self.device, precision, type(self.runner).__name__, a.context_length, max_batch_tokens,
-            pool.pages * PAGE, pool.reserve * PAGE,
+            "%s decoder on %s%s in %s by %s; sequences of at most %d tokens, forwards of at most %d; the pool "
+            "holds %d tokens, up to %d of them for calls of several forwards",
+            a.family.name, self.device, f", the first of {ranks} ranks," if ranks > 1 else "", precision,
+            type(self.runner).__name__, a.context_length, max_batch_tokens, pool.pages * PAGE, pool.reserve * PAGE,
         )  # fmt: skip
 
-    def _claim(
-        self,
-        checkpoint: Path,
-        a: Architecture,
-        fp8: bool,
-        budget: int,
-        cache_bytes: int | None,
-        site: Site,
-    ) -> PoolSizes:
-        """Claim the memory for everything, before any of it is allocated. Returns the size of the pool."""
-        place, number_bytes = memory_of(self.device), self.dtype.itemsize
-        free = site.ledger.free(place, lambda: free_bytes(self.device))
-        cache_bytes = default_cache_bytes(free) if cache_bytes is None else cache_bytes
-        pool = pool_sizes(a, number_bytes, budget, cache_bytes)
-        key = weights_key(self.device, self.dtype, fp8)
-        weights = site.weights_line(weight_bytes(checkpoint, number_bytes, fp8), key)
-        owner = f"scorer on {self.device}"
-        site.ledger.claim(owner, plan_memory(place, a, number_bytes, weights, budget, pool.pages))
-        return pool
+    @property
+    def runner(self) -> ForwardRunner:
+        """What runs forwards in this process."""
+        return self._computation.runner
+
+    @runner.setter
+    def runner(self, runner: ForwardRunner) -> None:
+        self.compute_with(replace(self._computation, runner=runner))
+
+    def compute_with(self, computation: Computation) -> None:
+        """Compute with something else, on this rank alone: for measurements and tests."""
+        self._computation = computation
+        self._leader = OneRank(self.device)
+        self._leader.rank.held[PLACE] = computation
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        self._leader.close()
 
     def plan(self) -> ScoringPlan:
         """A new batch to form."""
@@ -212,21 +209,14 @@ class Scorer:
         return pack(prompts, self._budget, self._prefix_cache)
 
     def _launch(self, requests: Sequence[ScoreRequest], batch: Batch) -> PendingScores:
-        hidden = self._in_order(self.runner.forward(batch.forwards), batch.forwards)
-        results = head_results(self._head, hidden, requests, self.facts.is_classifier)
+        work = partial(compute, forwards=batch.forwards, requests=requests)
+        results = self._leader.do(work)
         host, copy_done = self._to_host(torch.cat([result.values.flatten() for result in results]))
         shapes = [
             (result.members, result.values.shape[1] if result.values.ndim == 2 else None)
             for result in results
         ]
         return PendingScores(requests, batch, host, shapes, copy_done, self.facts.is_classifier)
-
-    def _in_order(self, hidden: Tensor, forwards: Sequence[Forward]) -> Tensor:
-        """Sort rows by the batch's items; several forwards may have read them in another order."""
-        items = np.concatenate([np.empty(0, np.int64), *(forward.scored_items for forward in forwards)])
-        if (np.diff(items) > 0).all():
-            return hidden
-        return hidden[upload(np.argsort(items), self.device)]
 
     def _to_host(self, results: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         if self.device.type != "cuda":

@@ -41,6 +41,18 @@ class Precision(Settings):
     )
 
 
+class Division(Settings):
+    """Over how many devices one model is divided."""
+
+    section = "Model and device"
+
+    tensor_parallel: PositiveInt = Field(
+        default=1,
+        description="GPUs, or processes on the CPU, that compute one model together "
+        "([sizing](tensor-parallel.md)). There are as many instances as groups of so many visible GPUs",
+    )
+
+
 class ContextLimit(Settings):
     """How long one sequence may be; every pool is sized for it."""
 
@@ -111,8 +123,8 @@ class ScoringSettings(Settings):
     query_cache_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="prefix cache: keys and values of recent queries, per scorer instance; 0: none. Not set: "
-        "1 GiB, at most an eighth of the device's memory. The pool is larger where a call that takes several "
+        description="prefix cache: keys and values of recent queries, on each GPU of a scorer instance; 0: none. "
+        "Not set: 1 GiB, at most an eighth of its memory. The pool is larger where a call that takes several "
         "forwards needs it ([memory](memory.md))",
     )
 

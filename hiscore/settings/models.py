@@ -9,6 +9,7 @@ from pydantic import PositiveInt
 from hiscore.settings.choices import Selector
 from hiscore.settings.groups import (
     CacheSettings,
+    Division,
     Limits,
     LogSettings,
     Precision,
@@ -32,7 +33,7 @@ class TokenizerSettings(Limits, ModelSettings):
     """Settings of the `tokenizer` model."""
 
 
-class ScorerSettings(ScoringSettings, Precision, Limits, ModelSettings):
+class ScorerSettings(ScoringSettings, Precision, Division, Limits, ModelSettings):
     """Settings of the `scorer` model."""
 
     max_batch_tokens: PositiveInt

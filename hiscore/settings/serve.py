@@ -12,6 +12,7 @@ from hiscore.settings.api import ApiSettings
 from hiscore.settings.choices import Device, WatchdogAction
 from hiscore.settings.groups import (
     CacheSettings,
+    Division,
     Limits,
     LogSettings,
     Precision,
@@ -156,6 +157,7 @@ class ServeSettings(
     ApiSettings,
     Network,
     Precision,
+    Division,
     ModelChoice,
     BaseSettings,
 ):

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from safetensors.torch import save_file
 
+from hiscore.parallel.rank import Rank
 from perf.models.geometries import GEOMETRIES, LATENT
 
 
@@ -55,6 +56,13 @@ def in_memory(device: str, seed: int = 0) -> Iterator[None]:
         yield
 
 
+def draw_on(rank: Rank) -> None:
+    """Work: from now on a rank loads weights that are drawn on its device (`in_memory`)."""
+    # Held: a context that is collected ends.
+    rank.held["drawn"] = context = in_memory(str(rank.device))
+    context.__enter__()
+
+
 class Shard:
     """An open safetensors file, as far as the loader uses it."""
 
@@ -63,6 +71,9 @@ class Shard:
 
     def keys(self) -> list[str]:
         return list(self._shapes)
+
+    def get_slice(self, name: str) -> torch.Tensor:
+        return self.get_tensor(name)
 
     def get_tensor(self, name: str) -> torch.Tensor:
         return draw(name, self._shapes[name], self._seed, self._device)

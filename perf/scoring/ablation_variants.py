@@ -33,7 +33,9 @@ class WholeVocabulary(LMHead):
 def with_whole_vocabulary(scorer: Scorer) -> Scorer:
     """The scorer with `WholeVocabulary` as its head."""
     changed = copy.copy(scorer)
-    changed._head = WholeVocabulary(scorer._head._weight, scorer._head._soft_cap)
+    head = scorer._computation.head
+    whole = WholeVocabulary(head._weight, head._soft_cap)
+    changed.compute_with(replace(scorer._computation, head=whole))
     return changed
 
 
@@ -61,7 +63,7 @@ def with_decode_step(scorer: Scorer, sampled: bool) -> Scorer:
     if scorer._prefix_cache.caching:
         raise ValueError("the decode step needs the pool for itself: give the scorer no query cache")
     changed = copy.copy(scorer)
-    changed.runner = StepAfter(cast(Runner, scorer.runner), scorer._head if sampled else None)
+    changed.runner = StepAfter(cast(Runner, scorer.runner), scorer._computation.head if sampled else None)
     return changed
 
 

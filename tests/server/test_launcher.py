@@ -87,8 +87,8 @@ def test_a_free_port_that_gets_taken_is_chosen_anew(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("${instance_kind}", "${instence_kind}"), r"no value for the placeholder \$\{instence_kind\}"),
-        (("${instance_kind}", "KIND_CPU"), "no placeholder for the setting 'instance_kind'"),
+        (("${instances}", "${instences}"), r"no value for the placeholder \$\{instences\}"),
+        (("${instances}", "kind: KIND_CPU"), "no placeholder for the setting 'instances'"),
     ],
 )
 def test_a_template_that_does_not_fit_is_refused(

@@ -3,16 +3,19 @@
 import os
 import signal
 import threading
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hiscore.parallel.rank import Rank
+from hiscore.scoring.computation import computation
+from tests.support.weights import held
 
 
 def exchange(rank: Rank, mine: int) -> tuple[Tensor, Tensor, Tensor]:
     """A sum, a maximum and all parts of numbers that differ from rank to rank."""
-    x = torch.full((3, 2), float(rank.shard.rank + mine))
+    x = torch.full((3, 2), float(rank.shard.rank + mine), device=rank.device)
     return rank.group.sum(x.clone()), rank.group.max(x.clone()), rank.group.gather(x)
 
 
@@ -44,7 +47,7 @@ def end_on(rank: Rank, which: int, how: int) -> None:
     if rank.shard.rank == which:
         os.kill(os.getpid(), how)
         threading.Event().wait(0.2)
-    rank.group.sum(torch.ones(1))
+    rank.group.sum(torch.ones(1, device=rank.device)).cpu()
 
 
 STOP = int(signal.SIGSTOP)
@@ -54,3 +57,23 @@ KILL = int(signal.SIGKILL)
 def note(rank: Rank, payload: bytes) -> None:
     """Nothing but the message."""
     rank.held["length"] = len(payload)
+
+
+def add_nothing(rank: Rank, which: int) -> None:
+    """From now on a rank adds zeros to every sum."""
+    if rank.shard.rank == which:
+        whole = rank.group.sum
+        rank.group.sum = lambda x: whole(torch.zeros_like(x))
+
+
+def add_again(rank: Rank) -> None:
+    vars(rank.group).pop("sum", None)
+
+
+def weight_bytes_held(rank: Rank) -> list[int]:
+    """Bytes of the weights of each rank."""
+    decoder: Any = computation(rank).runner
+    mine = sum(held(decoder._decoder.weights).values())
+    mine_alone = torch.tensor([[float(mine)]], dtype=torch.float64, device=rank.device)
+    parts = rank.group.gather(mine_alone)
+    return [int(size) for size in parts[0].tolist()]

@@ -24,6 +24,8 @@ class Format(ABC):
     """What is stored beside or instead of a weight, and the name of that weight."""
     dropped: ClassVar[frozenset[str]] = frozenset()
     """What is stored but not read."""
+    parts_have_rows: ClassVar[bool] = False
+    """Whether every part has the rows of the weight, so that a rank can read those that it needs."""
     excluded_keys: ClassVar[tuple[str, ...]] = ("modules_to_not_convert",)
     """Keys of the config with the modules left unquantised; the first that is there counts."""
 

@@ -26,6 +26,7 @@ class Mxfp4(Format):
 
     method = "mxfp4"
     companions = COMPANIONS
+    parts_have_rows = True
 
     def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
         by_kind = {name.rpartition("_")[2]: part for name, part in parts.items()}

@@ -6,7 +6,7 @@ fp8 may be read as they are, too.
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hiscore.models.cut import UNCUT, Cut, shape_of
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.awq import Awq
 from hiscore.models.quantization.base import Format
@@ -65,19 +66,32 @@ class CheckpointTensors:
     def __contains__(self, name: str) -> bool:
         return name in self._parts
 
-    def read(self, name: str) -> Tensor:
-        """Read a tensor, which must be there.
+    def read(self, name: str, shape: Sequence[int] | None = None, cut: Cut = UNCUT) -> Tensor:
+        """Read a tensor, which must be there, or a part of it.
+
+        Of a quantised weight all is read and dequantised before it is cut, unless what is stored can be cut alike.
+
+        Args:
+            name: Its name.
+            shape: What the whole tensor must have; None: any.
+            cut: The part.
 
         Raises:
             UnsupportedCheckpoint: Its parts are not what the config announces.
         """
-        parts, last = self._parts_of(name), _split(name)[1]
-        if parts.keys() == {last}:
-            return self._plain(name, parts[last])
+        stored, last = self._parts[name], _split(name)[1]
+        if stored.keys() == {last}:
+            source = self._files[stored[last]].get_slice(stored[last])
+            check_shape(name, shape_of(source), shape)
+            return self._plain(name, cut.of(source).to(self._device))
+        inside = cut if self._format is not None and self._format.parts_have_rows else UNCUT
+        parts = self._parts_of(name, inside)
         weight = self._by_format(name, lambda of, module: of.dequantise(module, parts))
         self._stored += sum(part.nbytes for part in parts.values())
         self._dequantised += weight.numel()
-        return weight
+        if inside is UNCUT:
+            check_shape(name, shape_of(weight), shape)
+        return weight if inside is cut else cut.of(weight)
 
     def read_fp8(self, name: str) -> tuple[Tensor, Tensor, int] | None:
         """Read a weight as it is stored; None if that is not fp8. See `Format.in_fp8`.
@@ -94,11 +108,13 @@ class CheckpointTensors:
         """Count weights that stay as they are stored, for `report`."""
         self._kept += weights
 
-    def _parts_of(self, name: str) -> dict[str, Tensor]:
-        return {
-            part: self._files[stored].get_tensor(stored).to(self._device)
-            for part, stored in self._parts[name].items()
-        }
+    def _parts_of(self, name: str, cut: Cut = UNCUT) -> dict[str, Tensor]:
+        return {part: self._part(stored, cut).to(self._device) for part, stored in self._parts[name].items()}
+
+    def _part(self, stored: str, cut: Cut) -> Tensor:
+        file = self._files[stored]
+        whole: Tensor = file.get_tensor(stored) if cut is UNCUT else cut.of(file.get_slice(stored))
+        return whole
 
     def _by_format(self, name: str, work: Callable[[Format, str], T]) -> T:
         """What the format makes of a module, which is named as it is stored; its errors name the tensor."""
@@ -164,6 +180,18 @@ class CheckpointTensors:
                         f"the config leaves '{module}' unquantised, but the checkpoint holds '{stored}'"
                     )
         return parts
+
+
+def check_shape(name: str, found: Sequence[int], announced: Sequence[int] | None) -> None:
+    """Refuse a tensor of another shape than the config says; None: any will do.
+
+    Raises:
+        UnsupportedCheckpoint: It has one.
+    """
+    if announced is not None and list(found) != list(announced):
+        raise UnsupportedCheckpoint(
+            f"'{name}' has shape {list(found)}, the config announces {list(announced)}"
+        )
 
 
 def _split(name: str) -> tuple[str, str]:

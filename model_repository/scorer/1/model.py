@@ -1,13 +1,17 @@
 """The `scorer` model: token ids in, scores out. The logic is in `hiscore.scoring`."""
 
 import gc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from hiscore.logs import configure_model
 from hiscore.models.site import Site
+from hiscore.parallel.leader import lead
+from hiscore.parallel.start import devices_of, log_as
 from hiscore.parameters import one_row
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.layout import unpack
@@ -47,14 +51,18 @@ class TritonPythonModel:
         configure_model(settings.log_format, args["model_name"])
         on_cpu = args["model_instance_kind"] == "CPU"
         self.site = Site.in_server(server_directory(args), args["model_name"])
+        device = torch.device("cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}")
+        leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
+        leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
         self.scorer = make_scorer(
             Path(settings.checkpoint),
-            "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}",
+            str(device),
             settings.dtype,
             settings.max_batch_tokens,
             settings.query_cache_bytes,
             settings.max_context,
             self.site,
+            leader,
         )
         # The device tells the instances of several GPUs apart.
         labels = {
@@ -77,6 +85,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.batcher.close()
+        self.scorer.close()
         self.site.weights.close()
         self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit

@@ -41,6 +41,17 @@ def test_fp8_needs_a_gpu(gpu: list[str]) -> None:
         check_device(ServeSettings(dtype="fp8"))
 
 
+def test_gpus_must_make_whole_groups(gpu: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
+    for ranks in (1, 2, 3):
+        check_device(ServeSettings(tensor_parallel=ranks))  # the control
+    with pytest.raises(
+        LaunchError, match=r"TENSOR_PARALLEL is 4, and 6 GPUs are visible, .*CUDA_VISIBLE_DEVICES"
+    ):
+        check_device(ServeSettings(tensor_parallel=4))
+    check_device(ServeSettings(tensor_parallel=4, device="cpu"))
+
+
 @pytest.mark.parametrize("other", ["grpc_port", "metrics_port", "health_port", "api_port"])
 def test_two_names_for_one_port_are_refused(other: str) -> None:
     settings = ServeSettings(**{"http_port": 34_567, other: 34_567})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hiscore.launcher.errors import LaunchError
-from hiscore.launcher.repository import model_values, render, select, write_repository
+from hiscore.launcher.repository import instances_on, model_values, render, select, write_repository
 from hiscore.models.support import DEFAULT_MODELS, MODELS, Capabilities
 from hiscore.settings import MODEL_SETTINGS, Selector, ServeSettings, from_model_directory
 
@@ -86,6 +86,18 @@ def test_a_forward_is_as_large_as_its_device_needs(device: Any, tokens: int) -> 
     for settings, expected in ((ServeSettings(), tokens), (ServeSettings(max_batch_tokens=64), 64)):
         values = model_values(settings, Path("/a"), device, MODELS, SELECTORS)
         assert json.loads(str(values["scorer"]["settings"]))["max_batch_tokens"] == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "instances"),
+    [(1, "kind: KIND_GPU"), (2, "kind: KIND_GPU gpus: [ 0, 2, 4, 6 ]"), (8, "kind: KIND_GPU gpus: [ 0 ]")],
+)
+def test_an_instance_is_on_the_first_of_its_gpus(
+    ranks: int, instances: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(8))))
+    assert instances_on("cuda", ranks) == instances
+    assert instances_on("cpu", ranks) == "kind: KIND_CPU"
 
 
 def test_a_repository_without_templates_is_named(tmp_path: Path) -> None:

@@ -2,32 +2,18 @@
 
 import json
 import shutil
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from hiscore.models.decoder import Decoder
 from hiscore.models.weight_bytes import weight_bytes
 from tests.support import quantised, tiny_models
 from tests.support.quantised import SCHEMES
 from tests.support.tiny_models import FAMILIES
-
-
-def held(value: Any) -> dict[int, int]:
-    """Bytes of every tensor in nested dataclasses, each storage once."""
-    if isinstance(value, Tensor):
-        storage = value.untyped_storage()
-        return {storage.data_ptr(): storage.nbytes()}
-    parts = value if isinstance(value, tuple) else [getattr(value, each.name) for each in fields(value)]
-    sizes: dict[int, int] = {}
-    for part in parts:
-        if isinstance(part, Tensor | tuple) or is_dataclass(part):
-            sizes |= held(part)
-    return sizes
+from tests.support.weights import held
 
 
 @pytest.mark.parametrize("family", FAMILIES)

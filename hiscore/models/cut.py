@@ -1,0 +1,69 @@
+"""The part of a tensor that a rank reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Some rows and columns.
+
+    Attributes:
+        rows: Ranges of the first dimension, in order; None: all of it.
+        columns: Of the last of two dimensions; None: all of them.
+    """
+
+    rows: tuple[slice, ...] | None = None
+    columns: slice | None = None
+
+    def of(self, stored: Any) -> Tensor:
+        """The part of a tensor, or of what safetensors gives for one without reading it; in memory of its own."""
+        if self.rows is None and self.columns is None:
+            whole: Tensor = stored[:]
+            return whole
+        rows = (slice(None),) if self.rows is None else self.rows
+        if self.columns is None:
+            return torch.cat([stored[part] for part in rows])
+        return torch.cat([stored[part, self.columns] for part in rows])
+
+    def within(self, begin: int, size: int) -> "Cut":
+        """The cut of one of several tensors that are one behind another, along their rows.
+
+        Args:
+            begin: Rows of those before it.
+            size: Its own rows.
+        """
+        if self.rows is None:
+            return self
+        inside = [
+            slice(max(part.start, begin) - begin, min(part.stop, begin + size) - begin) for part in self.rows
+        ]
+        return Cut(tuple(part for part in inside if part.start < part.stop), self.columns)
+
+
+UNCUT = Cut()
+
+
+def rows(*parts: slice) -> Cut:
+    """A cut of whole rows."""
+    return Cut(rows=parts)
+
+
+def shifted(part: slice, by: int) -> slice:
+    """The same range further on."""
+    return slice(part.start + by, part.stop + by)
+
+
+def scaled(part: slice, size: int) -> slice:
+    """A range of things of some size, as a range of their numbers."""
+    return slice(part.start * size, part.stop * size)
+
+
+def shape_of(stored: Any) -> Sequence[int]:
+    """The shape of a tensor, or of what safetensors gives for one."""
+    shape: Sequence[int] = stored.get_shape() if hasattr(stored, "get_shape") else stored.shape
+    return list(shape)

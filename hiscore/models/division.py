@@ -1,0 +1,57 @@
+"""Whether a model can be divided over ranks. Nothing here imports torch: the launcher asks, too."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hiscore.models.encoders.family import EncoderFamily
+from hiscore.models.families import family_of
+from hiscore.models.family import DecoderFamily, DsaFamily
+from hiscore.models.text_towers import text_config
+
+SETTING = "TENSOR_PARALLEL"
+
+
+def undivided(
+    ranks: int, heads: int, kv_heads: int, intermediate_size: int, experts: int | None
+) -> str | None:
+    """Why sizes cannot be divided; None if they can.
+
+    Args:
+        ranks: How many.
+        heads: Of queries.
+        kv_heads: Of keys and values: each rank has some of them, or one that others have, too.
+        intermediate_size: Of an MLP.
+        experts: Of a layer; None: it has none.
+    """
+    if heads % ranks:
+        return f"{SETTING} is {ranks}, which does not divide num_attention_heads {heads}"
+    if kv_heads % ranks and ranks % kv_heads:
+        return f"{SETTING} is {ranks}, neither a divisor nor a multiple of num_key_value_heads {kv_heads}"
+    if intermediate_size % ranks:
+        return f"{SETTING} is {ranks}, which does not divide intermediate_size {intermediate_size}"
+    if experts is not None and experts < ranks:
+        return f"{SETTING} is {ranks}, more than the {experts} experts of a layer"
+    return None
+
+
+def undividable(config: Mapping[str, Any], ranks: int) -> str | None:
+    """Why the model of a config.json cannot be divided, as far as the file alone says so; None if it can."""
+    family = family_of(config)
+    if ranks == 1 or family is None:
+        return None
+    if isinstance(family, EncoderFamily):
+        return f"{SETTING} is {ranks}, and encoders compute on one device"
+    if isinstance(family, DsaFamily):
+        return f"{SETTING} is {ranks}, and latent attention ({family.name}) computes on one device"
+    return undivided(ranks, **_sizes(family, text_config(config), ranks))
+
+
+def _sizes(family: DecoderFamily, config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """The sizes that the file names; in place of others, which are defaults, such as divide."""
+    heads = config.get("num_attention_heads") or ranks
+    return {
+        "heads": heads,
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "intermediate_size": config.get("intermediate_size") or ranks,
+        "experts": config.get(family.experts.count_key) if family.experts else None,
+    }

@@ -1,0 +1,115 @@
+"""What each rank has of a decoder: its sizes, and the cuts of the checkpoint's tensors.
+
+Attention and MLP are divided by their outputs on the way in and by their inputs on the way out, so that a rank's
+heads and neurons are its own, and one sum over ranks ends each block. Embedding and head are divided by the
+vocabulary, experts by their number. What every rank needs whole, such as norms and routers, every rank reads.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from hiscore.models.config import Architecture
+from hiscore.models.cut import UNCUT, Cut, rows, scaled, shifted
+from hiscore.models.division import undivided
+from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.parallel.shard import Shard
+
+KV = re.compile(r"\.[kv]_proj\.")
+DIVIDED = re.compile(
+    r"\.(q_proj|qkv_proj|o_proj|gate_proj|up_proj|gate_up_proj|down_proj)\.|embed_tokens|lm_head"
+)
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+def of_rank(a: Architecture, shard: Shard) -> Architecture:
+    """A checkpoint's architecture with the sizes that a rank computes.
+
+    Heads and neurons are the rank's. Vocabulary and experts keep their numbers: ids and routers are of all.
+
+    Raises:
+        UnsupportedCheckpoint: It cannot be divided.
+    """
+    experts = a.experts.count if a.experts else None
+    if shard.ranks > 1 and (
+        reason := undivided(shard.ranks, a.heads, a.kv_heads, a.intermediate_size, experts)
+    ):
+        raise UnsupportedCheckpoint(reason)
+    return replace(
+        a,
+        heads=shard.count(a.heads),
+        kv_heads=max(shard.count(a.kv_heads), 1) if shard.ranks <= a.kv_heads else 1,
+        intermediate_size=shard.count(a.intermediate_size),
+    )
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """A rank's parts of a checkpoint's tensors. Without a cut in a field: all of it.
+
+    Attributes:
+        experts: Those that the rank holds.
+        vocabulary: Rows of embedding and head.
+        qkv: Outputs of the projections to q, k and v, one behind another.
+        output: Inputs of attention's output.
+        q_norm, k_norm: Numbers of a norm over all heads.
+        sinks: Heads.
+        gate_up: Outputs of the projections to gate and up, one behind another.
+        down: Inputs of the MLP's output.
+        adds_biases: Whether it adds the biases of what is summed over ranks: one of them does.
+    """
+
+    experts: slice
+    vocabulary: Cut = UNCUT
+    qkv: Cut = UNCUT
+    output: Cut = UNCUT
+    q_norm: Cut = UNCUT
+    k_norm: Cut = UNCUT
+    sinks: Cut = UNCUT
+    gate_up: Cut = UNCUT
+    down: Cut = UNCUT
+    adds_biases: bool = True
+
+    @classmethod
+    def of(cls, a: Architecture, shard: Shard) -> "Cuts":
+        """The cuts of a whole architecture for one of its ranks."""
+        every_expert = slice(0, a.experts.count if a.experts else 0)
+        if shard.ranks == 1:
+            return cls(experts=every_expert)
+        of_q, of_kv = shard.span(a.heads), shard.kv_span(a.kv_heads)
+        q, kv = scaled(of_q, a.head_dim), scaled(of_kv, a.head_dim)
+        all_q, all_kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
+        neurons = shard.span(a.intermediate_size)
+        wide = a.family.qk_norm_of_all_heads
+        return cls(
+            vocabulary=rows(shard.span(a.vocab_size)),
+            qkv=rows(q, shifted(kv, all_q), shifted(kv, all_q + all_kv)),
+            output=Cut(columns=q),
+            q_norm=rows(q) if wide else UNCUT,
+            k_norm=rows(kv) if wide else UNCUT,
+            sinks=rows(of_q),
+            gate_up=rows(neurons, shifted(neurons, a.intermediate_size)),
+            down=Cut(columns=neurons),
+            experts=shard.span(every_expert.stop),
+            adds_biases=shard.rank == 0,
+        )
+
+
+def share_of(name: str, a: Architecture, shard: Shard) -> float:
+    """How much of a tensor a rank loads.
+
+    Args:
+        name: As it is stored.
+        a: The whole architecture.
+        shard: The rank.
+    """
+    if shard.ranks == 1:
+        return 1.0
+    if found := EXPERT.search(name):
+        held = Cuts.of(a, shard).experts
+        return float(held.start <= int(found.group(1)) < held.stop)
+    if ".experts." in name:
+        assert a.experts is not None
+        return shard.count(a.experts.count) / a.experts.count
+    if KV.search(name):
+        return of_rank(a, shard).kv_heads / a.kv_heads
+    return 1 / shard.ranks if DIVIDED.search(name) else 1.0

@@ -1,0 +1,164 @@
+"""What the scorer does on its device, or on each of its ranks: plan the memory, load, and compute batches."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.attention.metadata import Forward
+from hiscore.device import free_bytes, memory_of, upload
+from hiscore.layers.lm_head import LMHead
+from hiscore.models.config import read_architecture
+from hiscore.models.decoder import Decoder, weights_key
+from hiscore.models.sharding import of_rank, share_of
+from hiscore.models.site import Site
+from hiscore.models.weight_bytes import weight_bytes
+from hiscore.parallel.rank import Leader, Rank
+from hiscore.prefill.runner import ForwardRunner, make_runner
+from hiscore.scoring.head_results import HeadResult, head_results
+from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
+from hiscore.scoring.precision import DTYPES, pick_dtype, use_device
+from hiscore.scoring.prefix_cache import PAGE
+from hiscore.scoring.request import ScoreRequest
+
+log = logging.getLogger(__name__)
+PLACE = "scorer"
+"""Where a rank holds its `Computation`."""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Computes batches on one device.
+
+    Attributes:
+        runner: Runs the forwards.
+        head: Of the checkpoint.
+        is_classifier: Whether the head is a classifier's.
+    """
+
+    runner: ForwardRunner
+    head: LMHead
+    is_classifier: bool
+
+    def compute(self, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]) -> list[HeadResult]:
+        """The results of the head for a batch; on CUDA this only launches the work."""
+        hidden = _in_order(self.runner.forward(forwards), forwards)
+        return head_results(self.head, hidden, requests, self.is_classifier)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is computed, and in which numbers.
+
+    Attributes:
+        directory: Its files.
+        dtype: The setting.
+        max_context: The setting.
+        budget: Tokens of one forward.
+    """
+
+    directory: Path
+    dtype: str
+    max_context: int | None
+    budget: int
+
+
+def set_up(
+    leader: Leader, of: Checkpoint, cache_bytes: int | None, site: Site
+) -> tuple[Computation, PoolSizes]:
+    """Plan the memory of all ranks, load the checkpoint and, on CUDA, capture graphs.
+
+    Args:
+        leader: Of the ranks.
+        of: The checkpoint.
+        cache_bytes: On each rank's device, for keys and values of cached queries; None: see `default_cache_bytes`.
+        site: Of the server's model.
+
+    Raises:
+        UnsupportedCheckpoint, MemoryExceeded, ValueError: See `Scorer`.
+        RankError: The same on one of several ranks.
+    """
+    leader.prepare(partial(enter, site=site))
+    # The pools of all ranks are of one size, since a slot is the same on each.
+    cache_bytes = default_cache_bytes(leader.do(least_free)) if cache_bytes is None else cache_bytes
+    pool = leader.prepare(partial(claim, of=of, cache_bytes=cache_bytes))
+    leader.prepare(partial(load, of=of))
+    return leader.do(partial(finish, slots=pool.pages * PAGE, budget=of.budget)), pool
+
+
+def enter(rank: Rank, site: Site) -> None:
+    """Take the device, and a place in the server."""
+    use_device(str(rank.device))
+    rank.held["site"] = site
+
+
+def least_free(rank: Rank) -> int:
+    """Bytes that are free for each rank, on the device that has least."""
+    site: Site = rank.held["site"]
+    free = site.ledger.free(memory_of(rank.device), lambda: free_bytes(rank.device))
+    if rank.device.type != "cuda":
+        free //= rank.shard.ranks
+    most = rank.group.max(torch.tensor([-float(free)], dtype=torch.float64, device=rank.device))
+    return -int(most.item())
+
+
+def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
+    """Claim the memory for everything, before any of it is allocated. Returns the size of the pool."""
+    site: Site = rank.held["site"]
+    whole, _ = read_architecture(of.directory, of.max_context)
+    precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)
+    dtype, fp8, shard = DTYPES[precision], precision == "fp8", rank.shard
+    a = of_rank(whole, shard)
+    place, number_bytes = memory_of(rank.device), dtype.itemsize
+    site.ledger.free(place, lambda: free_bytes(rank.device))
+    pool = pool_sizes(a, number_bytes, of.budget, cache_bytes)
+    size = weight_bytes(of.directory, number_bytes, fp8, partial(share_of, a=whole, shard=shard))
+    weights = site.weights_line(size, weights_key(rank.device, dtype, fp8, shard))
+    owner = f"scorer on {rank.device}" + (f" rank {shard.rank}" if shard.ranks > 1 else "")
+    sized = replace(a, vocab_size=shard.count(a.vocab_size))
+    site.ledger.claim(owner, plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages))
+    return pool
+
+
+def load(rank: Rank, of: Checkpoint) -> None:
+    """Load the rank's share of the weights."""
+    site: Site = rank.held["site"]
+    whole, _ = read_architecture(of.directory, of.max_context)
+    precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)
+    dtype, fp8 = DTYPES[precision], precision == "fp8"
+    decoder = Decoder(of.directory, rank.device, dtype, fp8, of.max_context, site.weights, rank.group)
+    decoder.after_layer = site.progress
+    rank.held["decoder"] = decoder
+
+
+def finish(rank: Rank, slots: int, budget: int) -> Computation:
+    """Allocate the KV pool and, on CUDA, capture graphs, in which ranks exchange what they compute."""
+    decoder: Decoder = rank.held.pop("decoder")
+    runner = make_runner(decoder, slots, budget)
+    rank.held[PLACE] = Computation(runner, decoder.head(), decoder.architecture.is_classifier)
+    return computation(rank)
+
+
+@torch.inference_mode()
+def compute(rank: Rank, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]) -> list[HeadResult]:
+    """See `Computation.compute`."""
+    return computation(rank).compute(forwards, requests)
+
+
+def computation(rank: Rank) -> Computation:
+    """What a rank computes with."""
+    found: Computation = rank.held[PLACE]
+    return found
+
+
+def _in_order(hidden: Tensor, forwards: Sequence[Forward]) -> Tensor:
+    """Sort rows by the batch's items; several forwards may have read them in another order."""
+    items = np.concatenate([np.empty(0, np.int64), *(forward.scored_items for forward in forwards)])
+    if (np.diff(items) > 0).all():
+        return hidden
+    return hidden[upload(np.argsort(items), hidden.device)]

@@ -1,0 +1,154 @@
+"""The scorer on two GPUs against the scorer on one: sums by NCCL, inside CUDA graphs.
+
+Run it alone: `pytest tests/gpu/test_tensor_parallel.py`. The first rank is this process, on the first GPU.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hiscore.parallel.leader import Ranks
+from hiscore.prefill.cuda_runner import CudaRunner
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.scorer import Scorer
+from tests.support import rank_work, tiny_models
+from tests.support.scoring import score
+from tests.support.strategies import random_tokens
+from tests.support.tiny_models import FAMILIES, VOCABULARY
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two CUDA GPUs"),
+]
+
+# As on the CPU (tests/unit/scoring/test_scorer_ranks.py): what the contract allows between batches of one call.
+TOLERANCE = 2e-5
+GPUS = [torch.device("cuda", index) for index in range(2)]
+BUDGET = 64
+SHAPES = [(13, [1, 7, 7, 0, 20, 3]), (0, [2, 1]), (70, [31, 90])]
+OPTIONS = (ScoreOptions(apply_softmax=True), ScoreOptions())
+
+# Widths of published checkpoints, with few layers and a part of the vocabulary.
+WIDE_SIZES: dict[str, Any] = {"vocab_size": 32_768, "num_hidden_layers": 3, "max_position_embeddings": 4_096}
+WIDE: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama", "hidden_size": 4_096, "intermediate_size": 14_336, "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+    "qwen3": {
+        "model_type": "qwen3", "hidden_size": 4_096, "intermediate_size": 12_288, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128,
+    },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe", "hidden_size": 2_048, "intermediate_size": 6_144, "moe_intermediate_size": 768,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+        "num_experts_per_tok": 8, "norm_topk_prob": True,
+    },
+    # One head of keys and values: every rank has it.
+    "gemma3": {
+        "model_type": "gemma3_text", "hidden_size": 1_152, "intermediate_size": 6_912, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(GPUS) as ranks:
+        yield ranks
+
+
+def compare(checkpoint: Path, ranks: Ranks) -> None:
+    calls = [random_tokens(np.random.default_rng(0), *shape, VOCABULARY) for shape in SHAPES]
+    alone = Scorer(checkpoint, "cuda:0", "float32", BUDGET)
+    together = Scorer(checkpoint, "cuda:0", "float32", BUDGET, leader=ranks)
+    assert isinstance(together.runner, CudaRunner)
+    assert together.runner._graphs
+    for options in (*OPTIONS, *OPTIONS):
+        for one, other in zip(score(alone, calls, options), score(together, calls, options), strict=True):
+            np.testing.assert_allclose(other, one, atol=TOLERANCE, rtol=0)
+
+
+def test_sums_maxima_and_parts_are_those_of_all_ranks(ranks: Ranks) -> None:
+    total, most, parts = ranks.do(partial(rank_work.exchange, mine=1))
+    assert total.tolist() == [[3.0, 3.0]] * 3
+    assert most.tolist() == [[2.0, 2.0]] * 3
+    assert parts.tolist() == [[1.0, 1.0, 2.0, 2.0]] * 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_equals_one_gpu(family: str, ranks: Ranks, tmp_path: Path) -> None:
+    compare(tiny_models.make(family, tmp_path), ranks)
+
+
+def test_without_one_ranks_part_of_the_sums_it_does_not(ranks: Ranks, tmp_path: Path) -> None:
+    """The control."""
+    checkpoint = tiny_models.make("llama", tmp_path)
+    ranks.do(partial(rank_work.add_nothing, which=1))
+    try:
+        with pytest.raises(AssertionError):
+            compare(checkpoint, ranks)
+    finally:
+        ranks.do(rank_work.add_again)
+
+
+@pytest.mark.parametrize("geometry", WIDE)
+def test_bfloat16_is_as_near_to_float32_as_one_gpu_is(geometry: str, ranks: Ranks, tmp_path: Path) -> None:
+    """Real widths, the shapes of large batches. Sums of rounded parts may err twice as much as one rounded sum."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**{**WIDE_SIZES, **WIDE[geometry]})
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    calls = [random_tokens(np.random.default_rng(0), 120, [180] * 10, WIDE_SIZES["vocab_size"])]
+    options = ScoreOptions(apply_softmax=True)
+
+    def scores(dtype: str, **leader: Any) -> np.ndarray:
+        found = score(Scorer(tmp_path, "cuda:0", dtype, 2_048, 0, **leader), calls, options)[0]
+        torch.cuda.empty_cache()
+        return found
+
+    truth = scores("float32")
+    assert np.ptp(truth[:, 0]) > 0  # the items do differ
+    alone = np.abs(scores("bfloat16") - truth).max()
+    together = np.abs(scores("bfloat16", leader=ranks) - truth).max()
+    assert together <= 2 * alone + 1e-3, (together, alone)
+
+
+LOSES_A_RANK = """
+import signal, torch
+from functools import partial
+from hiscore.parallel.leader import Ranks
+from tests.support import rank_work
+ranks = Ranks([torch.device("cuda", index) for index in range(2)])
+ranks.do(partial(rank_work.exchange, mine=1))
+print("ready", flush=True)
+ranks.do(partial(rank_work.end_on, which=1, how=int(signal.{how})))
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_a_lost_rank_ends_the_instance_in_time(how: str) -> None:
+    """The first rank waits for a sum on the GPU, which never comes."""
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", LOSES_A_RANK.format(how=how)],
+        stdout=subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"ready\n"
+        began = time.monotonic()
+        assert first.wait(30) == 1
+        # The issue's bound; a moment for the interpreter.
+        assert time.monotonic() - began < 5

@@ -1,0 +1,104 @@
+"""TENSOR_PARALLEL through a real tritonserver on the CPU: scores, faults of a rank, and what is left behind."""
+
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+
+from hiscore.launcher import Server
+from hiscore.launcher.errors import LaunchError
+from tests.server.busy import score, until_error
+from tests.server.conftest import StartServer
+from tests.server.test_watchdog import SEEN_WITHIN_S, Watched, watched
+from tests.server.wire import Answer, score_tokens
+from tests.support.comparison import INVARIANCE, check, truth_of
+from tests.support.strategies import Tokens, random_tokens
+from tests.support.tiny_models import VOCABULARY
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+LABELS = [5, 77, 401]
+BUDGET = 64
+SHAPES = [(13, [3, 7, 7, 0]), (0, [2, 90]), (200, [31, 64, 1]), (1, [5])]
+
+
+def followers(stub: psutil.Process) -> list[psutil.Process]:
+    """The processes of a model's other ranks."""
+    return [child for child in stub.children() if "hiscore.parallel.follower" in " ".join(child.cmdline())]
+
+
+def answers(server: Server, calls: list[Tokens], softmax: bool) -> list[Answer]:
+    """The answers to calls that are made at once."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        ask = partial(score_tokens, server, labels=LABELS, apply_softmax=softmax)
+        return list(pool.map(ask, calls))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_scores_are_those_of_transformers_and_of_one_rank(
+    ranks: int, tiny_llama: Path, start_server: StartServer
+) -> None:
+    """Calls alone and at once, of several forwards each, twice: then with queries from the cache."""
+    settings = {"models": "scorer", "max_batch_tokens": BUDGET, "query_cache_bytes": 2**20}
+    alone = start_server(tiny_llama, **settings)
+    together = start_server(tiny_llama, tensor_parallel=ranks, **settings)
+    calls = [random_tokens(np.random.default_rng(1), *shape, VOCABULARY) for shape in SHAPES]
+    for softmax in (True, False):
+        both = [answers(server, calls, softmax) for server in (alone, together, together)]
+        for call, one, *others in zip(calls, *both, strict=True):
+            truth = truth_of(tiny_llama).scores(call.query, call.items, LABELS, apply_softmax=softmax)
+            for found in others:
+                check(found.scores, truth, not softmax)
+                np.testing.assert_allclose(found.scores, one.scores, atol=INVARIANCE, rtol=0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+def test_a_lost_rank_ends_the_instance_and_all_of_it_is_restored(
+    how: signal.Signals, tiny_llama: Path, tmp_path: Path
+) -> None:
+    with watched(tiny_llama, tmp_path / "log", MODELS="scorer", TENSOR_PARALLEL="4") as server:
+        check_four_ranks(server)
+        stub = server.stub("scorer")
+        ranks = [stub, *followers(stub)]
+        stop = Event()
+        with triton.InferenceServerClient(server.address) as client, ThreadPoolExecutor(4) as pool:
+            calls = [pool.submit(until_error, lambda: score(client, 100), stop) for _ in range(4)]
+            time.sleep(0.5)
+            assert not any(call.done() for call in calls)
+            ranks[2].send_signal(how)
+            server.wait(lambda: server.get("/readyz")[0] == 503, SEEN_WITHIN_S)
+            try:
+                assert all(call.result(timeout=10) for call in calls)
+            finally:
+                stop.set()
+        server.wait(lambda: server.get("/readyz")[0] == 200, 120)
+        assert server.restarts() == 1
+        assert not any(rank.is_running() for rank in ranks)
+        check_four_ranks(server)
+    # `watched` has stopped the server, and looked for processes and shared memory that are left.
+
+
+def check_four_ranks(server: Watched) -> None:
+    """It answers, by four processes, which end with the server."""
+    stub = server.stub("scorer")
+    assert len(followers(stub)) == 3
+    with triton.InferenceServerClient(server.address) as client:
+        assert np.isfinite(score(client, 3)).all()
+
+
+def test_what_cannot_be_divided_is_refused_before_the_start(
+    tiny_llama: Path, start_server: StartServer
+) -> None:
+    with pytest.raises(
+        LaunchError, match="TENSOR_PARALLEL is 3, which does not divide num_attention_heads 4"
+    ):
+        start_server(tiny_llama, models="scorer", tensor_parallel=3)
+    with pytest.raises(LaunchError, match="TENSOR_PARALLEL is 2, and decode computes on one device"):
+        start_server(tiny_llama, models="decode", tensor_parallel=2)

@@ -1,0 +1,131 @@
+"""The scorer on several ranks against the scorer on one, for every family of decoders, in float32."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hiscore.models.config import read_architecture
+from hiscore.models.sharding import of_rank
+from hiscore.parallel.leader import Ranks
+from hiscore.parallel.rank import RankError
+from hiscore.parallel.shard import Shard
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.scorer import Scorer
+from tests.support import quantised, rank_work, tiny_models
+from tests.support.scoring import score
+from tests.support.strategies import random_tokens
+from tests.support.tiny_models import FAMILIES, FIRST, VOCABULARY, WITHOUT_CLASSIFIER
+
+pytestmark = pytest.mark.slow
+
+# Sums over ranks add in another order than one product: what the contract allows between batches of one call.
+TOLERANCE = 2e-5
+CPU = torch.device("cpu")
+BUDGET = 64
+"""Far less than the calls have: they are split over several forwards, through the pool of keys and values."""
+CALLS = [random_tokens(np.random.default_rng(0), query, items, VOCABULARY) for query, items in (
+    (13, [1, 7, 7, 0, 20, 3]),
+    (0, [2, 1]),
+    (70, [31, 90]),
+    (6, []),
+)]  # fmt: skip
+OPTIONS = (ScoreOptions(), ScoreOptions(apply_softmax=True, temperature=0.7))
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with Ranks([CPU] * request.param) as ranks:
+        yield ranks
+
+
+def compare(checkpoint: Path, ranks: Ranks) -> None:
+    """Twice each, the second time with queries from the prefix cache."""
+    alone = Scorer(checkpoint, "cpu", "float32", BUDGET)
+    together = Scorer(checkpoint, "cpu", "float32", BUDGET, leader=ranks)
+    for options in (*OPTIONS, *OPTIONS):
+        expected, found = score(alone, CALLS, options), score(together, CALLS, options)
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_allclose(other, one, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_equal_those_of_one_rank(family: str, ranks: Ranks, tmp_path: Path) -> None:
+    compare(tiny_models.make(family, tmp_path), ranks)
+
+
+@pytest.mark.parametrize("family", [name for name in FIRST if name not in WITHOUT_CLASSIFIER])
+def test_so_do_those_of_classifiers(family: str, ranks: Ranks, tmp_path: Path) -> None:
+    compare(tiny_models.make(family, tmp_path, labels=3), ranks)
+
+
+@pytest.mark.parametrize("scheme", quantised.SCHEMES)
+def test_so_do_those_of_quantised_checkpoints(scheme: str, ranks: Ranks, tmp_path: Path) -> None:
+    dense = tiny_models.make("llama-biased", tmp_path / "dense")
+    leave = ("layers.1.self_attn",)  # as one of the schemes' configs says
+    compare(quantised.make(dense, quantised.SCHEMES[scheme](), tmp_path / "quantised", leave), ranks)
+
+
+def test_so_do_those_of_experts_in_mxfp4(ranks: Ranks, tmp_path: Path) -> None:
+    dense = tiny_models.make("gpt-oss", tmp_path / "dense")
+    compare(quantised.make_mxfp4(dense, tmp_path / "quantised"), ranks)
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2", "cohere", "qwen3-moe"])
+def test_without_one_ranks_part_of_the_sums_they_do_not(family: str, ranks: Ranks, tmp_path: Path) -> None:
+    """The control: as if a rank's exchange had been left out."""
+    checkpoint = tiny_models.make(family, tmp_path)
+    last = ranks.rank.shard.ranks - 1
+    ranks.do(partial(rank_work.add_nothing, which=last))
+    try:
+        with pytest.raises(AssertionError):
+            compare(checkpoint, ranks)
+    finally:
+        ranks.do(rank_work.add_again)
+    compare(checkpoint, ranks)
+
+
+def test_a_rank_reads_and_holds_its_share_alone(ranks: Ranks, tmp_path: Path) -> None:
+    """Of bytes that are divided, each rank has so much less; the pool has so many fewer heads."""
+    checkpoint = tiny_models.make("llama-biased", tmp_path)
+    Scorer(checkpoint, "cpu", "float32", BUDGET, leader=ranks)
+    held = ranks.do(rank_work.weight_bytes_held)
+    whole = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    copies = Shard(0, ranks.rank.shard.ranks).copies(2)
+    # Nothing is loaded twice but heads of keys and values, and norms; nothing is left out.
+    assert whole * 0.98 < sum(held) < whole * (1.02 + 0.06 * (copies - 1))
+    assert max(held) - min(held) < 0.02 * whole
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_attention_heads": 6, "num_key_value_heads": 6}, "num_attention_heads 6"),
+        (
+            {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 98},
+            "intermediate_size 98",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_by_name(
+    change: dict[str, int], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_models, "SIZES", {**tiny_models.SIZES, "hidden_size": 96, **change})
+    checkpoint = tiny_models.make("llama", tmp_path)
+    whole, _ = read_architecture(checkpoint)
+    with pytest.raises(ValueError, match=f"TENSOR_PARALLEL is 4, .*{reason}"):
+        of_rank(whole, Shard(0, 4))
+    assert of_rank(whole, Shard(0, 1)) == whole
+
+
+def test_a_start_that_does_not_fit_says_which_rank_lacks_what(ranks: Ranks, tmp_path: Path) -> None:
+    checkpoint = tiny_models.make("llama", tmp_path)
+    with pytest.raises(
+        RankError, match=r"rank 0 of \d: host has .* GiB left, .* are needed: keys and values"
+    ):
+        Scorer(checkpoint, "cpu", "float32", BUDGET, query_cache_bytes=2**44, leader=ranks)
+    # The ranks go on: nothing had been allocated.
+    compare(checkpoint, ranks)
