@@ -24,7 +24,11 @@ def make_decode_batch(sequences: list[Sequence]) -> DecodeBatch:
     """The next decode step of running sequences, one row for each."""
     seq_indices = np.array([sequence.seq_index for sequence in sequences], np.int32)
     positions = np.array([sequence.length for sequence in sequences], np.int32)
-    return DecodeBatch(seq_indices, positions, make_sampling_batch(sequences, positions + 1))
+    tokens = [sequence.forced_token for sequence in sequences]
+    forced = None
+    if any(token is not None for token in tokens):
+        forced = np.array([-1 if token is None else token for token in tokens], np.int32)
+    return DecodeBatch(seq_indices, positions, make_sampling_batch(sequences, positions + 1), forced)
 
 
 def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> SamplingBatch:
@@ -47,15 +51,19 @@ def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> Sampling
         uniforms,
         np.array([each.min_p for each in params], np.float32),
         _bias(sequences, positions),
-        _penalties(sequences),
+        _penalties(sequences, positions),
         np.array([each.logprobs for each in params], np.int32),
-        _masks(sequences),
+        _masks(sequences, positions),
     )
 
 
-def _masks(sequences: list[Sequence]) -> Masks | None:
+def _masks(sequences: list[Sequence], positions: Int32) -> Masks | None:
     """The masks of sequences with a grammar; each serves for one token."""
-    masked = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.mask is not None]
+    masked = [
+        (row, sequence)
+        for row, (sequence, position) in enumerate(zip(sequences, positions.tolist(), strict=True))
+        if sequence.mask is not None and not sequence.replays(position)
+    ]
     if not masked:
         return None
     masks = Masks(
@@ -81,7 +89,7 @@ def _bias(sequences: list[Sequence], positions: Int32) -> LogitBias | None:
     return LogitBias(np.array(rows, np.int64), np.array(ids, np.int64), np.array(values, np.float32))
 
 
-def _penalties(sequences: list[Sequence]) -> Penalties | None:
+def _penalties(sequences: list[Sequence], positions: Int32) -> Penalties | None:
     """The requests' penalties, and what the device must count anew; the sequences are counted then."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.call.params.has_penalty]
     if not rows:
@@ -91,7 +99,8 @@ def _penalties(sequences: list[Sequence]) -> Penalties | None:
         sequence = sequences[row]
         if not sequence.is_counted:
             histories.append(History(row, sequence.call.prompt, np.array(sequence.output_ids, np.int32)))
-            sequence.is_counted = True
+            # What is sampled while it is replayed is not part of it: then it is counted anew.
+            sequence.is_counted = not sequence.replays(int(positions[row]))
     params = [sequences[row].call.params for row in rows]
     return Penalties(
         np.array(rows, np.int64),

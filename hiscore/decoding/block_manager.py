@@ -1,7 +1,7 @@
-"""Free blocks of every pool, and what a sequence needs of each.
+"""What a sequence needs of every pool, and who holds which pages.
 
-A sequence is given all that it needs for its prompt and max_tokens before its prefill begins. So a full pool makes
-others wait, but never interrupts a sequence that runs. Bookkeeping only: no tensor, no device.
+Host pages are given out in blocks. A sequence has pages for its tokens and the next one, and is given more as it
+grows; when a pool runs out, the scheduler preempts. Bookkeeping only: no tensor, no device.
 """
 
 from dataclasses import dataclass, replace
@@ -9,71 +9,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hiscore.arrays import Int32
+from hiscore.decoding.block_pool import BlockPool
+from hiscore.decoding.host_pool import HostPool
 from hiscore.decoding.sequence import DecodeCall, Sequence
-from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE_SIZE, CacheConfig
-from hiscore.errors import PoolExhausted, RequestError
-
-
-class BlockPool:
-    """Blocks 0 .. size - 1, allocated last in, first out.
-
-    Args:
-        size: Number of blocks.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._stack = np.arange(size - 1, -1, -1, dtype=np.int32)
-        self._num_free = size
-        self._allocated = np.zeros(size, np.bool_)
-
-    @property
-    def num_free(self) -> int:
-        return self._num_free
-
-    @property
-    def num_used(self) -> int:
-        return self.size - self._num_free
-
-    def allocate(self, count: int) -> Int32:
-        """Take `count` blocks.
-
-        Returns:
-            int32 [count]
-
-        Raises:
-            PoolExhausted: Fewer are free; none is taken.
-        """
-        if count > self._num_free:
-            raise PoolExhausted
-        self._num_free -= count
-        blocks = self._stack[self._num_free : self._num_free + count][::-1].copy()
-        self._allocated[blocks] = True
-        return blocks
-
-    def free(self, blocks: Int32) -> None:
-        """Return blocks to the pool.
-
-        Args:
-            blocks: int32 [n]
-
-        Raises:
-            ValueError: One of them is free already, or named twice; none is freed.
-        """
-        if len(np.unique(blocks)) != len(blocks) or not self._allocated[blocks].all():
-            raise ValueError("double free: a block is free already or named twice")
-        self._allocated[blocks] = False
-        self._stack[self._num_free : self._num_free + len(blocks)] = blocks[::-1]
-        self._num_free += len(blocks)
+from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE_SIZE, CacheConfig, Growth
+from hiscore.errors import RequestError
 
 
 @dataclass(frozen=True)
 class PagesNeeded:
-    """Pages of each pool. A sequence also needs one index."""
+    """Blocks of the host pool, and pages of the others. A sequence also needs one index."""
 
     host: int
     device: int
     staging: int
+
+    def __add__(self, other: "PagesNeeded") -> "PagesNeeded":
+        return PagesNeeded(self.host + other.host, self.device + other.device, self.staging + other.staging)
+
+
+NOTHING = PagesNeeded(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +37,7 @@ class Release:
 
     Attributes:
         seq_index: -1 if it held none.
-        host: int32 [n]: pages of the host pool.
+        host: int32 [n]: pages of the host pool that hold nothing for anyone any more.
         device: int32 [n]: pages of the device buffer.
     """
 
@@ -91,31 +46,52 @@ class Release:
     device: Int32
 
 
-def pages_needed(call: DecodeCall, staged: int, cache_config: CacheConfig) -> PagesNeeded:
-    """What a call needs to start with `staged` tokens in the staging pool."""
-    pages = -(-(len(call.prompt) + call.params.max_tokens) // cache_config.page_size)
+def pages_needed(call: DecodeCall, tokens: int, cache_config: CacheConfig) -> PagesNeeded:
+    """What a sequence of so many tokens holds: room for these and the next, and staging to prefill them."""
+    blocks = tokens // cache_config.block_tokens + 1
+    pages = min(blocks * cache_config.block_pages, cache_config.max_pages)
+    device = device_pages_of(pages, call, cache_config)
+    return PagesNeeded(blocks, device, staging_pages_of(tokens))
+
+
+def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig) -> int:
+    """Device pages of a sequence with so many pages on the host."""
     if cache_config.dense:
-        device = 0
-    elif call.params.sparse:
-        device = min(pages, cache_config.lru_pages + cache_config.ring_pages)
-    else:
-        device = pages
-    return PagesNeeded(pages, device, -(-staged // STAGING_PAGE_SIZE))
+        return 0
+    return min(pages, cache_config.buffer_pages) if call.params.sparse else pages
+
+
+def staging_pages_of(tokens: int) -> int:
+    """Staging pages of so many tokens."""
+    return -(-tokens // STAGING_PAGE_SIZE)
 
 
 def fill_max_tokens(call: DecodeCall, cache_config: CacheConfig) -> DecodeCall:
     """A call without `max_tokens` gets what its prompt leaves of the context and of the pools, at least 1."""
     if call.params.max_tokens:
         return call
-    pages = cache_config.host_pages
-    if not cache_config.dense and not call.params.sparse:
-        pages = min(pages, cache_config.device_pages)
-    most = min(cache_config.context_length, pages * cache_config.page_size)
+    most = min(cache_config.context_length, *(tokens for tokens, _ in capacities(call, cache_config)))
     return replace(call, params=replace(call.params, max_tokens=max(1, most - len(call.prompt))))
 
 
+def capacities(call: DecodeCall, cache_config: CacheConfig) -> list[tuple[int, str]]:
+    """Tokens of a sequence that has each pool to itself, and what to say of that pool."""
+    config = cache_config
+    blocks = config.host_pages // config.block_pages
+    host = (blocks * config.block_tokens, "the host's pool holds {} (HOST_KV_BYTES)")
+    device = (config.context_length, "")
+    # A sparse one that is longer than its buffer needs no more of the device than that.
+    if not config.dense and (not call.params.sparse or config.device_pages < config.buffer_pages):
+        hint = "" if call.params.sparse else " without selection, as parameter 'sparse' asks,"
+        device = (
+            config.device_pages * config.page_size,
+            f"the device's pool{hint} holds {{}} (DEVICE_KV_BYTES)",
+        )
+    return [host, device]
+
+
 def check_fits(call: DecodeCall, cache_config: CacheConfig) -> None:
-    """Refuse a call that could never start.
+    """Refuse a call that could never end, with all the pools to itself.
 
     Raises:
         RequestError: The context or a pool is too small; the message says which, and its size in tokens.
@@ -124,18 +100,11 @@ def check_fits(call: DecodeCall, cache_config: CacheConfig) -> None:
     total = f"the prompt of {prompt} tokens and max_tokens {max_tokens} make {prompt + max_tokens} tokens"
     if prompt + max_tokens > cache_config.context_length:
         raise RequestError(f"{total}: at most {cache_config.context_length} ({cache_config.context_setting})")
-    needed = pages_needed(call, prompt, cache_config)
-    if needed.host > cache_config.host_pages:
-        raise RequestError(
-            f"{total}: the host's pool holds {cache_config.host_pages * cache_config.page_size} (HOST_KV_BYTES)"
-        )
-    if needed.device > cache_config.device_pages:
-        capacity = cache_config.device_pages * cache_config.page_size
-        hint = "" if call.params.sparse else " and parameter 'sparse' is false"
-        raise RequestError(f"{total}{hint}: the device's pool holds {capacity} (DEVICE_KV_BYTES)")
-    if needed.staging > cache_config.staging_pages:
-        capacity = cache_config.staging_pages * STAGING_PAGE_SIZE
-        raise RequestError(f"the prompt has {prompt} tokens: at most {capacity} can be prefilled")
+    for tokens, what in capacities(call, cache_config):
+        if prompt + max_tokens > tokens:
+            raise RequestError(f"{total}: {what.format(tokens)}")
+    if prompt > (most := cache_config.staging_pages * STAGING_PAGE_SIZE):
+        raise RequestError(f"the prompt has {prompt} tokens: at most {most} can be prefilled")
 
 
 class BlockManager:
@@ -143,27 +112,77 @@ class BlockManager:
 
     def __init__(self, cache_config: CacheConfig) -> None:
         self.seq_indices = BlockPool(cache_config.max_sequences)
-        self.host = BlockPool(cache_config.host_pages)
+        self.host = HostPool(cache_config.host_pages // cache_config.block_pages)
         self.device = BlockPool(cache_config.device_pages)
         self.staging = BlockPool(cache_config.staging_pages)
+        self._cache_config = cache_config
 
-    def can_allocate(self, needed: PagesNeeded, preempting: Sequence | None = None) -> bool:
-        """Whether all that is needed is free, or would be if the sequence `preempting` were preempted."""
-        indices, device = (1, len(preempting.device_pages)) if preempting else (0, 0)
+    def can_allocate(
+        self,
+        needed: PagesNeeded,
+        spare: PagesNeeded = NOTHING,
+        preempting: Sequence | None = None,
+        drops_host: bool = False,
+    ) -> bool:
+        """Whether all that is needed is free.
+
+        Args:
+            needed: For a sequence that starts.
+            spare: What must be left.
+            preempting: Count what is free once this sequence is preempted.
+            drops_host: It gives up its host pages too.
+        """
+        indices, device, host = self.seq_indices.num_free, self.device.num_free, self.host.num_free
+        if preempting:
+            indices, device = indices + 1, device + len(preempting.device_pages)
+            host += self.host.freed_by(self.blocks_of(preempting)) if drops_host else 0
         return (
-            self.seq_indices.num_free + indices >= 1
-            and needed.host <= self.host.num_free
-            and needed.device <= self.device.num_free + device
+            indices > 0
+            and needed.host + spare.host <= host
+            and needed.device + spare.device <= device
             and needed.staging <= self.staging.num_free
         )
 
     def allocate(self, sequence: Sequence, needed: PagesNeeded) -> None:
-        """Give a sequence all that it needs. A preempted one still has its host pages: it needs 0 of them."""
+        """Give a sequence all that it needs, behind the host pages that it has."""
         sequence.seq_index = int(self.seq_indices.allocate(1)[0])
-        if needed.host:
-            sequence.host_pages = self.host.allocate(needed.host)
+        self._add_blocks(sequence, self.host.allocate(needed.host))
         sequence.device_pages = self.device.allocate(needed.device)
         sequence.staging_pages = self.staging.allocate(needed.staging)
+
+    def missing(self, sequence: Sequence) -> PagesNeeded:
+        """What a running sequence needs before its next step."""
+        config, held = self._cache_config, len(sequence.host_pages)
+        if sequence.length < held * config.page_size:
+            return NOTHING
+        pages = min(held + config.block_pages, config.max_pages)
+        device = device_pages_of(pages, sequence.call, config) - len(sequence.device_pages)
+        return PagesNeeded(1, device, 0)
+
+    def will_grow(self, sequence: Sequence) -> PagesNeeded:
+        """What a sequence may need next: nothing if it has enough until its end."""
+        config, held = self._cache_config, len(sequence.host_pages)
+        if len(sequence.call.prompt) + sequence.call.params.max_tokens <= held * config.page_size:
+            return NOTHING
+        pages = min(held + config.block_pages, config.max_pages)
+        return PagesNeeded(1, device_pages_of(pages, sequence.call, config) - len(sequence.device_pages), 0)
+
+    def grow(self, sequence: Sequence, missing: PagesNeeded) -> Growth:
+        """Give a running sequence what it misses."""
+        config, start = self._cache_config, len(sequence.host_pages)
+        before = sequence.device_pages
+        self._add_blocks(sequence, self.host.allocate(missing.host))
+        new = self.device.allocate(missing.device)
+        sequence.device_pages = np.concatenate((before, new))
+        host = sequence.host_pages
+        if config.dense or len(before) < start or len(sequence.device_pages) == len(host):
+            return Growth(sequence.seq_index, start, host[start:], new)
+        sequence.device_pages, spilled = spilled_order(
+            start, sequence.device_pages, config.lru_pages, config.ring_pages
+        )
+        return Growth(
+            sequence.seq_index, start, host[start:], sequence.device_pages, spilled, host[:spilled]
+        )  # fmt: skip
 
     def free_staging(self, sequence: Sequence) -> None:
         """Free a sequence's staging pages."""
@@ -172,11 +191,9 @@ class BlockManager:
 
     def free(self, sequence: Sequence, keep_host: bool) -> Release:
         """Free everything that a sequence holds, except its host pages if it is only preempted (`keep_host`)."""
-        release = Release(
-            sequence.seq_index, NO_PAGES if keep_host else sequence.host_pages, sequence.device_pages
-        )
+        lost = NO_PAGES if keep_host else self.host.release(self.blocks_of(sequence))
+        release = Release(sequence.seq_index, self._pages_of(lost), sequence.device_pages)
         self.free_staging(sequence)
-        self.host.free(release.host)
         self.device.free(release.device)
         if sequence.seq_index >= 0:
             self.seq_indices.free(np.array([sequence.seq_index], np.int32))
@@ -184,3 +201,39 @@ class BlockManager:
         if not keep_host:
             sequence.host_pages = NO_PAGES
         return release
+
+    def blocks_of(self, sequence: Sequence) -> Int32:
+        """The host blocks that a sequence holds, in the order of positions: int32."""
+        pages = self._cache_config.block_pages
+        return (sequence.host_pages[::pages] // pages).astype(np.int32)
+
+    def _add_blocks(self, sequence: Sequence, blocks: Int32) -> None:
+        pages = np.concatenate((sequence.host_pages, self._pages_of(blocks)))
+        sequence.host_pages = pages[: self._cache_config.max_pages]
+
+    def _pages_of(self, blocks: Int32) -> Int32:
+        pages = self._cache_config.block_pages
+        return (blocks[:, None] * pages + np.arange(pages, dtype=np.int32)).ravel().astype(np.int32)
+
+
+def spilled_order(pages: int, device_pages: Int32, lru_pages: int, ring_pages: int) -> tuple[Int32, int]:
+    """Number the device pages of a resident sequence anew, as LRU area and ring, before its next page begins.
+
+    Args:
+        pages: Pages that it has, all full; at most as many as a buffer has.
+        device_pages: int32 [buffer pages]: the first ones hold these, in order; the others nothing.
+        lru_pages: Pages of the LRU area.
+        ring_pages: Pages of the ring.
+
+    Returns:
+        Its device pages in their new order, int32 [buffer pages], and how many of its first pages are in the LRU
+        area, in order.
+    """
+    # The next page takes its place in the ring.
+    in_ring = np.arange(max(0, pages - ring_pages + 1), pages)
+    spilled = min(lru_pages, pages - len(in_ring))
+    order = np.full(lru_pages + ring_pages, -1, np.int32)
+    order[:spilled] = device_pages[:spilled]
+    order[lru_pages + in_ring % ring_pages] = device_pages[in_ring]
+    order[order < 0] = device_pages[~np.isin(device_pages, order)]
+    return order, spilled

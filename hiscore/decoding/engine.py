@@ -19,7 +19,9 @@ from hiscore.decoding.block_manager import check_fits, fill_max_tokens
 from hiscore.decoding.in_flight import InFlight
 from hiscore.decoding.inbox import Inbox
 from hiscore.decoding.masks import MaskThreads
-from hiscore.decoding.scheduler import Schedule, Scheduler
+from hiscore.decoding.preemption import Patience
+from hiscore.decoding.schedule import Schedule
+from hiscore.decoding.scheduler import Scheduler
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.stats import EngineStats, Tally
 from hiscore.decoding.stop_strings import Detokenizer, StopChecker
@@ -29,7 +31,6 @@ from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.errors import Code, RequestError, to_request_error
 
 log = logging.getLogger(__name__)
-QUANTUM = 256
 
 
 class DecodeEngine:
@@ -44,7 +45,7 @@ class DecodeEngine:
             engine's thread: it must not block or raise.
         on_failure: Called with what the worker raised, before the sequences concerned are told.
         on_death: Called after them, if the engine cannot go on.
-        quantum: In steps, see `Scheduler`.
+        patience: See `Scheduler`.
     """
 
     def __init__(
@@ -56,14 +57,14 @@ class DecodeEngine:
         emit: Callable[[Any, Output | RequestError], None],
         on_failure: Callable[[Exception], None] = lambda error: None,
         on_death: Callable[[Exception], None] = lambda error: None,
-        quantum: int = QUANTUM,
+        patience: Patience = Patience(),  # noqa: B008 (frozen)
     ) -> None:
         self._worker, self._emit = worker, emit
         self._on_failure, self._on_death = on_failure, on_death
         self._detokenizer, self._eos_ids = detokenizer, eos_ids
         self._cache_config = worker.cache_config
         self._inbox = Inbox(max_queue, startable=self._cache_config.max_sequences)
-        self._scheduler = Scheduler(self._cache_config, quantum)
+        self._scheduler = Scheduler(self._cache_config, patience)
         self._masks = MaskThreads(self._inbox.wake)
         self._tally = Tally()
         self.times = Times()
@@ -174,6 +175,8 @@ class DecodeEngine:
             worker.release(release.seq_index, release.host, release.device)
         if schedule.decode_batch is not None:
             with self._fail_only(schedule.stepped, launching=True):
+                if schedule.growths:
+                    worker.grow(schedule.growths)
                 step = worker.step(schedule.decode_batch)
                 launched.append(InFlight(step, schedule.stepped, schedule.stepped))
         for sequence in schedule.resumed:
@@ -206,7 +209,9 @@ class DecodeEngine:
             result = entry.launched.result()
             sent = 0
             for row, (sequence, token) in enumerate(zip(entry.sampled, result.tokens.tolist(), strict=True)):
-                if not sequence.ended:
+                sequence.read += 1
+                # What is computed again was sent before.
+                if not sequence.ended and sequence.read > sequence.received:
                     with self._fail_only([sequence]):
                         self._append(sequence, token, result.logprobs.get(row))
                         sent += 1
@@ -218,8 +223,6 @@ class DecodeEngine:
         checker = sequence.stop_checker
         text, finish_reason = checker.append(token)
         self.times.token(sequence)
-        sequence.received += 1
-        sequence.last_token = token
         sequence.output_ids.append(token)
         reported = () if logprobs is None else (logprobs,)
         output = Output([token], text, finish_reason, sequence.usage, checker.matched_stop, reported)

@@ -1,32 +1,38 @@
 """Decides what is launched next, without a thread, a clock or a device.
 
 Sequences start in order of arrival. One that does not fit yet may be overtaken by smaller ones a limited number of
-times; after that, freed memory is kept for it. Every running sequence is in every step; an iteration also has at
-most one prefill forward. The oldest prompt is guaranteed half of that forward, so that short prompts cannot starve
-it; the rest goes to the shortest first, so that a long prompt does not delay them either.
+times; after that, freed memory is kept for it. Every running sequence that has room for a token is in every step;
+an iteration also has at most one prefill forward (`hiscore.decoding.prefill_shares`).
 
-A sequence that has run for a quantum of steps is preempted for the one at the front of the queue, if that has
-waited as long and would fit in its place. It goes to the back of the queue and keeps its pages on the host.
+A sequence has pages for its tokens and the next block of them. When a pool runs out, the newest of those that hold
+some of it is preempted (`hiscore.decoding.preemption`).
 """
 
 import heapq
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
 from hiscore.decoding.batch import make_decode_batch, make_sampling_batch
-from hiscore.decoding.block_manager import BlockManager, PagesNeeded, Release, pages_needed
+from hiscore.decoding.block_manager import (
+    NOTHING,
+    BlockManager,
+    PagesNeeded,
+    Release,
+    pages_needed,
+    staging_pages_of,
+)
+from hiscore.decoding.preemption import Patience, newest
+from hiscore.decoding.prefill_shares import share_forward
+from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.worker.interface import (
     NO_PAGES,
-    STAGING_PAGE_SIZE,
     CacheConfig,
-    DecodeBatch,
     PrefillChunk,
 )
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 
 MAX_OVERTAKEN = 16
 # How many from the front of each queue are considered in an iteration.
@@ -35,31 +41,9 @@ LOOK_AHEAD = 16
 Fifo = dict[Sequence, None]  # a set in order of insertion
 
 
-@dataclass
-class Schedule:
-    """What to launch, in this order.
-
-    Attributes:
-        releases: Indices and pages that no longer belong to any sequence.
-        stepped: Sequences of the decode step.
-        decode_batch: One row for each of `stepped`; None if there are none.
-        resumed: Preempted sequences to copy back into staging.
-        prefilling: Sequences of the prefill forward.
-        chunks: One for each of `prefilling`.
-        completed: Those of `prefilling` whose prompt ends in this forward.
-        sampling: One row for each of `completed`; None if nothing is prefilled.
-        admitted: Sequences that start to decode.
-    """
-
-    releases: list[Release] = field(default_factory=list)
-    stepped: list[Sequence] = field(default_factory=list)
-    decode_batch: DecodeBatch | None = None
-    resumed: list[Sequence] = field(default_factory=list)
-    prefilling: list[Sequence] = field(default_factory=list)
-    chunks: list[PrefillChunk] = field(default_factory=list)
-    completed: list[Sequence] = field(default_factory=list)
-    sampling: SamplingBatch | None = None
-    admitted: list[Sequence] = field(default_factory=list)
+def by_age(sequence: Sequence) -> int:
+    """A key that sorts the oldest first; one that was preempted for another is new again."""
+    return sequence.queue_position
 
 
 class Scheduler:
@@ -67,10 +51,10 @@ class Scheduler:
 
     Args:
         cache_config: Sizes of the pools and of a prefill forward.
-        quantum: Steps that a sequence runs before it may be preempted, and waits before it preempts; 0: never.
+        patience: When a sequence that waits may preempt another.
     """
 
-    def __init__(self, cache_config: CacheConfig, quantum: int) -> None:
+    def __init__(self, cache_config: CacheConfig, patience: Patience) -> None:
         self.blocks = BlockManager(cache_config)
         self.queues: dict[Status, Fifo] = {status: {} for status in Status if status is not Status.FINISHED}
         self.waiting = self.queues[Status.WAITING]
@@ -81,7 +65,7 @@ class Scheduler:
         self.preempted = self.queues[Status.PREEMPTED]
         self.preemptions = 0
         self._cache_config = cache_config
-        self._quantum = quantum
+        self._patience = patience
         self._releases: list[Release] = []
         self._queued = 0
         self._steps = 0
@@ -118,60 +102,97 @@ class Scheduler:
         self._schedule_step(schedule)
         self._start_waiting(schedule)
         self._schedule_prefill(schedule)
-        self._preempt()
+        self._preempt_for_starving()
         return schedule
 
     def _schedule_step(self, schedule: Schedule) -> None:
-        schedule.stepped = [sequence for sequence in self.running if not sequence.waits_for_mask]
+        # The oldest first: it gets what there is.
+        for sequence in sorted(self.running, key=by_age):
+            if (
+                sequence.status is Status.RUNNING
+                and not sequence.waits_for_mask
+                and self._has_room(sequence, schedule)
+            ):
+                schedule.stepped.append(sequence)
         if not schedule.stepped:
             return
         self._steps += 1
         schedule.decode_batch = make_decode_batch(schedule.stepped)
         for sequence in schedule.stepped:
-            sequence.steps_run += 1
+            # A step that only repeats what is known is none: everyone's turn must bring something new.
+            sequence.steps_run += sequence.sampled >= sequence.replayed
             sequence.sampled += 1
             sequence.in_flight += 1
             if sequence.all_sampled:
                 self._move(sequence, Status.DRAINING)
 
+    def _has_room(self, sequence: Sequence, schedule: Schedule) -> bool:
+        """Give a running sequence room for its next token; preempt the newest if there is none."""
+        missing = self.blocks.missing(sequence)
+        while missing is not NOTHING:
+            lacks_host = missing.host > self.blocks.host.num_free
+            if not lacks_host and missing.device <= self.blocks.device.num_free:
+                schedule.growths.append(self.blocks.grow(sequence, missing))
+                break
+            if not self._make_room(sequence, lacks_host, schedule):
+                return False
+        return True
+
+    def _make_room(self, sequence: Sequence, lacks_host: bool, schedule: Schedule) -> bool:
+        """Take memory from the newest; returns whether some is free at once."""
+        if self.draining:
+            return False
+        victim = newest([*self.running, *self.preempted], on_host=lacks_host)
+        assert victim is not None  # the sequence itself
+        if victim.status is Status.PREEMPTED:
+            self._drop_host(victim, schedule.releases)
+            return True
+        # Those that are being prefilled may be newer still: they are preempted when they run.
+        if victim is not sequence or not (self.prefilling or self.admitted):
+            victim.drops_host = lacks_host
+            self._move(victim, Status.DRAINING)
+        return False
+
     def _start_waiting(self, schedule: Schedule) -> None:
         """Start new and preempted sequences, as many as fit."""
+        self._start_fitting(schedule)
+        # What is left may be held by preempted sequences that cannot go on either.
+        while not self._active and (holder := newest(self.preempted, on_host=True)):
+            self._drop_host(holder, schedule.releases)
+            self._start_fitting(schedule)
+
+    def _start_fitting(self, schedule: Schedule) -> None:
         passed_over: list[Sequence] = []
         barred: set[Status] = set()
-        for sequence in self._queue_front():
+        front, spare = self._queue_front(), None
+        for sequence in front:
             if not self.blocks.seq_indices.num_free:
                 return
-            preempted, needed = sequence.status is Status.PREEMPTED, self._pages_needed(sequence)
+            spare = spare or self._spare()
+            restored, needed = len(sequence.host_pages) > 0, self._pages_needed(sequence)
             # Resuming copies a whole sequence to the device: one in an iteration, or the running ones would stall.
-            wait = sequence.status in barred or (preempted and bool(schedule.resumed))
-            if wait or not self.blocks.can_allocate(needed):
+            wait = sequence.status in barred or (restored and bool(schedule.resumed))
+            if wait or not self.blocks.can_allocate(needed, spare):
                 passed_over.append(sequence)
                 if sequence.times_overtaken >= MAX_OVERTAKEN:
-                    # Host pages are freed only when sequences end, so those that hold some must be able to go on.
+                    # Preempted sequences hold host pages: they must be able to go on.
                     lacks_host = needed.host > self.blocks.host.num_free
                     barred |= {Status.WAITING} if lacks_host else {Status.WAITING, Status.PREEMPTED}
                 continue
             for other in passed_over:
                 other.times_overtaken += 1
             self.blocks.allocate(sequence, needed)
+            spare += self.blocks.will_grow(sequence)
             sequence.times_overtaken = sequence.steps_run = 0
-            if preempted:
+            sequence.restored = restored
+            if restored:
                 schedule.resumed.append(sequence)
                 schedule.admitted.append(sequence)
-            self._move(sequence, Status.ADMITTED if preempted else Status.PREFILLING)
+            self._move(sequence, Status.ADMITTED if restored else Status.PREFILLING)
 
     def _schedule_prefill(self, schedule: Schedule) -> None:
-        """Divide the tokens of one forward among the prompts that are not complete."""
-        budget = self._cache_config.prefill_token_budget
-        oldest = next(iter(self.prefilling), None)
-        guaranteed = min(oldest.prompt_left, (budget + 1) // 2) if oldest else 0
-        budget -= guaranteed
-        for sequence in sorted(self.prefilling, key=lambda sequence: sequence.prompt_left):
-            own = guaranteed if sequence is oldest else 0
-            share = min(sequence.prompt_left, budget + own)
-            budget -= share - own
-            if share:
-                self._add_chunk(sequence, share, schedule)
+        for sequence, tokens in share_forward(self.prefilling, self._cache_config):
+            self._add_chunk(sequence, tokens, schedule)
         if schedule.chunks:
             positions = np.array([sequence.length for sequence in schedule.completed], np.int32)
             schedule.sampling = make_sampling_batch(schedule.completed, positions)
@@ -190,7 +211,7 @@ class Scheduler:
         sequence.prefilled = end
         sequence.in_flight += 1
         if last:
-            sequence.sampled = 1
+            sequence.sampled += 1
             schedule.completed.append(sequence)
             if sequence.all_sampled:
                 self._move(sequence, Status.DRAINING)
@@ -198,46 +219,69 @@ class Scheduler:
                 schedule.admitted.append(sequence)
                 self._move(sequence, Status.ADMITTED)
 
-    def _preempt(self) -> None:
-        """Preempt the sequence that has run longest, if the first in the queue has waited long enough."""
-        first = next(self._queue_front(), None)
-        if not self._quantum or first is None or self.draining:
+    def _preempt_for_starving(self) -> None:
+        """Preempt the sequence that has run longest, if the first in the queue has lost its patience."""
+        first = next(iter(self._queue_front()), None)
+        if first is None or self.draining or not self._patience.is_lost(first, self._steps):
             return
-        needed = self._pages_needed(first)
-        if self._steps - first.waiting_since < self._quantum or self.blocks.can_allocate(needed):
+        needed, spare = self._pages_needed(first), self._spare()
+        if self.blocks.can_allocate(needed, spare):
             return
-        candidates = [sequence for sequence in self.running if self._may_preempt(sequence, needed)]
-        if candidates:
-            self._move(max(candidates, key=lambda sequence: sequence.steps_run), Status.DRAINING)
+        lacks_host = needed.host + spare.host > self.blocks.host.num_free
+        victims = [each for each in self.running if self._patience.may_preempt(each, first)]
+        victims = [each for each in victims if self.blocks.can_allocate(needed, spare, each, lacks_host)]
+        if victims:
+            victim = max(victims, key=lambda sequence: sequence.steps_run)
+            victim.drops_host = lacks_host
+            self._enqueue(victim)
+            self._move(victim, Status.DRAINING)
 
-    def _may_preempt(self, sequence: Sequence, needed: PagesNeeded) -> bool:
-        resumable = sequence.length <= self._cache_config.staging_pages * STAGING_PAGE_SIZE
-        fits = self.blocks.can_allocate(needed, preempting=sequence)
-        return sequence.steps_run >= self._quantum and resumable and fits
+    @property
+    def _active(self) -> bool:
+        """Whether some sequence holds memory and will go on or free it."""
+        return bool(self.prefilling or self.admitted or self.running or self.draining)
 
-    def _queue_front(self) -> Iterator[Sequence]:
+    def _spare(self) -> PagesNeeded:
+        """What those that run may need next: it is left to them when another starts."""
+        active = (*self.prefilling, *self.admitted, *self.running)
+        return sum((self.blocks.will_grow(each) for each in active), NOTHING)
+
+    def _queue_front(self) -> list[Sequence]:
         """The first of those that wait, new or preempted, in order."""
-        fronts = ([*islice(queue, LOOK_AHEAD)] for queue in (self.waiting, self.preempted))
-        return heapq.merge(*fronts, key=lambda sequence: sequence.queue_position)
+        first = [*islice(self.waiting, LOOK_AHEAD), *heapq.nsmallest(LOOK_AHEAD, self.preempted, key=by_age)]
+        return sorted(first, key=by_age)
 
     def _pages_needed(self, sequence: Sequence) -> PagesNeeded:
-        if sequence.status is Status.PREEMPTED:
-            return replace(pages_needed(sequence.call, sequence.length, self._cache_config), host=0)
-        return pages_needed(sequence.call, len(sequence.call.prompt), self._cache_config)
+        """What it needs besides the host pages that it has."""
+        if len(sequence.host_pages):
+            needed = pages_needed(sequence.call, sequence.length, self._cache_config)
+            return replace(needed, host=needed.host - len(self.blocks.blocks_of(sequence)))
+        # One that starts over soon has what it had: with less it would only be preempted again.
+        prompt = len(sequence.call.prompt)
+        needed = pages_needed(sequence.call, prompt + max(0, sequence.replayed - 1), self._cache_config)
+        return replace(needed, staging=staging_pages_of(prompt))
 
     def _free(self, sequence: Sequence, releases: list[Release]) -> None:
-        """Take back what a sequence holds. One that has not ended is preempted: it keeps its host pages."""
+        """Take back what a sequence holds. One that has not ended is preempted: it may keep its host pages."""
+        drops_host, sequence.drops_host = sequence.ended or sequence.drops_host, False
         held = sequence.seq_index >= 0 or len(sequence.host_pages)
         sequence.is_counted = False
-        release = self.blocks.free(sequence, keep_host=not sequence.ended)
+        release = self.blocks.free(sequence, keep_host=not drops_host)
         if held:
             releases.append(release)
         if sequence.ended:
             self._move(sequence, Status.FINISHED)
-        else:
-            self.preemptions += 1
-            self._enqueue(sequence)
-            self._move(sequence, Status.PREEMPTED)
+            return
+        self.preemptions += 1
+        if drops_host:
+            sequence.start_over()
+        sequence.waiting_since = self._steps
+        self._move(sequence, Status.PREEMPTED)
+
+    def _drop_host(self, sequence: Sequence, releases: list[Release]) -> None:
+        """Take the host pages of a preempted sequence."""
+        releases.append(self.blocks.free(sequence, keep_host=False))
+        sequence.start_over()
 
     def _enqueue(self, sequence: Sequence) -> None:
         self._queued += 1

@@ -27,7 +27,7 @@ class Status(Enum):
     DRAINING = auto()
     """In no further launch; freed or preempted once its results are read and its offloads have landed."""
     PREEMPTED = auto()
-    """Holds only its host pages, and waits to be resumed."""
+    """Holds its host pages, or nothing, and waits to be resumed."""
     FINISHED = auto()
     """Holds nothing any more."""
 
@@ -98,16 +98,18 @@ class Sequence:
         staging_pages: int32 [n]: what its prompt is prefilled into.
         prefilled: Prompt tokens launched.
         sampled: Tokens sampled by launches, including those still in flight.
-        received: Sampled tokens that have been read.
-        last_token: The last of them.
+        read: Of these, those that have been read.
+        output_ids: Generated tokens, as they were sent.
+        replayed: It has started over: so many of `output_ids` are fed once more, and not sent again.
         in_flight: Launches that have not been read.
         ended: It has had its last output: tokens still in flight are dropped.
         queue_position: The lowest of all that wait comes first.
         waiting_since: The step at which it began to wait.
+        drops_host: When it is preempted its host pages are taken, too.
+        restored: It was resumed from its host pages, without a prefill.
         times_overtaken: How many later ones have started while it waits.
-        steps_run: Steps since it started or was resumed.
+        steps_run: Steps since it started or was resumed that gave it a new token.
         has_left_queue: Its prefill has begun; for `hiscore.decoding.times`, as the next.
-        output_ids: Sampled tokens that have been read.
         mask: Tokens that its grammar allows next; None while that is not known.
         is_counted: Its tokens are counted on the device, for penalties.
         cached_tokens: Prompt tokens that were found in the prefix cache.
@@ -126,10 +128,14 @@ class Sequence:
 
     prefilled: int = 0
     sampled: int = 0
-    received: int = 0
-    last_token: int = -1
+    read: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    replayed: int = 0
     in_flight: int = 0
     ended: bool = False
+
+    drops_host: bool = False
+    restored: bool = False
 
     queue_position: int = 0
     waiting_since: int = 0
@@ -137,7 +143,6 @@ class Sequence:
     steps_run: int = 0
     has_left_queue: bool = False
     last_token_at: float = 0.0
-    output_ids: list[int] = field(default_factory=list)
     mask: Int32 | None = None
     is_counted: bool = False
     cached_tokens: int = 0
@@ -148,7 +153,12 @@ class Sequence:
     @property
     def waits_for_mask(self) -> bool:
         """Whether it must sit out a step: see `hiscore.decoding.masks`."""
-        return self.call.grammar is not None and self.mask is None
+        return self.call.grammar is not None and self.mask is None and self.sampled >= self.replayed
+
+    @property
+    def received(self) -> int:
+        """Generated tokens that were sent."""
+        return len(self.output_ids)
 
     @property
     def prompt_left(self) -> int:
@@ -169,8 +179,30 @@ class Sequence:
     def all_sampled(self) -> bool:
         return self.sampled == self.call.params.max_tokens
 
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.call.params.max_tokens - self.sampled
+
+    def start_over(self) -> None:
+        """Its pages were taken: it is computed again as it was, prompt by prefill and then step by step.
+
+        So it goes on with the same keys and values, to the bit.
+        """
+        self.prefilled = self.sampled = self.read = 0
+        self.replayed = len(self.output_ids)
+
+    def replays(self, position: int) -> bool:
+        """Whether the token at a position is sampled for nothing, because it is known."""
+        return position - len(self.call.prompt) < self.replayed
+
+    @property
+    def forced_token(self) -> int | None:
+        """What its next step must be fed; None: what was sampled last, which is on the device."""
+        return self.output_ids[self.sampled - 1] if 0 < self.sampled <= self.replayed else None
+
     def admission(self) -> Admission:
-        """Valid once the prompt's last chunk, or the copy of a preempted sequence into staging, is launched."""
+        """Valid once the last chunk of its prefill, or its copy from the host into staging, is launched."""
         return Admission(
             self.seq_index,
             self.length,
@@ -178,5 +210,5 @@ class Sequence:
             self.device_pages,
             self.staging_pages,
             full_attention=not self.call.params.sparse,
-            first_token=self.last_token if self.received else None,
+            first_token=self.output_ids[-1] if self.restored else None,
         )

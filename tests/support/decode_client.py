@@ -16,6 +16,7 @@ from hiscore.decoding.stats import EngineStats
 from hiscore.decoding.stop_strings import Detokenizer
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
+from tests.support.decode_worker import patience
 
 
 @dataclass(eq=False)
@@ -77,7 +78,13 @@ def serving(
     """An engine over a worker; at its end all memory must be free."""
     client = Client()
     client.engine = DecodeEngine(
-        worker, detokenizer, eos, 10_000, client.emit, on_failure=client.failures.append, quantum=quantum
+        worker,
+        detokenizer,
+        eos,
+        10_000,
+        client.emit,
+        on_failure=client.failures.append,
+        patience=patience(quantum),
     )
     try:
         yield client

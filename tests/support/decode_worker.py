@@ -15,6 +15,7 @@ import numpy as np
 
 from hiscore.arrays import Int32
 from hiscore.decoding.batch import uniform
+from hiscore.decoding.preemption import Patience
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.worker.interface import (
     NO_PAGES,
@@ -23,6 +24,7 @@ from hiscore.decoding.worker.interface import (
     CacheConfig,
     DecodeBatch,
     ForwardResult,
+    Growth,
     PrefillChunk,
 )
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
@@ -35,6 +37,11 @@ TINY = CacheConfig(
     page_size=4, lru_pages=3, ring_pages=2, host_pages=160, device_pages=20, staging_pages=8, max_sequences=4,
     prefill_token_budget=24, context_length=120,
 )  # fmt: skip
+
+
+def patience(steps: int) -> Patience:
+    """Every sequence waits so many steps before it preempts another; 0: none ever does."""
+    return Patience(factor=0, least=steps, most=steps)
 
 
 def next_token(tokens: Int32, temperature: float, draw: float) -> int:
@@ -134,7 +141,7 @@ class HashWorker:
     def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
         self._raise("restore", [seq_index])
         self._check(seq_index not in self.sequences, f"index {seq_index} is taken")
-        kept = self.kept.pop(host_pages.tobytes(), None)
+        kept = self._take_kept(host_pages)
         self._check(kept is not None and kept.length == length, "restored is not what was preempted")
         self._own_staging(seq_index, staging_pages)
         held = self.sequences[seq_index]
@@ -170,6 +177,35 @@ class HashWorker:
 
         self._task([seq_index], work)
 
+    def grow(self, growths: list[Growth]) -> None:
+        self._raise("grow", [each.seq_index for each in growths])
+        for each in growths:
+            held = self.sequences[each.seq_index]
+            self._check(held.length >= 0, "not admitted")
+            self._check(each.start == len(held.host), "pages that do not follow those it has")
+            self._check(
+                held.length == each.start * self.cache_config.page_size, "grown too early, or too late"
+            )
+            whole = len(held.device) == len(held.host)
+            self._own("host", each.seq_index, np.concatenate((held.host, each.host_pages)))
+            if each.spilled is None:
+                self._own("device", each.seq_index, np.concatenate((held.device, each.device_pages)))
+            else:
+                self._check(whole, "spilled twice")
+                lru, ring = self.cache_config.lru_pages, self.cache_config.ring_pages
+                self._check(len(each.device_pages) == lru + ring, "not a full buffer")
+                self._check(
+                    np.array_equal(each.device_pages[: each.spilled], held.device[: each.spilled]), "LRU"
+                )
+                for page in range(max(0, each.start - ring + 1), each.start):
+                    self._check(each.device_pages[lru + page % ring] == held.device[page], "not in its place")
+                self._own("device", each.seq_index, each.device_pages)
+            device = len(held.device)
+            self._check(
+                device in (0 if self.cache_config.dense else len(held.host), self.cache_config.buffer_pages),
+                "neither resident nor a full buffer",
+            )
+
     def step(self, rows: DecodeBatch) -> "Pending":
         seq_indices = rows.seq_indices.tolist()
         self.on_step(rows)
@@ -200,13 +236,11 @@ class HashWorker:
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
         self._raise("release", [seq_index])
         if seq_index < 0:
-            self._check(
-                self.kept.pop(host_pages.tobytes(), None) is not None, "no preempted sequence holds them"
-            )
+            self._check(self._take_kept(host_pages) is not None, "no preempted sequence holds them")
         else:
             held = self.sequences.pop(seq_index, None)
             if held is None:
-                self.kept.pop(host_pages.tobytes(), None)  # it could not be restored
+                self._take_kept(host_pages)  # it could not be restored
             else:
                 self._check(held.unread == 0, "released with a launch that has not been read")
                 self._check(self._is_drained(seq_index), "released with copies in flight")
@@ -257,6 +291,8 @@ class HashWorker:
             zip(rows.seq_indices.tolist(), rows.positions.tolist(), strict=True)
         ):
             tail = self._tails[seq_index]
+            if rows.forced is not None and rows.forced[row] >= 0:
+                self._newest[seq_index] = rows.forced[row]
             tail[position] = int(self._newest[seq_index])
             tokens = self._on_host(pages[row])[: position + 1]
             tokens[list(tail)] = list(tail.values())
@@ -298,6 +334,11 @@ class HashWorker:
         return not any(seq_index in task.seq_indices for task in self._tasks) and all(
             copy.seq_index != seq_index for copy in self._copies
         )
+
+    def _take_kept(self, host_pages: Int32) -> Held | None:
+        """The preempted sequence with these pages, to which some may have been added since."""
+        found = [pages for pages in self.kept if len(pages) and host_pages.tobytes().startswith(pages)]
+        return self.kept.pop(found[0]) if found else None
 
     def _own(self, name: str, seq_index: int, pages: Int32) -> None:
         others = [each for other, each in self.sequences.items() if other != seq_index] + list(

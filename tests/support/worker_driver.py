@@ -2,17 +2,24 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.block_manager import BlockManager, pages_needed
+from hiscore.decoding.block_manager import BlockManager, PagesNeeded, device_pages_of, pages_needed
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.worker.interface import DecodeBatch, ForwardResult, PendingForward, PrefillChunk
+from hiscore.decoding.worker.interface import (
+    STAGING_PAGE_SIZE,
+    DecodeBatch,
+    ForwardResult,
+    PendingForward,
+    PrefillChunk,
+)
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_cache import forget
@@ -46,7 +53,9 @@ class Driver:
         params = SamplingParams(max_tokens=max_tokens, sparse=sparse)
         sequence = Sequence(DecodeCall(tokens, params, math.inf), None, StopChecker(params, frozenset()))
         self._end_staging()
-        self.blocks.allocate(sequence, pages_needed(sequence.call, len(tokens), cache_config))
+        # All that it will need until its end: a buffer with LRU from the start, if it needs one then.
+        needed = pages_needed(sequence.call, len(tokens) + max_tokens - 1, cache_config)
+        self.blocks.allocate(sequence, replace(needed, staging=-(-len(tokens) // STAGING_PAGE_SIZE)))
         for start in range(0, len(tokens), cache_config.prefill_token_budget):
             part = tokens[start : start + cache_config.prefill_token_budget]
             last = start + len(part) == len(tokens)
@@ -106,21 +115,18 @@ class Driver:
         """End a sequence, or preempt it."""
         self.drain(seq_index)
         sequence = self.sequences.pop(seq_index)
-        sequence.last_token, sequence.received = (
-            int(self.worker._runner.input_ids[seq_index]),
-            sequence.sampled,
-        )
+        sequence.output_ids = [int(self.worker._runner.input_ids[seq_index])] * sequence.sampled
         released = self.blocks.free(sequence, keep_host=preempt)
         self.worker.release(released.seq_index, released.host, released.device)
         return sequence
 
     def resume(self, sequence: Sequence) -> int:
         """Resume a preempted sequence; returns its new index."""
-        needed = pages_needed(sequence.call, sequence.length, self.worker.cache_config)
-        host = sequence.host_pages
-        self.blocks.allocate(sequence, needed)
-        self.blocks.host.free(sequence.host_pages)
-        sequence.host_pages = host
+        cache_config, pages = self.worker.cache_config, len(sequence.host_pages)
+        device = device_pages_of(pages, sequence.call, cache_config)
+        staging = -(-sequence.length // STAGING_PAGE_SIZE)
+        self.blocks.allocate(sequence, PagesNeeded(0, device, staging))
+        sequence.restored = True
         self.worker.restore(sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages)
         self.worker.admit(sequence.admission())
         self.sequences[sequence.seq_index] = sequence

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 CONTEXT_PAGE = 256
 """A context that does not fit in memory is cut to a multiple of this many tokens."""
+BLOCK = 32
+"""Tokens of a block of the host pool. A multiple of the tokens that the prefill's attention reads at a time."""
 SHORTEST = 512
 """Pools that cannot hold one sequence of so many tokens, or of the context if that is less, are refused."""
 
@@ -151,7 +153,7 @@ def _plan(
         host_pages=host_pages, device_pages=device_pages,
         staging_pages=staging_tokens // STAGING_PAGE_SIZE, max_sequences=memory.max_sequences,
         prefill_token_budget=prefill_token_budget, context_length=model.context_length,
-        dense=not shape.sparse_layers,
+        dense=not shape.sparse_layers, block_size=max(BLOCK, shape.page_size),
     )  # fmt: skip
     return shape, cache_config
 

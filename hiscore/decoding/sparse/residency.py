@@ -6,14 +6,18 @@ selectors select. Each layer and KV head has its own residency. A sequence that 
 `KVCache.fully_resident`.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hiscore.arrays import Int32
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.selection import Selection
+from hiscore.decoding.worker.interface import Growth
 from hiscore.device import upload
 
 
@@ -44,7 +48,7 @@ def admit(
         cache: Updated in place.
         seq_index: The sequence's row of the tables.
         length: Tokens that it has.
-        host_pages: int64 on the CPU, for its whole life.
+        host_pages: int64 on the CPU, with room for the next token at least.
         device_pages: int64 on the CPU. As many as host pages: the whole sequence is resident. Else the LRU area,
             then the ring. None without sparse layers.
         full_attention: It attends to everything.
@@ -84,6 +88,53 @@ def admit(
         torch.cat((lru, ring)),
         torch.cat((lru_device_pages, device_pages[shape.lru_pages + ring % shape.ring_pages])),
     )
+
+
+def grow(cache: KVCache, growths: Sequence[Growth]) -> None:
+    """Add pages to the tables of running sequences.
+
+    Args:
+        cache: Updated in place.
+        growths: Of different sequences.
+    """
+    device = cache.host_block_table.device
+    host = _table_entries((each.seq_index, each.start, each.host_pages) for each in growths)
+    _write_table(cache.host_block_table, host)
+    buffers = (
+        (each.seq_index, each.start if each.spilled is None else 0, each.device_pages) for each in growths
+    )
+    buffer = _table_entries(buffers)
+    _write_table(cache.device_block_table, buffer)
+    cache.reset(upload(host[2].long(), device), upload(buffer[2].long(), device))
+    for each in growths:
+        if each.spilled is not None:
+            _spill(cache, each, each.spilled)
+
+
+def _spill(cache: KVCache, growth: Growth, spilled: int) -> None:
+    """A resident sequence becomes one with an LRU area and a ring; its tokens stay where they are."""
+    device = cache.host_block_table.device
+    into = upload(growth.device_pages[:spilled].astype(np.int64), device)
+    held = upload(growth.old_host_pages.astype(np.int64), device)
+    cache.device_page_of[:, held] = into.int()[:, None]
+    cache.host_page_of[:, into] = held.int()[:, None]
+    # As if its last step had loaded them.
+    cache.last_use.index_fill_(1, into, 2 * (growth.start * cache.shape.page_size - 1))
+    cache.fully_resident[growth.seq_index].fill_(False)
+
+
+def _table_entries(pages: Iterable[tuple[int, int, Int32]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, columns and values, on the CPU, of runs of entries of a table: (row, first column, values)."""
+    entries = [
+        (np.full(len(values), row), start + np.arange(len(values)), values) for row, start, values in pages
+    ]
+    rows, columns, values = (torch.from_numpy(np.concatenate(each)) for each in zip(*entries, strict=True))
+    return rows, columns, values.int()
+
+
+def _write_table(table: Tensor, entries: tuple[Tensor, Tensor, Tensor]) -> None:
+    rows, columns, values = (upload(each, table.device) for each in entries)
+    table.index_put_((rows, columns), values)
 
 
 def slot_mapping(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,7 @@ class CacheConfig:
         context_length: Tokens of a sequence at most.
         dense: Every layer is dense: sequences own no pages of the device pool.
         context_setting: The setting that decides `context_length`.
+        block_size: Tokens for which a sequence gets host pages at once, a multiple of `page_size`; 0: one page.
     """
 
     page_size: int
@@ -52,6 +53,27 @@ class CacheConfig:
     context_length: int
     dense: bool = False
     context_setting: str = "MAX_CONTEXT"
+    block_size: int = 0
+
+    @property
+    def block_pages(self) -> int:
+        """Host pages of a block."""
+        return max(1, self.block_size // self.page_size)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self.block_pages * self.page_size
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the longest sequence."""
+        return -(-self.context_length // self.page_size)
+
+    @property
+    def buffer_pages(self) -> int:
+        """Device pages of a sparse sequence at most."""
+        return self.lru_pages + self.ring_pages
 
 
 @dataclass(frozen=True)
@@ -106,6 +128,30 @@ class Admission:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Pages that a running sequence is given before a step.
+
+    With as many device pages as host pages it is resident as a whole. If it gets fewer for the first time, it is
+    spilled: no token moves, but its device pages are numbered anew, as the LRU area and the ring.
+
+    Attributes:
+        seq_index: The sequence's row in the per-sequence tables.
+        start: Host pages that it had before, all full.
+        host_pages: int32 [n], the new ones, in the order of positions.
+        device_pages: int32, the new ones; if it is spilled, all that it has, in their new order.
+        spilled: How many of its first pages are then in the LRU area, in order; None: it is not spilled.
+        old_host_pages: int32 [spilled]: the host pages of these.
+    """
+
+    seq_index: int
+    start: int
+    host_pages: Int32
+    device_pages: Int32
+    spilled: int | None = None
+    old_host_pages: Int32 = field(default_factory=lambda: NO_PAGES)
+
+
+@dataclass(frozen=True)
 class DecodeBatch:
     """One decode step over R sequences.
 
@@ -113,11 +159,13 @@ class DecodeBatch:
         seq_indices: int32 [R], no index twice.
         positions: int32 [R]: of the tokens that the step is fed.
         sampling: How to sample the next token of each row.
+        forced: int32 [R]: what to feed a row instead of its newest sample; -1: that. None: -1 for all.
     """
 
     seq_indices: Int32
     positions: Int32
     sampling: SamplingBatch
+    forced: Int32 | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +237,10 @@ class Worker(Protocol):
 
     def admit(self, admission: Admission) -> None:
         """Fill a sequence's tables and its device buffer from staging; after a prefill its index too."""
+        ...
+
+    def grow(self, growths: list[Growth]) -> None:
+        """Add pages to the tables of running sequences; what it raises fails the step that follows."""
         ...
 
     def step(self, batch: DecodeBatch) -> PendingForward:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.decoding.models.base import DecodeModel, staging_slots
+from hiscore.decoding.sparse import residency
 from hiscore.decoding.worker.admission import fill_from_staging, index_from_staging
 from hiscore.decoding.worker.device_queues import DeviceQueues, Event, Queue
 from hiscore.decoding.worker.interface import (
@@ -23,6 +24,7 @@ from hiscore.decoding.worker.interface import (
     CacheConfig,
     DecodeBatch,
     ForwardResult,
+    Growth,
     PendingForward,
     PrefillChunk,
 )
@@ -57,6 +59,11 @@ class CacheWorker:
         self._offloaded_tokens = 0
 
     @torch.inference_mode()
+    def grow(self, growths: list[Growth]) -> None:
+        with self._queues.use(Queue.COMPUTE):
+            residency.grow(self._cache, growths)
+
+    @torch.inference_mode()
     def step(self, batch: DecodeBatch) -> PendingForward:
         seq_indices, positions = batch.seq_indices, batch.positions
         # Collect copies that have completed; wait for those that this step needs.
@@ -70,6 +77,10 @@ class CacheWorker:
             pending = PendingResult(
                 partial(self.read, sampling=batch.sampling), len(seq_indices), self._device
             )
+            if batch.forced is not None:
+                rows = np.flatnonzero(batch.forced >= 0)
+                at = upload(seq_indices[rows].astype(np.int64), self._device)
+                self._runner.input_ids.index_copy_(0, at, upload(batch.forced[rows], self._device))
             full_attention = bool(self._full_attention[seq_indices].any())
             outputs = self._runner.forward(seq_indices, positions, full_attention)
             pending.copy_to_host(self._sample(outputs.logits, seq_indices, batch.sampling, outputs.readback))

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.block_manager import BlockPool, PagesNeeded, check_fits, pages_needed
+from hiscore.decoding.block_manager import PagesNeeded, check_fits, pages_needed
+from hiscore.decoding.block_pool import BlockPool
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import Code, PoolExhausted, RequestError
@@ -62,18 +63,23 @@ def test_what_nobody_holds_is_not_given_back(wrong: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_tokens", "sparse", "dense", "needs"),
+    ("tokens", "sparse", "dense", "block", "needs"),
     [
-        (1, 1, True, False, PagesNeeded(1, 1, 1)),
-        (16, 4, True, False, PagesNeeded(5, 5, 1)),  # all of it fits what a sparse sequence may have
-        (17, 4, True, False, PagesNeeded(6, 5, 2)),
-        (17, 4, False, False, PagesNeeded(6, 6, 2)),
-        (17, 4, True, True, PagesNeeded(6, 0, 2)),
-        (17, 4, False, True, PagesNeeded(6, 0, 2)),
+        (1, True, False, 4, PagesNeeded(1, 1, 1)),
+        (3, True, False, 4, PagesNeeded(1, 1, 1)),
+        (4, True, False, 4, PagesNeeded(2, 2, 1)),  # room for the next token
+        (17, True, False, 4, PagesNeeded(5, 5, 2)),  # all of it fits what a sparse sequence may have
+        (21, True, False, 4, PagesNeeded(6, 5, 2)),
+        (21, False, False, 4, PagesNeeded(6, 6, 2)),
+        (21, False, True, 4, PagesNeeded(6, 0, 2)),
+        (21, False, False, 16, PagesNeeded(2, 8, 2)),  # blocks of four pages
+        (118, False, False, 16, PagesNeeded(8, 30, 8)),  # not beyond the context
     ],
 )
-def test_needs(prompt: int, max_tokens: int, sparse: bool, dense: bool, needs: PagesNeeded) -> None:
-    assert pages_needed(call(prompt, max_tokens, sparse), prompt, replace(TINY, dense=dense)) == needs
+def test_needs(tokens: int, sparse: bool, dense: bool, block: int, needs: PagesNeeded) -> None:
+    assert (
+        pages_needed(call(tokens, 100, sparse), tokens, replace(TINY, dense=dense, block_size=block)) == needs
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +89,7 @@ def test_needs(prompt: int, max_tokens: int, sparse: bool, dense: bool, needs: P
         ({"host_pages": 20}, (60, 20), (60, 21), True, r"81 tokens: the host's pool holds 80 \(HOST_KV_BYTES"),
         (
             {"device_pages": 7}, (1, 27), (1, 28), False,
-            r"make 29 tokens and parameter 'sparse' is false: the device's pool holds 28 \(DEVICE_KV_BYTES",
+            r"29 tokens: the device's pool without selection, as parameter 'sparse' asks, holds 28",
         ),
         ({"staging_pages": 3}, (48, 9), (49, 1), True, "the prompt has 49 tokens: at most 48 can be prefilled"),
     ],

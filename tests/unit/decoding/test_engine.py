@@ -19,7 +19,7 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Status
 from hiscore.decoding.worker.interface import NOT_FINITE, CacheConfig, DecodeBatch
 from hiscore.errors import Code, RequestError
-from tests.support.decode_worker import EOS, TINY, VOCABULARY, HashWorker, alone
+from tests.support.decode_worker import EOS, TINY, VOCABULARY, HashWorker, alone, patience
 
 
 class Letters:
@@ -77,7 +77,9 @@ def running(
     worker: HashWorker, callers: Callers, max_queue: int = 1000, quantum: int = 4, **more: Any
 ) -> Iterator[DecodeEngine]:
     """An engine; at its end all memory must be free, and the worker must have seen no violation."""
-    engine = DecodeEngine(worker, Letters, frozenset({EOS}), max_queue, callers.emit, quantum=quantum, **more)
+    engine = DecodeEngine(
+        worker, Letters, frozenset({EOS}), max_queue, callers.emit, patience=patience(quantum), **more
+    )
     try:
         yield engine
     finally:
@@ -204,7 +206,7 @@ def test_many_arrivals_change_no_sequence(**arrivals: Any) -> None:
 @pytest.mark.parametrize("dense", [False, True])
 def test_200_sequences_share_pools_for_20(dense: bool) -> None:
     cache_config = CacheConfig(
-        page_size=4, lru_pages=4, ring_pages=2, host_pages=400, device_pages=120, staging_pages=16,
+        page_size=4, lru_pages=4, ring_pages=2, host_pages=5000, device_pages=120, staging_pages=16,
         max_sequences=20, prefill_token_budget=64, context_length=100, dense=dense,
     )  # fmt: skip
     random = np.random.default_rng(0)
@@ -348,12 +350,15 @@ class Gate:
 
 
 # A running sequence does not count as waiting; one that waits for pages does, even if more could run.
-@pytest.mark.parametrize(("runs", "sparse"), [(4, True), (2, False)])
+@pytest.mark.parametrize(("runs", "sparse"), [(4, True), (1, False)])
 def test_a_full_queue_refuses(runs: int, sparse: bool) -> None:
     worker, callers = HashWorker(), Callers()
-    gates = [Gate(position, runs) for position in (20, 25)]
+    gates = [Gate(position, runs) for position in ((20, 25) if sparse else (66, 70))]
     worker.on_step = lambda rows: [gate.on_step(rows) for gate in gates] and None
-    wanted = {Caller(name): long_call(name, max_tokens=32, sparse=sparse) for name in range(runs + 5)}
+    wanted = {
+        Caller(name): long_call(name, prompt=8 if sparse else 44, max_tokens=32, sparse=sparse)
+        for name in range(runs + 5)
+    }
     names = list(wanted)
     with running(worker, callers, max_queue=3, quantum=0) as engine:
         for name in names[:runs]:

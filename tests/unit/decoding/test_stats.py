@@ -14,7 +14,7 @@ from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.interface import ForwardResult
 from hiscore.errors import REASONS
 from hiscore.launcher.canary import probes
-from tests.support.decode_worker import TINY
+from tests.support.decode_worker import TINY, patience
 
 
 def test_every_statistic_is_a_metric_with_the_contracts_names() -> None:
@@ -77,7 +77,7 @@ def test_a_step_and_a_prefill_are_counted() -> None:
 
 
 def test_a_snapshot_shows_what_the_scheduler_holds() -> None:
-    scheduler = Scheduler(replace(TINY, prefill_token_budget=80), quantum=0)
+    scheduler = Scheduler(replace(TINY, prefill_token_budget=80), patience(0))
     tally = Tally(EngineStats(steps=9, backup_lag=6))
     nothing = tally.snapshot(scheduler, TINY)
     assert nothing == EngineStats(steps=9)  # nothing is in flight where nothing runs
@@ -95,7 +95,7 @@ def test_a_snapshot_shows_what_the_scheduler_holds() -> None:
     scheduler.preemptions = 5
     now = tally.snapshot(scheduler, TINY)
     assert (now.waiting, now.prefilling, now.running, now.preempted) == (5, 2, 1, 1)
-    assert (now.host_rows, now.device_rows) == (4 * 7 * TINY.page_size, 4 * 5 * TINY.page_size)
+    assert (now.host_rows, now.device_rows) == (4 * 6 * TINY.page_size, 4 * 5 * TINY.page_size)
     assert (now.preemptions, now.backup_lag, now.steps) == (5, 6, 9)
     for sequence in list(scheduler.waiting):
         scheduler.end(sequence)

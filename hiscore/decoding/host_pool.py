@@ -1,0 +1,114 @@
+"""Blocks of the host pool: each is free, held by sequences, or cached for sequences to come.
+
+A full block can be published under the hash of all tokens up to its end; then others with the same tokens hold it
+too. Once nobody holds it, it stays cached until its memory is needed: the least recently used block is evicted
+first, a sequence's last before its first. Bookkeeping only: no tensor, no device.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from hiscore.arrays import Int32
+from hiscore.decoding.block_pool import BlockPool
+from hiscore.errors import PoolExhausted
+
+
+class HostPool:
+    """Counts who holds each block.
+
+    Args:
+        size: Number of blocks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._unused = BlockPool(size)
+        self._holders = np.zeros(size, np.int32)
+        self._published: dict[bytes, int] = {}
+        self._hashes: dict[int, bytes] = {}  # the same, by block
+        self._cached: OrderedDict[int, None] = OrderedDict()  # held by nobody, least recently used first
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated: those that nobody holds."""
+        return self._unused.num_free + len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that sequences hold."""
+        return self.size - self.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds but that can be found."""
+        return len(self._cached)
+
+    def find(self, hashes: Sequence[bytes]) -> Int32:
+        """The blocks published under the first of these hashes, up to one that is not: int32."""
+        found: list[int] = []
+        for each in hashes:
+            if (block := self._published.get(each)) is None:
+                break
+            found.append(block)
+        return np.array(found, np.int32)
+
+    def freed_by(self, blocks: Int32) -> int:
+        """How many of these blocks could be allocated once one of their holders let go of them."""
+        return int((self._holders[blocks] == 1).sum())
+
+    def hold(self, blocks: Int32) -> None:
+        """Hold blocks that were found."""
+        self._holders[blocks] += 1
+        for block in blocks.tolist():
+            self._cached.pop(block, None)
+
+    def allocate(self, count: int) -> Int32:
+        """Take blocks that nobody holds, evicting cached ones if needed.
+
+        Returns:
+            int32 [count]
+
+        Raises:
+            PoolExhausted: Fewer are free; none is taken.
+        """
+        if count > self.num_free:
+            raise PoolExhausted
+        evicted = [self._cached.popitem(last=False)[0] for _ in range(count - self._unused.num_free)]
+        for block in evicted:
+            self._forget(block)
+        self._unused.free(np.array(evicted, np.int32))
+        blocks = self._unused.allocate(count)
+        self._holders[blocks] = 1
+        return blocks
+
+    def publish(self, hashes: Sequence[bytes], blocks: Int32) -> None:
+        """Let held blocks be found; what is published already under a hash stays so."""
+        for each, block in zip(hashes, blocks.tolist(), strict=True):
+            if each not in self._published and block not in self._hashes:
+                self._published[each] = block
+                self._hashes[block] = each
+
+    def release(self, blocks: Int32) -> Int32:
+        """Let go of blocks, in the order of their sequence.
+
+        Returns:
+            Those that are free now and cannot be found: int32.
+
+        Raises:
+            ValueError: One of them is held by nobody, or named twice; none is released.
+        """
+        if len(np.unique(blocks)) != len(blocks) or not (self._holders[blocks] > 0).all():
+            raise ValueError("double free: a block is held by nobody or named twice")
+        self._holders[blocks] -= 1
+        left = blocks[self._holders[blocks] == 0]
+        lost = np.array([block for block in left.tolist() if block not in self._hashes], np.int32)
+        for block in reversed(left.tolist()):
+            if block in self._hashes:
+                self._cached[block] = None
+        self._unused.free(lost)
+        return lost
+
+    def _forget(self, block: int) -> None:
+        del self._published[self._hashes.pop(block)]

@@ -1,0 +1,48 @@
+"""Who is preempted, and when.
+
+For memory: the newest of those that hold some. So the oldest always goes on, with every page if it needs them: it
+ends, then the next is the oldest, and nothing can deadlock. What a preempted sequence has done is lost least often
+if it has done little.
+
+For a place: only if the first in the queue has waited several times as long as it would itself run. So a long
+sequence that waits for others as long preempts nobody, and a small one does not wait for a large one to end.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hiscore.decoding.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When a sequence that waits may preempt one that runs.
+
+    Attributes:
+        factor: Steps that it waits for each token that it may still generate.
+        least: Steps that any sequence waits.
+        most: Steps after which any may preempt; 0: none ever does.
+    """
+
+    factor: int = 4
+    least: int = 64
+    most: int = 1024
+
+    def is_lost(self, waiting: Sequence, step: int) -> bool:
+        """Whether a sequence has waited long enough at this step."""
+        return self.most > 0 and step - waiting.waiting_since >= self.steps(waiting)
+
+    def may_preempt(self, running: Sequence, waiting: Sequence) -> bool:
+        """Whether a running sequence has had as long a turn, and would not end soon anyway."""
+        steps = self.steps(waiting)
+        return running.steps_run >= steps and running.tokens_left > steps
+
+    def steps(self, waiting: Sequence) -> int:
+        """How long a sequence waits."""
+        return min(max(self.least, self.factor * waiting.tokens_left), self.most)
+
+
+def newest(sequences: Iterable[Sequence], on_host: bool) -> Sequence | None:
+    """The newest sequence that holds memory: on the host, or on the device."""
+    holders = [each for each in sequences if len(each.host_pages if on_host else each.device_pages)]
+    return max(holders, key=lambda each: each.queue_position, default=None)

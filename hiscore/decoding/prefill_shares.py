@@ -1,0 +1,43 @@
+"""How prompts share a prefill forward.
+
+The oldest prompt is guaranteed half of it, so that short prompts cannot starve it; the rest goes to the shortest
+first, so that a long prompt does not delay them either. A part that is not its prompt's last ends at a whole
+block: attention then adds up the same keys together wherever a prompt is cut, and what was cached changes no bit.
+"""
+
+from collections.abc import Iterable
+
+from hiscore.decoding.sequence import Sequence
+from hiscore.decoding.worker.interface import CacheConfig
+
+
+def share_forward(sequences: Iterable[Sequence], cache_config: CacheConfig) -> list[tuple[Sequence, int]]:
+    """Divide the tokens of one forward among prompts that are not complete.
+
+    Args:
+        sequences: In the order in which they started.
+        cache_config: The size of a forward; if it is less than a block, prompts are cut anywhere.
+
+    Returns:
+        Those that get some tokens, and how many.
+    """
+    budget = cache_config.prefill_token_budget
+    block = cache_config.block_size if 0 < cache_config.block_size <= budget else 1
+    waiting = list(sequences)
+    shares: list[tuple[Sequence, int]] = []
+
+    def whole(sequence: Sequence, tokens: int) -> int:
+        return tokens if tokens == sequence.prompt_left else tokens - (sequence.prefilled + tokens) % block
+
+    guaranteed = 0
+    if waiting:
+        half = max((budget + 1) // 2, block)
+        guaranteed = max(0, whole(waiting[0], min(waiting[0].prompt_left, half)))
+    budget -= guaranteed
+    for sequence in sorted(waiting, key=lambda sequence: sequence.prompt_left):
+        own = guaranteed if sequence is waiting[0] else 0
+        share = max(0, whole(sequence, min(sequence.prompt_left, budget + own)))
+        budget -= share - own
+        if share:
+            shares.append((sequence, share))
+    return shares

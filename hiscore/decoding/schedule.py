@@ -1,0 +1,37 @@
+"""What the scheduler hands to the engine: one iteration's launches."""
+
+from dataclasses import dataclass, field
+
+from hiscore.decoding.block_manager import Release
+from hiscore.decoding.sequence import Sequence
+from hiscore.decoding.worker.interface import DecodeBatch, Growth, PrefillChunk
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
+
+
+@dataclass
+class Schedule:
+    """What to launch, in this order.
+
+    Attributes:
+        releases: Indices and pages that no longer belong to any sequence.
+        growths: Pages that sequences get before the decode step.
+        stepped: Sequences of the decode step.
+        decode_batch: One row for each of `stepped`; None if there are none.
+        resumed: Preempted sequences to copy back into staging.
+        prefilling: Sequences of the prefill forward.
+        chunks: One for each of `prefilling`.
+        completed: Those of `prefilling` whose prompt ends in this forward.
+        sampling: One row for each of `completed`; None if nothing is prefilled.
+        admitted: Sequences that start to decode.
+    """
+
+    releases: list[Release] = field(default_factory=list)
+    growths: list[Growth] = field(default_factory=list)
+    stepped: list[Sequence] = field(default_factory=list)
+    decode_batch: DecodeBatch | None = None
+    resumed: list[Sequence] = field(default_factory=list)
+    prefilling: list[Sequence] = field(default_factory=list)
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    completed: list[Sequence] = field(default_factory=list)
+    sampling: SamplingBatch | None = None
+    admitted: list[Sequence] = field(default_factory=list)

@@ -1,0 +1,39 @@
+"""Hashes by which pages of keys and values are found again: over all token ids up to the end of a page."""
+
+import hashlib
+
+from hiscore.arrays import Int32
+
+
+class PageHashes:
+    """Hashes of the full pages of a sequence of tokens, which may grow.
+
+    Args:
+        page: Tokens of a page.
+        salt: Sequences with other salts have other hashes.
+    """
+
+    def __init__(self, page: int, salt: bytes = b"") -> None:
+        self.pages: list[bytes] = []
+        """16 bytes for each full page."""
+        self.tokens = 0
+        """Tokens so far."""
+        self._page = page
+        # A key of blake2b has at most 64 bytes, which is what its own digest has.
+        self._running = hashlib.blake2b(digest_size=16, key=hashlib.blake2b(salt).digest() if salt else b"")
+
+    def extend(self, tokens: Int32) -> None:
+        """Add tokens, int32 [n]."""
+        data = memoryview(tokens.tobytes())
+        step, begin = tokens.itemsize, 0
+        while begin < len(data):
+            end = min(len(data), begin + (self._page - self.tokens % self._page) * step)
+            self._running.update(data[begin:end])
+            self.tokens += (end - begin) // step
+            if self.tokens % self._page == 0:
+                self.pages.append(self._running.copy().digest())
+            begin = end
+
+    def whole(self) -> bytes:
+        """The hash of all tokens."""
+        return self._running.copy().digest()
