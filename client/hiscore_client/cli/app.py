@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 import hiscore_client
+from hiscore_client.cli.calibrate import calibrate
 from hiscore_client.cli.common import AsJson, InFlight, Timeout, Url, read_lines, write_answers
 from hiscore_client.cli.exits import exit_on_failure
 from hiscore_client.cli.generate import generate
@@ -27,6 +28,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 app.command()(generate)
 app.command()(offline)
+app.command()(calibrate)
 
 
 def show_version(wanted: bool) -> None:

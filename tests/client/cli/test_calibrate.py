@@ -1,0 +1,134 @@
+"""``hiscore calibrate`` against a small HTTP server that answers as a test says."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hiscore.api.calibration import read_calibration
+from tests.client.cli.command import run
+
+CHOICES = [{"value": "true"}, {"value": True}]
+LINES = [
+    {"input": "a", "questions": [
+        {"type": "choice", "instructions": "b", "choices": CHOICES, "answer": True},
+        {"type": "predicate", "instructions": "c", "answer": False},
+    ]},
+    {"input": "d", "questions": [
+        {"type": "choice", "instructions": "b", "choices": CHOICES, "answer": "true"},
+        {"type": "score", "instructions": "c", "levels": [{"label": "e"}, {"label": "f"}], "answer": 1},
+    ]},
+]  # fmt: skip
+
+
+class FakeApi(ThreadingHTTPServer):
+    """Gives every first option 0.8, and remembers requests."""
+
+    daemon_threads = True
+    status = 200
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[tuple[str, dict[str, Any], str | None]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeApi
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.requests.append((self.path, body, self.headers["authorization"]))
+        answers = [
+            {"type": "predicate", "probability": 0.8}
+            if each["type"] == "predicate"
+            else {"type": each["type"], "probabilities": [{"probability": 0.8}, {"probability": 0.2}]}
+            for each in body["questions"]
+        ]
+        found = {"answers": answers} if self.server.status == 200 else {"error": {"message": "too many"}}
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(json.dumps(found).encode())
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    with FakeApi() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def calibrate(api: FakeApi, lines: list[Any], *args: str) -> tuple[int, str, str]:
+    stdin = "\n".join(map(json.dumps, lines)).encode()
+    done = run("calibrate", "--api-url", api.url, *args, url="unused:1", stdin=stdin)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_temperatures_are_fitted_and_reported(api: FakeApi, tmp_path: Path) -> None:
+    out = tmp_path / "calibration.json"
+    code, report, _ = calibrate(api, LINES * 5, "--out", str(out), "--api-key", "mine")
+    assert code == 0
+    assert "choice" in report
+    assert "predicate" in report
+    assert len(api.requests) == 10
+    for path, body, key in api.requests:
+        assert (path, body["calibrated"], key) == ("/v1/decisions", False, "Bearer mine")
+        assert not any("answer" in question for question in body["questions"])
+    written = json.loads(out.read_text())
+    assert written["report"]["choice"]["questions"] == 10
+    # Half of the choices are right at 0.8; all predicates and scores are wrong.
+    assert written["report"]["choice"]["accuracy"] == 0.5
+    assert written["report"]["choice"]["ece"] == pytest.approx(0.3)
+    assert written["report"]["choice"]["ece_calibrated"] == pytest.approx(0, abs=0.01)
+    assert written["report"]["predicate"]["accuracy"] == 0
+    # The server reads what was written.
+    assert set(read_calibration(out)) == {"choice", "predicate", "score"}
+
+
+def test_the_reliability_is_drawn(api: FakeApi, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "plot.png"
+    assert calibrate(api, LINES, "--plot", str(plot), "--debias", "rotations")[0] == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert api.requests[0][1]["debias"] == "rotations"
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        (7, "line 1 must be a request"),
+        ({"input": "a"}, "line 1 must be a request"),
+        ({"input": "a", "questions": [{"type": "predicate"}]}, "line 1, question 0: 'answer'"),
+        ({"input": "a", "questions": [{"type": "predicate", "answer": 1}]}, "not 1"),
+        ({"input": "a", "questions": [{"type": "choice", "choices": CHOICES, "answer": "True"}]}, "not \"True\""),
+        ({"input": "a", "questions": [{"type": "score", "levels": [{}], "answer": 1}]}, "not 1"),
+    ],
+)  # fmt: skip
+def test_a_line_without_its_answer_is_refused(api: FakeApi, line: Any, names: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    code, _, error = calibrate(api, [line], "--out", str(out))
+    assert code == 2
+    assert names in error
+    assert not out.exists()
+
+
+def test_failures_have_their_exit_codes(api: FakeApi) -> None:
+    assert calibrate(api, [])[0] == 2
+    for status, code in ((429, 4), (400, 2), (500, 1)):
+        api.status = status
+        found, _, error = calibrate(api, LINES)
+        assert (found, "too many" in error) == (code, True)
+    api.shutdown()
+    api.server_close()
+    assert calibrate(api, LINES)[0] == 3
