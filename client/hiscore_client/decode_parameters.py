@@ -16,6 +16,7 @@ class DecodeParameters(TypedDict, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
     include_stop_str_in_output: bool
+    skip_special_tokens: bool
     min_tokens: int | None
     json_schema: str | Mapping[str, Any] | None
     regex: str | None

@@ -12,6 +12,9 @@ from hiscore.api.errors import bad_request
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.tool_calls import FORCED, ToolFormat
 
+# Of llguidance: a small model in doubt would write white space to the end.
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
 
 
@@ -87,4 +90,4 @@ def _schema(tools: Sequence[Tool], most: int | None) -> str:
     ]
     bounds = {"minItems": 1} | ({"maxItems": most} if most else {})
     items = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return json.dumps({"type": "array", "items": items, **bounds})
+    return json.dumps({"type": "array", "items": items, **bounds, "x-guidance": ONE_LINE})

@@ -38,7 +38,7 @@ class DecodeEngine:
 
     Args:
         worker: The device side.
-        detokenizer: Makes one for a sequence; None without a tokenizer.
+        detokenizer: Makes one for a sequence, which skips special tokens or not; None without a tokenizer.
         eos_ids: Tokens that end a sequence unless it ignores them.
         max_queue: Calls that may wait.
         emit: Gets the outputs of each sequence, the last with a finish reason, or an error instead. Called on the
@@ -51,7 +51,7 @@ class DecodeEngine:
     def __init__(
         self,
         worker: Worker,
-        detokenizer: Callable[[], Detokenizer] | None,
+        detokenizer: Callable[[bool], Detokenizer] | None,
         eos_ids: frozenset[int],
         max_queue: int,
         emit: Callable[[Any, Output | RequestError], None],
@@ -85,7 +85,8 @@ class DecodeEngine:
         """
         call = fill_max_tokens(call, self._cache_config)
         check_fits(call, self._cache_config)
-        detokenizer = self._detokenizer() if self._detokenizer else None
+        skip = call.params.skip_special_tokens
+        detokenizer = self._detokenizer(skip) if self._detokenizer else None
         self._inbox.put(Sequence(call, reply_to, StopChecker(call.params, self._eos_ids, detokenizer)))
 
     def cancel(self, reply_to: Any) -> None:

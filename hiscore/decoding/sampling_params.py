@@ -38,6 +38,7 @@ class SamplingParams:
         stream: False: one response with everything.
         add_special_tokens: False: `text_input` is encoded as it stands.
         include_stop_str_in_output: The stop string that ends the text is part of it.
+        skip_special_tokens: False: special tokens have text, too.
         json_schema: The text is JSON that this schema allows; empty: none.
         regex: The text matches this regular expression; empty: none.
         ebnf: The text is of this grammar; empty: none.
@@ -62,6 +63,7 @@ class SamplingParams:
     stream: bool = True
     add_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     json_schema: str = ""
     regex: str = ""
     ebnf: str = ""
@@ -118,6 +120,7 @@ def parse_sampling_params(parameters: str, defaults: SamplingParams = NO_DEFAULT
         stream=switch("stream"),
         add_special_tokens=switch("add_special_tokens"),
         include_stop_str_in_output=switch("include_stop_str_in_output"),
+        skip_special_tokens=switch("skip_special_tokens"),
         **{name: text(name, given[name]) for name in GRAMMARS if name in given},
     )
     _check_together(params)

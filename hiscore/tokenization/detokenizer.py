@@ -37,26 +37,31 @@ class DetokenizerFactory:
         }
         """The bytes of byte tokens."""
 
-    def new(self) -> "IncrementalDetokenizer":
+    def new(self, skip_special_tokens: bool = True) -> "IncrementalDetokenizer":
         """A detokenizer for one sequence."""
-        return IncrementalDetokenizer(self)
+        return IncrementalDetokenizer(self, skip_special_tokens)
 
-    def has_no_text(self, token: int) -> bool:
+    def has_no_text(self, token: int, skip_special_tokens: bool = True) -> bool:
         """Whether it is a special token, or an id without a token (logits may be padded)."""
         content = self.backend.id_to_token(token)
-        return not content or content in self.special
+        return not content or (skip_special_tokens and content in self.special)
 
-    def decode(self, tokens: list[int]) -> str:
-        """The text of tokens as the checkpoint's tokenizer decodes them, without special tokens."""
+    def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens as the checkpoint's tokenizer decodes them."""
         with panics_raised():
-            return str(self.backend.decode(tokens, skip_special_tokens=True))
+            return str(self.backend.decode(tokens, skip_special_tokens=skip_special_tokens))
 
 
 class IncrementalDetokenizer:
-    """The text of one sequence, without special tokens."""
+    """The text of one sequence.
 
-    def __init__(self, factory: DetokenizerFactory) -> None:
-        self._factory = factory
+    Args:
+        factory: Of all sequences.
+        skip_special_tokens: They have no text.
+    """
+
+    def __init__(self, factory: DetokenizerFactory, skip_special_tokens: bool = True) -> None:
+        self._factory, self._skip = factory, skip_special_tokens
         self._window: list[int] = []
         self._sent = 0  # characters of the window's text
         self._bytes: list[int] = []  # tokens that may become a character, behind the window
@@ -68,7 +73,7 @@ class IncrementalDetokenizer:
         Raises:
             OverflowError: A negative id.
         """
-        if self._factory.has_no_text(token):
+        if self._factory.has_no_text(token, self._skip):
             return ""
         if token in self._factory.byte_ids:
             return self._push_byte(token)
@@ -78,7 +83,7 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """What is left at the end of the sequence; half a character becomes U+FFFD."""
-        text = self._factory.decode(self._window)[self._sent :] + REPLACEMENT * len(self._bytes)
+        text = self._factory.decode(self._window, self._skip)[self._sent :] + REPLACEMENT * len(self._bytes)
         self._window, self._sent, self._bytes, self._broken = [], 0, [], False
         return text
 
@@ -96,12 +101,12 @@ class IncrementalDetokenizer:
     def _give_up_bytes(self) -> str:
         """Begin the window anew with bytes that are no character."""
         self._window, self._bytes = self._bytes, []
-        self._sent = len(self._factory.decode(self._window))
+        self._sent = len(self._factory.decode(self._window, self._skip))
         return REPLACEMENT * self._sent
 
     def _settle(self, tokens: list[int]) -> str:
         self._window += tokens
-        text = self._factory.decode(self._window)
+        text = self._factory.decode(self._window, self._skip)
         settled = len(text) - text.endswith(REPLACEMENT)
         piece = text[self._sent : settled]
         self._sent = settled
@@ -110,7 +115,7 @@ class IncrementalDetokenizer:
             while first and 0x80 <= self._factory.byte_ids.get(self._window[first], 0) < 0xC0:
                 first -= 1  # not in the middle of a character
             del self._window[:first]
-            self._sent = len(self._factory.decode(self._window)) - (len(text) - settled)
+            self._sent = len(self._factory.decode(self._window, self._skip)) - (len(text) - settled)
         return piece
 
 

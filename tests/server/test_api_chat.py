@@ -225,6 +225,40 @@ def test_a_message_cannot_speak_for_the_system(api: Api, smollm: Path) -> None:
 
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "sure": {"type": "boolean"}},
+    "required": ["city", "sure"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_follows_a_schema(api: Api) -> None:
+    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 60}
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+    for given in ({**body, "response_format": wanted}, {**body, "response_format": wanted, "stream": True}):
+        if given.pop("stream", False):
+            content = content_of(all_events(api, CHAT, **given))
+        else:
+            (choice,) = call(api, CHAT, given).json["choices"]
+            content = choice["message"]["content"]
+            assert choice["finish_reason"] == "stop"
+        answer = json.loads(content)
+        assert set(answer) == {"city", "sure"}
+        assert answer["city"] in ("Paris", "Rome")
+    # The control: left to itself, the model writes no JSON.
+    free = call(api, CHAT, body).json["choices"][0]["message"]["content"]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(free)
+    for limits in ({"regex": "[0-9]{4}"}, {"ebnf": 'root ::= "yes" | "no"'}):
+        short = call(api, TEXT, {"prompt": "It is", "temperature": 0, **limits}).json["choices"][0]["text"]
+        assert short in ("yes", "no") or (len(short) == 4 and short.isdecimal())
+    wrong = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}
+    reply = call(api, CHAT, {**body, "response_format": wrong})
+    assert (reply.status, leak(reply.body.decode())) == (400, "")
+    assert "json_schema" in reply.body.decode()
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 BAD: list[tuple[str, Any, str]] = [
     (CHAT, {"messages": []}, "messages"),

@@ -235,7 +235,9 @@ def test_a_long_sequence_costs_no_more_for_a_token(
     }[kind]
     decoded: list[int] = []
     decode = factory.decode
-    monkeypatch.setattr(factory, "decode", lambda tokens: decoded.append(len(tokens)) or decode(tokens))
+    monkeypatch.setattr(
+        factory, "decode", lambda tokens, *skip: decoded.append(len(tokens)) or decode(tokens, *skip)
+    )
     length = 500
     assert "".join(pieces(factory, [token] * length)) == truth(name, [token] * length)
     # For each token the window and what is kept of it; in the end the rest.
@@ -254,3 +256,12 @@ def test_a_panic_of_the_library_is_an_exception_of_one_sequence() -> None:
     assert not isinstance(raised.value, Exception), "this library does not panic any more: use another text"
     with pytest.raises(Panic):
         DetokenizerFactory(backend).new().push(0)
+
+
+def test_special_tokens_have_text_on_request() -> None:
+    backend = tiny.train(tiny.smollm2())
+    token = backend.token_to_id("<|im_start|>")
+    ids = [*backend.encode("a b").ids, token, *backend.encode("é").ids]
+    for skip, expected in ((True, "a bé"), (False, "a b<|im_start|>é")):
+        made = DetokenizerFactory(backend).new(skip)
+        assert "".join([*map(made.push, ids), made.flush()]) == expected

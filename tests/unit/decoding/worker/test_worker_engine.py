@@ -286,7 +286,7 @@ def text_of(tokens: Sequence[int]) -> str:
 def test_sequences_end_where_they_should(workers: Any) -> None:
     worker = workers("exact")
     given = {"tokens": prompt(30), "max_tokens": 16, "temperature": 1.0, "seed": 3}
-    with serving(worker, detokenizer=Letters) as client:
+    with serving(worker, detokenizer=lambda skip: Letters()) as client:
         free = client.submit(**given)
         client.wait([free])
     tokens = free.tokens
@@ -294,7 +294,7 @@ def test_sequences_end_where_they_should(workers: Any) -> None:
     end = tokens[6]
     first = tokens.index(end)
     assert first >= 2
-    with serving(worker, eos=frozenset([end]), detokenizer=Letters) as client:
+    with serving(worker, eos=frozenset([end]), detokenizer=lambda skip: Letters()) as client:
         outcomes = [
             client.submit(**given, ignore_eos=False),
             client.submit(**given, stop_token_ids=frozenset([end])),

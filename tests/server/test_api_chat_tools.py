@@ -1,0 +1,163 @@
+"""Tools and reasoning in a chat: a small model whose template is Qwen3's, and which a grammar makes call."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hiscore.launcher import Server
+from hiscore.launcher.api import Api
+from tests.server.api import api_of, call
+from tests.server.conftest import StartServer
+from tests.server.sse import all_events
+from tests.support import chat_templates, tiny_models, tiny_tokenizers
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Is it a fruit?"}]
+NAMES = ("look", "say")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Does it",
+            "parameters": {
+                "type": "object",
+                "properties": {"what": {"enum": ["apple", "hammer"]}},
+                "required": ["what"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in NAMES
+]
+BODY = {"messages": MESSAGES, "tools": TOOLS, "temperature": 1, "seed": 1, "max_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def decode(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    directory = tiny_models.make("llama", tmp_path_factory.mktemp("tiny-tools"))
+    (directory / "chat_template.jinja").write_text(chat_templates.QWEN3)
+    tokenizer = tiny_tokenizers.train(tiny_tokenizers.smollm2(), tiny_models.VOCABULARY)
+    return start_server(tiny_tokenizers.save(tokenizer, directory), models="decode")
+
+
+@pytest.fixture(scope="module")
+def api(decode: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with api_of(decode, tmp_path_factory.mktemp("api") / "api.log") as running:
+        yield running
+
+
+def check(calls: list[Any], names: tuple[str, ...]) -> None:
+    for made in calls:
+        assert made["type"] == "function"
+        assert made["id"].startswith("call_")
+        assert made["function"]["name"] in names
+        assert json.loads(made["function"]["arguments"])["what"] in ("apple", "hammer")
+    assert len({made["id"] for made in calls}) == len(calls)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", NAMES), ({"type": "function", "function": {"name": "say"}}, ("say",))],
+)
+def test_a_call_can_be_demanded(api: Api, choice: Any, names: tuple[str, ...]) -> None:
+    body = {**BODY, "tool_choice": choice, "parallel_tool_calls": False}
+    (answer,) = call(api, CHAT, body).json["choices"]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["content"] is None
+    check(answer["message"]["tool_calls"], names)
+    assert len(answer["message"]["tool_calls"]) == 1
+    chunks = [choice for each in all_events(api, CHAT, **body) for choice in each["choices"]]
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    streamed = [made for each in chunks for made in each["delta"].get("tool_calls", [])]
+    check(streamed, names)
+    assert [made["index"] for made in streamed] == [0]
+    assert [made["function"] for made in streamed] == [
+        made["function"] for made in answer["message"]["tool_calls"]
+    ]
+    assert not any(each["delta"].get("content") for each in chunks)
+
+
+def test_a_call_is_found_in_a_text(api: Api) -> None:
+    """As a trained model writes it by itself; here a regular expression does."""
+    written = (
+        r'Well\. <tool_call>\n\{"name": "look", "arguments": \{"what": "(apple|hammer)"\}\}\n</tool_call>'
+    )
+    body = {**BODY, "regex": written}
+    (answer,) = call(api, CHAT, body).json["choices"]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["content"] == "Well. "
+    check(answer["message"]["tool_calls"], ("look",))
+    # The control: without tools the same text is the answer.
+    (plain,) = call(api, CHAT, {**body, "tool_choice": "none"}).json["choices"]
+    assert plain["message"]["content"].startswith("Well. <tool_call>")
+    assert (plain["finish_reason"], "tool_calls" in plain["message"]) == ("stop", False)
+    chunks = [choice for each in all_events(api, CHAT, **body) for choice in each["choices"]]
+    assert "".join(each["delta"].get("content", "") for each in chunks) == "Well. "
+    check([made for each in chunks for made in each["delta"].get("tool_calls", [])], ("look",))
+
+
+def test_reasoning_is_told_apart(api: Api) -> None:
+    body = {
+        "messages": MESSAGES,
+        "regex": r"<think>\nA fruit\?\n</think>\n\nYes",
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    (answer,) = call(api, CHAT, body).json["choices"]
+    assert answer["message"]["reasoning_content"] == "A fruit?"
+    assert answer["message"]["content"] == "Yes"
+    chunks = [choice["delta"] for each in all_events(api, CHAT, **body) for choice in each["choices"]]
+    assert "".join(each.get("reasoning_content", "") for each in chunks) == "A fruit?"
+    assert "".join(each.get("content", "") for each in chunks) == "Yes"
+    (whole,) = call(api, CHAT, {**body, "separate_reasoning": False}).json["choices"]
+    assert whole["message"]["content"] == "<think>\nA fruit?\n</think>\n\nYes"
+
+
+def test_thinking_can_be_switched_off(api: Api) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 1}
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    lengths = [
+        call(api, CHAT, {**body, **each}).json["usage"]["prompt_tokens"]
+        for each in ({}, off, {"reasoning_effort": "none"})
+    ]
+    assert lengths[0] < lengths[1] == lengths[2]
+
+
+def test_a_conversation_with_calls_goes_on(api: Api) -> None:
+    call_made = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "look", "arguments": '{"what": "apple"}'},
+    }
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call_made], "refusal": None, "audio": None},
+        {"role": "tool", "content": "a fruit", "tool_call_id": "call_1"},
+    ]
+    assert call(api, CHAT, {**BODY, "messages": messages, "max_tokens": 2}).status == 200
+    call_made["function"]["arguments"] = "apple"  # type: ignore[index]
+    reply = call(api, CHAT, {**BODY, "messages": messages, "max_tokens": 2})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "messages[1].tool_calls")
+    both = {"tool_choice": "required", "response_format": {"type": "json_object"}}
+    assert call(api, CHAT, {**BODY, **both}).status == 400
+    unknown = {"tool_choice": {"type": "function", "function": {"name": "none"}}}
+    assert call(api, CHAT, {**BODY, **unknown}).json["error"]["param"] == "tool_choice"
+
+
+def test_a_model_without_a_chat_template_is_asked_for_completions(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    directory = tiny_models.make("llama", tmp_path / "model")
+    tokenizer = tiny_tokenizers.train(tiny_tokenizers.smollm2(), tiny_models.VOCABULARY)
+    server = start_server(tiny_tokenizers.save(tokenizer, directory), models="decode")
+    with api_of(server, tmp_path / "log") as api:
+        reply = call(api, CHAT, {"messages": MESSAGES})
+        assert reply.status == 400
+        assert "no chat template: use /v1/completions" in reply.body.decode()
+        assert call(api, "/v1/completions", {"prompt": "a", "max_tokens": 1}).status == 200
