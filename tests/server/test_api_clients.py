@@ -84,7 +84,7 @@ def test_rerankers(api: Api, truth: np.ndarray) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="aiperf needs CPython 3.11")
-@pytest.mark.parametrize("endpoint", ["cohere-rankings", "hf-tei-rankings", "nim-rankings"])
+@pytest.mark.parametrize("endpoint", ["chat", "cohere-rankings", "hf-tei-rankings", "nim-rankings"])
 def test_aiperf(api: Api, smollm: Path, endpoint: str, tmp_path: Path) -> None:
     requests, passages = 4, 3
     load = {
@@ -93,6 +93,9 @@ def test_aiperf(api: Api, smollm: Path, endpoint: str, tmp_path: Path) -> None:
         "--rankings-passages-mean": passages, "--rankings-passages-prompt-token-mean": 20,
         "--rankings-query-prompt-token-mean": 8, "--artifact-dir": tmp_path, "--ui": "none",
     }  # fmt: skip
+    if endpoint == "chat":
+        load = {name: value for name, value in load.items() if not name.startswith("--rankings")}
+        load |= {"--isl": 20, "--osl": 8}
     before = answered(api)
     done = run(["aiperf", "profile", *(str(each) for pair in load.items() for each in pair)])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -111,3 +114,72 @@ def answered(api: Api) -> int:
         for line in page.splitlines()
         if line.startswith("hiscore_api_requests_total") and 'status="200"' in line
     )
+
+
+LETTER = "I was charged twice for my order. Please send the money back!"
+QUESTIONS: list[dict[str, Any]] = [
+    {"type": "predicate", "name": "refund", "instructions": "The customer wants a refund."},
+    {
+        "type": "choice",
+        "name": "team",
+        "instructions": "Which team should answer?",
+        "choices": [{"value": "billing", "description": "payments"}, {"value": "shipping"}],
+    },
+    {
+        "type": "score",
+        "name": "anger",
+        "instructions": "How angry is the customer?",
+        "levels": [{"label": "calm"}, {"label": "annoyed"}, {"label": "furious"}],
+    },
+]
+SYSTEMONE = {
+    "refund": {"type": "noul", "instructions": "The customer wants a refund."},
+    "team": {
+        "type": "choice",
+        "instructions": "Which team?",
+        "criteria": {"billing": "payments", "shipping": None},
+    },
+    "anger": {"type": "score", "instructions": "How angry?", "criteria": ["calm", "annoyed", "furious"]},
+}
+# Of one answer, asked for again in another batch.
+SAME = 1e-5
+
+
+def test_decisions(api: Api) -> None:
+    """All clients give what the route says, which test_api_decisions compares with transformers."""
+    allowed = f"Bearer {KEY}"
+    answer = ask("decide", url=api.url, key=KEY, text=LETTER, questions=QUESTIONS)
+    body = {"model": "any", "input": LETTER, "questions": QUESTIONS}
+    plain = call(api, "/v1/decisions", body, authorization=allowed).json["answers"]
+    for client in ("openai", "langchain", "litellm"):
+        refund, team, anger = answer["found"][client]
+        assert refund["probability"] == pytest.approx(plain[0]["probability"], abs=SAME)
+        assert team["choice"] == plain[1]["choice"]
+        assert anger["score"] == pytest.approx(plain[2]["score"], abs=SAME)
+    assert "questions" in answer["refused"]
+    body = {"model": "any", "state": answer["state"], "questions": SYSTEMONE}
+    named = call(api, "/v1/systemone", body, authorization=allowed).json["answers"]
+    for found in answer["systemone"].values():
+        assert found["refund"] == pytest.approx(named["refund"]["noul"], abs=SAME)
+        assert found["team"] == pytest.approx(named["team"]["probabilities"], abs=SAME)
+        assert found["anger"] == pytest.approx(named["anger"]["score"], abs=SAME)
+    assert set(answer["systemone"]) == {"zstd", "False"}
+
+
+def test_chat_and_completions(api: Api, smollm: Path) -> None:
+    """All clients give what the routes say, which test_api_chat compares with decode's own answers."""
+    allowed = f"Bearer {KEY}"
+    messages, tokens = [{"role": "user", "content": "Name a fruit."}], 12
+    answer = ask("converse", url=api.url, key=KEY, messages=messages, prompt="A fruit:", tokens=tokens)
+    options = {"model": "any", "temperature": 0, "max_tokens": tokens}
+    reply = call(api, "/v1/chat/completions", {**options, "messages": messages}, authorization=allowed).json
+    said = reply["choices"][0]["message"]["content"]
+    assert said
+    assert set(answer["chat"].values()) == {said}
+    assert len(answer["chat"]) == 6
+    reply = call(api, "/v1/completions", {**options, "prompt": "A fruit:"}, authorization=allowed).json
+    assert set(answer["completions"].values()) == {reply["choices"][0]["text"]} != {""}
+    for usage in answer["usage"]:
+        assert 0 < usage["completion_tokens"] <= tokens
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert answer["models"] == [smollm.name]

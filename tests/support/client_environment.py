@@ -25,10 +25,10 @@ QUIET = {
 def run(
     command: list[str | Path], given: str = "", directory: Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of that environment, which is first on its PATH.
+    """Run a program with that environment first on its PATH.
 
     Args:
-        command: The program, by its name in the environment's bin, and its arguments.
+        command: A program, of the environment if it has one of that name, and its arguments.
         given: Its standard input.
         directory: Where it runs.
         variables: Added to its environment.
@@ -38,7 +38,7 @@ def run(
     )
     clean = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     return subprocess.run(
-        [BIN / command[0], *command[1:]],
+        [BIN / command[0] if (BIN / command[0]).exists() else command[0], *command[1:]],
         input=given,
         cwd=directory,
         env={**clean, **QUIET, "PATH": f"{BIN}:{os.environ['PATH']}", **variables},

@@ -1,0 +1,72 @@
+"""The examples of docs/api.md and docs/api/ run as they stand, but for the addresses."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hiscore.launcher import Server
+from hiscore.launcher.api import Api
+from tests.server.api import api_of
+from tests.support.client_environment import ROOT, run
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+BLOCK = re.compile(r"^```(bash|sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "docs/api.md", *sorted((ROOT / "docs/api").glob("*.md"))]
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each example that calls the API."""
+    return [
+        (language, text) for language, text in BLOCK.findall(page.read_text()) if "localhost:8080" in text
+    ]
+
+
+EXAMPLES = [
+    pytest.param(language, text, id=f"{page.stem}-{index}-{language}")
+    for page in PAGES
+    for index, (language, text) in enumerate(blocks(page))
+]
+
+
+@pytest.fixture(scope="module")
+def api(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with api_of(server, tmp_path_factory.mktemp("api") / "api.log") as running:
+        yield running
+
+
+def test_every_route_has_a_page_with_examples() -> None:
+    for page in PAGES[1:]:
+        languages = {language for language, _ in blocks(page)}
+        assert languages == {"bash", "python"}, f"{page.name} needs a curl and a client"
+
+
+@pytest.mark.parametrize(("language", "text"), EXAMPLES)
+def test_an_example_works(api: Api, server: Server, language: str, text: str, tmp_path: Path) -> None:
+    here = text.replace("localhost:8080", api.url.removeprefix("http://")).replace(
+        "localhost:8001", server.grpc_url
+    )
+    if language == "python":
+        done = run(["python", "-"], here, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout, "an example shows something"
+        return
+    done = run(
+        ["bash", "-euc", here.replace("curl ", "curl --fail-with-body --no-progress-meter ")],
+        directory=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in done.stdout.splitlines():
+        if line.startswith("data: "):
+            line = line.removeprefix("data: ").replace("[DONE]", "null")
+        if line:
+            json.loads(line)
+    assert done.stdout
+
+
+def test_control_an_example_that_is_refused_is_noticed(api: Api, tmp_path: Path) -> None:
+    text = f"curl --fail-with-body -s {api.url}/rerank -H 'Content-Type: application/json' -d '{{\"texts\": []}}'"
+    assert run(["bash", "-euc", text], directory=tmp_path).returncode != 0
