@@ -3,6 +3,15 @@
 from perf.decoding.engine_load import Arm, Load
 
 QUEST = {"selector": "quest"}
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {},
+    "temperature": {"temperature": 1.0},
+    "top_k 20, top_p 0.95": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    "top_p 0.9": {"temperature": 1.0, "top_p": 0.9},
+    "min_p 0.05": {"temperature": 1.0, "min_p": 0.05},
+    "penalties": {"temperature": 1.0, "repetition_penalty": 1.1, "presence_penalty": 0.5},
+    "logprobs 5": {"logprobs": 5},
+}
 
 
 def swap_in_arms(top_k: int, buffer: int, selector: str) -> list[Arm]:
@@ -39,6 +48,7 @@ def groups(family: str, load: Load) -> dict[str, list[Arm]]:
         ],
         **{f"swap-in, top {top}": swap_in_arms(top, 2 * top, own) for top in sizes},
         f"swap-in, tight {sizes[0]}": swap_in_arms(sizes[0], sizes[0] * 9 // 8, own),
+        "sampling": [Arm(name, dense, sampling=given) for name, given in SAMPLING.items()],
         "selectors": [Arm("dense", dense), *(Arm(name, _sized(name, sizes[0])) for name in others)],
     }
 

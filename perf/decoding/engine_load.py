@@ -51,6 +51,8 @@ class Arm:
     settings: Mapping[str, Any]
     left_out: str = ""
     """`backup`: no copies to the host; `swap-in`: no copies back. Its tokens are wrong, its time is a floor."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Request parameters; none: greedy."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ class Bench:
         memory = memory or MemoryBudget(PLENTY, PLENTY, load.streams)
         self._load, self._arrivals = load, _Arrivals()
         self.worker = build_worker(checkpoint, arm, memory)
+        self._sampling = arm.sampling
         self.load_s = time.perf_counter() - started
         self.errors: list[Exception] = []
         self._engine = DecodeEngine(
@@ -198,7 +201,8 @@ class Bench:
         """
         load, arrivals = self._load, _Arrivals()
         self._arrivals = arrivals
-        options = parse_sampling_params(json.dumps({"max_tokens": tokens or load.tokens, "ignore_eos": True}))
+        given = {"max_tokens": tokens or load.tokens, "ignore_eos": True, **self._sampling}
+        options = parse_sampling_params(json.dumps(given))
         rng = np.random.default_rng(seed)
         prompts = rng.integers(0, self._vocabulary, (load.streams, load.prompt)).astype(np.int32)
         before, started = self._engine.stats(), time.perf_counter()

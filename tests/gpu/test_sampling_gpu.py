@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.worker.sampler import greedy, sample
+from hiscore.decoding.worker.triton_sampler import sample_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
@@ -64,3 +65,56 @@ def test_nothing_waits_and_a_graph_gives_the_same(filtered: bool) -> None:
     graph.replay()
     assert torch.equal(captured, sample(*tensors, filtered=filtered))
     assert not torch.equal(captured, expected)
+
+
+def with_min_p(tensors: list[Tensor]) -> list[Tensor]:
+    return [*tensors, torch.tensor([0.0, 0.02], device=tensors[0].device).repeat(ROWS)[:ROWS]]
+
+
+@pytest.mark.parametrize("vocabulary", [7, 1000, 49_152, 151_936])
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_kernels_draw_what_torch_draws(vocabulary: int, scale: float) -> None:
+    """0.1: so flat that thousands of tokens are candidates."""
+    tensors = with_min_p(batch(vocabulary))
+    tensors[0] *= scale
+    drawn = sample_rows(*tensors)
+    # Another rounding of exp could move a draw over a boundary; allow for one in these rows.
+    assert int((drawn != sample(*tensors)).sum()) <= 1
+    alone = [sample_rows(*(tensor[row : row + 1] for tensor in tensors)) for row in range(ROWS)]
+    assert torch.equal(drawn, torch.cat(alone))
+
+
+def test_kernels_wait_for_nothing_and_a_graph_gives_the_same() -> None:
+    tensors = with_min_p(batch(151_936))
+    expected = sample_rows(*tensors)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = sample_rows(*tensors)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = sample_rows(*tensors)
+    tensors[4].copy_(tensors[4].flip(0))
+    graph.replay()
+    assert torch.equal(captured, sample_rows(*tensors))
+    assert not torch.equal(captured, expected)
+
+
+def test_kernels_keep_the_lower_of_equal_logits() -> None:
+    logits = torch.zeros(ROWS, 151_936, device="cuda")
+    logits[:, 5::7] = 1
+    _, temperature, top_k, top_p, uniforms = batch(8)
+    off = torch.zeros_like(temperature)
+    ids = sample_rows(
+        logits,
+        torch.ones_like(temperature),
+        torch.full_like(top_k, 20),
+        torch.ones_like(top_p),
+        uniforms,
+        off,
+    )
+    assert ids.tolist() == [5 + 7 * int(uniform * 20) for uniform in uniforms.tolist()]
+    assert sample_rows(logits, off, top_k, top_p, uniforms, off).tolist() == [5] * ROWS

@@ -37,6 +37,13 @@ def sample_batch(logits: Tensor, sampling: SamplingBatch) -> Tensor:
     min_ps = sampling.min_p if has_min_p else np.zeros_like(sampling.top_p)
     options = [sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms, min_ps]
     temperature, top_k, top_p, uniforms, min_p = upload(np.array(options, np.float64), logits.device)
+    if logits.is_cuda:
+        # Comes with CUDA builds of torch alone.
+        from hiscore.decoding.worker.triton_sampler import sample_rows
+
+        return sample_rows(
+            logits, temperature.float(), top_k.int(), top_p.float(), uniforms.contiguous(), min_p.float()
+        )
     filtered = bool((sampling.top_k > 0).any() or (sampling.top_p < 1).any())
     floor = min_p.float() if has_min_p else None
     return sample(logits, temperature.float(), top_k.int(), top_p.float(), uniforms, floor, filtered=filtered)

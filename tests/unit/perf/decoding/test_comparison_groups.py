@@ -1,7 +1,10 @@
 """Every arm has settings that the server takes."""
 
+import json
+
 import pytest
 
+from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.settings import CacheSettings
 from perf.decoding.comparison_groups import groups
 from perf.decoding.engine_load import Load
@@ -14,3 +17,4 @@ def test_all_arms_have_settings_that_hold(family: str, prompt: int) -> None:
         assert len({arm.name for arm in arms}) == len(arms)
         for arm in arms:
             assert CacheSettings(**arm.settings).selector == arm.settings["selector"]
+            parse_sampling_params(json.dumps(dict(arm.sampling)))

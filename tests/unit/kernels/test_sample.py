@@ -1,0 +1,101 @@
+"""Tokens drawn by kernels are those of the sampler in PyTorch. Without a GPU they run in Triton's interpreter."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the Triton language is not installed")
+
+from hiscore.decoding.worker.sampler import sample
+from hiscore.decoding.worker.triton_sampler import sample_rows
+from tests.support.decode_kernels import DEVICE
+
+pytestmark = pytest.mark.slow  # in the interpreter a row takes half a second
+
+CASES = [
+    (0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 20, 0.8, 0.0),
+    (1.3, 0, 1.0, 0.1), (0.9, 9, 0.95, 0.05), (1.0, 1, 1.0, 0.0), (1.0, 10**6, 0.5, 0.0), (2.0, 3, 0.3, 0.5),
+    (1e-10, 0, 0.5, 0.0), (1e30, 4, 1.0, 0.0), (1.0, 0, 1e-6, 0.0), (1.0, 0, 1.0, 1.0),
+]  # fmt: skip
+
+
+def options(rows: int) -> list[Tensor]:
+    columns = zip(*(CASES[row % len(CASES)] for row in range(rows)), strict=True)
+    kinds = (torch.float32, torch.int32, torch.float32, torch.float32)
+    return [torch.tensor(values, dtype=kind) for values, kind in zip(columns, kinds, strict=True)]
+
+
+def by_kernel(
+    logits: Tensor, given: list[Tensor], uniforms: Tensor, block: int = 128, step: int = 256
+) -> Tensor:
+    temperature, top_k, top_p, min_p = (each.to(DEVICE) for each in given)
+    drawn = sample_rows(logits.to(DEVICE), temperature, top_k, top_p, uniforms.to(DEVICE), min_p, block, step)
+    return drawn.cpu()
+
+
+def by_torch(logits: Tensor, given: list[Tensor], uniforms: Tensor) -> Tensor:
+    temperature, top_k, top_p, min_p = given
+    return sample(logits, temperature, top_k, top_p, uniforms, min_p)
+
+
+def draws(rows: int, seed: int = 0) -> Tensor:
+    return torch.rand(rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("vocabulary", "scale"), [(1, 1.0), (300, 0.3), (300, 4.0)])
+def test_tokens_are_those_of_torch(vocabulary: int, scale: float) -> None:
+    rows = len(CASES)
+    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * scale
+    given, uniforms = options(rows), draws(rows)
+    # Another rounding of exp could move a draw over a boundary; none of these is so close to one.
+    assert by_kernel(logits, given, uniforms).tolist() == by_torch(logits, given, uniforms).tolist()
+
+
+def test_equal_logits_are_told_apart_by_their_ids() -> None:
+    logits = torch.randn(len(CASES), 200, generator=torch.Generator().manual_seed(3)).round()
+    given = options(len(CASES))
+    for seed in range(2):
+        uniforms = draws(len(CASES), seed)
+        assert by_kernel(logits, given, uniforms).tolist() == by_torch(logits, given, uniforms).tolist()
+
+
+def test_a_row_does_not_depend_on_the_others_nor_on_the_blocks() -> None:
+    logits = torch.randn(len(CASES), 150, generator=torch.Generator().manual_seed(5)) * 3
+    given, uniforms = options(len(CASES)), draws(len(CASES))
+    together = by_kernel(logits, given, uniforms)
+    for row in (3, 4, 6, 9):
+        own = slice(row, row + 1)
+        alone = by_kernel(logits[own], [each[own] for each in given], uniforms[own], block=32, step=16)
+        assert int(alone) == int(together[row])
+
+
+def test_masked_and_broken_rows() -> None:
+    inf, nan = math.inf, math.nan
+    logits = torch.tensor(
+        [[-inf, 5.0, -inf, -5.0, 60.0, -inf], [0, nan, 1, 0, 0, 0], [inf, 0, 1, 0, 0, 0], [-inf] * 6]
+    )
+    for case in CASES[:7]:
+        given = [
+            torch.tensor([value] * 4).to(kind)
+            for value, kind in zip(
+                case, (torch.float32, torch.int32, torch.float32, torch.float32), strict=True
+            )
+        ]
+        drawn = by_kernel(logits, given, torch.full((4,), 0.5, dtype=torch.float64), block=8, step=8)
+        assert int(drawn[0]) in (1, 3, 4)
+        assert int(drawn[0]) == int(
+            by_torch(logits[:1], [each[:1] for each in given], torch.tensor([0.5], dtype=torch.float64))
+        )
+        assert bool(((drawn >= 0) & (drawn < 6)).all())
+
+
+def test_control_each_option_matters() -> None:
+    logits = torch.randn(10, 300, generator=torch.Generator().manual_seed(7)) * 2
+    uniforms = draws(10)
+    plain = [torch.ones(10), torch.zeros(10, dtype=torch.int32), torch.ones(10), torch.zeros(10)]
+    for place, value in enumerate((0.5, 3, 0.4, 0.4)):
+        changed = [each.clone() for each in plain]
+        changed[place].fill_(value)
+        assert not torch.equal(by_kernel(logits, changed, uniforms), by_kernel(logits, plain, uniforms))
