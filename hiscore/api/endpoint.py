@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 RETRY_AFTER_S = 1
+# Seconds that the reader of a stream may need beyond those of the models.
+SLOWEST_READER_S = 60
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,10 @@ class Endpoint:
             variant, answer = await self._answer(headers, receive, request_id)
             if isinstance(answer, EventStream):
                 send_all = self._send_events(answer, variant, send, request_id)
-                with suppress(ApiError):  # nobody is left to tell
-                    status = await unless_gone(receive, send_all)
+                # Nobody is left to tell, or somebody who does not read.
+                with suppress(ApiError, asyncio.TimeoutError, TimeoutError):
+                    most = self._settings.api_timeout_s + SLOWEST_READER_S
+                    status = await asyncio.wait_for(unless_gone(receive, send_all), most)
                 return
             failed = isinstance(answer, ApiError)
             status = answer.status if failed else 200

@@ -25,6 +25,7 @@ from tests.server.counters import read as read_counters
 from tests.server.generation import over_grpc
 from tests.server.raw_http import leak, post
 from tests.server.sse import all_events, events
+from tests.support.client_environment import ask
 from tests.support.comparison import truth_of
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -225,6 +226,28 @@ def test_a_message_cannot_speak_for_the_system(api: Api, smollm: Path) -> None:
 
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def test_openais_client_reads_it_all(api: Api) -> None:
+    body = {"messages": MESSAGES, **GREEDY}
+    plain = call(api, CHAT, body).json["choices"][0]["message"]["content"]
+    found = ask("chat_openai", url=api.url, messages=MESSAGES, prompt=PROMPT)
+    assert found["contents"] == [plain] * 2
+    assert (found["role"], found["finish"], found["streamed_finish"]) == ("assistant", "stop", "stop")
+    assert found["streamed"] == found["final"] == "".join(found["tokens"]) == plain
+    assert set(found["tops"]) == {2}
+    usage = found["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert found["streamed_usage"]["completion_tokens"] * 2 == usage["completion_tokens"]
+    assert {"chunk", "content.delta", "content.done"} <= set(found["events"])
+    assert found["text"] == found["text_streamed"] == "".join(found["text_tokens"])
+    assert set(found["parsed"]) == {"name", "capital"}
+    assert found["errors"] == [
+        ["BadRequestError", "messages", 400],
+        ["BadRequestError", "lora_path", 400],
+    ]
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris", "Rome"]}, "sure": {"type": "boolean"}},
