@@ -16,6 +16,7 @@ from hiscore.arrays import Int32
 from hiscore.decoding.grammar import Grammar, GrammarCompiler
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
+from hiscore.decoding.vllm_inputs import PLAIN_ANSWER, AnswerShape
 from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.models.support import CheckpointFacts
 from hiscore.parameters import check_ids
@@ -37,6 +38,7 @@ class DecodeRequest:
         params: Validated.
         deadline: See `DecodeCall`.
         start_by: See `DecodeCall`.
+        shape: Of its responses.
         arrived: See `DecodeCall`.
     """
 
@@ -45,6 +47,7 @@ class DecodeRequest:
     params: SamplingParams
     deadline: float
     start_by: float
+    shape: AnswerShape = PLAIN_ANSWER
     arrived: float = field(default_factory=time.monotonic)
 
 

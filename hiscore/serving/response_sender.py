@@ -55,6 +55,11 @@ class Output(Protocol):
     def logprobs(self) -> Sequence[Logprobs]: ...
 
 
+def unchanged(outputs: Outputs) -> Outputs:
+    """The outputs that every stream has."""
+    return outputs
+
+
 @dataclass(eq=False)
 class ResponseStream:
     """Identifies a stream outside of the sender's thread, which alone may touch its fields.
@@ -66,6 +71,7 @@ class ResponseStream:
         error: Ends the stream after them.
         cancelled: The caller has cancelled, and is not polled again.
         whole: Everything is sent in one response, at the end.
+        shape: Makes the tensors of a response of those that every stream has.
     """
 
     reply_to: Any
@@ -73,6 +79,7 @@ class ResponseStream:
     error: RequestError | None = None
     cancelled: bool = False
     whole: bool = False
+    shape: Callable[[Outputs], Outputs] = unchanged
 
     @property
     def ready(self) -> bool:
@@ -116,9 +123,11 @@ class ResponseSender:
         self._thread = threading.Thread(target=self._run, name="hiscore-sender", daemon=True)
         self._thread.start()
 
-    def open(self, reply_to: Any, whole: bool = False) -> ResponseStream:
-        """Begin a stream. From now on its caller is polled. whole: see `ResponseStream`."""
-        stream = ResponseStream(reply_to, whole=whole)
+    def open(
+        self, reply_to: Any, whole: bool = False, shape: Callable[[Outputs], Outputs] = unchanged
+    ) -> ResponseStream:
+        """Begin a stream. From now on its caller is polled. whole, shape: see `ResponseStream`."""
+        stream = ResponseStream(reply_to, whole=whole, shape=shape)
         self._queue.put((stream, None))
         return stream
 
@@ -178,7 +187,7 @@ class ResponseSender:
         still_open, ended = True, False
         if pending and not (stream.whole and stream.error):
             ended = bool(pending[-1].finish_reason)
-            still_open = self._try(self._send, stream.reply_to, join(pending), ended)
+            still_open = self._try(self._send, stream.reply_to, stream.shape(join(pending)), ended)
         if stream.error and still_open:
             ended = True
             self._try(self._send, stream.reply_to, stream.error, True)

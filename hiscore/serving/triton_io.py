@@ -167,3 +167,15 @@ def strings(values: npt.NDArray[np.object_], name: str) -> list[str]:
         return [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in values]
     except UnicodeDecodeError as error:
         raise RequestError(f"'{name}' is not valid UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def string(request: Any, name: str) -> str | None:
+    """An input that is one text, or None if it was not sent."""
+    values = tensor(request, name)
+    return None if values is None else strings(values, name)[0]
+
+
+def flag(request: Any, name: str) -> bool | None:
+    """An input that is one flag, or None if it was not sent."""
+    values = tensor(request, name)
+    return None if values is None else bool(values[0])

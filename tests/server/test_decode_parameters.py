@@ -10,6 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+import tritonclient.grpc
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hiscore.launcher import Server
@@ -104,13 +105,12 @@ def test_rendered_text_gets_no_special_tokens(decode: Server, tiny_lm: Path) -> 
 
 
 def test_without_logprobs_their_outputs_are_empty_over_grpc(decode: Server) -> None:
-    import tritonclient.grpc
 
     client = tritonclient.grpc.InferenceServerClient(decode.grpc_url)
     config = client.get_model_config("decode", as_json=True)["config"]
     assert {output["name"] for output in config["output"]} == {
         "output_ids", "text_output", "finish_reason", "usage", "matched_stop",
-        "output_logprobs", "top_token_ids", "top_logprobs",
+        "output_logprobs", "top_token_ids", "top_logprobs", "num_input_tokens", "num_output_tokens",
     }  # fmt: skip
     answers: list[Any] = []
     client.start_stream(lambda result, error: answers.append(error or result))
@@ -177,3 +177,57 @@ def test_a_bad_grammar_is_its_own_error(decode: Server, given: dict[str, Any], s
     with pytest.raises(Refused, match=says) as refused:
         over_grpc(decode, {"input_ids": PROMPT}, **given)
     assert refused.value.code == "INVALID_ARGUMENT"
+
+
+def frontend_request(prompt: str, stream: bool, echo: bool = False, **sampling: Any) -> list[Any]:
+    """The tensors of the OpenAI frontend's `_create_vllm_inference_request`, to the byte."""
+    texts = {"text_input": prompt, "sampling_parameters": json.dumps(sampling)}
+    flags = {
+        "stream": stream, "exclude_input_in_output": not echo,
+        "return_num_input_tokens": True, "return_num_output_tokens": True,
+    }  # fmt: skip
+    tensors = []
+    for name, text in texts.items():
+        tensors.append(tritonclient.grpc.InferInput(name, [1], "BYTES"))
+        tensors[-1].set_data_from_numpy(np.array([text.encode()], np.object_))
+    for name, flag in flags.items():
+        tensors.append(tritonclient.grpc.InferInput(name, [1], "BOOL"))
+        tensors[-1].set_data_from_numpy(np.array([flag]))
+    return tensors
+
+
+def answers_of(server: Server, tensors: list[Any]) -> list[Any]:
+    answers: list[Any] = []
+    client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+    client.start_stream(lambda result, error: answers.append(error or result))
+    client.async_stream_infer("decode", tensors)
+    client.stop_stream()
+    return answers
+
+
+def test_the_tensors_of_tritons_openai_frontend(decode: Server) -> None:
+    prompt = "Is this a fruit?"
+    sampling = {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "n": 1,
+        "logprobs": False,
+        "max_tokens": 12,
+        "ignore_eos": True,
+    }
+    plain = whole(decode, {"text_input": prompt}, max_tokens=12, **FREE)
+    (answer,) = answers_of(decode, frontend_request(prompt, stream=False, **sampling))
+    assert answer.as_numpy("text_output")[0].decode() == plain["text_output"]
+    assert answer.as_numpy("num_input_tokens").tolist() == plain["usage"][:1]
+    assert answer.as_numpy("num_output_tokens").tolist() == [12]
+    assert answer.as_numpy("num_output_tokens").dtype == np.uint32
+    (echoed,) = answers_of(decode, frontend_request(prompt, stream=False, echo=True, **sampling))
+    assert echoed.as_numpy("text_output")[0].decode() == prompt + plain["text_output"]
+    streamed = answers_of(decode, frontend_request(prompt, stream=True, **sampling))
+    assert "".join(each.as_numpy("text_output")[0].decode() for each in streamed) == plain["text_output"]
+    assert sum(int(each.as_numpy("num_output_tokens")[0]) for each in streamed) == 12
+    assert {int(each.as_numpy("num_input_tokens")[0]) for each in streamed} == {plain["usage"][0]}
+    # Others are not sent what they did not ask for.
+    assert "num_input_tokens" not in plain
+    (refused,) = answers_of(decode, frontend_request(prompt, stream=True, n=2))
+    assert "'sampling_parameters' has 'n': 2 is not supported" in str(refused)

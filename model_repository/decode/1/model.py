@@ -19,6 +19,7 @@ from hiscore.decoding.request import DecodeRequest, PromptReader, RequestIntake
 from hiscore.decoding.sampling_params import NO_DEFAULTS, parse_sampling_params
 from hiscore.decoding.stats import COUNTERS, GAUGES, MetricsFeed, descriptions
 from hiscore.decoding.times import HISTOGRAMS
+from hiscore.decoding.vllm_inputs import answer_shape, merge_parameters
 from hiscore.decoding.worker.build import make_worker
 from hiscore.errors import to_request_error
 from hiscore.logs import configure_model
@@ -29,7 +30,15 @@ from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.feeds import ErrorsFeed, Exporter, histogram_feeds
 from hiscore.serving.metrics import Counters, Gauges, Rejects
 from hiscore.serving.response_sender import ResponseSender
-from hiscore.serving.triton_io import ReplyTo, error_log, parameters, server_directory, strings, tensor
+from hiscore.serving.triton_io import (
+    ReplyTo,
+    error_log,
+    flag,
+    parameters,
+    server_directory,
+    string,
+    tensor,
+)
 from hiscore.settings import DecodeSettings, from_model_directory
 from hiscore.tokenization.detokenizer import DetokenizerFactory
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -93,7 +102,8 @@ class TritonPythonModel:
                 self.sender.put(self.sender.open(ReplyTo.of(request)), to_request_error(error))
             else:
                 whole = not decode_request.params.stream
-                self.intake.accept(decode_request, self.sender.open(ReplyTo.of(request), whole))
+                stream = self.sender.open(ReplyTo.of(request), whole, decode_request.shape)
+                self.intake.accept(decode_request, stream)
 
     def finalize(self) -> None:
         self.intake.close()
@@ -103,16 +113,22 @@ class TritonPythonModel:
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
 
     def read(self, request: Any) -> DecodeRequest:
-        params = parse_sampling_params(parameters(request), self.defaults)
-        ids, texts = tensor(request, "input_ids"), tensor(request, "text_input")
+        given = merge_parameters(
+            parameters(request), string(request, "sampling_parameters"), flag(request, "stream")
+        )
+        params = parse_sampling_params(given, self.defaults)
+        ids, text = tensor(request, "input_ids"), string(request, "text_input")
+        of_shape = ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
+        shape = answer_shape(text, params.stream, *(flag(request, name) for name in of_shape))
         timeout_us = request.timeout()
         now = time.monotonic()
         return DecodeRequest(
             None if ids is None else ids.astype(np.int32),
-            None if texts is None else strings(texts, "text_input")[0],
+            text,
             params,
             deadline=now + timeout_us / 1e6 if timeout_us else math.inf,
             start_by=now + self.queue_timeout_s,
+            shape=shape,
         )
 
     def update_metrics(self) -> bool:

@@ -78,7 +78,13 @@ def running(
 ) -> Iterator[DecodeEngine]:
     """An engine; at its end all memory must be free, and the worker must have seen no violation."""
     engine = DecodeEngine(
-        worker, Letters, frozenset({EOS}), max_queue, callers.emit, patience=patience(quantum), **more
+        worker,
+        lambda skip: Letters(),
+        frozenset({EOS}),
+        max_queue,
+        callers.emit,
+        patience=patience(quantum),
+        **more,
     )
     try:
         yield engine
