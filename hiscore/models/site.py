@@ -38,6 +38,10 @@ class Site:
         """The line of a memory plan for weights of some bytes, which other models may have under the same key."""
         return MemoryLine("weights", size, shared=f"weights {key}" if self.weights.shares else "")
 
+    def close(self) -> None:
+        """Leave: see `SharedWeights.close`."""
+        self.weights.close()
+
     @classmethod
     def in_server(cls, directory: Path, model: str, server: int | None = None) -> "Site":
         """The site of a server's model.

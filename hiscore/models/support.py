@@ -83,9 +83,7 @@ def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
         left_out["scorer"] = reason
     if left_out:
         left_out["score"] = f"it needs the {' and the '.join(left_out)}"
-    if reason := undecodable(config) or (
-        f"TENSOR_PARALLEL is {ranks}, and decode computes on one device" if ranks > 1 else None
-    ):
+    if reason := undecodable(config) or undividable(config, ranks):
         left_out["decode"] = reason
     family = family_of(config)
     selectors = family.selectors if family else ()

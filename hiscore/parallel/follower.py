@@ -26,15 +26,19 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    parent, rank, ranks = map(int, sys.argv[1:4])
+    parent, number, ranks = map(int, sys.argv[1:4])
     device, (store, channel, pulse) = torch.device(sys.argv[4]), map(int, sys.argv[5:8])
     _die_with(parent)
     # A Ctrl-C of the terminal is the launcher's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     beat(socket.socket(fileno=pulse))
     use(device, ranks)
-    shard = Shard(rank, ranks)
-    follow(Connection(channel), Rank(device, Distributed(store_path(store), shard, device)))
+    shard = Shard(number, ranks)
+    rank = Rank(device, Distributed(store_path(store), shard, device))
+    follow(Connection(channel), rank)
+    for held in rank.held.values():
+        if hasattr(held, "close"):
+            held.close()
     # Not by the way of destructors, which might exchange something.
     os._exit(0)
 

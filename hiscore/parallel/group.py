@@ -76,7 +76,11 @@ class Distributed(Group):
 
     def gather(self, x: Tensor) -> Tensor:
         parts = [torch.empty_like(x) for _ in range(self.shard.ranks)]
-        self._group.allgather([parts], [x.contiguous()]).wait()
+        options = dist.distributed_c10d.AllgatherOptions()
+        options.asyncOp = False
+        work = self._group.allgather([parts], [x.contiguous()], options)
+        if work is not None:
+            work.wait()
         return torch.cat(parts, dim=1)
 
     def _reduce(self, x: Tensor, operation: Any) -> Tensor:

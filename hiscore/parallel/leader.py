@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 GRACE_S = 1.0
 """Time for the error responses to be sent after work has failed on the first rank."""
-CLOSE_S = 5.0
-"""Time for the others to end by themselves."""
+CLOSE_S = 8.0
+"""Time for the others to end by themselves; some wait for those who compute with their weights."""
 
 
 def end_process() -> None:

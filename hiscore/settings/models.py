@@ -40,7 +40,7 @@ class ScorerSettings(ScoringSettings, Precision, Division, Limits, ModelSettings
     """Of its device: the launcher has chosen where the setting is not set."""
 
 
-class DecodeSettings(CacheSettings, SamplingSettings, Precision, TextLimit, ModelSettings):
+class DecodeSettings(CacheSettings, SamplingSettings, Precision, Division, TextLimit, ModelSettings):
     """Settings of the `decode` model."""
 
     selector: Selector

@@ -14,6 +14,7 @@ import tritonclient.grpc as triton
 
 from hiscore.launcher import Server
 from hiscore.launcher.errors import LaunchError
+from hiscore_client import ScoreClient
 from tests.server.busy import score, until_error
 from tests.server.conftest import StartServer
 from tests.server.test_watchdog import SEEN_WITHIN_S, Watched, watched
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 LABELS = [5, 77, 401]
 BUDGET = 64
+TOKENS = 40
 SHAPES = [(13, [3, 7, 7, 0]), (0, [2, 90]), (200, [31, 64, 1]), (1, [5])]
 
 
@@ -100,5 +102,35 @@ def test_what_cannot_be_divided_is_refused_before_the_start(
         LaunchError, match="TENSOR_PARALLEL is 3, which does not divide num_attention_heads 4"
     ):
         start_server(tiny_llama, models="scorer", tensor_parallel=3)
-    with pytest.raises(LaunchError, match="TENSOR_PARALLEL is 2, and decode computes on one device"):
-        start_server(tiny_llama, models="decode", tensor_parallel=2)
+
+
+def test_both_models_are_divided_and_generate_the_tokens_of_one_rank(
+    tiny_lm: Path, start_server: StartServer
+) -> None:
+    """With one copy of the weights on each rank, and few enough pages on the device that some are swapped in."""
+    settings = {
+        "sparse_top_k": 32, "device_buffer_size": 48, "backup_ring": 8, "quest_dense_layers": 1,
+        "max_context": 512, "max_streams": 4, "query_cache_bytes": 2**20, "max_batch_tokens": 256,
+    }  # fmt: skip
+    prompts = ["A fruit is", "Once upon a time there was " * 12, "1, 2, 3,", "def f(x):\n    return "]
+    both = []
+    for ranks in (1, 2):
+        server = start_server(tiny_lm, tensor_parallel=ranks, **settings)
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            both.append(list(pool.map(partial(generated, server), prompts)))
+        with ScoreClient(server.grpc_url) as client:
+            scored = client.score("Is it a fruit? ", ["apple", "stone"], label_token_ids=[7, 9])
+            assert scored.scores.shape == (2, 2)
+    assert both[0] == both[1]
+    assert all(len(tokens) == TOKENS for tokens in both[0])
+    # They are not all alike, or the comparison would say nothing.
+    assert len({tuple(tokens) for tokens in both[0]}) == len(prompts)
+
+
+def generated(server: Server, prompt: str) -> list[int]:
+    """The tokens of a greedy generation."""
+    with ScoreClient(server.grpc_url) as client:
+        chunks = list(
+            client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=0.0, timeout=120)
+        )
+    return [token for chunk in chunks for token in chunk.token_ids]

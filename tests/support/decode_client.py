@@ -14,6 +14,7 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.decoding.stats import EngineStats
 from hiscore.decoding.stop_strings import Detokenizer
+from hiscore.decoding.worker.parallel_worker import ParallelWorker
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
 from tests.support.decode_worker import patience
@@ -70,7 +71,7 @@ class Client:
 
 @contextmanager
 def serving(
-    worker: CacheWorker,
+    worker: CacheWorker | ParallelWorker,
     quantum: int = 0,
     eos: frozenset[int] = frozenset(),
     detokenizer: Callable[[], Detokenizer] | None = None,
@@ -96,4 +97,5 @@ def serving(
     assert client.engine._scheduler.idle
     assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
     assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)
-    assert (worker._schedule.lag() == 0).all()
+    own = worker if isinstance(worker, CacheWorker) else worker._own
+    assert (own._schedule.lag() == 0).all()

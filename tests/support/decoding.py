@@ -14,6 +14,7 @@ from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.device import upload
+from hiscore.parallel.group import Group
 from hiscore.settings import CacheSettings
 from tests.support import decode_cache, tiny_dsa, tiny_models
 
@@ -49,6 +50,7 @@ def build(
     device: str = "cpu",
     poison: bool = True,
     dense_layers: int = 2,
+    group: Group | None = None,
 ) -> CacheWorker:
     """A worker whose memory is NaN at first and wherever something was released."""
     settings = CacheSettings(
@@ -56,7 +58,7 @@ def build(
         quest_dense_layers=dense_layers,
     )  # type: ignore[arg-type]  # fmt: skip
     memory = MemoryBudget(BYTES, BYTES, sequences)
-    worker = build_worker(path, settings, memory, torch.device(device), dtype, chunk)
+    worker = build_worker(path, settings, memory, torch.device(device), dtype, chunk, group=group)
     if poison:
         with torch.inference_mode():
             shape = worker._cache.shape

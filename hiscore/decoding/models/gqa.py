@@ -9,7 +9,6 @@ from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
 from hiscore.decoding.worker.interface import PrefillChunk
-from hiscore.layers.lm_head import LMHead
 from hiscore.layers.ops import Ops
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
@@ -27,7 +26,7 @@ class GroupedModel:
         self._decoder = decoder
         self._runner = make_runner(decoder, staging_tokens, prefill_token_budget)
         self.staging = self._runner.pool
-        self._head = LMHead(decoder.weights.head, a.logit_soft_cap)
+        self._head = decoder.head()
         self._ops = _make_ops(decoder)
         self._tokens = [cache.tokens(layer) for layer in range(a.layers)]
 
@@ -97,7 +96,7 @@ def _make_ops(decoder: Decoder) -> Ops:
     a = decoder.architecture
     sizes = a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms
     if decoder.device.type != "cuda":
-        return TorchOps(*sizes)
+        return decoder.over_ranks(TorchOps(*sizes))
     from hiscore.layers.triton_ops import TritonOps
 
-    return TritonOps(*sizes, use_gemv=True)
+    return decoder.over_ranks(TritonOps(*sizes, use_gemv=True))

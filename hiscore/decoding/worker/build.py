@@ -2,6 +2,9 @@
 
 import json
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,9 +17,10 @@ from hiscore.decoding.models.gqa import GroupedModel
 from hiscore.decoding.models.mla import CUDA_ELEMENTS, LatentModel
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
-from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig, Worker
 from hiscore.decoding.worker.memory import memory_budget, plan_memory, report_streams
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
+from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.activations import activation_bytes
@@ -27,8 +31,12 @@ from hiscore.models.deepseek.config import read_architecture as read_latent_arch
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
 from hiscore.models.families import DSA_FAMILIES
+from hiscore.models.sharding import of_rank, share_of
 from hiscore.models.site import Site
 from hiscore.models.weight_bytes import weight_bytes
+from hiscore.parallel.group import Group
+from hiscore.parallel.rank import Leader, Rank
+from hiscore.parallel.shard import WHOLE, Shard
 from hiscore.progress import no_progress
 from hiscore.settings import CacheSettings, DecodeSettings
 
@@ -41,31 +49,110 @@ LOGITS_ALIVE = 4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def make_worker(settings: DecodeSettings, device: str, site: Site) -> CacheWorker:
-    """Plan the memory, load the checkpoint and allocate the pools.
+@dataclass(frozen=True)
+class Build:
+    """What is built on each rank.
+
+    Attributes:
+        settings: Of the model.
+        dtype: Of weights, keys and values.
+        budget: Tokens of one prefill forward at most.
+    """
+
+    settings: DecodeSettings
+    dtype: torch.dtype
+    budget: int
+
+    @property
+    def checkpoint(self) -> Path:
+        """Its directory."""
+        return Path(self.settings.checkpoint)
+
+
+def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
+    """Plan the memory, load the checkpoint and allocate the pools, on each rank.
 
     Args:
         settings: Of the model.
-        device: Where it computes.
+        leader: Of the ranks.
         site: Of the server's model.
 
     Raises:
         MemoryExceeded: There is no room for it.
         ValueError: A setting does not fit the device or the checkpoint; the message names it.
+        RankError: One of these, on one of several ranks.
     """
-    where = torch.device(device)
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
+    where = leader.rank.device
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if where.type == "cuda" else "float32"
     if dtype == "fp8":
         log.warning("fp8 is supported by the scorer only: decode computes in bfloat16")
         dtype = "bfloat16"
-    budget = PREFILL_TOKEN_BUDGET[where.type]
-    weights = weight_bytes(Path(settings.checkpoint), DTYPES[dtype].itemsize)
-    memory = memory_budget(settings, where, weights, site.ledger)
-    return build_worker(Path(settings.checkpoint), settings, memory, where, DTYPES[dtype], budget, site)
+    what = Build(settings, DTYPES[dtype], PREFILL_TOKEN_BUDGET[where.type])
+    leader.prepare(partial(enter, site=site))
+    memory = leader.do(partial(agree, what=what))
+    leader.prepare(partial(claim, what=what, memory=memory))
+    worker = leader.do(partial(build, what=what, memory=memory))
+    return worker if leader.rank.shard.ranks == 1 else ParallelWorker(leader)
+
+
+def enter(rank: Rank, site: Site) -> None:
+    """Work: take the device, and a place in the server."""
+    if rank.device.type == "cuda":
+        torch.cuda.set_device(rank.device)
+    rank.held["site"] = site
+
+
+def agree(rank: Rank, what: Build) -> MemoryBudget:
+    """Work: the sizes of the pools that all ranks have room for, since a page is the same on each."""
+    site: Site = rank.held["site"]
+    weights = weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=_share(what, rank.shard))
+    own = memory_budget(what.settings, rank.device, weights, site.ledger, rank.shard.ranks)
+    sizes = torch.tensor([own.host_bytes, own.device_bytes], dtype=torch.float64, device=rank.device)
+    host_bytes, device_bytes = (-rank.group.max(-sizes)).tolist()
+    return replace(own, host_bytes=int(host_bytes), device_bytes=int(device_bytes))
+
+
+def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
+    """Work: claim the memory of everything, before any of it is allocated."""
+    site: Site = rank.held["site"]
+    shape_of_model, architecture = _read_shape(what.checkpoint, what.settings.max_context, rank.shard)
+    shape, cache_config = plan_cache(what.settings, shape_of_model, memory, what.dtype, what.budget)
+    staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
+    size = weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=_share(what, rank.shard))
+    weights = site.weights_line(size, weights_key(rank.device, what.dtype, shard=rank.shard))
+    activations = _activation_bytes(
+        architecture, what.budget, memory.max_sequences, what.dtype.itemsize, rank.device.type == "cuda"
+    )
+    staging = staging_tokens * staging_token_bytes(shape_of_model, what.dtype)
+    owner = f"decode on {rank.device}" + (f" rank {rank.shard.rank}" if rank.shard.ranks > 1 else "")
+    for plan in plan_memory(rank.device, shape.bytes(what.dtype), staging, weights, activations):
+        site.ledger.claim(owner, plan)
+
+
+def build(rank: Rank, what: Build, memory: MemoryBudget) -> CacheWorker:
+    """Work: load, allocate and, on CUDA, capture graphs, in which ranks exchange what they compute."""
+    worker = build_worker(
+        what.checkpoint,
+        what.settings,
+        memory,
+        rank.device,
+        what.dtype,
+        what.budget,
+        rank.held["site"],
+        rank.group,
+    )
+    rank.held[PLACE] = worker
+    return worker
+
+
+def _share(what: Build, shard: Shard) -> Callable[[str], float]:
+    """How much of each tensor a rank loads."""
+    if shard.ranks == 1:
+        return lambda name: 1.0
+    whole, _ = read_architecture(what.checkpoint, what.settings.max_context)
+    return partial(share_of, a=whole, shard=shard)
 
 
 @torch.inference_mode()
@@ -77,6 +164,7 @@ def build_worker(
     dtype: torch.dtype,
     prefill_token_budget: int,
     site: Site | None = None,
+    group: Group | None = None,
 ) -> CacheWorker:
     """Build a worker from settings that leave nothing to choose.
 
@@ -88,20 +176,13 @@ def build_worker(
         dtype: Of weights, keys and values.
         prefill_token_budget: Tokens of one prefill forward at most.
         site: Of the server's model; None: there is no server, and memory enough.
+        group: The ranks that decode together; None: there is one.
     """
-    model_shape, architecture = _read_shape(checkpoint, settings.max_context)
+    model_shape, _ = _read_shape(checkpoint, settings.max_context, group.shard if group else WHOLE)
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
     staging = staging_tokens * staging_token_bytes(model_shape, dtype)
     report_streams(shape, cache_config, shape.bytes(dtype), staging)
-    if site:
-        size = weight_bytes(checkpoint, dtype.itemsize)
-        weights = site.weights_line(size, weights_key(device, dtype))
-        activations = _activation_bytes(
-            architecture, prefill_token_budget, memory.max_sequences, dtype.itemsize, device.type == "cuda"
-        )
-        for plan in plan_memory(device, shape.bytes(dtype), staging, weights, activations):
-            site.ledger.claim(f"decode on {device}", plan)
     if _is_latent(checkpoint):
         latent = DsaDecoder(checkpoint, device, dtype, settings.max_context)
         latent.after_layer = site.progress if site else no_progress
@@ -110,7 +191,7 @@ def build_worker(
         attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
     else:
         grouped = Decoder(
-            checkpoint, device, dtype, False, settings.max_context, site.weights if site else None
+            checkpoint, device, dtype, False, settings.max_context, site.weights if site else None, group
         )
         grouped.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)
@@ -141,9 +222,9 @@ def _is_latent(checkpoint: Path) -> bool:
 
 
 def _read_shape(
-    checkpoint: Path, max_context: int | None
+    checkpoint: Path, max_context: int | None, shard: Shard
 ) -> tuple[ModelShape, Architecture | DsaArchitecture]:
-    """What the cache must know of a checkpoint, and its architecture."""
+    """What the cache must know of a rank's share of a checkpoint, and its architecture."""
     if _is_latent(checkpoint):
         latent, _ = read_latent_architecture(checkpoint, max_context)
         windows = (None,) * latent.layers
@@ -152,7 +233,8 @@ def _read_shape(
         return ModelShape(
             1, 1, latent.row_dim, windows, latent.context_length, indexer.head_dim, indexer.top_k, sharing
         ), latent
-    grouped, _ = read_architecture(checkpoint, max_context)
+    whole, _ = read_architecture(checkpoint, max_context)
+    grouped = of_rank(whole, shard)
     return ModelShape(grouped.kv_heads, 2, grouped.head_dim, grouped.windows, grouped.context_length), grouped
 
 

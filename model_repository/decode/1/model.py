@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.generation_config import describe, read_defaults
@@ -26,6 +27,8 @@ from hiscore.logs import configure_model
 from hiscore.models.config import read_facts
 from hiscore.models.site import Site
 from hiscore.models.support import has_tokenizer, read_eos_ids
+from hiscore.parallel.leader import lead
+from hiscore.parallel.start import devices_of, log_as
 from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.feeds import ErrorsFeed, Exporter, histogram_feeds
 from hiscore.serving.metrics import Counters, Gauges, Rejects
@@ -69,7 +72,11 @@ class TritonPythonModel:
         self.gauges = Gauges(descriptions(GAUGES), labels)
         self.rejects = Rejects(labels)
         self.feed = MetricsFeed(self.counters.add, self.gauges.set, self.rejects.add)
-        worker = make_worker(settings, device, self.site)
+        self.leader = lead(
+            devices_of(torch.device(device), settings.tensor_parallel, torch.cuda.device_count())
+        )
+        self.leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
+        worker = make_worker(settings, self.leader, self.site)
         self.sender = ResponseSender(
             partial(ReplyTo.send, streamed=True),
             is_cancelled=ReplyTo.is_cancelled,
@@ -108,6 +115,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self.intake.close()
         self.engine.close()
+        self.leader.close()
         self.sender.close()
         self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit

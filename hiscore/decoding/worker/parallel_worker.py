@@ -1,0 +1,82 @@
+"""`Worker` over several ranks: each has the pages of its own heads, and does what the first one is asked.
+
+All ranks get the same calls in the same order, and sample from the same logits. So the tokens that each feeds to
+its next step are the same, and only the first rank reads them. What a rank selects, swaps in and offloads is of
+its own heads; its own schedule orders that, whatever the other ranks' copies are doing.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from hiscore.arrays import Int32
+from hiscore.decoding.worker.interface import (
+    Admission,
+    DecodeBatch,
+    Growth,
+    PendingForward,
+    PrefillChunk,
+    Worker,
+)
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.parallel.rank import Leader, Rank
+
+PLACE = "worker"
+"""Where a rank holds its own `Worker`."""
+POLL_S = 1e-4
+
+
+class ParallelWorker(Worker):
+    """The first rank's, for the engine."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._own = worker_of(leader.rank)
+        self.cache_config = self._own.cache_config
+
+    def prefill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> PendingForward:
+        pending: PendingForward = self._everywhere("prefill", chunks, sampling)
+        return pending
+
+    def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
+        self._everywhere("restore", seq_index, length, host_pages, staging_pages)
+
+    def admit(self, admission: Admission) -> None:
+        self._everywhere("admit", admission)
+
+    def grow(self, growths: list[Growth]) -> None:
+        self._everywhere("grow", growths)
+
+    def step(self, batch: DecodeBatch) -> PendingForward:
+        pending: PendingForward = self._everywhere("step", batch)
+        return pending
+
+    def drained(self, seq_index: int) -> bool:
+        # Copies of other ranks are waited for there, on the device's queues and in `release`.
+        return self._own.drained(seq_index)
+
+    def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
+        self._leader.do(partial(release, arguments=(seq_index, host_pages, device_pages)))
+
+    def _everywhere(self, method: str, *arguments: Any) -> Any:
+        return self._leader.do(partial(call, method=method, arguments=arguments))
+
+
+def worker_of(rank: Rank) -> Worker:
+    """What a rank decodes with."""
+    worker: Worker = rank.held[PLACE]
+    return worker
+
+
+def call(rank: Rank, method: str, arguments: Sequence[Any]) -> Any:
+    """Work: a method of each rank's worker."""
+    return getattr(worker_of(rank), method)(*arguments)
+
+
+def release(rank: Rank, arguments: tuple[int, Int32, Int32]) -> None:
+    """Work: `Worker.release`. The first rank's copies have completed; another one waits for its own."""
+    worker, seq_index = worker_of(rank), arguments[0]
+    while rank.shard.rank and seq_index >= 0 and not worker.drained(seq_index):
+        time.sleep(POLL_S)
+    worker.release(*arguments)

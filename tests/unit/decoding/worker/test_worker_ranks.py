@@ -1,0 +1,115 @@
+"""Decoding on several ranks: every sequence gets the tokens that it gets on one."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hiscore.decoding.worker.interface import Worker
+from hiscore.decoding.worker.parallel_worker import ParallelWorker
+from hiscore.parallel.leader import Ranks
+from tests.support import decode_rank_work, rank_work
+from tests.support.decode_client import serving
+from tests.support.decoding import build, checkpoint
+from tests.unit.decoding.worker.test_worker_engine import Call, call
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+COUNT = 10
+# Family; selector, tokens selected, tokens in the buffer.
+SETTINGS = {
+    "dense": ("mistral", ("dense", 16, 24)),
+    "quest": ("qwen3", ("quest", 96, 96)),
+    "exact": ("llama-biased", ("exact", 16, 24)),
+    "windows": ("gemma3", ("quest", 96, 96)),
+    "experts": ("qwen3-moe", ("exact", 16, 24)),
+    "sinks": ("gpt-oss", ("exact", 16, 24)),
+    "wide norms": ("olmo2", ("exact", 16, 24)),
+}
+CALLS: list[Call] = [call(number) for number in range(COUNT)]
+"""Short and long, greedy and sampled."""
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with Ranks([CPU] * request.param) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("decoded")
+    return {name: checkpoint(family, directory) for name, (family, _) in SETTINGS.items()}
+
+
+def tokens(worker: Worker, calls: Sequence[Call] = CALLS) -> list[list[int]]:
+    """The tokens of calls that run together; preempted now and then, since only four run at once."""
+    with serving(worker, quantum=6) as client:
+        outcomes = [client.submit(**each) for each in calls]
+        client.wait(outcomes)
+    assert client.failures == []
+    assert [outcome.end for outcome in outcomes] == ["length"] * len(calls)
+    return [outcome.tokens for outcome in outcomes]
+
+
+def together(
+    ranks: Ranks, path: Path, name: str, late: int | None = None, deaf: bool = False, **settings: Any
+) -> ParallelWorker:
+    given = SETTINGS[name][1]
+    ranks.prepare(
+        partial(decode_rank_work.build_on, path=path, late=late, deaf=deaf, given=given, **settings)
+    )
+    return ParallelWorker(ranks)
+
+
+def alone(path: Path, name: str, **settings: Any) -> list[list[int]]:
+    return tokens(build(path, *SETTINGS[name][1], dtype=torch.float64, **settings))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tokens_are_those_of_one_rank(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:
+    expected = alone(checkpoints[name], name)
+    assert tokens(together(ranks, checkpoints[name], name)) == expected
+    # The calls are not all alike, or their tokens would say nothing.
+    assert len({tuple(each) for each in expected}) == COUNT
+
+
+@pytest.mark.parametrize("backup", ["ring", "blocking", "deferred"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_copies_that_are_late_on_one_rank_change_no_token(
+    late: int, backup: str, ranks: Ranks, checkpoints: dict[str, Path]
+) -> None:
+    path = checkpoints["exact"]
+    found = tokens(together(ranks, path, "exact", late, backup=backup))
+    assert found == alone(path, "exact", backup=backup)
+
+
+def test_a_rank_that_waits_for_no_copy_is_seen(ranks: Ranks, checkpoints: dict[str, Path]) -> None:
+    """The control: on one rank, rows of the ring are overwritten on their way to the host."""
+    path = checkpoints["exact"]
+    long = [{**each, "max_tokens": 60, "sparse": True} for each in CALLS[:4]]
+    expected = tokens(together(ranks, path, "exact", ring=1), long)
+    # Other tokens, or numbers that are not finite: memory that was never written is NaN.
+    with pytest.raises(AssertionError):
+        assert tokens(together(ranks, path, "exact", ring=1, late=1, deaf=True), long) == expected
+
+
+def test_without_one_ranks_part_of_the_sums_they_differ(ranks: Ranks, checkpoints: dict[str, Path]) -> None:
+    path = checkpoints["exact"]
+    expected = alone(path, "exact")
+    ranks.do(partial(rank_work.add_nothing, which=1))
+    try:
+        assert tokens(together(ranks, path, "exact")) != expected
+    finally:
+        ranks.do(rank_work.add_again)
+
+
+def test_every_call_of_a_worker_is_passed_on() -> None:
+    """A method that the interface gets and this class does not have would silently do nothing."""
+    methods = {name for name in vars(Worker) if not name.startswith("_") and callable(vars(Worker)[name])}
+    assert methods >= {"prefill", "step", "release"}
+    assert methods <= set(vars(ParallelWorker))
