@@ -97,6 +97,8 @@ def as_template_knows(messages: Sequence[Message], knows_developers: bool) -> li
 def _message(message: Message, field: str, knows_developers: bool) -> dict[str, Any]:
     is_developer = message.role == "developer" and not knows_developers
     made: dict[str, Any] = {"role": "system" if is_developer else message.role}
+    if message.content is None and message.role != "assistant":
+        raise bad_request(f"'{field}.content' is needed", f"{field}.content")
     made["content"] = _text(message.content, field) or (message.refusal or "")
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:

@@ -8,6 +8,8 @@ PAIRS = {"text_1": "a fruit", "text_2": ["an apple", "a hammer"]}
 CHOICES = [{"value": "a fruit"}, {"value": True, "description": "a tool"}]
 LEVELS = [{"label": "not ripe"}, {"label": "ripe"}]
 
+MESSAGES = [{"role": "user", "content": "a fruit"}]
+
 BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/score": [{"query": "a fruit", "items": ["an apple"], "label_token_ids": LABELS}, PAIRS],
     "/score": [PAIRS],
@@ -35,5 +37,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "/v1/ranking": [{"query": {"text": "a fruit"}, "passages": [{"text": "an apple"}, {"text": "a hammer"}]}],
+    "/v1/completions": [{"prompt": "a fruit"}],
+    "/v1/chat/completions": [{"messages": MESSAGES}],
 }
 """By path. A new route gets its row here, and with it all the tests of bad input."""

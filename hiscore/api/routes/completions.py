@@ -164,4 +164,6 @@ def _prompts(prompt: str | list[str | list[int] | int]) -> Sequence[str | Sequen
         raise bad_request("'prompt' mixes texts and token ids", "prompt")
     if not kinds:
         raise bad_request("'prompt' is empty", "prompt")
+    if [] in prompt:
+        raise bad_request("'prompt' holds a list without a token id", "prompt")
     return [cast("list[int]", prompt)] if kinds == {int} else cast("list[str | list[int]]", prompt)

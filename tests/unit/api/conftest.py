@@ -13,6 +13,7 @@ from hiscore.api.app import create_app
 from hiscore.settings import ApiProcessSettings
 from tests.client.faulty_server import FaultyServer, serving
 from tests.support import tiny_tokenizers
+from tests.support.chat_templates import CHATML
 
 MakeClient = Callable[..., TestClient]
 MakeSettings = Callable[..., ApiProcessSettings]
@@ -20,9 +21,10 @@ MakeSettings = Callable[..., ApiProcessSettings]
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The configuration and the tokenizer of a causal LM without a chat template."""
+    """The configuration and the tokenizer of a causal LM with a chat template."""
     directory = tmp_path_factory.mktemp("tiny")
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 256}
+    (directory / "chat_template.jinja").write_text(CHATML)
     (directory / "config.json").write_text(json.dumps(config))
     return tiny_tokenizers.save(tiny_tokenizers.train(tiny_tokenizers.smollm2()), directory)
 
@@ -30,7 +32,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def models() -> FaultyServer:
     """The models, as far as the API sees them."""
-    return FaultyServer()
+    server = FaultyServer()
+    server.ready.add("decode")
+    return server
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def make_settings(models: FaultyServer, checkpoint: Path) -> Iterator[MakeSettin
     """Settings of an API in front of the fake."""
     with serving(models) as address:
         base = {"checkpoint": checkpoint, "backend": address, "listen_port": 1, "prompt_labels": "a,b"}
-        yield lambda **given: ApiProcessSettings(**{**base, "served_models": "score,scorer", **given})
+        yield lambda **given: ApiProcessSettings(**{**base, "served_models": "score,scorer,decode", **given})
 
 
 @pytest.fixture
