@@ -64,6 +64,7 @@ class AsyncScoreClient:
         temperature: float = 1.0,
         item_first: bool = False,
         label_counts: Sequence[int] | None = None,
+        raw_logits: bool = False,
         timeout: float | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -71,7 +72,7 @@ class AsyncScoreClient:
     ) -> ScoreResult:
         """As `ScoreClient.score`."""
         request_id = request_id or uuid.uuid4().hex
-        options = ScoreOptions(apply_softmax, temperature, item_first, priority, label_counts)
+        options = ScoreOptions(apply_softmax, temperature, item_first, priority, label_counts, raw_logits)
         with with_request_id(request_id):
             call = text_call(
                 self._config, query, items, labels, label_token_ids, options, timeout, request_id
@@ -87,6 +88,7 @@ class AsyncScoreClient:
         apply_softmax: bool = False,
         temperature: float = 1.0,
         label_counts: Sequence[int] | None = None,
+        raw_logits: bool = False,
         timeout: float | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -94,7 +96,7 @@ class AsyncScoreClient:
     ) -> ScoreResult:
         """As `ScoreClient.score_ids`."""
         request_id = request_id or uuid.uuid4().hex
-        options = ScoreOptions(apply_softmax, temperature, False, priority, label_counts)
+        options = ScoreOptions(apply_softmax, temperature, False, priority, label_counts, raw_logits)
         with with_request_id(request_id):
             call = ids_call(self._config, query_ids, item_ids, label_token_ids, options, timeout, request_id)
             return await self._send(call, on_progress)

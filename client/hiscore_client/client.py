@@ -81,6 +81,7 @@ class ScoreClient:
         temperature: float = 1.0,
         item_first: bool = False,
         label_counts: Sequence[int] | None = None,
+        raw_logits: bool = False,
         timeout: float | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -101,6 +102,7 @@ class ScoreClient:
             item_first: Put the item before the query.
             label_counts: How many of the labels are each item's own, in turn; rows of the result are filled up
                 with 0. By default all items share all labels.
+            raw_logits: Return the labels' logits; not with ``apply_softmax``.
             timeout: Seconds for the whole call, all chunks and retries included; None: no limit.
             request_id: Identifies the call in the server's log; by default a new one.
             priority: Passed on to Triton; hiscore's own queues are first in, first out.
@@ -110,7 +112,7 @@ class ScoreClient:
             InvalidRequest, Overloaded, DeadlineExceeded, Cancelled, ServerFault, ServerUnreachable
         """
         request_id = request_id or uuid.uuid4().hex
-        options = ScoreOptions(apply_softmax, temperature, item_first, priority, label_counts)
+        options = ScoreOptions(apply_softmax, temperature, item_first, priority, label_counts, raw_logits)
         with with_request_id(request_id):
             call = text_call(
                 self._config, query, items, labels, label_token_ids, options, timeout, request_id
@@ -126,6 +128,7 @@ class ScoreClient:
         apply_softmax: bool = False,
         temperature: float = 1.0,
         label_counts: Sequence[int] | None = None,
+        raw_logits: bool = False,
         timeout: float | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -141,7 +144,7 @@ class ScoreClient:
         The other arguments, the result and the errors are those of `score`.
         """
         request_id = request_id or uuid.uuid4().hex
-        options = ScoreOptions(apply_softmax, temperature, False, priority, label_counts)
+        options = ScoreOptions(apply_softmax, temperature, False, priority, label_counts, raw_logits)
         with with_request_id(request_id):
             call = ids_call(self._config, query_ids, item_ids, label_token_ids, options, timeout, request_id)
             return self._send(call, on_progress)

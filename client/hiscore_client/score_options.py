@@ -18,6 +18,7 @@ class ScoreOptions:
     item_first: bool = False
     priority: int = 0
     label_counts: Sequence[int] | None = None
+    raw_logits: bool = False
 
     def __post_init__(self) -> None:
         if self.label_counts is not None:
@@ -40,6 +41,8 @@ class ScoreOptions:
             given["apply_softmax"] = True
         if self.temperature != 1.0:
             given["temperature"] = float(self.temperature)
+        if self.raw_logits:
+            given["raw_logits"] = True
         if self.item_first:
             given["item_first"] = True
         if self.label_counts is not None:

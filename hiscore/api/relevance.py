@@ -92,9 +92,11 @@ class Ranker:
             return await self._by_pairs(self._prompts, queries, documents, instruction, request_id)
         cut = _made(partial(cut_prompts, self._prompts, queries, documents, instruction, truncation))
         was_cut = [document or cut.query for document in cut.documents]
-        if labels := self._prompts.label_ids:
+        labels = self._prompts.label_ids
+        if len(labels) == 2:
             return await self._by_labels(cut.prompts, labels, was_cut, request_id)
-        ranking = await self._by_logit(cut.prompts, request_id)
+        # One label, whose logit is the score, or none.
+        ranking = await self._by_logit(cut.prompts, request_id, labels)
         return replace(ranking, probabilities=_sigmoid(ranking.logits), cut=was_cut)
 
     async def _by_pairs(
@@ -125,11 +127,13 @@ class Ranker:
             [False] * len(documents),
         )
 
-    async def _by_logit(self, prompts: Prompts, request_id: str) -> Ranking:
-        """By the one logit of a classifier or an encoder; probabilities and cuts are not filled in."""
-        result = await self._models.score_ids(prompts.query, prompts.items, [], request_id=request_id)
-        if (labels := result.scores.shape[1]) != 1:
-            raise bad_request(f"this model is a classifier of {labels} labels, none of which is relevance")
+    async def _by_logit(self, prompts: Prompts, request_id: str, labels: Sequence[int] = ()) -> Ranking:
+        """By one logit: of a label, or of a classifier or an encoder. Probabilities and cuts are not filled in."""
+        result = await self._models.score_ids(
+            prompts.query, prompts.items, labels, raw_logits=bool(labels), request_id=request_id
+        )
+        if (columns := result.scores.shape[1]) != 1:
+            raise bad_request(f"this model is a classifier of {columns} labels, none of which is relevance")
         logits = result.scores[:, 0].tolist()
         return Ranking([], logits, result.usage.prompt_tokens, result.usage.cached_tokens, [])
 

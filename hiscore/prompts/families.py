@@ -6,6 +6,10 @@ from pathlib import Path
 from hiscore.prompts.chat import read_json
 
 TEMPLATES = Path(__file__).parent / "templates"
+BGE_GEMMA = (
+    "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing "
+    "a prediction of either 'Yes' or 'No'."
+)
 WEB_SEARCH = "Given a web search query, retrieve relevant passages that answer the query"
 
 
@@ -43,6 +47,8 @@ FAMILIES = {
         RerankFamily(
             "mxbai-rerank-v2", ("1", "0"), "", marks=("mxbai-rerank-base-v2", "mxbai-rerank-large-v2")
         ),
+        # The model card of BAAI/bge-reranker-v2-gemma, whose score is the logit itself.
+        RerankFamily("bge-reranker-v2-gemma", ("Yes", ""), BGE_GEMMA, marks=("bge-reranker-v2-gemma",)),
         RerankFamily("yes-no", ("Yes", "No"), WEB_SEARCH, in_chat=True),
     )
 }

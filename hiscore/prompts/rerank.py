@@ -92,14 +92,14 @@ class RerankPrompts:
         return self.family.name
 
     def _find_labels(self, labels: str) -> None:
-        relevant, irrelevant = _two(labels) if labels else self.family.labels
+        texts = [text for text in (_two(labels) if labels else self.family.labels) if text]
         if self.family.in_chat and not self._chat and not labels:
             # Without a chat template, the answer follows a colon.
-            relevant, irrelevant = f" {relevant}", f" {irrelevant}"
-        self.label_ids = [self.tokenizer.label_id(relevant), self.tokenizer.label_id(irrelevant)]
-        if self.label_ids[0] == self.label_ids[1]:
-            raise ValueError(f"the labels {relevant!r} and {irrelevant!r} are the same token")
-        self._check_labels(relevant, irrelevant)
+            texts = [f" {text}" for text in texts]
+        self.label_ids = [self.tokenizer.label_id(text) for text in texts]
+        if len(set(self.label_ids)) < len(texts):
+            raise ValueError(f"the labels {texts[0]!r} and {texts[1]!r} are the same token")
+        self._check_labels(*texts)
 
     def text(self, query: str, document: str, instruction: str | None = None) -> str:
         """The whole prompt for one document, with the caller's texts escaped."""

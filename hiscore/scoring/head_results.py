@@ -20,8 +20,8 @@ class HeadResult:
     members: list[int]
     """Indices of the requests whose items are its rows, in this order."""
     values: Tensor
-    """float32 [rows, labels]: logits, or for a causal LM without `apply_softmax` probabilities. Where items have
-    labels of their own, float32 [labels of all rows]."""
+    """float32 [rows, labels]: logits, or for a causal LM with neither `apply_softmax` nor `raw_logits`
+    probabilities. Where items have labels of their own, float32 [labels of all rows]."""
 
 
 def head_results(
@@ -47,7 +47,7 @@ def head_results(
     groups: dict[tuple[bool, bytes], list[int]] = defaultdict(list)
     paired: dict[bool, list[int]] = defaultdict(list)
     for index, request in enumerate(requests):
-        from_logits = is_classifier or request.options.apply_softmax
+        from_logits = is_classifier or request.options.apply_softmax or request.options.raw_logits
         if not is_classifier and has_own_labels(request):
             paired[from_logits].append(index)
             continue
@@ -85,7 +85,8 @@ def has_own_labels(request: ScoreRequest) -> bool:
     """Whether a request's results are computed pair by pair."""
     if request.label_counts is not None:
         return True
-    return request.options.apply_softmax and len(request.prompt.item_lengths) == 1
+    from_logits = request.options.apply_softmax or request.options.raw_logits
+    return from_logits and len(request.prompt.item_lengths) == 1
 
 
 def own_counts(request: ScoreRequest) -> Int64:

@@ -22,12 +22,14 @@ class ScoreOptions:
         temperature: Divides the logits; any value but 1.0 needs `apply_softmax`.
         item_first: Join ``item + query``; only the tokenizer looks at it.
         label_counts: How many of the labels are each item's own, in turn; None: all items share all labels.
+        raw_logits: Scores are the labels' logits, as a classifier's always are without `apply_softmax`.
     """
 
     apply_softmax: bool = False
     temperature: float = 1.0
     item_first: bool = False
     label_counts: tuple[int, ...] | None = None
+    raw_logits: bool = False
 
 
 def parse_options(parameters: str) -> ScoreOptions:
@@ -46,9 +48,12 @@ def parse_options(parameters: str) -> ScoreOptions:
         temperature=number("temperature", given.get("temperature", default.temperature)),
         label_counts=_counts(given.get("label_counts")),
         item_first=flag("item_first", given.get("item_first", default.item_first)),
+        raw_logits=flag("raw_logits", given.get("raw_logits", default.raw_logits)),
     )
     if options.temperature <= 0:
         raise RequestError(f"parameter 'temperature' must be greater than 0, not {options.temperature}")
+    if options.raw_logits and options.apply_softmax:
+        raise RequestError("parameters 'raw_logits' and 'apply_softmax' exclude each other")
     if options.temperature != 1.0 and not options.apply_softmax:
         raise RequestError(
             f"parameter 'temperature' is {options.temperature}: other values than 1.0 need apply_softmax"

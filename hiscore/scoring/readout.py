@@ -11,7 +11,8 @@ def scores_from_head(values: Float32, options: ScoreOptions, is_classifier: bool
     """Turn what the head computed for one request into scores.
 
     Args:
-        values: float32 [items, labels]: logits; for a causal LM without `apply_softmax` the scores themselves.
+        values: float32 [items, labels]: logits; for a causal LM without `apply_softmax` the scores themselves,
+            which are logits as well under `raw_logits`.
         options: Softmax over the labels, and its temperature.
         is_classifier: The labels are the model's own; a single one gets a sigmoid instead of a softmax.
 

@@ -12,7 +12,7 @@ from hiscore.api.wire import Count, ModelNames, Request, TokenId, Usage, usage
 
 
 class ScoreRequest(Request):
-    """SGLang's ``ScoringRequest``; `labels`, `temperature` and `label_counts` are ours."""
+    """SGLang's ``ScoringRequest``; `labels`, `temperature`, `label_counts` and `raw_logits` are ours."""
 
     query: str | list[TokenId]
     items: str | list[str | list[TokenId]]
@@ -22,6 +22,7 @@ class ScoreRequest(Request):
     item_first: bool = False
     temperature: Annotated[float, Meta(gt=0)] = 1.0
     label_counts: list[Count] | None = None
+    raw_logits: bool = False
 
 
 class ScoreResponse(msgspec.Struct, kw_only=True):
@@ -47,6 +48,7 @@ async def score(
         "apply_softmax": request.apply_softmax,
         "temperature": request.temperature,
         "label_counts": request.label_counts,
+        "raw_logits": request.raw_logits,
     }
     if isinstance(request.query, str):
         result = await models.score_text(

@@ -56,12 +56,26 @@ def test_mxbai_rerank_is_asked_as_its_code_says(qwen: Path) -> None:
     )
 
 
+def test_bge_reranker_gemma_is_asked_as_its_card_says() -> None:
+    """Its score is the logit of one label."""
+    prompts = RerankPrompts(resolve(progress=False), "bge-reranker-v2-gemma")
+    question = (
+        "Given a query A and a passage B, determine whether the passage contains an answer to the query by "
+        "providing a prediction of either 'Yes' or 'No'."
+    )
+    # This tokenizer's first token; Gemma's is <bos>.
+    assert prompts.text("q", "d") == f"<|im_start|>A: q\nB: d\n{question}"
+    assert prompts.text("q", "d", "i") == "<|im_start|>A: q\nB: d\ni"
+    assert prompts.label_ids == [prompts.tokenizer.label_id("Yes")]
+
+
 @pytest.mark.parametrize(
     ("name", "family"),
     [
         ("Qwen3-Reranker-0.6B", "qwen3-reranker"),
         ("models--Qwen--Qwen3-Reranker-4B", "qwen3-reranker"),
         ("mxbai-rerank-large-v2", "mxbai-rerank-v2"),
+        ("bge-reranker-v2-gemma", "bge-reranker-v2-gemma"),
         ("Qwen3-0.6B", "yes-no"),
         ("SmolLM2-135M-Instruct", "yes-no"),
     ],

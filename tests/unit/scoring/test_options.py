@@ -12,6 +12,7 @@ def test_options_have_the_contracts_defaults() -> None:
     assert parse_options("") == parse_options("{}") == ScoreOptions(False, 1.0, False)
     given = {"apply_softmax": True, "temperature": 2, "item_first": True}
     assert parse_options(json.dumps(given)) == ScoreOptions(True, 2.0, True)
+    assert parse_options('{"raw_logits": true}') == ScoreOptions(raw_logits=True)
     assert parse_options('{"temperature": 1.0}') == ScoreOptions()
 
 
@@ -20,6 +21,12 @@ def test_options_have_the_contracts_defaults() -> None:
     [
         ('{"aply_softmax": true}', "unknown parameter 'aply_softmax'"),
         ('{"apply_softmax": 1}', "'apply_softmax' must be true or false, not 1"),
+        ('{"raw_logits": 1}', "'raw_logits' must be true or false, not 1"),
+        (
+            '{"raw_logits": true, "apply_softmax": true}',
+            "'raw_logits' and 'apply_softmax' exclude each other",
+        ),
+        ('{"raw_logits": true, "temperature": 2}', "other values than 1.0 need apply_softmax"),
         ('{"item_first": "yes"}', "'item_first' must be true or false, not 'yes'"),
         ('{"apply_softmax": true, "temperature": NaN}', "'temperature' must be finite, not nan"),
         ('{"apply_softmax": true, "temperature": Infinity}', "'temperature' must be finite, not inf"),
