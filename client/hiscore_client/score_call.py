@@ -16,6 +16,7 @@ from hiscore_client.score_options import ScoreOptions
 from hiscore_client.tensors import (
     TokenIds,
     as_id_array,
+    as_id_arrays,
     encode_text,
     encode_texts,
     id_tensor,
@@ -166,7 +167,7 @@ def ids_call(
     """
     deadline = Deadline(timeout)
     query = as_id_array("'query_ids'", query_ids)
-    items = [as_id_array(f"'item_ids' at place {index}", ids) for index, ids in enumerate(item_ids)]
+    items = as_id_arrays("'item_ids'", item_ids)
     labels = as_id_array("'label_token_ids'", label_token_ids)
     options.check_counts(len(items), len(labels))
 

@@ -64,6 +64,19 @@ def as_id_array(name: str, ids: TokenIds) -> IdArray:
     return values.astype(np.int32)
 
 
+def as_id_arrays(name: str, lists: Sequence[TokenIds]) -> list[IdArray]:
+    """Convert several lists of token ids as `as_id_array` does, lists of Python's all at once."""
+    # Among integers NumPy takes True for 1; a list of nothing else is refused.
+    if all(type(ids) is list and not (ids and type(ids[0]) is bool) for ids in lists):
+        try:
+            flat = np.array([each for ids in lists for each in ids])
+        except ValueError:
+            flat = np.empty((0, 0))
+        if flat.ndim == 1 and flat.dtype.kind in "iu" and INT32.min <= flat.min() and flat.max() <= INT32.max:
+            return np.split(flat.astype(np.int32), np.cumsum([len(ids) for ids in lists])[:-1])
+    return [as_id_array(f"{name} at place {index}", ids) for index, ids in enumerate(lists)]
+
+
 def insert_delimiters(query: IdArray, items: Sequence[IdArray]) -> tuple[IdArray, IdArray]:
     """Lay out a call for `scorer`: the query, then a delimiter before each item and one after the last.
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from hiscore.api.encoding import off_loop
 from hiscore.api.errors import ApiError, bad_request
 from hiscore.api.models import Models
 from hiscore.prompts.chat import PromptError
@@ -17,7 +18,7 @@ from hiscore.prompts.rerank import ClassifierPairs, Prompts, RerankPrompts
 from hiscore.prompts.tokenizer import ForbiddenToken
 from hiscore.prompts.truncation import NOTHING, Cut, Truncation, cut_prompts
 
-Made = TypeVar("Made", Prompts, Cut)
+Made = TypeVar("Made", list[Prompts], Cut)
 # The logarithm of the smallest float32: a probability of 0 is one below it.
 MIN_LOG = math.log(2.0**-149)
 
@@ -90,7 +91,9 @@ class Ranker:
             if truncation.asked:
                 raise bad_request("this model's queries and documents are never cut: send shorter ones")
             return await self._by_pairs(self._prompts, queries, documents, instruction, request_id)
-        cut = _made(partial(cut_prompts, self._prompts, queries, documents, instruction, truncation))
+        size = sum(map(len, queries)) + sum(map(len, documents))
+        make = partial(cut_prompts, self._prompts, queries, documents, instruction, truncation)
+        cut = await off_loop(partial(_made, make), size)
         was_cut = [document or cut.query for document in cut.documents]
         labels = self._prompts.label_ids
         if len(labels) == 2:
@@ -111,10 +114,15 @@ class Ranker:
         rows_of: dict[str, list[int]] = {}
         for row, query in enumerate(queries):
             rows_of.setdefault(query, []).append(row)
-        asked = [
-            _made(partial(prompts.ids, query, [documents[row] for row in rows], instruction))
-            for query, rows in rows_of.items()
-        ]
+        size = sum(map(len, rows_of)) + sum(map(len, documents))
+
+        def make() -> list[Prompts]:
+            return [
+                prompts.ids(query, [documents[row] for row in rows], instruction)
+                for query, rows in rows_of.items()
+            ]
+
+        asked = await off_loop(partial(_made, make), size)
         found = await asyncio.gather(*(self._by_logit(each, request_id) for each in asked))
         logits = np.empty(len(documents))
         for rows, ranking in zip(rows_of.values(), found, strict=True):

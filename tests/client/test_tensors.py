@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore_client import InvalidRequest
-from hiscore_client.tensors import as_id_array, encode_text, encode_texts, insert_delimiters
+from hiscore_client.tensors import as_id_array, as_id_arrays, encode_text, encode_texts, insert_delimiters
 
 token_lists = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 
@@ -57,3 +57,16 @@ def test_text_that_utf8_cannot_hold_is_refused_with_its_place() -> None:
         encode_texts("items", "apple")
     with pytest.raises(InvalidRequest, match="'query' must be a string, not bytes"):
         encode_text("'query'", b"apple")  # type: ignore[arg-type]
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=5))
+def test_lists_are_converted_at_once_as_one_by_one(lists: list[list[int]]) -> None:
+    found = as_id_arrays("'items'", lists)
+    assert [each.tolist() for each in found] == lists
+    assert {each.dtype for each in found} <= {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize("wrong", ["text", [1.5], [[1], 2], [2**31], [None], 7, [True]])
+def test_the_place_of_a_wrong_list_is_named(wrong: object) -> None:
+    with pytest.raises(InvalidRequest, match="'items' at place 1"):
+        as_id_arrays("'items'", [[1, 2], wrong, [3]])  # type: ignore[list-item]

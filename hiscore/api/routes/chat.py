@@ -1,6 +1,5 @@
 """``/v1/chat/completions``: the next message of a conversation, in OpenAI's body."""
 
-import asyncio
 import time
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -10,6 +9,7 @@ from msgspec import Meta
 from hiscore.api.chat_answer import ChatAnswer, ChatCompletion, ChatStream
 from hiscore.api.chat_messages import Message, Tool, as_template_knows
 from hiscore.api.chat_tools import ToolChoice, ToolUse, tool_use
+from hiscore.api.encoding import off_loop
 from hiscore.api.errors import bad_request
 from hiscore.api.events import EventStream, started
 from hiscore.api.generation import Generations
@@ -23,8 +23,6 @@ from hiscore.prompts.conversation import ChatPrompt, Conversations
 from hiscore.prompts.tokenizer import ForbiddenToken
 
 ROUTE = "/v1/chat/completions"
-# Encoding more would hold up other requests; it runs on a thread.
-LARGE_CHARACTERS = 2**16
 NOT_FOR_TEMPLATES = {"messages", "tools", "template", "self"}
 
 
@@ -151,7 +149,7 @@ async def _prompt(conversations: Conversations, request: ChatRequest, use: ToolU
         return conversations.prompt(messages, use.tools, **variables)
 
     try:
-        return await asyncio.to_thread(make) if size > LARGE_CHARACTERS else make()
+        return await off_loop(make, size)
     except ForbiddenToken as error:
         raise bad_request(f"a message cannot be encoded: {error}", "messages") from None
     except PromptError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,32 @@ def test_no_documents() -> None:
     with pytest.raises(ApiError, match="'texts' is empty") as caught:
         check_documents([], "texts")
     assert caught.value.param == "texts"
+
+
+def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPrompts) -> None:
+    """Tasks of others go on while a large call is encoded; in the control, a small one, they do not."""
+
+    class Slow(RerankPrompts):
+        def ids(self, *arguments: Any) -> Any:
+            others.clear()
+            waiting = others.wait(2)
+            beside.append(waiting)
+            return super().ids(*arguments)
+
+    beside: list[bool] = []
+    others = threading.Event()
+    slow = Slow.__new__(Slow)
+    slow.__dict__ = prompts.__dict__
+
+    async def call(address: str, documents: list[str]) -> None:
+        models = Models(address, ["scorer"], timeout_s=10)
+        work = asyncio.ensure_future(Ranker(models, slow, 256).rank("a", documents, "id"))
+        while not work.done():
+            others.set()
+            await asyncio.sleep(0.01)
+        await models.close()
+
+    with serving(FaultyServer()) as address:
+        asyncio.run(call(address, ["a" * 2**17]))
+        asyncio.run(call(address, ["a"]))
+    assert beside == [True, False]
