@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class GraphCapture:
         self._pool: Any = None
         self._reserved_before = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "GraphCapture":
         self._reserved_before = torch.cuda.memory_reserved(self._device)
         gc.collect()
         gc.disable()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from subprocess import Popen, TimeoutExpired
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -64,7 +64,7 @@ class Ranks(Leader):
         self.rank = Rank(devices[0], Distributed(store_path(store), shard, devices[0]))
         self._watch.patient.clear()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Ranks":
         return self
 
     def __exit__(
