@@ -208,6 +208,10 @@ class DecodeEngine:
             sequence.in_flight -= 1
         with self._fail_only(entry.sequences):
             result = entry.launched.result()
+            for sequence in entry.sequences:
+                if (error := result.failures.get(sequence.seq_index)) and not sequence.ended:
+                    with self._fail_only([sequence]):
+                        raise error
             sent = 0
             for row, (sequence, token) in enumerate(zip(entry.sampled, result.tokens.tolist(), strict=True)):
                 sequence.read += 1

@@ -104,6 +104,7 @@ class HashWorker:
         self.prefilled_tokens = self.restores = self.steps = 0
         self.on_step: Callable[[DecodeBatch], None] = lambda rows: None
         self.fail: Callable[[str, list[int]], Exception | int | None] = lambda call, seq_indices: None
+        self.failures: Callable[[str, list[int]], dict[int, Exception]] = lambda call, seq_indices: {}
         self.sequences: dict[int, Held] = {}
         self.kept: dict[bytes, Held] = {}  # preempted, by their pages on the host
         self._copies: list[Copy] = []
@@ -400,7 +401,10 @@ class Pending:
         if isinstance(answer, Exception):
             raise answer
         tokens = [answer if answer is not None else token for token in self.tokens]
-        return ForwardResult(np.array(tokens, np.int32), hits=2, misses=1, offloaded_tokens=len(tokens))
+        failures = self.worker.failures(self.call, self.seq_indices)
+        return ForwardResult(
+            np.array(tokens, np.int32), hits=2, misses=1, offloaded_tokens=len(tokens), failures=failures
+        )
 
 
 def _slots(pages: Int32, page: int) -> Int32:

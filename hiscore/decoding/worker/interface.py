@@ -5,6 +5,7 @@ work in the order of the calls. So a page may be given to another sequence as so
 staging page as soon as its sequence is `drained`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -182,6 +183,7 @@ class ForwardResult:
         captured_mass: Estimated share of attention that the selected pages hold, summed over `captured_rows`.
         captured_rows: Rows and KV heads in that sum.
         logprobs: By row, of those that report them.
+        failures: By index of a sequence: why it cannot go on, which does not concern the others.
     """
 
     tokens: Int32
@@ -193,6 +195,7 @@ class ForwardResult:
     captured_mass: float = 0.0
     captured_rows: int = 0
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failures: Mapping[int, Exception] = field(default_factory=dict)
 
 
 class PendingForward(Protocol):

@@ -110,6 +110,12 @@ class SamplingBatch:
         return np.flatnonzero(self.logprobs >= 0) if self.logprobs is not None else np.zeros(0, np.int64)
 
     @property
+    def special_rows(self) -> list[int]:
+        """Rows for which sampling does more than draw, and so needs memory of its own."""
+        parts = [each.rows for each in (self.bias, self.penalties, self.masks) if each is not None]
+        return sorted({int(row) for part in (*parts, self.logprob_rows) for row in part})
+
+    @property
     def alternatives(self) -> int:
         """The most that a row reports."""
         return max(0, int(self.logprobs.max())) if self.logprobs is not None else 0

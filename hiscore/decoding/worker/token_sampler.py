@@ -1,5 +1,8 @@
 """Everything between a launch's logits and its tokens: biases, penalties, the draw and log-probabilities."""
 
+import logging
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +13,23 @@ from hiscore.decoding.worker.sampling_batch import LogitBias, Masks, SamplingBat
 from hiscore.decoding.worker.token_counts import ROWS_AT_ONCE, TokenCounts
 from hiscore.decoding.worker.token_logprobs import pack_logprobs
 from hiscore.device import upload
+from hiscore.errors import Code, RequestError
+
+log = logging.getLogger(__name__)
+
+
+class Sampled(NamedTuple):
+    """What a batch of R rows became.
+
+    Attributes:
+        ids: int64 [R].
+        reported: What `pack_logprobs` makes of the rows that report log-probabilities.
+        failures: By row: why it has no token.
+    """
+
+    ids: Tensor
+    reported: Tensor | None
+    failures: dict[int, Exception]
 
 
 class TokenSampler:
@@ -23,34 +43,48 @@ class TokenSampler:
     def __init__(self, max_sequences: int, device: torch.device) -> None:
         self._counts = TokenCounts(max_sequences, device)
 
-    def sample(
-        self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch
-    ) -> tuple[Tensor, Tensor | None]:
-        """Sample a batch. Biases and penalties change the logits in place.
+    def sample(self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch) -> Sampled:
+        """Sample a batch. Biases, penalties and masks change the logits in place.
+
+        Where there is no memory for them, the rows that have any fail, and no others.
 
         Args:
             logits: float32 [R, V].
             seq_indices: int32 [R].
             sampling: Of R rows.
-
-        Returns:
-            int64 [R] ids, and what `pack_logprobs` makes of the rows that report log-probabilities.
         """
-        reporting = upload(sampling.logprob_rows, logits.device) if len(sampling.logprob_rows) else None
-        # A copy: they are of the model's own logits.
-        own = None if reporting is None else logits.index_select(0, reporting)
+        reported: Tensor | None = None
+        error: torch.OutOfMemoryError | None = None
+        try:
+            # A copy: log-probabilities are of the model's own logits.
+            own = logits[upload(sampling.logprob_rows, logits.device)] if len(sampling.logprob_rows) else None
+            self._change(logits, seq_indices, sampling)
+        except torch.OutOfMemoryError as lacking:
+            error, own = lacking, None
+        ids = sample_batch(logits, sampling)
+        try:
+            if sampling.penalties is not None and error is None:
+                self._counts.count(ids, sampling.penalties, seq_indices)
+            if own is not None:
+                chosen = ids[upload(sampling.logprob_rows, logits.device)]
+                reported = pack_logprobs(own, chosen, sampling.alternatives)
+        except torch.OutOfMemoryError as lacking:
+            error = lacking
+        if error is None:
+            return Sampled(ids, reported, {})
+        log.error("no memory to sample %d rows with more than a draw: %s", len(sampling.special_rows), error)
+        answer = RequestError(
+            "there is no memory left for what this request's sampling needs", Code.UNAVAILABLE
+        )
+        return Sampled(ids, reported, dict.fromkeys(sampling.special_rows, answer))
+
+    def _change(self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch) -> None:
         if sampling.bias is not None:
             add_bias(logits, sampling.bias)
         if sampling.penalties is not None:
             self._counts.penalise(logits, sampling.penalties, seq_indices)
         if sampling.masks is not None:
             apply_masks(logits, sampling.masks)
-        ids = sample_batch(logits, sampling)
-        if sampling.penalties is not None:
-            self._counts.count(ids, sampling.penalties, seq_indices)
-        if reporting is None or own is None:
-            return ids, None
-        return ids, pack_logprobs(own, ids.index_select(0, reporting), sampling.alternatives)
 
 
 def add_bias(logits: Tensor, bias: LogitBias) -> None:

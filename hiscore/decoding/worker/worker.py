@@ -23,16 +23,15 @@ from hiscore.decoding.worker.interface import (
     Admission,
     CacheConfig,
     DecodeBatch,
-    ForwardResult,
     Growth,
     PendingForward,
     PrefillChunk,
 )
-from hiscore.decoding.worker.logprobs import unpack
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.pending_result import PendingResult
+from hiscore.decoding.worker.result_reader import ResultReader
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
-from hiscore.decoding.worker.step_runner import COUNTERS, StepRunner, feed
+from hiscore.decoding.worker.step_runner import StepRunner, feed
 from hiscore.decoding.worker.token_sampler import TokenSampler
 from hiscore.device import upload
 
@@ -55,8 +54,7 @@ class CacheWorker:
         self._sampler = TokenSampler(cache_config.max_sequences, self._device)
         self._full_attention = np.zeros(cache_config.max_sequences, bool)
         self._held_slots: tuple[Tensor, Tensor] | None = None  # of the schedule's held copy
-        self._counted = np.zeros(4)  # the cache's counters, as last read
-        self._offloaded_tokens = 0
+        self.read = ResultReader(schedule).read
 
     @torch.inference_mode()
     def grow(self, growths: list[Growth]) -> None:
@@ -66,6 +64,7 @@ class CacheWorker:
     @torch.inference_mode()
     def step(self, batch: DecodeBatch) -> PendingForward:
         seq_indices, positions = batch.seq_indices, batch.positions
+        failures: dict[int, Exception] = {}
         # Collect copies that have completed; wait for those that this step needs.
         self._collect_copies()
         if (held := self._schedule.held_copy) is not None:
@@ -75,7 +74,7 @@ class CacheWorker:
         # Launch the forward, sampling and the readback of the tokens.
         with self._queues.use(Queue.COMPUTE):
             pending = PendingResult(
-                partial(self.read, sampling=batch.sampling), len(seq_indices), self._device
+                partial(self.read, sampling=batch.sampling, failures=failures), len(seq_indices), self._device
             )
             if batch.forced is not None:
                 rows = np.flatnonzero(batch.forced >= 0)
@@ -83,7 +82,9 @@ class CacheWorker:
                 self._runner.input_ids.index_copy_(0, at, upload(batch.forced[rows], self._device))
             full_attention = bool(self._full_attention[seq_indices].any())
             outputs = self._runner.forward(seq_indices, positions, full_attention)
-            pending.copy_to_host(self._sample(outputs.logits, seq_indices, batch.sampling, outputs.readback))
+            pending.copy_to_host(
+                self._sample(outputs.logits, seq_indices, batch.sampling, failures, outputs.readback)
+            )
         self._schedule.step_launched(seq_indices, positions)
         # Offload the new keys and values.
         slots = outputs.host_slots, outputs.buffer_slots
@@ -101,15 +102,20 @@ class CacheWorker:
         # A page that holds earlier tokens of its prompt needs no wait: their copies read nothing of this chunk.
         new_pages = [_staging_pages(chunk, chunk.start, chunk.end, only_new=True) for chunk in chunks]
         last = np.array([chunk.seq_index for chunk in chunks if chunk.is_last], np.int32)
+        failures: dict[int, Exception] = {}
         self._collect_copies()
         self._wait_for(self._schedule.staging_waits_for(np.concatenate(new_pages)))
         with self._queues.use(Queue.COMPUTE):
-            pending = PendingResult(partial(self.read, sampling=sampling), len(last), self._device)
-            pending.copy_to_host(self._sample(self._model.prefill(chunks), last, sampling))
+            read = partial(self.read, sampling=sampling, failures=failures)
+            pending = PendingResult(read, len(last), self._device)
+            pending.copy_to_host(self._sample(self._model.prefill(chunks), last, sampling, failures))
         for chunk in chunks:
             if len(chunk.host_pages):
                 end = chunk.end if chunk.is_last else self._page_start(chunk.end)
-                self.offload_prompt(chunk, self._page_start(chunk.start), end)
+                try:
+                    self.offload_prompt(chunk, self._page_start(chunk.start), end)
+                except Exception as error:  # the others of the forward are not concerned
+                    failures[chunk.seq_index] = error
         return pending
 
     @torch.inference_mode()
@@ -214,42 +220,21 @@ class CacheWorker:
         logits: Tensor,
         seq_indices: Int32,
         sampling: SamplingBatch,
+        failures: dict[int, Exception],
         greedy_readback: Tensor | None = None,
     ) -> Tensor:
         """Sample rows, float32 [R, vocabulary], and feed the tokens to their sequences' next steps.
 
         greedy_readback: The readback of greedy tokens, if these were fed already. Returns `StepOutputs.readback`,
-        followed by what `logprobs.unpack` reads.
+        followed by what `logprobs.unpack` reads. failures: Takes those of single sequences, by their index.
         """
         if greedy_readback is not None and sampling.is_greedy:
             return greedy_readback
-        ids, reported = self._sampler.sample(logits, seq_indices, sampling)
+        ids, reported, failed = self._sampler.sample(logits, seq_indices, sampling)
+        failures |= {int(seq_indices[row]): error for row, error in failed.items()}
         rows = upload(seq_indices.astype(np.int64), self._device)
         readback = feed(ids, logits, rows, self._runner.input_ids, self._cache)
         return readback if reported is None else torch.cat((readback, reported))
-
-    def read(
-        self, readback: Tensor, rows: int, seconds: float, sampling: SamplingBatch | None = None
-    ) -> ForwardResult:
-        """Make a result of `StepOutputs.readback` on the host.
-
-        Args:
-            readback: int64 [COUNTERS + rows] or more.
-            rows: Tokens to read.
-            seconds: Time that the forward took on the device.
-            sampling: Of the rows; None: none reports log-probabilities.
-        """
-        counters, tokens = readback[:COUNTERS], readback[COUNTERS : COUNTERS + rows]
-        now = np.concatenate((counters[:2].numpy().astype(np.float64), counters[2:].view(torch.float64)))
-        (hits, misses, mass, mass_rows), self._counted = now - self._counted, now
-        offloaded = self._schedule.offloaded_tokens - self._offloaded_tokens
-        self._offloaded_tokens += offloaded
-        return ForwardResult(
-            tokens=tokens.numpy().astype(np.int32), hits=int(hits), misses=int(misses), seconds=seconds,
-            offloaded_tokens=offloaded, offload_lag=int(self._schedule.lag().sum()),
-            captured_mass=float(mass), captured_rows=int(mass_rows),
-            logprobs=unpack(readback[COUNTERS + rows :].numpy(), sampling),
-        )  # fmt: skip
 
     def _page_start(self, position: int) -> int:
         return position // self.cache_config.page_size * self.cache_config.page_size

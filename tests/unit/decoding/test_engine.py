@@ -738,3 +738,21 @@ def test_a_grammar_that_fails_ends_its_own_sequence() -> None:
 
 
 FREE = SamplingParams(max_tokens=30, ignore_eos=True)
+
+
+def test_a_failure_of_one_row_ends_its_own_sequence() -> None:
+    """As a step says it that has no memory for one row's sampling, or a prompt whose copy fails."""
+    worker, callers = HashWorker(), Callers()
+    error = RequestError("no memory for this one")
+    worker.failures = lambda call, indices: {indices[0]: error} if (call, len(indices)) == ("step", 3) else {}
+    calls = [DecodeCall(np.array([place + 9], np.int32), FREE, math.inf) for place in range(3)]
+    with running(worker, callers) as engine:
+        each = [Caller(place) for place in range(3)]
+        for call, caller in zip(calls, each, strict=True):
+            engine.submit(call, caller)
+        callers.wait(lambda: len(callers.ends) == 3)
+    failed = [caller for caller in each if callers.ends[caller] is error]
+    assert len(failed) == 1
+    for call, caller in zip(calls, each, strict=True):
+        if caller not in failed:
+            assert callers.tokens[caller] == alone(call)[0]

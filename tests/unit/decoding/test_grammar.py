@@ -70,7 +70,7 @@ def generated(
         logits = torch.randn(1, vocabulary, generator=generator) * 3
         logits[0, tokenizer.backend.token_to_id('"') or 0] += 4  # or strings would have no end for long
         batch = make_sampling_batch([sequence], np.array([1 + len(out)], np.int32))
-        ids, _ = sampler.sample(logits, np.array([0], np.int32), batch)
+        ids, _, _ = sampler.sample(logits, np.array([0], np.int32), batch)
         token = int(ids[0])
         if token == eos:
             return str(tokenizer.backend.decode(out, skip_special_tokens=True))

@@ -16,6 +16,7 @@ from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.logprobs import LEAST, unpack
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.token_sampler import TokenSampler
+from hiscore.errors import RequestError
 
 VOCABULARY = 40
 EOS = 3
@@ -78,7 +79,7 @@ def test_greedy_rows_follow_the_reference_step_by_step() -> None:
         expected = [int(row.adjusted(logits[place]).argmax()) for place, row in enumerate(rows)]
         plain += sum(int(each.argmax()) != token for each, token in zip(logits, expected, strict=True))
         indices = np.array([row.seq_index for row in rows], np.int32)
-        ids, _ = sampler.sample(logits, indices, batch_of(rows))
+        ids, _, _ = sampler.sample(logits, indices, batch_of(rows))
         assert ids.tolist() == expected, step
         for row, token in zip(rows, expected, strict=True):
             row.output.append(token)
@@ -110,7 +111,7 @@ def test_nothing_that_ends_a_sequence_is_drawn_before_min_tokens() -> None:
     for _ in range(4):
         logits = torch.arange(VOCABULARY).float().neg()[None]
         logits[0, EOS], logits[0, 5] = 9.0, 8.0
-        ids, _ = sampler.sample(logits, np.array([0], np.int32), batch_of([row]))
+        ids, _, _ = sampler.sample(logits, np.array([0], np.int32), batch_of([row]))
         drawn += ids.tolist()
         row.output.append(drawn[-1])
     assert drawn == [0, 0, EOS, EOS]
@@ -127,7 +128,7 @@ def test_logprobs_are_those_of_the_models_own_logits() -> None:
     logits = random_logits(0)[:4]
     batch = batch_of(rows)
     truth = torch.log_softmax(logits.double(), -1)
-    ids, packed = TokenSampler(4, torch.device("cpu")).sample(logits.clone(), np.arange(4), batch)
+    ids, packed, _ = TokenSampler(4, torch.device("cpu")).sample(logits.clone(), np.arange(4), batch)
     assert packed is not None
     reported = unpack(packed.numpy(), batch)
     assert set(reported) == {0, 2, 3}
@@ -145,6 +146,24 @@ def test_logprobs_are_those_of_the_models_own_logits() -> None:
 def test_a_log_probability_of_minus_infinity_is_a_number() -> None:
     batch = batch_of([Row([1], SamplingParams(logprobs=3), 0)])
     logits = torch.tensor([[0.0, -math.inf]])
-    _, packed = TokenSampler(1, torch.device("cpu")).sample(logits, np.array([0], np.int32), batch)
+    _, packed, _ = TokenSampler(1, torch.device("cpu")).sample(logits, np.array([0], np.int32), batch)
     assert packed is not None
     assert unpack(packed.numpy(), batch)[0].top_values.tolist() == [0.0, LEAST, LEAST]
+
+
+def test_where_memory_lacks_only_rows_that_need_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    rows = [*some_rows(), Row([1], SamplingParams(logprobs=1), 0)]
+    rows[1].seq_index = 5
+    indices, logits = np.array([row.seq_index for row in rows], np.int32), torch.randn(6, VOCABULARY)
+    plain = int(logits[0].argmax())
+    for name in ("TokenCounts.penalise", "TokenCounts.count"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"hiscore.decoding.worker.token_sampler.{name}", lacks)
+            sampled = TokenSampler(6, torch.device("cpu")).sample(logits.clone(), indices, batch_of(rows))
+        assert int(sampled.ids[0]) == plain
+        assert set(sampled.failures) == {1, 2, 3, 4, 5}
+        assert all(isinstance(error, RequestError) for error in sampled.failures.values())
+    assert not TokenSampler(6, torch.device("cpu")).sample(logits.clone(), indices, batch_of(rows)).failures

@@ -1,5 +1,6 @@
 """What a worker launches and in which order, on a device that only records its calls."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from hiscore.decoding.worker.interface import (
     PrefillChunk,
 )
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.worker.sampling_batch import LogitBias, SamplingBatch
 from hiscore.decoding.worker.step_runner import COUNTERS, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.settings import BackupProtocol
@@ -317,3 +318,40 @@ def test_a_sequence_with_copies_in_flight_is_not_released_and_one_without_an_ind
     worker.release(seq_index, NO_PAGES, NO_PAGES)
     assert worker._schedule.lag().tolist() == [0] * 4
     worker.release(-1, at(5), NO_PAGES)
+
+
+def test_a_prompts_copy_that_fails_is_its_own_failure() -> None:
+    device = Recorder()
+    worker = worker_on(device)
+    error = RuntimeError("this copy fails")
+    offload = worker.offload_prompt
+
+    def fails(chunk: PrefillChunk, start: int, end: int) -> None:
+        if chunk.seq_index == 1:
+            raise error
+        offload(chunk, start, end)
+
+    worker.offload_prompt = fails  # type: ignore[method-assign]
+    chunks = [PrefillChunk(i, np.zeros(2, np.int32), 0, at(i), at(i), True) for i in (0, 1, 3)]
+    result = worker.prefill(chunks, greedy(3)).result()
+    assert result.failures == {1: error}
+    assert len(result.tokens) == 3
+    worker.offload_prompt = offload  # type: ignore[method-assign]
+    others = [PrefillChunk(2, np.zeros(2, np.int32), 0, at(5), at(5), True)]
+    assert worker.prefill(others, greedy(1)).result().failures == {}
+
+
+def test_rows_without_memory_for_their_sampling_fail_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Recorder()
+    worker = worker_on(device)
+
+    def lacks(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("hiscore.decoding.worker.token_sampler.add_bias", lacks)
+    bias = LogitBias(np.array([1]), np.array([3]), np.array([9.0], np.float32))
+    sampling = replace(greedy(2), bias=bias, logprobs=np.array([-1, 2], np.int32))
+    chunks = [PrefillChunk(i, np.zeros(2, np.int32), 0, at(i), NO_PAGES, True) for i in (0, 3)]
+    result = worker.prefill(chunks, sampling).result()
+    assert list(result.failures) == [3]
+    assert (result.tokens.tolist()[0], result.logprobs) == (0, {})
