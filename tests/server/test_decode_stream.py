@@ -271,6 +271,8 @@ def test_bad_input_gets_an_error_that_names_it(decode: Server, way: str, case: s
     inputs, parameters, says = BAD[case]
     if way == "http" and inputs in ({}, {"input_ids": []}):
         pytest.skip("Triton itself refuses a body without inputs, and cannot type an empty list")
+    if way == "http" and "stream" in parameters:
+        pytest.skip("over HTTP it is the input of that name, which Triton itself checks")
     with pytest.raises(Refused) as refused:
         WAYS[way](decode, inputs, **parameters)
     assert re.search(says, refused.value.message), refused.value.message
