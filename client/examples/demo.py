@@ -1,13 +1,15 @@
-"""``make demo``: start a server with a small real model, score items and stream a generation through the SDK.
+"""``make demo``: start a server with a small real model, score items through the SDK and chat over HTTP.
 
 The server is always stopped at the end. Exit code: 0 on success, 130 after Ctrl-C, otherwise 1.
 """
 
+import json
 import logging
 import shutil
 import sys
 import tempfile
 import time
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from rich.table import Table
 
 from hiscore.checkpoint import CheckpointError, resolve
 from hiscore.launcher import LaunchError, Server
+from hiscore.launcher.api import Api
 from hiscore.settings import DEFAULT_MODEL, ServeSettings
 from hiscore_client import HiscoreError, ScoreClient
 
@@ -33,8 +36,6 @@ REVIEWS = (
 CAPITALS_QUERY = "Geography facts: the capital of "
 CAPITALS = {"France": " Paris", "Italy": " Rome", "Germany": " Berlin", "Japan": " Tokyo"}
 QUESTION = "What is the capital of France? Answer in one sentence."
-# The default model's chat template, with one user turn.
-CHAT_TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def main() -> int:
@@ -44,7 +45,9 @@ def main() -> int:
     log_path = Path(tempfile.mkdtemp(prefix="hiscore-demo-")) / "server.log"
     try:
         resolve(DEFAULT_MODEL)
-        settings = ServeSettings(model=DEFAULT_MODEL, models="", http_port=0, grpc_port=0, metrics_port=0)
+        settings = ServeSettings(
+            model=DEFAULT_MODEL, models="", http_port=0, grpc_port=0, metrics_port=0, api_port=0
+        )
         console.print(f"Starting tritonserver with {DEFAULT_MODEL} (10 to 60 seconds) ...")
         started = time.perf_counter()
         with ExitStack() as stack:
@@ -55,8 +58,10 @@ def main() -> int:
             with ScoreClient(server.grpc_url) as client:
                 rank_reviews(console, client)
                 score_capitals(console, client)
-                if "decode" in server.models:
-                    stream_answer(console, client)
+            if "decode" in server.models:
+                api = Api(settings, server.checkpoint, server.grpc_url, server.models, log_path)
+                with api:
+                    chat(console, api.url)
             console.print("Stopping the server ...")
     except (CheckpointError, LaunchError, HiscoreError, ValidationError) as error:
         print(f"error: the demo failed: {error}", file=sys.stderr)
@@ -129,16 +134,33 @@ def score_capitals(console: Console, client: ScoreClient) -> None:
     )
 
 
-def stream_answer(console: Console, client: ScoreClient) -> None:
-    """Print the answer to a question as its tokens arrive."""
-    console.print("A generation, streamed:", style="italic")
+def chat(console: Console, url: str) -> None:
+    """Ask a question over the HTTP API, as OpenAI's clients do, and print the answer as its tokens arrive."""
+    console.print(f"A chat, streamed from {url}/v1/chat/completions:", style="italic")
     console.print(QUESTION, markup=False)
+    body = {
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_completion_tokens": 48,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
     started = time.perf_counter()
     first, tokens, reason = 0.0, 0, ""
-    for chunk in client.generate(CHAT_TEMPLATE.format(QUESTION), max_tokens=48):
-        first = first or time.perf_counter() - started
-        tokens, reason = tokens + len(chunk.token_ids), chunk.finish_reason
-        console.print(chunk.text, end="", markup=False, soft_wrap=True)
+    with urllib.request.urlopen(request) as events:
+        for line in events:
+            if not line.strip() or line.strip() == b"data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            for choice in event["choices"]:
+                text, reason = choice["delta"].get("content", ""), choice["finish_reason"] or reason
+                first = first or (time.perf_counter() - started if text else 0.0)
+                console.print(text, end="", markup=False, soft_wrap=True)
+            if usage := event["usage"]:
+                tokens = usage["completion_tokens"]
     seconds = time.perf_counter() - started
     console.print(
         f"\n{tokens} tokens in {seconds:.1f} s, the first after {first * 1000:.0f} ms; "

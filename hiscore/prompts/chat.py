@@ -6,8 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # Ends of prompts that leave the model in the middle of its reasoning, and what ends the reasoning at once.
@@ -19,10 +20,24 @@ class PromptError(ValueError):
     """A template refuses these messages, or fails on them; the message says why."""
 
 
+class GenerationBlocks(Extension):
+    """``{% generation %}``, with which templates mark answers for training: what is inside, and nothing else."""
+
+    tags = {"generation"}  # noqa: RUF012 - as in the base class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements up to the end of the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def sandbox() -> ImmutableSandboxedEnvironment:
     """The environment of all templates, with what transformers gives to those of checkpoints."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False, extensions=[loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+        extensions=[loopcontrols, GenerationBlocks],
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse

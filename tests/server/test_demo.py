@@ -26,7 +26,7 @@ def demo(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-def test_the_demo_ranks_reviews_and_streams_an_answer(tmp_path: Path) -> None:
+def test_the_demo_ranks_reviews_and_chats(tmp_path: Path) -> None:
     run = demo(tmp_path, DEVICE="cpu")
     assert run.returncode == 0, run.stderr
     ranked = [REVIEWS.index(review) for review in re.findall("|".join(map(re.escape, REVIEWS)), run.stdout)]
@@ -36,7 +36,7 @@ def test_the_demo_ranks_reviews_and_streams_an_answer(tmp_path: Path) -> None:
     assert difference
     # The sums of float32 probabilities are taken in another order.
     assert float(difference.group(1)) < 1e-4
-    answer = run.stdout.partition("A generation, streamed:")[2]
+    answer = run.stdout.partition("A chat, streamed")[2]
     assert "Paris" in answer
     assert "finish reason 'stop'" in answer
     assert list(tmp_path.iterdir()) == []

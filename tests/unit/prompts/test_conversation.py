@@ -161,3 +161,15 @@ def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
     assert reference.decode(made.prompt([], [TOOL]).ids).startswith("with[")
     with pytest.raises(PromptError, match="empty"):
         conversations(checkpoint, "{{ '' }}").prompt([], None)
+
+
+def test_marks_for_training_change_nothing(checkpoint: Path) -> None:
+    marked = chat_templates.CHATML.replace(
+        "{{ message.content }}", "{% generation %}{{ message.content }}{% endgeneration %}"
+    )
+    assert marked != chat_templates.CHATML
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    found = [
+        conversations(checkpoint, each).prompt(messages, None).ids for each in (marked, chat_templates.CHATML)
+    ]
+    assert found[0] == found[1]
