@@ -296,6 +296,9 @@ def test_components_fit_an_overlay(overlay: Path, tmp_path: Path) -> None:
     assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
     assert pod["runtimeClassName"] == "nvidia"
     assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+    # GPUs that no instance takes would be paid for nothing.
+    given = pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    assert given == environment(pod["containers"][0])["TENSOR_PARALLEL"] == "2"
     # The claim is this role's own, and where the image has its kernels.
     claims = {
         v["name"]: v["persistentVolumeClaim"]["claimName"]
