@@ -14,6 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # Ends of prompts that leave the model in the middle of its reasoning, and what ends the reasoning at once.
 OPEN_REASONING = "<think>"
 NO_REASONING = "\n\n</think>\n\n"
+# GPT-OSS (openai/harmony) begins every message with a channel, and reasons in one that it need not use.
+HARMONY, FINAL_CHANNEL = "<|start|>assistant", "<|channel|>final<|message|>"
 
 
 class PromptError(ValueError):
@@ -72,7 +74,7 @@ class ChatTemplate:
         # Some templates begin the reasoning whatever they are told.
         if prompt.rstrip().endswith(OPEN_REASONING):
             prompt = prompt.rstrip() + NO_REASONING
-        return prompt
+        return prompt + FINAL_CHANNEL if prompt.endswith(HARMONY) else prompt
 
     def render_as_is(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """As `render`, but whether the model reasons first is up to the template."""

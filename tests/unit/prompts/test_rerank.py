@@ -122,6 +122,11 @@ def test_reasoning_that_a_template_begins_is_ended() -> None:
     template = ChatTemplate("{{ messages[0].content }}{% if add_generation_prompt %}<think>\n{% endif %}", {})
     assert template.render([{"content": "x"}]) == "x<think>\n\n</think>\n\n"
     assert ChatTemplate("{{ enable_thinking }}", {}).render([]) == "False"
+    harmony = ChatTemplate("{{ messages[0].content }}<|start|>assistant", {})
+    answered = "x<|start|>assistant<|channel|>final<|message|>"
+    assert harmony.render([{"content": "x"}]) == answered
+    # A chat is free to reason.
+    assert harmony.render_as_is([{"content": "x"}]) == "x<|start|>assistant"
 
 
 def test_a_template_can_refuse_but_not_harm() -> None:
