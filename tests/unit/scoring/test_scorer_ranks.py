@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from hiscore.models.config import read_architecture
-from hiscore.models.sharding import of_rank
+from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.sharding import of_rank, share_of
+from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.rank import RankError
 from hiscore.parallel.shard import Shard
@@ -89,15 +91,19 @@ def test_without_one_ranks_part_of_the_sums_they_do_not(family: str, ranks: Rank
 
 
 def test_a_rank_reads_and_holds_its_share_alone(ranks: Ranks, tmp_path: Path) -> None:
-    """Of bytes that are divided, each rank has so much less; the pool has so many fewer heads."""
+    """As the plan says, and no more than its part of everything but heads that several ranks have."""
     checkpoint = tiny_models.make("llama-biased", tmp_path)
     Scorer(checkpoint, "cpu", "float32", BUDGET, leader=ranks)
     held = ranks.do(rank_work.weight_bytes_held)
-    whole = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
-    copies = Shard(0, ranks.rank.shard.ranks).copies(2)
-    # Nothing is loaded twice but heads of keys and values, and norms; nothing is left out.
-    assert whole * 0.98 < sum(held) < whole * (1.02 + 0.06 * (copies - 1))
-    assert max(held) - min(held) < 0.02 * whole
+    count, (a, _) = ranks.rank.shard.ranks, read_architecture(checkpoint)
+    planned = [
+        weight_bytes(checkpoint, 4, share_of=partial(share_of, a=a, shard=Shard(rank, count)))
+        for rank in range(count)
+    ]
+    # The first rank has the biases that are added once.
+    np.testing.assert_allclose(held, planned, rtol=0.02)
+    twice = 2 * a.layers * a.kv_heads * a.head_dim * (a.hidden_size + 1) * 4 * (Shard(0, count).copies(2) - 1)
+    assert abs(sum(held) - weight_bytes(checkpoint, 4) - twice) < 0.02 * sum(held)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,7 @@ def test_what_cannot_be_divided_is_refused_by_name(
     monkeypatch.setattr(tiny_models, "SIZES", {**tiny_models.SIZES, "hidden_size": 96, **change})
     checkpoint = tiny_models.make("llama", tmp_path)
     whole, _ = read_architecture(checkpoint)
-    with pytest.raises(ValueError, match=f"TENSOR_PARALLEL is 4, .*{reason}"):
+    with pytest.raises(UnsupportedCheckpoint, match=f"TENSOR_PARALLEL is 4, .*{reason}"):
         of_rank(whole, Shard(0, 4))
     assert of_rank(whole, Shard(0, 1)) == whole
 
