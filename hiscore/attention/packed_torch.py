@@ -1,18 +1,22 @@
 """Packed attention in PyTorch, for the CPU: in float32, without padding.
 
-Segments of one length that share a context are computed together: one product with the context's keys, and a
-small causal one of each segment with itself. A long segment is cut into pieces, with the earlier pieces in the
-context of the later ones. That is the same attention in bounded memory.
+The rows of a group attend to their context together, and each segment to itself: see `flash_torch`. Where a soft
+cap or a window is in the way of the flash kernel, logits are computed as such, by segments of one length together.
+A long segment is then cut into pieces, with the earlier pieces in the context of the later ones. That is the same
+attention in bounded memory.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hiscore.arrays import Int64
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.metadata import Forward
+from hiscore.attention.flash_torch import flash_attention
+from hiscore.attention.metadata import Forward, Group
 from hiscore.numerics import soft_cap, softmax, widen
 
 PIECE = 256
@@ -33,57 +37,113 @@ class _Batch:
     """int64 [M]"""
 
 
+class _Segments:
+    """The segments of a group, which share a context."""
+
+    def __init__(self, group: Group, edges: Int64, heads: int) -> None:
+        """edges: of all segments of the forward."""
+        self.rows = slice(group.first_row, group.last_row)
+        self.slots = torch.from_numpy(np.concatenate((group.context_slots, group.own_slots)))
+        self.context_rows = group.context_rows
+        inside = slice(*np.searchsorted(edges, (group.first_row, group.last_row)))
+        self.starts, self.lengths = edges[inside], np.diff(edges[inside.start : inside.stop + 1])
+        self.context = len(self.slots) + group.context_rows.stop - group.context_rows.start
+        self.longest: int = self.context + self.lengths.max(initial=0)
+        """Keys that a segment's last row sees without a window, at most."""
+        self._heads = heads
+
+    @cached_property
+    def of_one_length(self) -> list[Tensor]:
+        """The rows of the segments of each length, int64 [segments, length]."""
+        return [
+            torch.from_numpy(self.starts[self.lengths == length])[:, None] + torch.arange(length)
+            for length in np.unique(self.lengths).tolist()
+        ]
+
+    @cached_property
+    def batches(self) -> list[_Batch]:
+        """How logits are computed."""
+        found = []
+        before = torch.arange(self.context_rows.start, self.context_rows.stop)
+        for rows in self.of_one_length:
+            if rows.shape[1] <= PIECE:
+                found += self._batches(rows, before)
+                continue
+            for row in rows:
+                for begin in range(0, len(row), PIECE):
+                    found += self._batches(row[None, begin : begin + PIECE], torch.cat((before, row[:begin])))
+        return found
+
+    def _batches(self, rows: Tensor, context_rows: Tensor) -> list[_Batch]:
+        keys = len(self.slots) + len(context_rows) + rows.shape[1]
+        parts = rows.split(max(1, MAX_WEIGHTS // (self._heads * rows.shape[1] * keys)))
+        return [_Batch(part, self.slots, context_rows) for part in parts]
+
+
 class TorchAttention:
     """`Attention` on the CPU."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._batches: list[_Batch] = []
+        self._groups: list[_Segments] = []
 
     def plan(self, forward: Forward) -> None:
         """Prepare for the layers of a forward."""
-        self._batches = []
         edges = forward.cu_seqlens.astype(np.int64)
-        for group in forward.groups:
-            slots = torch.from_numpy(np.concatenate((group.context_slots, group.own_slots)))
-            rows = torch.arange(group.context_rows.start, group.context_rows.stop)
-            segments = slice(*np.searchsorted(edges, (group.first_row, group.last_row)))
-            starts, lengths = edges[segments], np.diff(edges[segments.start : segments.stop + 1])
-            for length in np.unique(lengths):
-                first = torch.from_numpy(starts[lengths == length])
-                if length <= PIECE:
-                    self._add(first, int(length), slots, rows)
-                else:
-                    for start in first.tolist():
-                        self._add_pieces(start, int(length), slots, rows)
-
-    def _add_pieces(self, start: int, length: int, slots: Tensor, rows: Tensor) -> None:
-        for begin in range(0, length, PIECE):
-            before = torch.cat((rows, torch.arange(start, start + begin)))
-            self._add(torch.tensor([start + begin]), min(PIECE, length - begin), slots, before)
-
-    def _add(self, first: Tensor, length: int, context_slots: Tensor, context_rows: Tensor) -> None:
-        rows = first[:, None] + torch.arange(length)
-        keys = len(context_slots) + len(context_rows) + length
-        for part in rows.split(max(1, MAX_WEIGHTS // (self._shape.heads * length * keys))):
-            self._batches.append(_Batch(part, context_slots, context_rows))
+        self._groups = [_Segments(group, edges, self._shape.heads) for group in forward.groups]
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         shape = self._shape
-        q, k, v = qkv.unflatten(1, (-1, shape.head_dim)).split(
-            [shape.heads, shape.kv_heads, shape.kv_heads], 1
+        q, k, v = (
+            widen(qkv)
+            .unflatten(1, (-1, shape.head_dim))
+            .split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
         )
-        out = torch.empty_like(q)
-        for batch in self._batches:
-            out[batch.rows] = self._attend(
-                layer,
-                widen(q[batch.rows]),
-                widen(torch.cat((pool[batch.context_slots, 0], k[batch.context_rows]))),
-                widen(torch.cat((pool[batch.context_slots, 1], v[batch.context_rows]))),
-                widen(k[batch.rows]),
-                widen(v[batch.rows]),
-            ).to(q.dtype)
+        out = torch.empty(q.shape, dtype=qkv.dtype)
+        for group in self._groups:
+            window = shape.windows[layer]
+            if shape.soft_cap is None and (window is None or window >= group.longest):
+                self._attend_whole(group, layer, q, k, v, pool, out)
+            else:
+                for batch in group.batches:
+                    self._attend_batch(batch, layer, q, k, v, pool, out)
         return out.flatten(1)
+
+    def _attend_whole(
+        self, group: _Segments, layer: int, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor
+    ) -> None:
+        """Attend where every row sees everything up to itself; see `attend`, whose result is `out`."""
+        scale, sinks = self._shape.scale, self._shape.sinks
+        seen = None
+        if group.context:
+            context_k, context_v = k[group.context_rows], v[group.context_rows]
+            if len(group.slots):
+                context_k = torch.cat((widen(pool[group.slots, 0]), context_k))
+                context_v = torch.cat((widen(pool[group.slots, 1]), context_v))
+            seen = flash_attention(q[group.rows][None], context_k[None], context_v[None], scale, causal=False)
+        for rows in group.of_one_length:
+            own = flash_attention(q[rows], k[rows], v[rows], scale, causal=True)
+            if seen is not None:
+                own = own.join(seen.of(rows - group.rows.start))
+            out[rows] = (own.out if sinks is None else own.with_sinks(sinks[layer])).to(out.dtype)
+
+    def _attend_batch(
+        self, batch: _Batch, layer: int, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, out: Tensor
+    ) -> None:
+        """Attend by computing the logits; see `attend`, whose result is `out`."""
+        window, before = self._shape.windows[layer], len(batch.context_slots) + len(batch.context_rows)
+        # What a segment's first row does not see, none does.
+        unseen = 0 if window is None else max(0, before - window + 1)
+        slots = batch.context_slots[unseen:]
+        rows = batch.context_rows[max(0, unseen - len(batch.context_slots)) :]
+        out[batch.rows] = self._attend(
+            layer,
+            q[batch.rows],
+            torch.cat((widen(pool[slots, 0]), k[rows])),
+            torch.cat((widen(pool[slots, 1]), v[rows])),
+            k[batch.rows],
+            v[batch.rows],
+        ).to(out.dtype)
 
     def _attend(
         self,

@@ -1,7 +1,14 @@
 """The product of activations with a weight, by the fastest library that the device has for it."""
 
+import os
+
 import torch
 from torch import Tensor
+
+# Generated code is kept for each number of rows that a product has had, up to 1 MB for each, and by default 1,024
+# times, by oneDNN and by PyTorch. Read at the first product.
+for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(name, "64")
 
 ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -18,6 +25,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         bias: [out].
     """
     if x.device.type == "cpu" and x.dtype in ONEDNN_DTYPES and torch.backends.mkldnn.is_available():
+        # For a weight with gaps between its rows oneDNN has only its reference, a thousand times slower.
+        weight = weight.contiguous()
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return product
     return torch.nn.functional.linear(x, weight, bias)

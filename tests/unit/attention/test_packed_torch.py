@@ -44,3 +44,31 @@ def test_segments_attend_as_the_dense_mask_says(
         # float32 sums of at most 60 weights: 1e-5 is ten times their rounding.
         expected = dense_attention(forward, shape, window, qkv, pool)
         torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("window", "soft_cap", "whole"),
+    [(None, None, True), (47, None, True), (46, None, False), (None, 1.5, False)],
+    ids=["everything", "a window as long as the call", "a window that hides a key", "a soft cap"],
+)
+def test_logits_are_computed_only_where_they_must_be(
+    window: int | None, soft_cap: float | None, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query of 30 tokens with an item of 17: the last row sees 47."""
+    computed: list[int] = []
+    attend = packed_torch.TorchAttention._attend
+    monkeypatch.setattr(
+        packed_torch.TorchAttention,
+        "_attend",
+        lambda self, *args: computed.append(1) or attend(self, *args),
+    )
+    call = random_tokens(np.random.default_rng(1), 30, [4, 17], 100).prompt()
+    (forward,) = pack([call], 1_000, PrefixCache(64, reserve=0, caching=False)).forwards
+    shape = AttentionShape(4, 2, 8, 0.4, soft_cap, (window,))
+    attention = TorchAttention(shape)
+    attention.plan(forward)
+    qkv, pool = torch.randn(len(forward.input_ids), 8, 8), torch.randn(64 * PAGE, 2, 2, 8)
+    out = attention.attend(0, qkv.flatten(1), pool)
+    assert (not computed) == whole
+    expected = dense_attention(forward, shape, window, qkv, pool)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +72,37 @@ def test_takes_onednn_where_pytorch_would_take_another_library(dtype: torch.dtyp
     with torch.inference_mode(), Calls() as calls:
         linear(x, weight)
     assert calls.names == ["mkldnn._linear_pointwise.default"]
+
+
+MANY_NUMBERS_OF_ROWS = """
+import os, sys
+os.environ |= dict(pair.split("=") for pair in sys.argv[1:])
+import psutil, torch
+from hiscore.layers.products import linear
+weight, sizes = torch.randn(512, 512), []
+with torch.inference_mode():
+    for rows in range(2, 502):
+        linear(torch.empty(rows, 512), weight)
+        if rows in (101, 501):
+            sizes.append(psutil.Process().memory_info().rss)
+print((sizes[1] - sizes[0]) >> 20)
+"""
+
+
+def grown_mib(*environment: str) -> int:
+    """MiB by which a process grows between its first hundred numbers of rows and the first five hundred."""
+    command = [sys.executable, "-c", MANY_NUMBERS_OF_ROWS, *environment]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.slow
+def test_code_for_old_numbers_of_rows_is_not_kept() -> None:
+    """Otherwise a server's memory grows with each new length of a call."""
+    names = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
+    unlimited = grown_mib(*(f"{name}=1024" for name in names))
+    if not unlimited:
+        pytest.skip("this CPU's products need no code of their own")
+    assert grown_mib() < unlimited / 2
 
 
 def test_float64_has_the_precision_of_float64() -> None:
