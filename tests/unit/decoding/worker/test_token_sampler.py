@@ -14,8 +14,8 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.logprobs import LEAST, unpack
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
-from hiscore.decoding.worker.token_sampler import TokenSampler
+from hiscore.decoding.worker.sampling_batch import Masks, SamplingBatch
+from hiscore.decoding.worker.token_sampler import TokenSampler, apply_masks
 from hiscore.errors import RequestError
 
 VOCABULARY = 40
@@ -167,3 +167,25 @@ def test_where_memory_lacks_only_rows_that_need_it_fail(monkeypatch: pytest.Monk
         assert set(sampled.failures) == {1, 2, 3, 4, 5}
         assert all(isinstance(error, RequestError) for error in sampled.failures.values())
     assert not TokenSampler(6, torch.device("cpu")).sample(logits.clone(), indices, batch_of(rows)).failures
+
+
+def test_only_the_repetition_penalty_looks_at_the_prompt() -> None:
+    """Token 20 leads by less than any penalty, and is in the prompt alone."""
+    logits = torch.zeros(1, VOCABULARY).index_fill_(1, torch.tensor([20]), 1.0)
+
+    def first(**penalty: float) -> int:
+        batch = batch_of([Row([20, 20], SamplingParams(**penalty), 0)])  # type: ignore[arg-type]
+        sampled = TokenSampler(1, torch.device("cpu")).sample(
+            logits.clone() - 2, np.array([0], np.int32), batch
+        )
+        return int(sampled.ids[0])
+
+    assert first(presence_penalty=2.0) == first(frequency_penalty=2.0) == 20
+    assert first(repetition_penalty=3.0) == 0
+
+
+def test_a_mask_allows_nothing_beyond_its_bits() -> None:
+    logits = torch.zeros(2, 70).index_fill_(1, torch.tensor([66]), 9.0)
+    apply_masks(logits, Masks(np.array([1]), np.array([[0b100, -(2**31)]], np.int32)))
+    assert torch.isfinite(logits[1]).nonzero()[:, 0].tolist() == [2, 63]
+    assert int(logits[0].argmax()) == 66
