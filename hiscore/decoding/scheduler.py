@@ -254,8 +254,11 @@ class Scheduler:
     def _pages_needed(self, sequence: Sequence) -> PagesNeeded:
         """What it needs besides the host pages that it has."""
         if len(sequence.host_pages):
-            needed = pages_needed(sequence.call, sequence.length, self._cache_config)
-            return replace(needed, host=needed.host - len(self.blocks.blocks_of(sequence)))
+            # It may have more pages than its length needs: one that starts over gets all that it had.
+            held = len(sequence.host_pages) * self._cache_config.page_size - 1
+            needed = pages_needed(sequence.call, max(sequence.length, held), self._cache_config)
+            host, staging = len(self.blocks.blocks_of(sequence)), staging_pages_of(sequence.length)
+            return replace(needed, host=needed.host - host, staging=staging)
         # One that starts over soon has what it had: with less it would only be preempted again.
         prompt = len(sequence.call.prompt)
         needed = pages_needed(sequence.call, prompt + max(0, sequence.replayed - 1), self._cache_config)

@@ -542,3 +542,22 @@ def test_all_sequences_get_through(**run: Any) -> None:
 @RUNS
 def test_all_sequences_of_many_runs_get_through(**run: Any) -> None:
     get_through(**run)
+
+
+def test_one_that_starts_over_and_is_preempted_again_keeps_all_of_its_pages() -> None:
+    """It is resumed with the pages that it has, more than its tokens need so far."""
+    drive, each = Drive(), sequence(prompt=8, max_tokens=60, sparse=False)
+    drive.add(each)
+    drive.until(each, Status.RUNNING)
+    drive.go(30)
+    scheduler = drive.scheduler
+    for drops_host in (True, False):
+        each.drops_host = drops_host
+        scheduler._move(each, Status.DRAINING)
+        drive.until(each, Status.RUNNING)
+        drive.go(3)
+    assert 0 < each.sampled < each.replayed
+    assert len(each.device_pages) == len(each.host_pages)
+    assert scheduler.blocks.host.num_used == scheduler.blocks.device.num_used == len(each.host_pages)
+    drive.until(each, Status.FINISHED)
+    assert each.received == 60
