@@ -21,17 +21,16 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     configure_api(settings.log_format)
-    with tempfile.TemporaryDirectory(prefix="hiscore-api-") as directory:
-        if settings.api_processes > 1:
-            # Each process writes its numbers there, and any of them serves the sums.
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+    if settings.api_processes == 1:
         config = uvicorn_config(settings)
-        # Left to itself, asyncio would make a socket that takes no IPv4 on ::.
-        sockets = [config.bind_socket()]
-        if settings.api_processes == 1:
-            uvicorn.Server(config).run(sockets)
-        else:
-            Multiprocess(config, sockets=sockets).run()
+        # Left to itself, asyncio would make a socket that takes no IPv4 on ::. A signal ends the process in here.
+        uvicorn.Server(config).run([config.bind_socket()])
+        return 0
+    with tempfile.TemporaryDirectory(prefix="hiscore-api-") as directory:
+        # Each process writes its numbers there, and any of them serves the sums.
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+        config = uvicorn_config(settings)
+        Multiprocess(config, sockets=[config.bind_socket()]).run()
     return 0
 
 
