@@ -1,5 +1,8 @@
 """Decoding on several ranks: every sequence gets the tokens that it gets on one."""
 
+import json
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -7,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hiscore.decoding.worker.interface import Worker
 from hiscore.decoding.worker.parallel_worker import ParallelWorker
+from hiscore.models.config import read_architecture
 from hiscore.parallel.leader import Ranks
+from hiscore.parallel.shard import Shard
 from tests.support import decode_rank_work, rank_work
 from tests.support.decode_client import serving
 from tests.support.decoding import build, checkpoint
@@ -70,9 +76,32 @@ def alone(path: Path, name: str, **settings: Any) -> list[list[int]]:
     return tokens(build(path, *SETTINGS[name][1], dtype=torch.float64, **settings))
 
 
+def with_a_head_for_each_rank(path: Path, ranks: int) -> Path:
+    """The same model as one rank of several sees it: heads of keys and values that several ranks have, repeated.
+
+    Pages are selected for each of those heads: on a rank, by its own heads of queries alone.
+    """
+    config = json.loads((path / "config.json").read_text())
+    of_texts = config.get("text_config", config)
+    copies = Shard(0, ranks).copies(of_texts["num_key_value_heads"])
+    if copies == 1:
+        return path
+    target = Path(shutil.copytree(path, path.with_name(f"{path.name}-{copies}"), dirs_exist_ok=True))
+    whole, _ = read_architecture(path)
+    of_texts["num_key_value_heads"] *= copies
+    (target / "config.json").write_text(json.dumps(config))
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if re.search(r"\.[kv]_proj\.|\.k_norm\.", name) and len(tensor) == whole.kv_heads * whole.head_dim:
+            by_head = tensor.unflatten(0, (whole.kv_heads, whole.head_dim))
+            tensors[name] = by_head.repeat_interleave(copies, dim=0).flatten(0, 1).contiguous()
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_are_those_of_one_rank(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:
-    expected = alone(checkpoints[name], name)
+    expected = alone(with_a_head_for_each_rank(checkpoints[name], ranks.rank.shard.ranks), name)
     assert tokens(together(ranks, checkpoints[name], name)) == expected
     # The calls are not all alike, or their tokens would say nothing.
     assert len({tuple(each) for each in expected}) == COUNT
@@ -85,7 +114,7 @@ def test_copies_that_are_late_on_one_rank_change_no_token(
 ) -> None:
     path = checkpoints["exact"]
     found = tokens(together(ranks, path, "exact", late, backup=backup))
-    assert found == alone(path, "exact", backup=backup)
+    assert found == alone(with_a_head_for_each_rank(path, ranks.rank.shard.ranks), "exact", backup=backup)
 
 
 def test_a_rank_that_waits_for_no_copy_is_seen(ranks: Ranks, checkpoints: dict[str, Path]) -> None:
@@ -100,7 +129,7 @@ def test_a_rank_that_waits_for_no_copy_is_seen(ranks: Ranks, checkpoints: dict[s
 
 def test_without_one_ranks_part_of_the_sums_they_differ(ranks: Ranks, checkpoints: dict[str, Path]) -> None:
     path = checkpoints["exact"]
-    expected = alone(path, "exact")
+    expected = tokens(together(ranks, path, "exact"))
     ranks.do(partial(rank_work.add_nothing, which=1))
     try:
         assert tokens(together(ranks, path, "exact")) != expected
