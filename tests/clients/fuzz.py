@@ -1,5 +1,6 @@
-"""Requests made from the OpenAPI description, right and wrong, while another caller repeats one request."""
+"""Requests made from the OpenAPI description and from good ones, while another caller repeats one request."""
 
+import copy
 import json
 import re
 import threading
@@ -10,6 +11,7 @@ import requests
 import schemathesis
 from exchange import GIVEN, answer
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 URL, CANARY = GIVEN["url"], GIVEN["canary"]
@@ -23,6 +25,15 @@ EXAMPLES = settings(
     database=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
+)
+TELLING = ["", [], {}, -1, 0, 2**31, 2**63, 1e308, True, None, "\0", "<|im_end|>", "a" * 10_000, [[]], "true"]
+LEAVES = (
+    st.sampled_from(TELLING) | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+ANYTHING = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=6,
 )
 
 seen: dict[str, Counter[int]] = {}
@@ -51,18 +62,42 @@ def keep_short(case: Any) -> None:
             body[name] = MAX_TOKENS
 
 
-def try_out(operation: Any, mode: GenerationMode) -> None:
-    """Make requests of one kind to one route."""
-    counts = seen.setdefault(operation.path, Counter())
+def note(path: str, body: Any, reply: Any) -> None:
+    """Count an answer, and keep it if it is wrong."""
+    seen.setdefault(path, Counter())[reply.status_code] += 1
+    if reply.status_code not in ALLOWED or LEAK.search(reply.text):
+        wrong.append(f"{path} {json.dumps(body, default=str)[:2000]}: {reply.text[:2000]}")
+
+
+def from_description(operation: Any, mode: GenerationMode) -> None:
+    """Make requests that the description allows, or does not."""
 
     @EXAMPLES
     @given(case=operation.as_strategy(generation_mode=mode))
     def make_request(case: Any) -> None:
-        keep_short(case)
-        reply = case.call(base_url=URL, timeout=PATIENCE_S)
-        counts[reply.status_code] += 1
-        if reply.status_code not in ALLOWED or LEAK.search(reply.text):
-            wrong.append(f"{case.path} {json.dumps(case.body, default=str)[:2000]}: {reply.text[:2000]}")
+        note(case.path, case.body, case.call(base_url=URL, timeout=PATIENCE_S))
+
+    make_request()
+
+
+def places(node: Any) -> list[tuple[Any, Any]]:
+    """Every container within a body with every key of its own."""
+    keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+    return [each for key in keys for each in ((node, key), *places(node[key]))]
+
+
+def from_good_ones(path: str, bodies: list[Any]) -> None:
+    """Make good requests, and good ones with one value changed."""
+    for body in bodies:
+        note(path, body, requests.post(URL + path, json=body, timeout=PATIENCE_S))
+
+    @EXAMPLES
+    @given(data=st.data())
+    def make_request(data: st.DataObject) -> None:
+        body = copy.deepcopy(data.draw(st.sampled_from(bodies)))
+        node, key = data.draw(st.sampled_from(places(body)))
+        node[key] = data.draw(ANYTHING)
+        note(path, body, requests.post(URL + path, json=body, timeout=PATIENCE_S))
 
     make_request()
 
@@ -71,8 +106,11 @@ caller = threading.Thread(target=keep_calling)
 caller.start()
 try:
     for found in schemathesis.openapi.from_url(f"{URL}/openapi.json").get_all_operations():
+        operation = found.ok()
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-            try_out(found.ok(), mode)
+            from_description(operation, mode)
+        if bodies := GIVEN["bodies"].get(operation.path):
+            from_good_ones(operation.path, bodies)
 finally:
     done.set()
     caller.join()
