@@ -291,8 +291,9 @@ def test_a_stop_waits_for_running_requests(server: Server, tmp_path: Path) -> No
     with api_of(server, tmp_path / "log") as api:
         connection = connected(api)
         connection.sendall(post("/rerank", body, "Content-Type: application/json"))
-        time.sleep(0.5)
+        deadline = time.monotonic() + 30
         # The control: it is running.
-        assert 'running{route="/rerank"} 1.0' in call(api, "/metrics").body.decode()
+        while 'running{route="/rerank"} 1.0' not in call(api, "/metrics").body.decode():
+            assert time.monotonic() < deadline
     with connection:
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
