@@ -11,8 +11,9 @@ import numpy as np
 from hiscore.arrays import Int32
 from hiscore.decoding.block_pool import BlockPool
 from hiscore.decoding.host_pool import HostPool
+from hiscore.decoding.prefix_cache import NOTHING_FOUND, Found
 from hiscore.decoding.sequence import DecodeCall, Sequence
-from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE_SIZE, CacheConfig, Growth
+from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE_SIZE, CacheConfig, Growth, Prefix
 from hiscore.errors import RequestError
 
 
@@ -143,12 +144,27 @@ class BlockManager:
             and needed.staging <= self.staging.num_free
         )
 
-    def allocate(self, sequence: Sequence, needed: PagesNeeded) -> None:
-        """Give a sequence all that it needs, behind the host pages that it has."""
+    def allocate(
+        self, sequence: Sequence, needed: PagesNeeded, found: Found = NOTHING_FOUND
+    ) -> Prefix | None:
+        """Give a sequence all that it needs, behind the host pages that it has or that were found.
+
+        Returns:
+            What was found, to be copied; None if nothing was.
+        """
         sequence.seq_index = int(self.seq_indices.allocate(1)[0])
-        self._add_blocks(sequence, self.host.allocate(needed.host))
+        new, copies = self.host.allocate(needed.host), int(found.copied.sum())
+        blocks = found.blocks.copy()
+        blocks[found.copied] = new[:copies]
+        self._add_blocks(sequence, np.concatenate((blocks, new[copies:])))
         sequence.device_pages = self.device.allocate(needed.device)
         sequence.staging_pages = self.staging.allocate(needed.staging)
+        if not len(blocks):
+            return None
+        return Prefix(
+            sequence.seq_index, len(blocks) * self._cache_config.block_tokens, self._pages_of(found.blocks),
+            self._pages_of(blocks), sequence.staging_pages,
+        )  # fmt: skip
 
     def missing(self, sequence: Sequence) -> PagesNeeded:
         """What a running sequence needs before its next step."""

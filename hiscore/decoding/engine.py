@@ -185,6 +185,9 @@ class DecodeEngine:
                 worker.restore(
                     sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages
                 )
+        for sequence, prefix in schedule.fetched:
+            with self._fail_only([sequence]):
+                worker.fetch(prefix)
         if schedule.sampling is not None:
             with self._fail_only(schedule.prefilling, launching=True):
                 prefill = worker.prefill(schedule.chunks, schedule.sampling)
@@ -239,6 +242,7 @@ class DecodeEngine:
 
     def _end(self, sequence: Sequence, last: Output | RequestError) -> None:
         del self._live[id(sequence.reply_to)]
+        sequence.has_failed = isinstance(last, RequestError) and last.code is Code.INTERNAL
         self._scheduler.end(sequence)
         self.times.end(sequence, last)
         self._emit(sequence.reply_to, last)

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hiscore.arrays import Int32
 from hiscore.decoding.block_pool import BlockPool
@@ -57,6 +58,10 @@ class HostPool:
     def freed_by(self, blocks: Int32) -> int:
         """How many of these blocks could be allocated once one of their holders let go of them."""
         return int((self._holders[blocks] == 1).sum())
+
+    def is_held(self, blocks: Int32) -> NDArray[np.bool_]:
+        """Which of some blocks sequences hold: bool [n]."""
+        return self._holders[blocks] > 0
 
     def hold(self, blocks: Int32) -> None:
         """Hold blocks that were found."""

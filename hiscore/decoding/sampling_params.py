@@ -27,6 +27,7 @@ class SamplingParams:
         stop: Strings that end it.
         stop_token_ids: Tokens that end it.
         sparse: False attends to everything, whatever the server selects by default.
+        cache_salt: Only calls with the same salt find each other's prefixes in the prefix cache.
         min_p: Tokens less likely than this share of the likeliest are never drawn; 0 is off.
         repetition_penalty: Divides positive logits of tokens in the prompt and the output, and multiplies negative
             ones; 1 is off.
@@ -53,6 +54,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     sparse: bool = True
+    cache_salt: str = ""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -121,7 +123,7 @@ def parse_sampling_params(parameters: str, defaults: SamplingParams = NO_DEFAULT
         add_special_tokens=switch("add_special_tokens"),
         include_stop_str_in_output=switch("include_stop_str_in_output"),
         skip_special_tokens=switch("skip_special_tokens"),
-        **{name: text(name, given[name]) for name in GRAMMARS if name in given},
+        **{name: text(name, given[name]) for name in (*GRAMMARS, "cache_salt") if name in given},
     )
     _check_together(params)
     return params

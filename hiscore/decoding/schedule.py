@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from hiscore.decoding.block_manager import Release
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import DecodeBatch, Growth, PrefillChunk
+from hiscore.decoding.worker.interface import DecodeBatch, Growth, PrefillChunk, Prefix
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 
 
@@ -18,6 +18,7 @@ class Schedule:
         stepped: Sequences of the decode step.
         decode_batch: One row for each of `stepped`; None if there are none.
         resumed: Preempted sequences to copy back into staging.
+        fetched: Sequences that start with a prefix that was found, and what to copy.
         prefilling: Sequences of the prefill forward.
         chunks: One for each of `prefilling`.
         completed: Those of `prefilling` whose prompt ends in this forward.
@@ -30,6 +31,7 @@ class Schedule:
     stepped: list[Sequence] = field(default_factory=list)
     decode_batch: DecodeBatch | None = None
     resumed: list[Sequence] = field(default_factory=list)
+    fetched: list[tuple[Sequence, Prefix]] = field(default_factory=list)
     prefilling: list[Sequence] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
     completed: list[Sequence] = field(default_factory=list)

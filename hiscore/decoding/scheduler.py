@@ -26,6 +26,7 @@ from hiscore.decoding.block_manager import (
 )
 from hiscore.decoding.preemption import Patience, newest
 from hiscore.decoding.prefill_shares import share_forward
+from hiscore.decoding.prefix_cache import NOTHING_FOUND, PrefixCache
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.worker.interface import (
@@ -56,6 +57,7 @@ class Scheduler:
 
     def __init__(self, cache_config: CacheConfig, patience: Patience) -> None:
         self.blocks = BlockManager(cache_config)
+        self.prefix_cache = PrefixCache(self.blocks.host, cache_config)
         self.queues: dict[Status, Fifo] = {status: {} for status in Status if status is not Status.FINISHED}
         self.waiting = self.queues[Status.WAITING]
         self.prefilling = self.queues[Status.PREFILLING]
@@ -98,12 +100,23 @@ class Scheduler:
         for sequence in list(self.admitted):
             if is_drained(sequence.seq_index):
                 self.blocks.free_staging(sequence)
+                sequence.is_indexed = True
                 self._move(sequence, Status.RUNNING)
+        self._publish_prompts()
         self._schedule_step(schedule)
         self._start_waiting(schedule)
         self._schedule_prefill(schedule)
         self._preempt_for_starving()
         return schedule
+
+    def _publish_prompts(self) -> None:
+        """Let others find the prompts of those that run, once a token says that they were computed well."""
+        for sequence in self.running:
+            if not sequence.is_published and sequence.received:
+                self.prefix_cache.publish(
+                    sequence, self.blocks.blocks_of(sequence), len(sequence.call.prompt)
+                )
+                sequence.is_published = True
 
     def _schedule_step(self, schedule: Schedule) -> None:
         # The oldest first: it gets what there is.
@@ -172,7 +185,10 @@ class Scheduler:
             restored, needed = len(sequence.host_pages) > 0, self._pages_needed(sequence)
             # Resuming copies a whole sequence to the device: one in an iteration, or the running ones would stall.
             wait = sequence.status in barred or (restored and bool(schedule.resumed))
+            found = NOTHING_FOUND if wait or restored else self.prefix_cache.take(sequence)
+            needed = replace(needed, host=needed.host - len(found.taken))
             if wait or not self.blocks.can_allocate(needed, spare):
+                self.prefix_cache.give_back(found)
                 passed_over.append(sequence)
                 if sequence.times_overtaken >= MAX_OVERTAKEN:
                     # Preempted sequences hold host pages: they must be able to go on.
@@ -181,7 +197,11 @@ class Scheduler:
                 continue
             for other in passed_over:
                 other.times_overtaken += 1
-            self.blocks.allocate(sequence, needed)
+            prefix = self.blocks.allocate(sequence, needed, found)
+            if prefix is not None:
+                self.prefix_cache.count(sequence, prefix.tokens)
+                sequence.prefilled = prefix.tokens
+                schedule.fetched.append((sequence, prefix))
             spare += self.blocks.will_grow(sequence)
             sequence.times_overtaken = sequence.steps_run = 0
             sequence.restored = restored
@@ -269,6 +289,8 @@ class Scheduler:
         drops_host, sequence.drops_host = sequence.ended or sequence.drops_host, False
         held = sequence.seq_index >= 0 or len(sequence.host_pages)
         sequence.is_counted = False
+        if drops_host and sequence.is_indexed and not sequence.has_failed:
+            self.prefix_cache.publish(sequence, self.blocks.blocks_of(sequence), sequence.length)
         release = self.blocks.free(sequence, keep_host=not drops_host)
         if held:
             releases.append(release)

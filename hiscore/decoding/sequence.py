@@ -11,6 +11,7 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.interface import NO_PAGES, Admission
 from hiscore.decoding.worker.logprobs import TokenLogprobs
+from hiscore.page_hashes import PageHashes
 
 
 class Status(Enum):
@@ -113,6 +114,10 @@ class Sequence:
         mask: Tokens that its grammar allows next; None while that is not known.
         is_counted: Its tokens are counted on the device, for penalties.
         cached_tokens: Prompt tokens that were found in the prefix cache.
+        hashes: Of its blocks of tokens, as far as they were needed.
+        is_indexed: All of its prompt is on the host, and in the index and the dense layers.
+        is_published: Its prompt's blocks can be found by others.
+        has_failed: It ended with an error of the model or the device: nothing of it is used again.
         last_token_at: When its last token was read, on the monotonic clock; 0 before the first.
     """
 
@@ -146,6 +151,10 @@ class Sequence:
     mask: Int32 | None = None
     is_counted: bool = False
     cached_tokens: int = 0
+    hashes: PageHashes | None = None
+    is_indexed: bool = False
+    is_published: bool = False
+    has_failed: bool = False
 
     def __post_init__(self) -> None:
         self.mask = self.call.mask

@@ -20,6 +20,11 @@ COUNTERS = {
     "hiscore_decode_swap_in_rows_total": ("swap_in_rows", "Rows copied in from the host for the misses"),
     "hiscore_decode_captured_mass_total": ("captured", "Estimated attention mass of the selected tokens"),
     "hiscore_decode_captured_rows_total": ("captured_rows", "Rows over which that mass was summed up"),
+    "hiscore_decode_cached_tokens_total": ("cached_tokens", "Prompt tokens found in the prefix cache"),
+    "hiscore_decode_prefix_hits_total": (
+        "prefix_hits",
+        "Prompts of which a part was found in the prefix cache",
+    ),
     "hiscore_decode_preemptions_total": ("preemptions", "Sequences preempted to make room for others"),
 }
 GAUGES = {
@@ -48,6 +53,8 @@ class EngineStats:
         swap_in_rows: Tokens copied in for the misses.
         captured: Sum of the selected attention mass.
         captured_rows: Number of rows summed.
+        cached_tokens: Prompt tokens found in the prefix cache.
+        prefix_hits: Prompts of which a part was found.
         preemptions: Sequences preempted.
         full: Calls rejected because the queue was full.
         late: Calls that timed out in the queue.
@@ -71,6 +78,8 @@ class EngineStats:
     swap_in_rows: int = 0
     captured: float = 0.0
     captured_rows: int = 0
+    cached_tokens: int = 0
+    prefix_hits: int = 0
     preemptions: int = 0
     full: int = 0
     late: int = 0
@@ -129,6 +138,8 @@ class Tally:
         blocks = scheduler.blocks
         return replace(
             self.total,
+            cached_tokens=scheduler.prefix_cache.cached_tokens,
+            prefix_hits=scheduler.prefix_cache.hits,
             preemptions=scheduler.preemptions,
             waiting=len(scheduler.waiting),
             prefilling=len(scheduler.prefilling) + len(scheduler.admitted),

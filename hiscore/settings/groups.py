@@ -163,6 +163,11 @@ class CacheSettings(ContextLimit):
         description="with `SELECTOR=quest`, the first layers that attend to everything and stay on the device "
         "as a whole ([what fewer cost](decoding.md#memory))",
     )
+    prefix_cache: bool = Field(
+        default=False,
+        description="keep what sequences leave in the host pool until its memory is needed, so that prompts that "
+        "begin alike, as the turns of a conversation, prefill only what is new; off: nothing is kept",
+    )
     backup: BackupProtocol = Field(
         default="ring",
         description="when new keys and values are offloaded to the host: `ring` (while later steps run), "

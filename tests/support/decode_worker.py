@@ -26,6 +26,7 @@ from hiscore.decoding.worker.interface import (
     ForwardResult,
     Growth,
     PrefillChunk,
+    Prefix,
 )
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 
@@ -127,6 +128,7 @@ class HashWorker:
             if chunk.start == 0:
                 self._check(chunk.seq_index not in self.sequences, f"seq_index {chunk.seq_index} is taken")
                 self._own_staging(chunk.seq_index, chunk.staging_pages)
+            if not len(self.sequences[chunk.seq_index].host):
                 self._own("host", chunk.seq_index, chunk.host_pages)
             held = self.sequences[chunk.seq_index]
             self._check(np.array_equal(held.host, chunk.host_pages), "other pages on the host")
@@ -139,11 +141,30 @@ class HashWorker:
             "prefill", [chunk.seq_index for chunk in chunks], lambda: self._fill(chunks, sampling)
         )
 
+    def fetch(self, prefix: Prefix) -> None:
+        seq_index, page = prefix.seq_index, self.cache_config.page_size
+        self._raise("fetch", [seq_index])
+        self._check(seq_index not in self.sequences, f"index {seq_index} is taken")
+        self._check(prefix.tokens == len(prefix.source_pages) * page, "not whole pages")
+        self._own_staging(seq_index, prefix.staging_pages)
+        self.sequences[seq_index].filled = prefix.tokens
+        own = np.repeat(prefix.source_pages != prefix.host_pages, page)
+
+        def work() -> None:
+            tokens = self._on_host(prefix.source_pages)
+            self._staging[_slots(prefix.staging_pages, STAGING_PAGE_SIZE)[: prefix.tokens]] = tokens
+            self._tails[seq_index] = {at: int(tokens[at]) for at in np.flatnonzero(own).tolist()}
+            if own.any():
+                self._copy(seq_index, prefix.host_pages, dict(self._tails[seq_index]))
+
+        self._task([seq_index], work)
+
     def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
         self._raise("restore", [seq_index])
         self._check(seq_index not in self.sequences, f"index {seq_index} is taken")
-        kept = self._take_kept(host_pages)
-        self._check(kept is not None and kept.length == length, "restored is not what was preempted")
+        if not self.cache_config.prefix_cache:
+            kept = self._take_kept(host_pages)
+            self._check(kept is not None and kept.length == length, "restored is not what was preempted")
         self._own_staging(seq_index, staging_pages)
         held = self.sequences[seq_index]
         held.filled, held.whole = length, True
@@ -237,7 +258,8 @@ class HashWorker:
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
         self._raise("release", [seq_index])
         if seq_index < 0:
-            self._check(self._take_kept(host_pages) is not None, "no preempted sequence holds them")
+            kept = self._take_kept(host_pages) is not None
+            self._check(kept or self.cache_config.prefix_cache, "no preempted sequence holds them")
         else:
             held = self.sequences.pop(seq_index, None)
             if held is None:
@@ -248,7 +270,10 @@ class HashWorker:
                 self._check(
                     held.length < 0 or np.array_equal(held.device, device_pages), "not its device pages"
                 )
-                if len(host_pages) == 0:
+                if self.cache_config.prefix_cache:  # what can be found again is not given up
+                    known = held.length < 0 or np.isin(host_pages, held.host).all()
+                    self._check(known, "not its host pages")
+                elif len(host_pages) == 0:
                     held.device = NO_PAGES
                     self.kept[held.host.tobytes()] = held
                 elif held.length >= 0:
@@ -347,7 +372,8 @@ class HashWorker:
         )
         taken = np.concatenate([NO_PAGES, *(getattr(each, name) for each in others)])
         self._check(len(np.unique(pages)) == len(pages), f"a {name} page twice")
-        self._check(not np.isin(pages, taken).any(), f"a {name} page of another sequence")
+        shared = name == "host" and self.cache_config.prefix_cache and self.cache_config.dense
+        self._check(shared or not np.isin(pages, taken).any(), f"a {name} page of another sequence")
         setattr(self.sequences[seq_index], name, pages)
 
     def _own_staging(self, seq_index: int, pages: Int32) -> None:

@@ -153,7 +153,7 @@ def _plan(
         host_pages=host_pages, device_pages=device_pages,
         staging_pages=staging_tokens // STAGING_PAGE_SIZE, max_sequences=memory.max_sequences,
         prefill_token_budget=prefill_token_budget, context_length=model.context_length,
-        dense=not shape.sparse_layers, block_size=max(BLOCK, shape.page_size),
+        dense=not shape.sparse_layers, block_size=max(BLOCK, shape.page_size), prefix_cache=settings.prefix_cache,
     )  # fmt: skip
     return shape, cache_config
 

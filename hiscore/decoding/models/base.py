@@ -54,6 +54,14 @@ class DecodeModel(Protocol):
             host_slots: int32 [n]: slots in the order of host pages.
         """
 
+    def restore_index(self, slots: Tensor, host_pages: Tensor) -> None:
+        """Copy from the index what a prefill behind these tokens needs of it, if anything.
+
+        Args:
+            slots: int32 [n]: staging slots, in the order of positions.
+            host_pages: int32, in the order of positions.
+        """
+
 
 def staging_slots(pages: Int32, tokens: int) -> Int32:
     """The staging slots of a prompt's first tokens, int32 [tokens]."""

@@ -47,6 +47,9 @@ class GroupedModel:
     def index_prompt(self, ops: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
         ops.index_prompt(self.staging, slots, host_pages, host_slots)
 
+    def restore_index(self, slots: Tensor, host_pages: Tensor) -> None:
+        pass  # a prefill attends to everything
+
 
 class CacheAttention:
     """`Attention` of one decode step: over the selected pages in sparse layers, over everything in dense ones."""

@@ -62,6 +62,14 @@ class LatentModel:
             if layer in self.cache.indexed:
                 ops.write_index(layer, keys[slots.long()], host_slots)
 
+    def restore_index(self, slots: Tensor, host_pages: Tensor) -> None:
+        page_size = self.cache.shape.page_size
+        offsets = torch.arange(page_size, device=host_pages.device)
+        at = (host_pages.long()[:, None] * page_size + offsets).flatten()
+        for layer, keys in zip(self._staged.index_layers, self._staged.index_keys, strict=True):
+            if layer in self.cache.indexed:
+                keys.index_copy_(0, slots.long(), self.cache.index_of(layer)[at])
+
 
 class LatentStep:
     """`LatentCache` of a decode step, over pages of one token. No shape depends on data.

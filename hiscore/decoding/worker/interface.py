@@ -41,6 +41,7 @@ class CacheConfig:
         dense: Every layer is dense: sequences own no pages of the device pool.
         context_setting: The setting that decides `context_length`.
         block_size: Tokens for which a sequence gets host pages at once, a multiple of `page_size`; 0: one page.
+        prefix_cache: What sequences leave on the host is found by others that begin alike.
     """
 
     page_size: int
@@ -55,6 +56,7 @@ class CacheConfig:
     dense: bool = False
     context_setting: str = "MAX_CONTEXT"
     block_size: int = 0
+    prefix_cache: bool = False
 
     @property
     def block_pages(self) -> int:
@@ -75,6 +77,25 @@ class CacheConfig:
     def buffer_pages(self) -> int:
         """Device pages of a sparse sequence at most."""
         return self.lru_pages + self.ring_pages
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The beginning of a prompt that is on the host already.
+
+    Attributes:
+        seq_index: The sequence's row in the per-sequence tables.
+        tokens: How many; whole host pages.
+        source_pages: int32 [n], host pages to copy from.
+        host_pages: int32 [n], the sequence's own; where they are others, they get a copy.
+        staging_pages: int32, the whole prompt's, in the order of positions.
+    """
+
+    seq_index: int
+    tokens: int
+    source_pages: Int32
+    host_pages: Int32
+    staging_pages: Int32
 
 
 @dataclass(frozen=True)
@@ -236,6 +257,10 @@ class Worker(Protocol):
             host_pages: int32, in the order of positions.
             staging_pages: int32, in the order of positions.
         """
+        ...
+
+    def fetch(self, prefix: Prefix) -> None:
+        """Copy the beginning of a prompt from the host to staging; its prefill goes on from there."""
         ...
 
     def admit(self, admission: Admission) -> None:

@@ -133,6 +133,10 @@ class OffloadSchedule:
         """
         return self._wait_for(int(self._staging_tickets[pages].max(initial=0)))
 
+    def all_copies(self) -> Event | None:
+        """The event that completes with all copies in flight; None without any."""
+        return self._wait_for(self._completed + len(self._copies))
+
     def prompt_copied(self, done: Event, seq_index: int, start: int, end: int, staging_pages: Int32) -> None:
         """Record a launched copy of a prompt's tokens [start, end), which follow those copied before.
 

@@ -17,9 +17,11 @@ from hiscore.decoding.worker.interface import (
     Growth,
     PendingForward,
     PrefillChunk,
+    Prefix,
     Worker,
 )
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.parallel.rank import Leader, Rank
 
 PLACE = "worker"
@@ -38,6 +40,9 @@ class ParallelWorker(Worker):
     def prefill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> PendingForward:
         pending: PendingForward = self._everywhere("prefill", chunks, sampling)
         return pending
+
+    def fetch(self, prefix: Prefix) -> None:
+        self._leader.do(partial(fetch, prefix=prefix))
 
     def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
         self._everywhere("restore", seq_index, length, host_pages, staging_pages)
@@ -72,6 +77,12 @@ def worker_of(rank: Rank) -> Worker:
 def call(rank: Rank, method: str, arguments: Sequence[Any]) -> Any:
     """Work: a method of each rank's worker."""
     return getattr(worker_of(rank), method)(*arguments)
+
+
+def fetch(rank: Rank, prefix: Prefix) -> None:
+    """Work: `Worker.fetch`. What can be found has landed on the first rank; others wait for their own copies."""
+    worker: CacheWorker = rank.held[PLACE]
+    worker.fetch(prefix, behind_copies=rank.shard.rank > 0)
 
 
 def release(rank: Rank, arguments: tuple[int, Int32, Int32]) -> None:

@@ -26,6 +26,7 @@ from hiscore.decoding.worker.interface import (
     Growth,
     PendingForward,
     PrefillChunk,
+    Prefix,
 )
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.pending_result import PendingResult
@@ -138,6 +139,31 @@ class CacheWorker:
         staging_pages = _staging_pages(chunk, start, end)
         done = self._record(Queue.OFFLOAD)
         self._schedule.prompt_copied(done, chunk.seq_index, start, end, staging_pages)
+
+    @torch.inference_mode()
+    def fetch(self, prefix: Prefix, behind_copies: bool = False) -> None:
+        """See `Worker`; behind_copies: what it reads may still be on its way to the host."""
+        page_size, staging = self.cache_config.page_size, self._model.staging
+        self._collect_copies()
+        into = prefix.staging_pages[: -(-prefix.tokens // STAGING_PAGE_SIZE)]
+        self._wait_for(self._schedule.staging_waits_for(into))
+        if behind_copies:
+            self._wait_for(self._schedule.all_copies())
+        slots = staging_slots(prefix.staging_pages, prefix.tokens)
+        with self._queues.use(Queue.COMPUTE):
+            on_device, source = upload(slots, self._device), upload(prefix.source_pages, self._device)
+            self._ops.restore_prompt(staging, on_device, source)
+            self._model.restore_index(on_device, source)
+        self._schedule.restored(prefix.seq_index, prefix.tokens)
+        own = np.flatnonzero(prefix.source_pages != prefix.host_pages)
+        if len(own):
+            with self._offload_after_compute():
+                copied = slots.reshape(-1, page_size)[own].ravel()
+                self._ops.offload_prompt(
+                    staging, upload(copied, self._device), upload(prefix.host_pages[own], self._device)
+                )
+            done = self._record(Queue.OFFLOAD)
+            self._schedule.prompt_copied(done, prefix.seq_index, 0, prefix.tokens, into)
 
     @torch.inference_mode()
     def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:

@@ -135,7 +135,8 @@ def fits(call: DecodeCall) -> bool:
 
 CALLS = st.builds(
     call,
-    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=60),
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=60)
+    | st.integers(1, 60).map(lambda length: list(range(length))),  # these begin alike
     st.integers(1, 60),
     temperature=st.sampled_from([0.0, 1.0]),
     seed=st.integers(-(2**63), 2**63 - 1),
@@ -150,14 +151,20 @@ ARRIVALS = given(
     quantum=st.sampled_from([0, 1, 3]),
     dense=st.booleans(),
     chunk=st.sampled_from([1, 5, 24]),
+    caching=st.booleans(),
 )
 
 
 def join_and_leave(
-    calls: list[tuple[DecodeCall, int, int | None]], delay: int, quantum: int, dense: bool, chunk: int
+    calls: list[tuple[DecodeCall, int, int | None]],
+    delay: int,
+    quantum: int,
+    dense: bool,
+    chunk: int,
+    caching: bool,
 ) -> None:
     """Each call arrives after a number of steps, and may be cancelled some steps later."""
-    worker = HashWorker(replace(TINY, dense=dense, prefill_token_budget=chunk), delay)
+    worker = HashWorker(replace(TINY, dense=dense, prefill_token_budget=chunk, prefix_cache=caching), delay)
     callers = Callers()
     names = [Caller(name) for name in range(len(calls))]
     arrivals = sorted(range(len(calls)), key=lambda i: calls[i][1])

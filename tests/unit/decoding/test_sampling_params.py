@@ -40,6 +40,7 @@ def test_every_parameter_is_read() -> None:
         "add_special_tokens": False,
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
+        "cache_salt": "a caller",
     }
     grammars = {"json_schema": "{}", "regex": "a", "ebnf": 'root ::= "a"'}
     for name, grammar in grammars.items():

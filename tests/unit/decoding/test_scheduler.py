@@ -493,11 +493,12 @@ RUNS = given(
     host_pages=st.integers(20, 100),
     chunk=st.integers(8, 30),
     block=st.sampled_from([4, 8]),
+    caching=st.booleans(),
 )
 
 
 def get_through(
-    data: st.DataObject, quantum: int, dense: bool, host_pages: int, chunk: int, block: int
+    data: st.DataObject, quantum: int, dense: bool, host_pages: int, chunk: int, block: int, caching: bool
 ) -> None:
     """Whenever calls arrive and end: no deadlock, no page to two, and all pages are free in the end.
 
@@ -510,6 +511,7 @@ def get_through(
         prefill_token_budget=chunk,
         context_length=80,
         block_size=block,
+        prefix_cache=caching,
     )
     drive, sequences = Drive(cache_config, quantum), []
     for _ in range(data.draw(st.integers(1, 30))):

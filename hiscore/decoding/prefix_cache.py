@@ -1,0 +1,96 @@
+"""Finds what a prompt has in common with sequences before it, among the blocks of the host pool.
+
+Full blocks are published under a hash of all token ids up to their end, once they are on the host: those of a
+prompt while its sequence runs, those of what it generated when it ends. A call finds blocks only of calls with the
+same salt, and that attend to as much: keys and values depend on what was attended to.
+
+A sequence takes the blocks that it finds. Those that another holds are copied, unless all layers are dense: in a
+sparse layer, which pages of a sequence are on the device is kept by host page.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hiscore.arrays import Int32
+from hiscore.decoding.host_pool import HostPool
+from hiscore.decoding.sequence import Sequence
+from hiscore.decoding.worker.interface import CacheConfig
+from hiscore.page_hashes import PageHashes
+
+
+@dataclass(frozen=True)
+class Found:
+    """The blocks that a prompt begins with, in order.
+
+    Attributes:
+        blocks: int32 [n].
+        copied: bool [n]: those that another sequence holds, to be copied into blocks of its own.
+    """
+
+    blocks: Int32
+    copied: NDArray[np.bool_]
+
+    @property
+    def taken(self) -> Int32:
+        """Those that the sequence takes itself: int32."""
+        return self.blocks[~self.copied]
+
+
+NOTHING_FOUND = Found(np.empty(0, np.int32), np.empty(0, bool))
+
+
+class PrefixCache:
+    """Looks blocks up and publishes them.
+
+    Args:
+        host: The pool.
+        cache_config: Tokens of a block, and whether anything is cached.
+    """
+
+    def __init__(self, host: HostPool, cache_config: CacheConfig) -> None:
+        self.hits = self.cached_tokens = 0
+        self._host, self._config = host, cache_config
+
+    def take(self, sequence: Sequence) -> Found:
+        """Find the beginning of a sequence's prompt, and hold the blocks that it takes.
+
+        At least one token is left to be prefilled: its output is needed.
+        """
+        if not self._config.prefix_cache:
+            return NOTHING_FOUND
+        most = (len(sequence.call.prompt) - 1) // self._config.block_tokens
+        blocks = self._host.find(self._hashes(sequence)[:most])
+        copied = np.zeros(len(blocks), bool) if self._config.dense else self._host.is_held(blocks)
+        found = Found(blocks, copied)
+        self._host.hold(found.taken)
+        return found
+
+    def give_back(self, found: Found) -> None:
+        """Let go of what was taken for a sequence that does not start yet."""
+        self._host.release(found.taken)
+
+    def count(self, sequence: Sequence, tokens: int) -> None:
+        """A sequence starts with so many tokens that were found."""
+        self.hits += 1
+        self.cached_tokens += tokens
+        if not sequence.received:
+            sequence.cached_tokens = tokens
+
+    def publish(self, sequence: Sequence, blocks: Int32, tokens: int) -> None:
+        """Let others find the full blocks of a sequence's first tokens, which must be on the host."""
+        known = len(sequence.call.prompt) + sequence.received
+        full = min(tokens, known) // self._config.block_tokens
+        if self._config.prefix_cache and full:
+            self._host.publish(self._hashes(sequence)[:full], blocks[:full])
+
+    def _hashes(self, sequence: Sequence) -> list[bytes]:
+        params, prompt = sequence.call.params, sequence.call.prompt
+        if sequence.hashes is None:
+            salt = f"{params.sparse}:{params.cache_salt}".encode()
+            sequence.hashes = PageHashes(self._config.block_tokens, salt)
+            sequence.hashes.extend(prompt)
+        known = sequence.hashes.tokens - len(prompt)
+        sequence.hashes.extend(np.array(sequence.output_ids[known:], np.int32))
+        return sequence.hashes.pages

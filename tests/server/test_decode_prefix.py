@@ -1,0 +1,64 @@
+"""The prefix cache of `decode` through a real tritonserver: a conversation prefills what is new of each turn."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hiscore.launcher import Server
+from tests.server.conftest import StartServer
+from tests.server.counters import read
+from tests.server.generation import whole
+from tests.support.tiny_models import CONTEXT
+
+pytestmark = pytest.mark.server
+
+BLOCK = 32
+TURNS, QUESTION, ANSWER = 10, 200, 60
+
+
+def converse(server: Server) -> list[tuple[int, int]]:
+    """Of each turn: tokens of its prompt, and how many of them `usage` says were found."""
+    random, text, turns = np.random.default_rng(0), list[int](), []
+    for _ in range(TURNS):
+        text += random.integers(3, 200, QUESTION).tolist()
+        answer = whole(server, {"input_ids": text}, max_tokens=ANSWER, ignore_eos=True)
+        assert answer["usage"][::2] == [len(text), ANSWER]
+        turns.append((len(text), answer["usage"][1]))
+        text += answer["output_ids"]
+    assert len(text) <= CONTEXT
+    return turns
+
+
+def counted(server: Server, tokens: int) -> tuple[int, int]:
+    """Prompt tokens that were prefilled and that were found, once the metrics show so many together."""
+    names = ("hiscore_decode_prompt_tokens_total", "hiscore_decode_cached_tokens_total")
+    for _ in range(200):
+        prefilled, found = (read(server)["decode", name] for name in names)
+        if prefilled + found == tokens:
+            return prefilled, found
+        time.sleep(0.1)  # metrics follow a moment later
+    raise AssertionError(f"{prefilled} and {found} tokens, not {tokens}")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"selector": "auto", "prefix_cache": True}, {"selector": "dense", "prefix_cache": True}, {}],
+    ids=str,
+)
+def test_each_turn_prefills_what_is_new(
+    start_server: StartServer, tiny_lm: Path, settings: dict[str, Any]
+) -> None:
+    """Without the cache, as the control, everything."""
+    server = start_server(tiny_lm, models="decode", host_kv_bytes=2**28, **settings)
+    turns = converse(server)
+    prompts, found = (sum(each) for each in zip(*turns, strict=True))
+    assert counted(server, prompts) == (prompts - found, found)
+    if "prefix_cache" in settings:
+        # The last token of an answer was never fed, and blocks are whole.
+        assert all(prompt - found <= QUESTION + BLOCK for prompt, found in turns)
+        assert prompts - found <= TURNS * (QUESTION + BLOCK)
+    else:
+        assert found == 0
