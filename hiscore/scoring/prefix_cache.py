@@ -8,7 +8,6 @@ No tensor, no device. All reads and writes of the pool run in the order in which
 reused as soon as the forwards that use it have been packed.
 """
 
-import hashlib
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Container, Iterable
@@ -18,6 +17,7 @@ import numpy as np
 
 from hiscore.arrays import Int32, Int64
 from hiscore.errors import PoolExhausted
+from hiscore.page_hashes import PageHashes
 
 # A multiple of the tokens that the attention kernel reads at a time: cached and new keys are then split into the
 # same blocks, and a hit changes no bit of a score.
@@ -39,16 +39,9 @@ class QueryKey:
     @classmethod
     def of(cls, tokens: Int32) -> "QueryKey":
         """Hash a query, int32 [query]."""
-        running = hashlib.blake2b(digest_size=16)
-        pages = []
-        step = PAGE * tokens.itemsize
-        data = memoryview(tokens.tobytes())
-        full = len(data) - len(data) % step
-        for begin in range(0, full, step):
-            running.update(data[begin : begin + step])
-            pages.append(running.copy().digest())
-        running.update(data[full:])
-        return cls(tuple(pages), running.digest())
+        hashes = PageHashes(PAGE)
+        hashes.extend(tokens)
+        return cls(tuple(hashes.pages), hashes.whole())
 
     def leading(self, pages: Container[bytes], more: Container[bytes] = ()) -> int:
         """How many leading pages are among some, which hold no page without those before it."""
