@@ -47,19 +47,21 @@ class Release:
     device: Int32
 
 
-def pages_needed(call: DecodeCall, tokens: int, cache_config: CacheConfig) -> PagesNeeded:
+def pages_needed(
+    call: DecodeCall, tokens: int, cache_config: CacheConfig, whole: bool = False
+) -> PagesNeeded:
     """What a sequence of so many tokens holds: room for these and the next, and staging to prefill them."""
     blocks = tokens // cache_config.block_tokens + 1
     pages = min(blocks * cache_config.block_pages, cache_config.max_pages)
-    device = device_pages_of(pages, call, cache_config)
+    device = device_pages_of(pages, call, cache_config, whole)
     return PagesNeeded(blocks, device, staging_pages_of(tokens))
 
 
-def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig) -> int:
-    """Device pages of a sequence with so many pages on the host."""
+def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig, whole: bool = False) -> int:
+    """Device pages of a sequence with so many pages on the host; whole: see `Sequence`."""
     if cache_config.dense:
         return 0
-    return min(pages, cache_config.buffer_pages) if call.params.sparse else pages
+    return min(pages, cache_config.buffer_pages) if call.params.sparse and not whole else pages
 
 
 def staging_pages_of(tokens: int) -> int:
@@ -172,7 +174,7 @@ class BlockManager:
         if sequence.length < held * config.page_size:
             return NOTHING
         pages = min(held + config.block_pages, config.max_pages)
-        device = device_pages_of(pages, sequence.call, config) - len(sequence.device_pages)
+        device = device_pages_of(pages, sequence.call, config, sequence.whole) - len(sequence.device_pages)
         return PagesNeeded(1, device, 0)
 
     def will_grow(self, sequence: Sequence) -> PagesNeeded:
@@ -181,7 +183,8 @@ class BlockManager:
         if len(sequence.call.prompt) + sequence.call.params.max_tokens <= held * config.page_size:
             return NOTHING
         pages = min(held + config.block_pages, config.max_pages)
-        return PagesNeeded(1, device_pages_of(pages, sequence.call, config) - len(sequence.device_pages), 0)
+        device = device_pages_of(pages, sequence.call, config, sequence.whole) - len(sequence.device_pages)
+        return PagesNeeded(1, device, 0)
 
     def grow(self, sequence: Sequence, missing: PagesNeeded) -> Growth:
         """Give a running sequence what it misses."""

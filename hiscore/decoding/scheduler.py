@@ -9,7 +9,7 @@ some of it is preempted (`hiscore.decoding.preemption`).
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
@@ -29,6 +29,7 @@ from hiscore.decoding.prefill_shares import share_forward
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, PrefixCache
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence, Status
+from hiscore.decoding.spilling import to_recall, to_spill
 from hiscore.decoding.worker.interface import (
     NO_PAGES,
     CacheConfig,
@@ -79,6 +80,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence at the end of the queue. Its call must have passed `check_fits`."""
+        sequence.whole = self._cache_config.whole_if_it_fits and sequence.call.params.sparse
         self._enqueue(sequence)
         self.waiting[sequence] = None
 
@@ -106,6 +108,7 @@ class Scheduler:
         self._schedule_step(schedule)
         self._start_waiting(schedule)
         self._schedule_prefill(schedule)
+        self._recall()
         self._preempt_for_starving()
         return schedule
 
@@ -153,7 +156,7 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, lacks_host: bool, schedule: Schedule) -> bool:
         """Take memory from the newest; returns whether some is free at once."""
-        if self.draining:
+        if self.draining or (not lacks_host and self._spill(self.running)):
             return False
         victim = newest([*self.running, *self.preempted], on_host=lacks_host)
         assert victim is not None  # the sequence itself
@@ -165,6 +168,26 @@ class Scheduler:
             victim.drops_host = lacks_host
             self._move(victim, Status.DRAINING)
         return False
+
+    def _spill(self, candidates: Iterable[Sequence]) -> bool:
+        """Let the longest of the sequences select from now on; returns whether there is one to spill."""
+        longest = to_spill(candidates, self._cache_config)
+        if longest is None:
+            return False
+        longest.whole = False
+        if longest.status is Status.RUNNING:
+            # It goes on from its host pages, with a buffer.
+            self._move(longest, Status.DRAINING)
+        return True
+
+    def _recall(self) -> None:
+        """Let a spilled sequence attend to everything again, if nobody waits and there is room for all of it."""
+        if not self._cache_config.whole_if_it_fits or self.waiting or self.preempted or self.draining:
+            return
+        free = self.blocks.device.num_free - self._spare().device
+        if recalled := to_recall(self.running, free, self._cache_config):
+            recalled.whole = True
+            self._move(recalled, Status.DRAINING)
 
     def _start_waiting(self, schedule: Schedule) -> None:
         """Start new and preempted sequences, as many as fit."""
@@ -185,6 +208,14 @@ class Scheduler:
             restored, needed = len(sequence.host_pages) > 0, self._pages_needed(sequence)
             # Resuming copies a whole sequence to the device: one in an iteration, or the running ones would stall.
             wait = sequence.status in barred or (restored and bool(schedule.resumed))
+            if not wait and not passed_over and not self.draining:
+                # The first in the queue: others or itself are spilled for it.
+                while not self.blocks.can_allocate(needed, spare) and self.blocks.can_allocate(
+                    replace(needed, device=0), replace(spare, device=0)
+                ):
+                    if not self._spill([sequence, *self.running]) or self.draining:
+                        break
+                    needed = self._pages_needed(sequence)
             found = NOTHING_FOUND if wait or restored else self.prefix_cache.take(sequence)
             needed = replace(needed, host=needed.host - len(found.taken))
             if wait or not self.blocks.can_allocate(needed, spare):
@@ -276,12 +307,14 @@ class Scheduler:
         if len(sequence.host_pages):
             # It may have more pages than its length needs: one that starts over gets all that it had.
             held = len(sequence.host_pages) * self._cache_config.page_size - 1
-            needed = pages_needed(sequence.call, max(sequence.length, held), self._cache_config)
+            tokens = max(sequence.length, held)
+            needed = pages_needed(sequence.call, tokens, self._cache_config, sequence.whole)
             host, staging = len(self.blocks.blocks_of(sequence)), staging_pages_of(sequence.length)
             return replace(needed, host=needed.host - host, staging=staging)
         # One that starts over soon has what it had: with less it would only be preempted again.
         prompt = len(sequence.call.prompt)
-        needed = pages_needed(sequence.call, prompt + max(0, sequence.replayed - 1), self._cache_config)
+        tokens = prompt + max(0, sequence.replayed - 1)
+        needed = pages_needed(sequence.call, tokens, self._cache_config, sequence.whole)
         return replace(needed, staging=staging_pages_of(prompt))
 
     def _free(self, sequence: Sequence, releases: list[Release]) -> None:

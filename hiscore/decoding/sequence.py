@@ -106,6 +106,7 @@ class Sequence:
         ended: It has had its last output: tokens still in flight are dropped.
         queue_position: The lowest of all that wait comes first.
         waiting_since: The step at which it began to wait.
+        whole: It attends to everything for now, and is on the device as a whole.
         drops_host: When it is preempted its host pages are taken, too.
         restored: It was resumed from its host pages, without a prefill.
         times_overtaken: How many later ones have started while it waits.
@@ -139,6 +140,7 @@ class Sequence:
     in_flight: int = 0
     ended: bool = False
 
+    whole: bool = False
     drops_host: bool = False
     restored: bool = False
 
@@ -218,6 +220,6 @@ class Sequence:
             self.host_pages,
             self.device_pages,
             self.staging_pages,
-            full_attention=not self.call.params.sparse,
+            full_attention=self.whole or not self.call.params.sparse,
             first_token=self.output_ids[-1] if self.restored else None,
         )

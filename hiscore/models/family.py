@@ -141,7 +141,7 @@ class DecoderFamily:
     @property
     def selectors(self) -> tuple[Selector, ...]:
         """What SELECTOR may be, the default first."""
-        return "quest", "exact", "dense"
+        return "auto", "quest", "exact", "dense"
 
     @property
     def rules(self) -> tuple[Rule, ...]:

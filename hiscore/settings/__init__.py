@@ -11,7 +11,6 @@ from hiscore.settings.choices import (
     Device,
     Dtype,
     LogFormat,
-    RequestedSelector,
     Selector,
     WatchdogAction,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "Limits",
     "LogFormat",
     "ModelSettings",
-    "RequestedSelector",
     "ScorerSettings",
     "Selector",
     "ServeSettings",

@@ -7,8 +7,7 @@ from hiscore.logs import LogFormat
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "fp8"]
 # How `decode` selects tokens to attend to.
-Selector = Literal["dense", "exact", "quest", "dsa"]
-RequestedSelector = Literal["auto", "dense", "exact", "quest", "dsa"]
+Selector = Literal["auto", "dense", "exact", "quest", "dsa"]
 # When new keys and values go to the host.
 BackupProtocol = Literal["ring", "deferred", "blocking"]
 # Where `decode` takes defaults of request parameters from.
@@ -21,7 +20,6 @@ __all__ = [
     "Dtype",
     "GenerationConfig",
     "LogFormat",
-    "RequestedSelector",
     "Selector",
     "WatchdogAction",
 ]

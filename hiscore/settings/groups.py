@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from hiscore.settings.choices import BackupProtocol, Dtype, GenerationConfig, LogFormat, RequestedSelector
+from hiscore.settings.choices import BackupProtocol, Dtype, GenerationConfig, LogFormat, Selector
 
 
 class Settings(BaseModel):
@@ -147,10 +147,11 @@ class CacheSettings(ContextLimit):
     section = "Decoding"
 
     # Before the sizes: their checks look at it.
-    selector: RequestedSelector = Field(
+    selector: Selector = Field(
         default="auto",
         description="which tokens a step attends to: `dense` all of them; `exact`, `quest` and `dsa` select. "
-        "auto: `dsa` if the checkpoint has an indexer, else `quest`",
+        "auto: `dsa` if the checkpoint has an indexer; else all of them while the keys and values of what runs "
+        "fit the device, and when they do not, the longest sequences select as under `quest`",
     )
     sparse_top_k: PositiveInt = Field(default=2_048, description="tokens selected per step and sequence")
     device_buffer_size: PositiveInt = Field(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache
-from hiscore.settings import CacheSettings, RequestedSelector
+from hiscore.settings import CacheSettings, Selector
 from perf.models.geometries import GEOMETRIES, LATENT
 from perf.script import arguments, write_json
 
@@ -58,7 +58,7 @@ def table(length: int) -> dict[str, Any]:
         dense = sum(request_bytes(model, CacheSettings(selector="dense"), length).values())
         rows: dict[str, Any] = {"staging": slot_bytes(model) * length}
         latent = config["model_type"] in LATENT
-        selectors: tuple[RequestedSelector, ...] = ("dsa",) if latent else ("quest", "exact")
+        selectors: tuple[Selector, ...] = ("dsa",) if latent else ("quest", "exact")
         for selector in selectors:
             parts = request_bytes(model, CacheSettings(selector=selector), length)
             total = sum(parts.values())

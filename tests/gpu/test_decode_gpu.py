@@ -139,6 +139,23 @@ def test_what_is_selected_is_what_the_cpu_selects(workers: Any, selector: str) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_auto_on_the_device_as_a_whole_is_dense(workers: Any, dtype: torch.dtype) -> None:
+    """Graphs without selection; then one of the two selects, and the other one's bits stay."""
+    found = []
+    for selector, whole in (("dense", True), ("auto", True), ("auto", False)):
+        driver = Driver(workers(selector, "qwen3", 160, 192, dtype=dtype))
+        first, _ = driver.admit(prompt(350), 150, whole=whole)
+        second, _ = driver.admit(prompt(200, seed=1), 100, whole=True)
+        found.append([driver.step([second, first]) for _ in range(8)])
+        driver.leave(first)
+        driver.leave(second)
+    dense, auto, mixed = found
+    assert same(dense, auto)
+    assert same([step[0] for step in dense], [step[0] for step in mixed])
+    assert not same([step[1] for step in dense], [step[1] for step in mixed])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("selector", SPARSE)
 def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype: torch.dtype) -> None:
     from hiscore.decoding.worker.cuda_graphs import GraphRunner
@@ -155,7 +172,7 @@ def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype
 
         def _launch(self, bucket: Any, padded: Tensor) -> Any:
             rows = padded.to(self._device, non_blocking=True)
-            return self._decode(rows, self._make_ops(bucket.reach, bucket.full_attention))
+            return self._decode(rows, self._make_ops(bucket.reach, bucket.attends), bucket.attends)
 
     eager = LaunchingRunner(
         runner._model, runner._attention, runner._value_dim, worker.cache_config, worker._queues

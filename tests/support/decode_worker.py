@@ -39,6 +39,9 @@ TINY = CacheConfig(
     prefill_token_budget=24, context_length=120,
 )  # fmt: skip
 
+KINDS = {}, {"dense": True}, {"whole_if_it_fits": True}
+"""Of `CacheConfig`: sequences select, attend to everything, or do both in turn."""
+
 
 def patience(steps: int) -> Patience:
     """Every sequence waits so many steps before it preempts another; 0: none ever does."""

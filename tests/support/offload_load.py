@@ -25,7 +25,7 @@ from hiscore.decoding.worker.device_queues import DeviceQueues, Queue
 from hiscore.decoding.worker.interface import NO_PAGES, CacheConfig, DecodeBatch, PrefillChunk
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule, ring_pages
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
-from hiscore.decoding.worker.step_runner import COUNTERS, StepOutputs, new_input_ids
+from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.settings import BackupProtocol
 from tests.support.queue_simulator import POISON, Cell, Memory
@@ -98,7 +98,7 @@ class FakeModel:
         self._run = run
         counters = [torch.zeros(size, dtype=torch.int64) for size in (1, 1)]
         self.cache: Any = SimpleNamespace(
-            hits=counters[0], misses=counters[1], mass=torch.zeros(2, dtype=torch.float64)
+            hits=counters[0], misses=counters[1], mass=torch.zeros(2, dtype=torch.float64), sparse={}
         )
         self.staging = torch.zeros(0)
 
@@ -120,7 +120,7 @@ class FakeRunner:
         self.ops: Any = FakeOps(run)
         self.input_ids = new_input_ids(SEQUENCES, torch.device("cpu"))
 
-    def forward(self, seq_indices: Int32, positions: Int32, full_attention: bool) -> StepOutputs:
+    def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
         rows = [(self._run.at[i], p) for i, p in zip(seq_indices.tolist(), positions.tolist(), strict=True)]
         self._run.forward(rows)
         # The copy knows its rows by these.

@@ -43,7 +43,9 @@ class Driver:
 
         worker._sample = keep_and_sample  # type: ignore[method-assign]
 
-    def admit(self, tokens: np.ndarray, max_tokens: int, sparse: bool = True) -> tuple[int, Tensor]:
+    def admit(
+        self, tokens: np.ndarray, max_tokens: int, sparse: bool = True, whole: bool = False
+    ) -> tuple[int, Tensor]:
         """Prefill and admit a prompt.
 
         Returns:
@@ -54,7 +56,8 @@ class Driver:
         sequence = Sequence(DecodeCall(tokens, params, math.inf), None, StopChecker(params, frozenset()))
         self._end_staging()
         # All that it will need until its end: a buffer with LRU from the start, if it needs one then.
-        needed = pages_needed(sequence.call, len(tokens) + max_tokens - 1, cache_config)
+        sequence.whole = whole
+        needed = pages_needed(sequence.call, len(tokens) + max_tokens - 1, cache_config, whole)
         self.blocks.allocate(sequence, replace(needed, staging=-(-len(tokens) // STAGING_PAGE_SIZE)))
         for start in range(0, len(tokens), cache_config.prefill_token_budget):
             part = tokens[start : start + cache_config.prefill_token_budget]
@@ -123,7 +126,7 @@ class Driver:
     def resume(self, sequence: Sequence) -> int:
         """Resume a preempted sequence; returns its new index."""
         cache_config, pages = self.worker.cache_config, len(sequence.host_pages)
-        device = device_pages_of(pages, sequence.call, cache_config)
+        device = device_pages_of(pages, sequence.call, cache_config, sequence.whole)
         staging = -(-sequence.length // STAGING_PAGE_SIZE)
         self.blocks.allocate(sequence, PagesNeeded(0, device, staging))
         sequence.restored = True

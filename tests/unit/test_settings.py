@@ -129,13 +129,6 @@ def test_a_models_settings_are_read_strictly(model: str, tmp_path: Path) -> None
             from_model_directory(declared, written(tmp_path, complete | wrong))
 
 
-def test_a_selector_must_be_resolved_before_a_model_reads_it(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="selector"):
-        from_model_directory(
-            MODEL_SETTINGS["decode"], written(tmp_path, COMPLETE["decode"] | {"selector": "auto"})
-        )
-
-
 def test_every_setting_is_declared_once_and_described() -> None:
     groups = [group for group in ServeSettings.__mro__ if issubclass(group, Settings)]
     declared = Counter(name for group in groups for name in get_annotations(group))

@@ -19,6 +19,8 @@ CONTEXT_PAGE = 256
 """A context that does not fit in memory is cut to a multiple of this many tokens."""
 BLOCK = 32
 """Tokens of a block of the host pool. A multiple of the tokens that the prefill's attention reads at a time."""
+SPILLED_SHARE = 0.25
+"""Of the device's memory under SELECTOR=auto: for dense layers and index, or what one sequence needs."""
 SHORTEST = 512
 """Pools that cannot hold one sequence of so many tokens, or of the context if that is less, are refused."""
 
@@ -144,6 +146,9 @@ def _plan(
     # As many host pages as long sequences fit the device, with all that each of them needs there.
     all_pages = memory.max_sequences * max_pages
     fitting = free * max_pages // longest if longest else all_pages
+    if settings.selector == "auto" and per_host_page:
+        # Most of the memory is for sequences that are on the device as a whole.
+        fitting = max(max_pages, min(fitting, int(SPILLED_SHARE * free) // per_host_page))
     host_pages = min(memory.host_bytes // bytes_of["host_kv"], all_pages, fitting)
     free -= host_pages * per_host_page
     device_pages = min(free // per_device_page, all_pages) if buffer_pages else 0
@@ -153,7 +158,8 @@ def _plan(
         host_pages=host_pages, device_pages=device_pages,
         staging_pages=staging_tokens // STAGING_PAGE_SIZE, max_sequences=memory.max_sequences,
         prefill_token_budget=prefill_token_budget, context_length=model.context_length,
-        dense=not shape.sparse_layers, block_size=max(BLOCK, shape.page_size), prefix_cache=settings.prefix_cache,
+        dense=not shape.sparse_layers, whole_if_it_fits=settings.selector == "auto",
+        block_size=max(BLOCK, shape.page_size), prefix_cache=settings.prefix_cache,
     )  # fmt: skip
     return shape, cache_config
 
@@ -182,7 +188,8 @@ def _dense_layers(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
 
     The first layers attend widely, and bounds of pages say little about that.
     """
-    first = {"dense": len(model.windows), "quest": settings.quest_dense_layers}.get(settings.selector, 0)
+    by_bounds = settings.quest_dense_layers
+    first = {"dense": len(model.windows), "quest": by_bounds, "auto": by_bounds}.get(settings.selector, 0)
     return frozenset(
         layer for layer, window in enumerate(model.windows) if layer < first or window is not None
     )

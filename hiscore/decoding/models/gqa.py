@@ -33,9 +33,11 @@ class GroupedModel:
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
         return self._head.logits(self._runner.forward([pack_chunks(chunks)]))
 
-    def decode(self, ids: Tensor, batch: StepBatch, ops: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
+    def decode(
+        self, ids: Tensor, batch: StepBatch, ops: CacheOps, everything: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         host_slots, buffer_slots = ops.slot_mapping(batch)
-        attention = CacheAttention(self._decoder, self.cache, ops, batch, host_slots)
+        attention = CacheAttention(self._decoder, self.cache, ops, batch, host_slots, everything)
         slot_mapping = [
             host_slots if layer in self.cache.dense else buffer_slots for layer in range(len(self._tokens))
         ]
@@ -52,22 +54,33 @@ class GroupedModel:
 
 
 class CacheAttention:
-    """`Attention` of one decode step: over the selected pages in sparse layers, over everything in dense ones."""
+    """`Attention` of one decode step: over the selected pages in sparse layers, over everything in dense ones.
+
+    `everything`: all rows are resident, and sparse layers attend to everything as well. Nothing is selected or
+    added to the index: a sequence that is spilled later gets its index then.
+    """
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, ops: CacheOps, batch: StepBatch, host_slots: Tensor
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        ops: CacheOps,
+        batch: StepBatch,
+        host_slots: Tensor,
+        everything: bool,
     ) -> None:
         a = decoder.architecture
         self._heads = [a.heads, a.kv_heads, a.kv_heads]
         self._head_dim = a.head_dim
         self._cache, self._ops, self._batch, self._host_slots = cache, ops, batch, host_slots
-        self._everything: PageLists | None = ops.all_pages(batch) if cache.dense else None
+        self._of_dense: PageLists | None = ops.all_pages(batch) if cache.dense else None
+        self._resident: PageLists | None = ops.resident_pages(batch) if everything and cache.sparse else None
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         q, k, _ = qkv.unflatten(1, (-1, self._head_dim)).split(self._heads, dim=1)
-        if layer in self._cache.dense:
-            assert self._everything is not None
-            return self._ops.attend(layer, q, self._everything, self._batch).flatten(1)
+        everything = self._of_dense if layer in self._cache.dense else self._resident
+        if everything is not None:
+            return self._ops.attend(layer, q, everything, self._batch).flatten(1)
         self._ops.write_index(layer, k, self._host_slots)
         chosen = self._ops.select_pages(layer, self._ops.page_scores(layer, q, self._batch), self._batch)
         return self._ops.attend(layer, q, chosen.lists, self._batch).flatten(1)

@@ -52,8 +52,10 @@ class LatentModel:
         slots = staging_slots(chunk.staging_pages, chunk.end).astype(np.int64)
         return Segment(upload(slots, self._device), len(chunk.tokens), chunk.full_attention or dense)
 
-    def decode(self, ids: Tensor, batch: StepBatch, ops: CacheOps) -> tuple[Tensor, Tensor, Tensor]:
-        step = LatentStep(self.cache, ops, batch)
+    def decode(
+        self, ids: Tensor, batch: StepBatch, ops: CacheOps, everything: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        step = LatentStep(self.cache, ops, batch, everything)
         x, attended = self._decoder.body(ids, batch.positions, step)
         return self._head.logits(self._decoder.tail(x, attended)), step.host_slots, step.buffer_slots
 
@@ -77,11 +79,12 @@ class LatentStep:
     Layers that share a selection each bring it to their own buffer.
     """
 
-    def __init__(self, cache: KVCache, ops: CacheOps, batch: StepBatch) -> None:
-        """Find the new tokens' slots. The first row of the batch is not padding."""
+    def __init__(self, cache: KVCache, ops: CacheOps, batch: StepBatch, everything: bool = False) -> None:
+        """Find the new tokens' slots. The first row of the batch is not padding; everything: see `DecodeModel`."""
         self._cache, self._ops, self._batch = cache, ops, batch
         self.host_slots, self.buffer_slots = ops.slot_mapping(batch)
-        self._everything = ops.all_pages(batch) if cache.dense else None
+        self._of_dense = ops.all_pages(batch) if cache.dense else None
+        self._resident = ops.resident_pages(batch) if everything and cache.sparse else None
         self._scores: Tensor | None = None
 
     def keep(self, layer: int, row: Tensor, index_key: Tensor | None) -> None:
@@ -107,8 +110,9 @@ class LatentStep:
         Raises:
             ValueError: The layer shares a selection that no sparse layer before it has made.
         """
-        if layer in self._cache.dense and self._everything is not None:
-            return self._ops.attend(layer, q, self._everything, self._batch)
+        everything = self._of_dense if layer in self._cache.dense else self._resident
+        if everything is not None:
+            return self._ops.attend(layer, q, everything, self._batch)
         if index is not None:
             self._scores = self._ops.indexer_scores(layer, index.q, index.gates, self._batch)
         if self._scores is None:

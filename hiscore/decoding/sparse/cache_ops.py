@@ -108,6 +108,10 @@ class CacheOps(Protocol):
         """Lists of every page of every row, for dense layers: once per step."""
         ...
 
+    def resident_pages(self, batch: StepBatch) -> PageLists:
+        """Lists of every page of every row in the buffer, where all rows are resident: once per step."""
+        ...
+
     def attend(self, layer: int, q: Tensor, lists: PageLists, batch: StepBatch) -> Tensor:
         """softmax(cap(q k^T * scale)) v over listed pages.
 

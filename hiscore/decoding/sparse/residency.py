@@ -155,8 +155,12 @@ def slot_mapping(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
 
 def host_pages_of(cache: KVCache, selection: Selection, batch: StepBatch) -> Tensor:
     """The host pages of selected pages: int32 [R, H, K], 0 where nothing was selected."""
-    table = cache.host_block_table[batch.table_rows]
-    return _look_up(table, selection.pages.long().clamp(min=0)).masked_fill(selection.pages < 0, 0)
+    return _pages_of(cache.host_block_table, selection, batch)
+
+
+def resident_pages_of(cache: KVCache, selection: Selection, batch: StepBatch) -> Tensor:
+    """The device pages of selected pages of resident sequences: int32 [R, H, K], 0 where nothing was selected."""
+    return _pages_of(cache.device_block_table, selection, batch)
 
 
 def swap_in(cache: KVCache, layer: int, selection: Selection, batch: StepBatch) -> Tensor:
@@ -229,6 +233,11 @@ def copy_pages(cache: KVCache, layer: int, host_pages: Tensor, heads: Tensor, de
     copied = cache.host_kv[layer][host_pages, heads]  # [n, C, P, head_dim]
     buffer = cache.buffer[cache.sparse[layer]].unflatten(0, (-1, cache.shape.page_size))
     buffer[device_pages, :, :, heads] = copied.transpose(1, 2)
+
+
+def _pages_of(table: Tensor, selection: Selection, batch: StepBatch) -> Tensor:
+    found = _look_up(table[batch.table_rows], selection.pages.long().clamp(min=0))
+    return found.masked_fill(selection.pages < 0, 0)
 
 
 def _look_up(table: Tensor, entries: Tensor) -> Tensor:

@@ -38,10 +38,11 @@ SELECTORS: dict[str, SelectorKind] = {
     "exact": SelectorKind("keys", 1, ExactSelector),
     "quest": SelectorKind("bounds", PAGE_SIZE, QuestSelector),
     "dsa": SelectorKind("dsa", 1, lambda cache, shape: DsaSelector(cache)),
+    "auto": SelectorKind("bounds", PAGE_SIZE, QuestSelector),
 }
 
 
 def make_selector(cache: KVCache, shape: AttentionShape) -> Selector | DsaSelector | None:
     """The PyTorch selector for a cache's index; None without an index."""
-    (kind,) = (kind for kind in SELECTORS.values() if kind.index_kind == cache.shape.index_kind)
+    kind = next(kind for kind in SELECTORS.values() if kind.index_kind == cache.shape.index_kind)
     return kind.make(cache, shape) if kind.make else None

@@ -9,7 +9,7 @@ from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.cache_ops import PageLists, SelectedPages
 from hiscore.decoding.sparse.dsa import DsaSelector
-from hiscore.decoding.sparse.residency import host_pages_of, slot_mapping, swap_in
+from hiscore.decoding.sparse.residency import host_pages_of, resident_pages_of, slot_mapping, swap_in
 from hiscore.decoding.sparse.selection import select_all_pages
 from hiscore.decoding.sparse.selectors import make_selector
 
@@ -57,6 +57,10 @@ class TorchCacheOps:
     def all_pages(self, batch: StepBatch) -> PageLists:
         selection = select_all_pages(batch, self._cache.shape.kv_heads, self._cache.shape.page_size)
         return PageLists(host_pages_of(self._cache, selection, batch), selection.counts)
+
+    def resident_pages(self, batch: StepBatch) -> PageLists:
+        selection = select_all_pages(batch, self._cache.shape.kv_heads, self._cache.shape.page_size)
+        return PageLists(resident_pages_of(self._cache, selection, batch), selection.counts)
 
     def attend(self, layer: int, q: Tensor, lists: PageLists, batch: StepBatch) -> Tensor:
         shape = self._shape

@@ -3,6 +3,8 @@
 Nothing waits for the device, and no size depends on what is in its memory: a CUDA graph can capture a whole step.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 from torch import Tensor
@@ -137,6 +139,9 @@ class TritonCacheOps(TritonTransfers):
     def all_pages(self, batch: StepBatch) -> PageLists:
         counts = torch.where(batch.valid, batch.positions // self._cache.shape.page_size + 1, 0)
         return PageLists(self._cache.host_block_table, counts[:, None], by_sequence=True)
+
+    def resident_pages(self, batch: StepBatch) -> PageLists:
+        return replace(self.all_pages(batch), pages=self._cache.device_block_table)
 
     def attend(self, layer: int, q: Tensor, lists: PageLists, batch: StepBatch) -> Tensor:
         """See `CacheOps`; the output of a row without pages, padding included, is uninitialised memory."""

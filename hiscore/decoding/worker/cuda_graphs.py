@@ -19,7 +19,7 @@ from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.cuda_queues import CudaQueues
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.interface import CacheConfig
-from hiscore.decoding.worker.step_runner import StepOutputs, decode_greedily, new_input_ids
+from hiscore.decoding.worker.step_runner import Attends, StepOutputs, decode_greedily, new_input_ids
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 
 log = logging.getLogger(__name__)
@@ -41,12 +41,12 @@ class Bucket:
     Attributes:
         rows: Rows, padding included.
         reach: Tokens of the longest context.
-        full_attention: Some of the sequences may attend to everything.
+        attends: What the sequences attend to.
     """
 
     rows: int
     reach: int
-    full_attention: bool
+    attends: Attends
 
 
 PaddedOutputs = tuple[Tensor, Tensor, Tensor]
@@ -75,7 +75,7 @@ class GraphRunner:
     ) -> None:
         self._model, self._attention, self._value_dim = model, attention, value_dim
         self._device = model.staging.device
-        self.ops: CacheOps = self._make_ops(cache_config.context_length, full_attention=False)
+        self.ops: CacheOps = self._make_ops(cache_config.context_length, Attends.SELECTED)
         self.input_ids = new_input_ids(cache_config.max_sequences, self._device)
         self._rows = buckets_up_to(cache_config.max_sequences, ROWS, 16)
         self._reaches = buckets_up_to(cache_config.context_length, REACHES, 2**30)
@@ -84,13 +84,13 @@ class GraphRunner:
         with queues.use(Queue.COMPUTE):
             self._capture_all()
 
-    def forward(self, seq_indices: Int32, positions: Int32, full_attention: bool) -> StepOutputs:
+    def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
         """See `StepRunner`."""
         count, longest = len(seq_indices), int(positions.max()) + 1
         bucket = Bucket(
             next(rows for rows in self._rows if rows >= count),
             next(reach for reach in self._reaches if reach >= longest),
-            full_attention and bool(self._model.cache.sparse),
+            attends,
         )
         padded = torch.zeros((2, bucket.rows), dtype=torch.int32, pin_memory=True)
         values = padded.numpy()
@@ -109,22 +109,24 @@ class GraphRunner:
         # The next step may be replayed before the OFFLOAD queue has read the slots.
         return logits, slots.clone(), readback
 
-    def _make_ops(self, reach: int, full_attention: bool) -> TritonCacheOps:
-        return TritonCacheOps(self._model.cache, self._attention, reach, full_attention, self._value_dim)
+    def _make_ops(self, reach: int, attends: Attends) -> TritonCacheOps:
+        mixed = attends is Attends.MIXED
+        return TritonCacheOps(self._model.cache, self._attention, reach, mixed, self._value_dim)
 
-    def _decode(self, rows: Tensor, ops: TritonCacheOps) -> PaddedOutputs:
-        outputs = decode_greedily(self._model, StepBatch(rows[0], rows[1]), self.input_ids, ops)
+    def _decode(self, rows: Tensor, ops: TritonCacheOps, attends: Attends) -> PaddedOutputs:
+        everything = attends is Attends.EVERYTHING
+        outputs = decode_greedily(self._model, StepBatch(rows[0], rows[1]), self.input_ids, ops, everything)
         slots = torch.stack((outputs.host_slots, outputs.buffer_slots))
         return outputs.logits, slots, outputs.readback
 
     def _buckets(self) -> list[Bucket]:
         """All buckets, the largest first: the others reuse their memory."""
-        full_attention = (True, False) if self._model.cache.sparse else (False,)
+        kinds = tuple(Attends) if self._model.cache.sparse else (Attends.EVERYTHING,)
         return [
-            Bucket(rows, reach, full)
+            Bucket(rows, reach, attends)
             for reach in reversed(self._reaches)
             for rows in reversed(self._rows)
-            for full in full_attention
+            for attends in kinds
         ]
 
     @torch.inference_mode()
@@ -140,12 +142,12 @@ class GraphRunner:
         # Padding alone: the warm-up reads and writes nothing of a sequence.
         rows = torch.zeros((2, bucket.rows), dtype=torch.int32, device=self._device)
         rows[0] = -1
-        ops = self._make_ops(bucket.reach, bucket.full_attention)
-        logits, _, _ = self._decode(rows, ops)  # compiles the kernels
+        ops = self._make_ops(bucket.reach, bucket.attends)
+        logits, _, _ = self._decode(rows, ops, bucket.attends)  # compiles the kernels
         self._logits.allocate(logits)
 
         def launch() -> PaddedOutputs:
-            logits, slots, readback = self._decode(rows, ops)
+            logits, slots, readback = self._decode(rows, ops, bucket.attends)
             return self._logits.keep(logits)[0], slots, readback
 
         graph, outputs = capture.capture(launch, torch.cuda.current_stream(), error_mode="thread_local")

@@ -39,6 +39,7 @@ class CacheConfig:
         prefill_token_budget: Tokens of one prefill forward at most.
         context_length: Tokens of a sequence at most.
         dense: Every layer is dense: sequences own no pages of the device pool.
+        whole_if_it_fits: Sequences attend to everything while the device has room for all of them.
         context_setting: The setting that decides `context_length`.
         block_size: Tokens for which a sequence gets host pages at once, a multiple of `page_size`; 0: one page.
         prefix_cache: What sequences leave on the host is found by others that begin alike.
@@ -54,6 +55,7 @@ class CacheConfig:
     prefill_token_budget: int
     context_length: int
     dense: bool = False
+    whole_if_it_fits: bool = False
     context_setting: str = "MAX_CONTEXT"
     block_size: int = 0
     prefix_cache: bool = False

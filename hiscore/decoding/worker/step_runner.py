@@ -1,6 +1,7 @@
 """Run the forward of a decode step: the interface, and its implementation without CUDA graphs."""
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,17 @@ from hiscore.decoding.worker.sampler import finite, greedy
 from hiscore.device import upload
 
 COUNTERS = 4
+
+
+class Attends(Enum):
+    """What the sequences of a step attend to."""
+
+    SELECTED = "selected"
+    """What a selector selects."""
+    MIXED = "mixed"
+    """Some of them to everything: page lists may be as long as the longest of them."""
+    EVERYTHING = "everything"
+    """All of them to everything, and all are resident: nothing is scored or selected."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,9 @@ def feed(ids: Tensor, logits: Tensor, rows: Tensor, input_ids: Tensor, cache: KV
     return torch.cat((counters, readable))
 
 
-def decode_greedily(model: DecodeModel, batch: StepBatch, input_ids: Tensor, ops: CacheOps) -> StepOutputs:
+def decode_greedily(
+    model: DecodeModel, batch: StepBatch, input_ids: Tensor, ops: CacheOps, everything: bool
+) -> StepOutputs:
     """Run one decode step of the model and sample greedily.
 
     Args:
@@ -69,9 +83,10 @@ def decode_greedily(model: DecodeModel, batch: StepBatch, input_ids: Tensor, ops
         batch: R rows.
         input_ids: Input token of each sequence; the greedy tokens are written back to it.
         ops: The cache operations of the step.
+        everything: See `DecodeModel.decode`.
     """
     logits, host_slots, buffer_slots = model.decode(
-        torch.index_select(input_ids, 0, batch.table_rows), batch, ops
+        torch.index_select(input_ids, 0, batch.table_rows), batch, ops, everything
     )
     rows = batch.table_rows.where(batch.valid, len(input_ids) - 1)
     readback = feed(greedy(logits), logits, rows, input_ids, model.cache)
@@ -86,13 +101,13 @@ class StepRunner(Protocol):
     input_ids: Tensor
     """int32 [max_sequences + 1]: the token that each sequence is fed in its next step."""
 
-    def forward(self, seq_indices: Int32, positions: Int32, full_attention: bool) -> StepOutputs:
+    def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
         """Launch one step.
 
         Args:
             seq_indices: int32 [R].
             positions: int32 [R]: of the tokens that are fed.
-            full_attention: Some of the sequences attend to everything.
+            attends: What the sequences attend to.
         """
         ...
 
@@ -105,6 +120,7 @@ class EagerRunner:
         self.input_ids = new_input_ids(max_sequences, model.staging.device)
         self._model = model
 
-    def forward(self, seq_indices: Int32, positions: Int32, full_attention: bool) -> StepOutputs:
+    def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
         both = upload(np.stack((seq_indices, positions)), self.input_ids.device)
-        return decode_greedily(self._model, StepBatch(both[0], both[1]), self.input_ids, self.ops)
+        everything = attends is Attends.EVERYTHING
+        return decode_greedily(self._model, StepBatch(both[0], both[1]), self.input_ids, self.ops, everything)

@@ -32,7 +32,7 @@ from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.pending_result import PendingResult
 from hiscore.decoding.worker.result_reader import ResultReader
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
-from hiscore.decoding.worker.step_runner import StepRunner, feed
+from hiscore.decoding.worker.step_runner import Attends, StepRunner, feed
 from hiscore.decoding.worker.token_sampler import TokenSampler
 from hiscore.device import upload
 
@@ -81,8 +81,7 @@ class CacheWorker:
                 rows = np.flatnonzero(batch.forced >= 0)
                 at = upload(seq_indices[rows].astype(np.int64), self._device)
                 self._runner.input_ids.index_copy_(0, at, upload(batch.forced[rows], self._device))
-            full_attention = bool(self._full_attention[seq_indices].any())
-            outputs = self._runner.forward(seq_indices, positions, full_attention)
+            outputs = self._runner.forward(seq_indices, positions, self._attends(seq_indices))
             pending.copy_to_host(
                 self._sample(outputs.logits, seq_indices, batch.sampling, failures, outputs.readback)
             )
@@ -182,7 +181,10 @@ class CacheWorker:
             if admission.first_token is None:
                 index_from_staging(self._model, self._ops, admission)
             else:
-                # Restored: its index and dense layers are still there, but its seq_index may have changed.
+                # Restored: its dense layers are still there, but its seq_index may have changed.
+                if self.cache_config.whole_if_it_fits and not admission.full_attention:
+                    # While it attended to everything, nothing was added to its index.
+                    index_from_staging(self._model, self._ops, admission)
                 self._runner.input_ids[admission.seq_index].fill_(admission.first_token)
 
     @torch.inference_mode()  # a held copy may be launched from here
@@ -261,6 +263,12 @@ class CacheWorker:
         rows = upload(seq_indices.astype(np.int64), self._device)
         readback = feed(ids, logits, rows, self._runner.input_ids, self._cache)
         return readback if reported is None else torch.cat((readback, reported))
+
+    def _attends(self, seq_indices: Int32) -> Attends:
+        everything = self._full_attention[seq_indices]
+        if everything.all() or not self._cache.sparse:
+            return Attends.EVERYTHING
+        return Attends.MIXED if everything.any() else Attends.SELECTED
 
     def _page_start(self, position: int) -> int:
         return position // self.cache_config.page_size * self.cache_config.page_size

@@ -19,7 +19,7 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Status
 from hiscore.decoding.worker.interface import NOT_FINITE, CacheConfig, DecodeBatch
 from hiscore.errors import Code, RequestError
-from tests.support.decode_worker import EOS, TINY, VOCABULARY, HashWorker, alone, patience
+from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, patience
 
 
 class Letters:
@@ -149,7 +149,7 @@ ARRIVALS = given(
     calls=st.lists(st.tuples(CALLS, st.integers(0, 40), st.none() | st.integers(0, 80)), max_size=16),
     delay=st.integers(0, 12),
     quantum=st.sampled_from([0, 1, 3]),
-    dense=st.booleans(),
+    kind=st.sampled_from(KINDS),
     chunk=st.sampled_from([1, 5, 24]),
     caching=st.booleans(),
 )
@@ -159,12 +159,12 @@ def join_and_leave(
     calls: list[tuple[DecodeCall, int, int | None]],
     delay: int,
     quantum: int,
-    dense: bool,
+    kind: dict[str, bool],
     chunk: int,
     caching: bool,
 ) -> None:
     """Each call arrives after a number of steps, and may be cancelled some steps later."""
-    worker = HashWorker(replace(TINY, dense=dense, prefill_token_budget=chunk, prefix_cache=caching), delay)
+    worker = HashWorker(replace(TINY, **kind, prefill_token_budget=chunk, prefix_cache=caching), delay)
     callers = Callers()
     names = [Caller(name) for name in range(len(calls))]
     arrivals = sorted(range(len(calls)), key=lambda i: calls[i][1])
@@ -216,11 +216,11 @@ def test_many_arrivals_change_no_sequence(**arrivals: Any) -> None:
     join_and_leave(**arrivals)
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_200_sequences_share_pools_for_20(dense: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_200_sequences_share_pools_for_20(kind: dict[str, bool]) -> None:
     cache_config = CacheConfig(
         page_size=4, lru_pages=4, ring_pages=2, host_pages=5000, device_pages=120, staging_pages=16,
-        max_sequences=20, prefill_token_budget=64, context_length=100, dense=dense,
+        max_sequences=20, prefill_token_budget=64, context_length=100, **kind,
     )  # fmt: skip
     random = np.random.default_rng(0)
     worker, callers = HashWorker(cache_config, delay=3), Callers()

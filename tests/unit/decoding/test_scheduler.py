@@ -17,7 +17,7 @@ from hiscore.decoding.scheduler import MAX_OVERTAKEN, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Sequence, Status
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.interface import CacheConfig
-from tests.support.decode_worker import TINY, patience
+from tests.support.decode_worker import KINDS, TINY, patience
 
 WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_sequences=100)
 
@@ -489,7 +489,7 @@ def test_an_end_at_each_stage_gives_all_back(status: Status) -> None:
 RUNS = given(
     data=st.data(),
     quantum=st.sampled_from([0, 2, 5]),
-    dense=st.booleans(),
+    kind=st.sampled_from(KINDS),
     host_pages=st.integers(20, 100),
     chunk=st.integers(8, 30),
     block=st.sampled_from([4, 8]),
@@ -498,7 +498,13 @@ RUNS = given(
 
 
 def get_through(
-    data: st.DataObject, quantum: int, dense: bool, host_pages: int, chunk: int, block: int, caching: bool
+    data: st.DataObject,
+    quantum: int,
+    kind: dict[str, bool],
+    host_pages: int,
+    chunk: int,
+    block: int,
+    caching: bool,
 ) -> None:
     """Whenever calls arrive and end: no deadlock, no page to two, and all pages are free in the end.
 
@@ -507,7 +513,7 @@ def get_through(
     cache_config = replace(
         TINY,
         host_pages=host_pages,
-        dense=dense,
+        **kind,
         prefill_token_budget=chunk,
         context_length=80,
         block_size=block,

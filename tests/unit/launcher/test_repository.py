@@ -18,7 +18,7 @@ NO_TOKENIZER = Capabilities(
 TOKENIZER_ALONE = Capabilities(
     models=("tokenizer",), left_out={"score": "no scorer", "scorer": "odd", "decode": "odd"}
 )
-SELECTORS: tuple[Selector, ...] = ("quest", "exact", "dense")
+SELECTORS: tuple[Selector, ...] = ("auto", "quest", "exact", "dense")
 
 
 def test_values_are_filled_in_and_escaped() -> None:
@@ -152,7 +152,7 @@ def test_a_selection_that_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("asked", "selectors", "chosen"),
     [
-        ("auto", SELECTORS, "quest"),
+        ("auto", SELECTORS, "auto"),
         ("exact", SELECTORS, "exact"),
         ("auto", ("dsa", "dense"), "dsa"),
         ("dense", ("dsa", "dense"), "dense"),
@@ -168,7 +168,7 @@ def test_the_checkpoint_decides_which_selectors_there_are(
 
 def test_a_selector_that_the_checkpoint_has_not_is_refused() -> None:
     settings = ServeSettings(selector="dsa")
-    with pytest.raises(LaunchError, match="SELECTOR is 'dsa': this checkpoint has quest, exact, dense"):
+    with pytest.raises(LaunchError, match="SELECTOR is 'dsa': this checkpoint has auto, quest, exact, dense"):
         model_values(settings, Path("/a"), "cpu", ("scorer", "decode"), SELECTORS)
     # Where decode is not loaded, its setting is not checked.
     assert set(model_values(settings, Path("/a"), "cpu", ("scorer",), SELECTORS)) == {"scorer"}

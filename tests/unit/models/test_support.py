@@ -128,7 +128,7 @@ def test_decode_needs_a_head_for_tokens_of_a_family_it_knows(tmp_path: Path) -> 
     assert undecodable(classifier) == "architecture 'LlamaForSequenceClassification' has no head for tokens"
     assert "model_type 'mamba'" in str(undecodable(LLAMA | {"model_type": "mamba"}))
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    assert servable(tmp_path).selectors[0] == "quest"
+    assert servable(tmp_path).selectors[0] == "auto"
     assert "dsa" not in servable(tmp_path).selectors
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.worker.interface import NOT_FINITE
-from hiscore.decoding.worker.step_runner import COUNTERS, EagerRunner, decode_greedily, new_input_ids
+from hiscore.decoding.worker.step_runner import COUNTERS, Attends, EagerRunner, decode_greedily, new_input_ids
 
 
 class Counted:
@@ -24,7 +24,9 @@ class Successor:
         self.staging = torch.zeros(0)
         self.seen: list[tuple[list[int], list[int], list[int]]] = []
 
-    def decode(self, ids: Tensor, batch: StepBatch, ops: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def decode(
+        self, ids: Tensor, batch: StepBatch, ops: Any, everything: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         self.seen.append((ids.tolist(), batch.seq_indices.tolist(), batch.positions.tolist()))
         logits = torch.eye(10)[(ids.long() + 1) % 10]
         logits[ids == 8] = torch.nan
@@ -35,7 +37,7 @@ def test_sequences_are_fed_their_newest_tokens() -> None:
     model = Successor()
     runner = EagerRunner(model, ops=None, max_sequences=3)
     runner.input_ids.copy_(torch.tensor([1, 4, 8, 0]))
-    outputs = runner.forward(np.array([2, 0], np.int32), np.array([7, 5], np.int32), False)
+    outputs = runner.forward(np.array([2, 0], np.int32), np.array([7, 5], np.int32), Attends.SELECTED)
     assert model.seen == [([8, 1], [2, 0], [7, 5])]
     assert outputs.host_slots.tolist() == [17, 15]
     assert outputs.buffer_slots.tolist() == [27, 25]
@@ -43,7 +45,7 @@ def test_sequences_are_fed_their_newest_tokens() -> None:
     assert outputs.readback[2:COUNTERS].view(torch.float64).tolist() == [0.5, 2.0]
     assert outputs.readback[COUNTERS:].tolist() == [NOT_FINITE, 2]
     assert runner.input_ids.tolist()[:2] == [2, 4]
-    runner.forward(np.array([0, 1], np.int32), np.array([6, 9], np.int32), False)
+    runner.forward(np.array([0, 1], np.int32), np.array([6, 9], np.int32), Attends.SELECTED)
     assert model.seen[1] == ([2, 4], [0, 1], [6, 9])
 
 
@@ -55,6 +57,6 @@ def test_padding_feeds_no_sequence() -> None:
     batch = StepBatch(
         torch.tensor([1, -1, -1], dtype=torch.int32), torch.tensor([3, 0, 0], dtype=torch.int32)
     )
-    outputs = decode_greedily(Successor(), batch, fed, ops=None)
+    outputs = decode_greedily(Successor(), batch, fed, ops=None, everything=False)
     assert fed.tolist() == [5, 7, 6]
     assert outputs.readback[COUNTERS:].tolist() == [7, 6, 6]

@@ -19,7 +19,7 @@ from hiscore.decoding.worker.interface import (
 )
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.sampling_batch import LogitBias, SamplingBatch
-from hiscore.decoding.worker.step_runner import COUNTERS, StepOutputs, new_input_ids
+from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.settings import BackupProtocol
 
@@ -46,7 +46,7 @@ class Recorder:
         self.events = 0
         counts = torch.zeros(1, dtype=torch.int64)
         self.cache: Any = SimpleNamespace(
-            hits=counts, misses=counts.clone(), mass=torch.zeros(2, dtype=torch.float64)
+            hits=counts, misses=counts.clone(), mass=torch.zeros(2, dtype=torch.float64), sparse={0: 0}
         )
         self.staging = torch.zeros(0)
         self.ops: Any = self
@@ -94,8 +94,8 @@ class Recorder:
         self.log.append(("prefill", *((chunk.start, chunk.end) for chunk in chunks)))
         return self.logits[: sum(chunk.is_last for chunk in chunks)]
 
-    def forward(self, seq_indices: np.ndarray, positions: np.ndarray, full_attention: bool) -> StepOutputs:
-        self.log.append(("forward", seq_indices.tolist(), positions.tolist(), full_attention))
+    def forward(self, seq_indices: np.ndarray, positions: np.ndarray, attends: Attends) -> StepOutputs:
+        self.log.append(("forward", seq_indices.tolist(), positions.tolist(), attends))
         readback = torch.arange(COUNTERS + len(seq_indices))
         slots = torch.from_numpy(positions), torch.from_numpy(positions + 100)
         return StepOutputs(self.logits[: len(seq_indices)], *slots, readback)
@@ -137,7 +137,7 @@ def test_a_step_under_ring_copies_beside_the_next_and_waits_for_the_copy_a_ring_
 
     def step_log(position: int, copy_event: int, copied: int) -> list[tuple[Any, ...]]:
         return [
-            ("use", "compute"), ("forward", [1], [position], False), ("end",),
+            ("use", "compute"), ("forward", [1], [position], Attends.SELECTED), ("end",),
             ("record", copy_event, "compute"), ("wait", copy_event, "offload"),
             ("use", "offload"), ("copy", [position], [position + 100]), ("end",),
             ("record", copied, "offload"),
@@ -165,11 +165,21 @@ def test_a_step_under_blocking_copies_when_the_host_has_waited_for_its_forward()
     worker.restore(1, 3, at(5), at(2))
     device.take()
     step(worker, 3)
-    forward = [("use", "compute"), ("forward", [1], [3], False), ("end",), ("record", 0, "compute")]
+    forward = [
+        ("use", "compute"),
+        ("forward", [1], [3], Attends.SELECTED),
+        ("end",),
+        ("record", 0, "compute"),
+    ]
     assert device.take() == forward
     step(worker, 4)
     copy = [("use", "compute"), ("copy", [3], [103]), ("end",), ("record", 0, "compute")]
-    forward = [("use", "compute"), ("forward", [1], [4], False), ("end",), ("record", 1, "compute")]
+    forward = [
+        ("use", "compute"),
+        ("forward", [1], [4], Attends.SELECTED),
+        ("end",),
+        ("record", 1, "compute"),
+    ]
     assert device.take() == [("block", 0), *copy, *forward]
     assert not worker.drained(1)
     assert device.take() == []  # the forward has not completed
@@ -240,18 +250,20 @@ def test_a_prefill_waits_for_the_copies_of_the_staging_pages_that_it_begins() ->
 
 
 def test_some_attend_to_everything() -> None:
-    """Whether any of a step's sequences does."""
+    """None of a step's sequences, some of them, or all; and all where nothing selects."""
     device = Recorder()
     worker = worker_on(device)
     worker._full_attention[2] = True
     for seq_index in (1, 2):
         worker.restore(seq_index, 3, at(seq_index), at(seq_index))
     seen = []
-    for indices in (at(1), at(1, 2)):
+    for indices in (at(1), at(1, 2), at(2), at(1)):
+        if len(seen) == 3:
+            device.cache.sparse = {}
         positions = np.array([worker._schedule._written[i] + 1 for i in indices], np.int32)
         worker.step(DecodeBatch(indices, positions, greedy(len(indices))))
         seen.append(next(call[3] for call in device.take() if call[0] == "forward"))
-    assert seen == [False, True]
+    assert seen == [Attends.SELECTED, Attends.MIXED, Attends.EVERYTHING, Attends.EVERYTHING]
 
 
 def test_greedy_tokens_of_a_step_are_read_as_they_are_and_sampled_ones_are_fed() -> None:

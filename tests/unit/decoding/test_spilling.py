@@ -1,0 +1,108 @@
+"""SELECTOR=auto: who attends to everything, who is spilled for want of device pages, and who comes back."""
+
+from dataclasses import replace
+
+from hiscore.decoding.scheduler import Scheduler
+from hiscore.decoding.sequence import Sequence, Status
+from hiscore.decoding.spilling import LEAST_LEFT
+from tests.support.decode_worker import TINY
+from tests.unit.decoding.test_scheduler import Drive, sequence
+
+# A buffer is 5 pages of 4 tokens.
+AUTO = replace(
+    TINY, whole_if_it_fits=True, device_pages=40, staging_pages=32, host_pages=400, context_length=240
+)
+
+
+def kinds(scheduler: Scheduler) -> list[tuple[int, bool]]:
+    """Device pages of those that run, and whether each attends to everything."""
+    return [(len(each.device_pages), each.whole) for each in scheduler.running]
+
+
+def start(*sequences: Sequence) -> Drive:
+    drive = Drive(AUTO)
+    for each in sequences:
+        drive.add(each)
+        drive.until(each, Status.RUNNING)
+    return drive
+
+
+def test_while_all_fits_everyone_attends_to_everything() -> None:
+    long, short = sequence(prompt=60, max_tokens=30), sequence(prompt=8, max_tokens=30)
+    drive = start(long, short)
+    assert long.admission().full_attention
+    drive.go(20)
+    assert kinds(drive.scheduler) == [(-(-(long.length) // 4), True), (-(-(short.length) // 4), True)]
+    assert drive.scheduler.preemptions == 0
+    # As without selection, to the page: the control is the same load under another selector.
+    sparse = Drive(replace(AUTO, whole_if_it_fits=False))
+    sparse.add(other := sequence(prompt=60, max_tokens=30))
+    sparse.until(other, Status.RUNNING)
+    assert (len(other.device_pages), other.admission().full_attention) == (5, False)
+
+
+def test_the_longest_is_spilled_for_one_that_waits() -> None:
+    long, middle, late = (sequence(prompt, 40) for prompt in (70, 50, 40))
+    drive = start(long, middle)
+    drive.add(late)
+    drive.until(late, Status.RUNNING)
+    drive.until(long, Status.RUNNING)
+    assert (long.whole, middle.whole, late.whole) == (False, True, True)
+    assert len(long.device_pages) == 5
+    assert not long.admission().full_attention
+    assert long.restored  # from its host pages: nothing is computed twice
+    assert long.replayed == 0
+
+
+def test_one_that_is_the_longest_itself_spills_nobody() -> None:
+    first, late = sequence(prompt=80, max_tokens=60), sequence(prompt=100, max_tokens=20)
+    drive = start(first)
+    drive.add(late)
+    drive.until(late, Status.RUNNING)
+    assert (first.whole, late.whole) == (True, False)
+    assert drive.scheduler.preemptions == 0
+
+
+def test_the_longest_is_spilled_when_one_grows() -> None:
+    long, short = sequence(prompt=100, max_tokens=80), sequence(prompt=40, max_tokens=80)
+    drive = start(long, short)
+    drive.until(short, Status.FINISHED)
+    assert (long.whole, short.whole, drive.scheduler.preemptions) == (False, True, 1)
+    drive.until(long, Status.FINISHED)
+    assert (long.received, short.received) == (80, 80)
+
+
+def test_one_comes_back_when_there_is_room_for_all_of_it() -> None:
+    long, late = sequence(prompt=70, max_tokens=LEAST_LEFT + 16), sequence(prompt=64, max_tokens=3)
+    other = sequence(prompt=24, max_tokens=8)
+    drive = start(long, other)
+    drive.add(late)
+    drive.until(late, Status.RUNNING)
+    assert not long.whole
+    drive.until(late, Status.FINISHED)
+    drive.go(12)
+    assert (long.whole, long.status) == (True, Status.RUNNING)
+    assert len(long.device_pages) == len(long.host_pages)
+    assert drive.scheduler.preemptions == 2
+    drive.until(long, Status.FINISHED)
+    assert long.received == LEAST_LEFT + 16
+
+
+def test_one_that_ends_soon_does_not_come_back() -> None:
+    long, late = sequence(prompt=90, max_tokens=60), sequence(prompt=80, max_tokens=4)
+    drive = start(long)
+    drive.add(late)
+    drive.until(late, Status.FINISHED)
+    assert not long.whole
+    drive.until(long, Status.FINISHED)
+    assert (long.whole, drive.scheduler.preemptions) == (False, 1)
+
+
+def test_a_request_that_must_attend_to_everything_is_never_spilled() -> None:
+    full, late = sequence(prompt=100, max_tokens=20, sparse=False), sequence(prompt=60, max_tokens=8)
+    drive = start(full)
+    drive.add(late)
+    drive.until(late, Status.RUNNING)
+    assert not late.whole
+    assert full.status is Status.RUNNING
+    assert full.admission().full_attention

@@ -1,0 +1,127 @@
+"""SELECTOR=auto over real models: what is on the device as a whole has the bits of SELECTOR=dense.
+
+And where everything is selected, a sequence that is spilled and comes back has them, too.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hiscore.decoding.worker import worker as worker_module
+from hiscore.decoding.worker.step_runner import Attends
+from tests.support.decode_client import serving
+from tests.support.decoding import CONTEXT, build, checkpoint, prompt
+from tests.support.late_copies import LateCopies
+from tests.support.worker_driver import Driver
+
+pytestmark = pytest.mark.slow  # whole models
+
+# Selected and buffered: all of the first 256 tokens, and a sequence that may become longer is spilled.
+EVERYTHING, FEW = (256, 256), (160, 192)
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(lambda family: checkpoint(family, tmp_path_factory.mktemp("checkpoint")))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_on_the_device_as_a_whole_is_dense(path: Any, family: str) -> None:
+    worker = build(path(family), "auto", *FEW)
+    kinds, forward = [], worker._runner.forward
+    worker._runner.forward = lambda *step: (kinds.append(step[2]), forward(*step))[1]  # type: ignore[method-assign]
+    found = []
+    for driver in (Driver(worker), Driver(build(path(family), "dense"))):
+        (long, first), (short, second) = (
+            driver.admit(prompt(n, seed=n), m, whole=True) for n, m in ((350, CONTEXT - 350), (10, 40))
+        )
+        found.append([first, second, *(driver.step([long, short]) for _ in range(STEPS))])
+        assert driver.misses == 0
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert kinds == [Attends.EVERYTHING] * STEPS
+    # The control: a sequence that selects gives other numbers.
+    driver = Driver(worker)
+    long, _ = driver.admit(prompt(350, seed=350), CONTEXT - 350)
+    short, _ = driver.admit(prompt(10, seed=10), 40, whole=True)
+    assert not torch.equal(driver.step([long, short])[0], found[0][2][0])
+    assert kinds[-1] is Attends.MIXED
+
+
+def test_spilled_where_everything_is_selected_is_dense(path: Any) -> None:
+    dense = Driver(build(path("qwen3"), "dense"))
+    driver = Driver(build(path("qwen3"), "auto", *EVERYTHING))
+    expected, found = [], []
+    reference, _ = dense.admit(prompt(200), CONTEXT - 200)
+    seq_index, _ = driver.admit(prompt(200), CONTEXT - 200, whole=True)
+    for whole in (True, False, True):
+        sequence = driver.leave(seq_index, preempt=True)
+        sequence.whole = whole
+        seq_index = driver.resume(sequence)
+        for _ in range(STEPS):
+            expected.append(dense.step([reference]))
+            found.append(driver.step([seq_index], cold=not whole))
+    assert driver.misses > 0
+    assert torch.equal(torch.stack(found), torch.stack(expected))
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_spilled_sequence_selects_as_one_that_always_did(
+    path: Any, indexed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """indexed: its index is made when it is spilled; else the control."""
+    tokens: list[int] = []
+    quest = Driver(build(path("qwen3"), "quest", *FEW))
+    one, _ = quest.admit(prompt(350), CONTEXT - 350)
+    driver = Driver(build(path("qwen3"), "auto", *FEW))
+    other, _ = driver.admit(prompt(350), CONTEXT - 350, whole=True)
+    for _ in range(40):  # a page that the prompt's index does not have
+        tokens.append(int(driver.worker._runner.input_ids[other]))
+        driver.step([other])
+    sequence = driver.leave(other, preempt=True)
+    sequence.whole = False
+    if not indexed:
+        monkeypatch.setattr(worker_module, "index_from_staging", lambda *prompt: None)
+    other = driver.resume(sequence)
+    selected = []
+    for each, seq_index in ((quest, one), (driver, other)):
+        if each is quest:
+            for token in tokens:
+                each.step([seq_index], fed=[token])
+        pages = torch.from_numpy(each.sequences[seq_index].host_pages).long()
+        selected.append(each.worker._cache.index[:, pages[: each.sequences[seq_index].length // 32]])
+    layers_of_first = selected[0][0].isfinite().all(), selected[1][0].isfinite().all()
+    assert layers_of_first[0]
+    # Only the first sparse layer sees the same keys in both: later ones follow what was attended to before.
+    assert torch.equal(selected[0][0, :10], selected[1][0, :10])
+    assert bool(layers_of_first[1]) is indexed
+
+
+@pytest.mark.parametrize("pages", [17, 96])
+def test_under_pressure_only_the_longest_is_spilled(path: Any, pages: int) -> None:
+    """In memory that is NaN wherever nothing was written: the others get their tokens, and it goes on."""
+    calls = [{"tokens": prompt(n, seed=n), "max_tokens": 24} for n in (340, 40, 90, 70)]
+    expected = []
+    with serving(build(path("qwen3"), "dense", dtype=torch.float64)) as client:
+        for call in calls:
+            outcome = client.submit(**call)
+            client.wait([outcome])
+            expected.append(outcome.tokens)
+    worker = build(path("qwen3"), "auto", *FEW, dtype=torch.float64)
+    worker.cache_config = replace(worker.cache_config, device_pages=pages)
+    admit, full = worker.admit, []
+    worker.admit = lambda given: (full.append(given.full_attention), admit(given))[1]  # type: ignore[method-assign]
+    with serving(LateCopies(20).install(worker)) as client:
+        outcomes = [client.submit(**call) for call in calls]
+        client.wait(outcomes)
+    assert client.failures == []
+    assert [outcome.end for outcome in outcomes] == ["length"] * len(calls)
+    assert [outcome.tokens for outcome in outcomes[1:]] == expected[1:]
+    assert outcomes[0].tokens[0] == expected[0][0]
+    assert full.count(False) == (pages == 17)
+    assert (outcomes[0].tokens == expected[0]) or pages == 17
