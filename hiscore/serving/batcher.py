@@ -1,13 +1,13 @@
 """A model's own queue, and the threads that form batches from it and answer them.
 
-Triton's dynamic batcher cannot serve as the queue: with any limit or timeout it stops prefetching, and then a
-request that arrives while the model is busy may sleep for half a second. So `execute` only validates and queues
-requests, and a batch is formed at the last moment, by cost, from all that wait.
+Triton's dynamic batcher cannot serve as the queue: any limit or timeout in its config turns off its
+prefetching, and then a request that arrives while the model is busy may sleep for half a second. So `execute` only
+validates requests and queues them here, and a batch is formed at the last moment, by cost, from all that wait.
 
-Shortly before a batch ends, the next is launched behind it (`launch_pace`). Where a launch only queues work on a
-device, it is made by the first thread that sees that it is time: the caller of `submit`, the thread that has just
-seen a batch end, or an alarm. Switching threads would cost each request 0.3 ms. A launch that computes has its own
-thread, so that requests are still accepted or refused meanwhile. Whose turn it is says `queue_order`.
+While the device computes one batch, the next is launched behind it. Where a launch only queues work on a device,
+it is made by the first thread that sees room: the caller of `submit`, or the thread that has just seen a batch
+end. Switching threads would cost each request 0.3 ms. A launch that computes has its own thread, so that requests
+are still accepted or refused meanwhile. Whose turn it is says `queue_order`.
 
 A request that finds the model idle may run on the calling thread (`run_alone`), to be answered by what `execute`
 returns: that reaches the caller about 0.9 ms sooner than a response sender does.
@@ -21,9 +21,7 @@ from queue import SimpleQueue
 from typing import Any, Generic
 
 from hiscore.errors import Code, RequestError, to_request_error
-from hiscore.serving.alarm import Alarm
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
-from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.launched_batch import CompletedBatch, FailedBatch, LaunchedBatch
 from hiscore.serving.one_at_a_time import OneAtATime
 from hiscore.serving.queued_request import QueuedRequest
@@ -41,17 +39,15 @@ class Batcher(Generic[Job]):
         self.totals = Totals()
         self._waiting = WaitingRequests(model, limits, self.totals)
         self._in_flight = 0
-        self._pace = LaunchPace()
         self._closing = False
         self._changed = threading.Condition()  # guards all of the above
-        # Keeps launches in the order in which batches were formed.
+        # One thread at a time launches, in the order in which batches were formed.
         self._launch_ready = OneAtATime(self._launch_due)
         self._launched: SimpleQueue[tuple[list[QueuedRequest[Job]], LaunchedBatch] | None] = SimpleQueue()
-        loops = [self._answer_all] if model.async_launch else [self._answer_all, self._launch_all]
+        loops = [self._answer_all] if self._model.async_launch else [self._answer_all, self._launch_all]
         self._threads = [
             threading.Thread(target=loop, name=f"hiscore-{loop.__name__[1:]}", daemon=True) for loop in loops
         ]
-        self._alarm = Alarm(self._launch_ready, "hiscore-launch_when_due") if model.async_launch else None
         for thread in self._threads:
             thread.start()
 
@@ -64,7 +60,7 @@ class Batcher(Generic[Job]):
         refused = []
         with self._changed:
             closing = self._closing
-            at_once = self._model.async_launch and self._has_room()
+            at_once = self._model.async_launch and self._in_flight < self._limits.max_in_flight
             for request, size in zip(requests, sizes, strict=True):
                 if closing or not self._waiting.admit(request, size, at_once, self._in_flight > 0):
                     refused.append(request)
@@ -88,16 +84,17 @@ class Batcher(Generic[Job]):
         Returns:
             The answer or `RequestError`, or None if the job has to be submitted.
         """
-        price = self._model.plan().price(job, 0)
+        small = (
+            self._model.async_launch and self._model.plan().price(job, 0) <= self._limits.max_batch_cost // 4
+        )
         with self._changed:
-            busy = self._waiting or self._in_flight or self._closing
-            if busy or not self._model.async_launch or price > self._limits.max_batch_cost // 4:
+            if not small or self._waiting or self._in_flight or self._closing:
                 return None
             self._in_flight = 1
             self.totals.queue_wait.observe(0.0)
         begin = time.monotonic()
         with self._launch_ready.lock:
-            batch = self._try_launch([job], price)
+            batch = self._try_launch([job])
         answers, completed = self._await(batch, 1)
         if not isinstance(answers[0], RequestError):
             with self._changed:
@@ -115,8 +112,6 @@ class Batcher(Generic[Job]):
         self._launched.put(None)
         for thread in self._threads:
             thread.join()
-        if self._alarm:
-            self._alarm.close()
 
     def _launch_all(self) -> None:
         while True:
@@ -127,21 +122,15 @@ class Batcher(Generic[Job]):
             self._launch_ready()
 
     def _can_launch(self) -> bool:
-        return bool(self._waiting) and self._has_room()
-
-    def _has_room(self) -> bool:
-        """Whether it is time to launch a batch."""
-        is_due = self._alarm is None or self._pace.due() <= time.monotonic()
-        return is_due and self._in_flight < self._limits.max_in_flight
+        return bool(self._waiting) and self._in_flight < self._limits.max_in_flight
 
     def _launch_due(self) -> None:
-        """Launch batches as long as it is time and there is work."""
+        """Launch batches as long as there is room and work."""
         while batch := self._next_batch():
-            parts, cost = batch
-            jobs = [job for _, job in parts]
-            self._launched.put(([request for request, _ in parts], self._try_launch(jobs, cost)))
+            jobs = [job for _, job in batch]
+            self._launched.put(([request for request, _ in batch], self._try_launch(jobs)))
 
-    def _try_launch(self, jobs: list[Job], cost: int) -> LaunchedBatch:
+    def _try_launch(self, jobs: list[Job]) -> LaunchedBatch:
         begin = time.monotonic()
         try:
             return self._model.launch(jobs)
@@ -149,21 +138,17 @@ class Batcher(Generic[Job]):
             return FailedBatch(error)
         finally:
             self.totals.launch_seconds += time.monotonic() - begin
-            with self._changed:
-                self._pace.launched(cost, begin, time.monotonic())
 
-    def _next_batch(self) -> tuple[list[tuple[QueuedRequest[Job], Job]], int] | None:
-        """Take the next batch, requests and the part of each with its cost, and answer the late and cancelled."""
+    def _next_batch(self) -> list[tuple[QueuedRequest[Job], Job]]:
+        """Take the next batch, requests and the part of each, and answer those that are late or cancelled."""
         cancelled = self._cancelled()
         with self._changed:
-            parts, cost, dropped = self._waiting.next_batch(cancelled) if self._can_launch() else ([], 0, [])
-            self._in_flight += bool(parts)
-            if self._alarm and self._waiting and self._in_flight < self._limits.max_in_flight:
-                self._alarm.set(self._pace.due())
+            batch, dropped = self._waiting.next_batch(cancelled) if self._can_launch() else ([], [])
+            self._in_flight += bool(batch)
             self._changed.notify_all()
         for request, reason in dropped:
             self._answer(request, reason)
-        return (parts, cost) if parts else None
+        return batch
 
     def _cancelled(self) -> list[QueuedRequest[Job]]:
         """Those among the first that wait whose callers have gone."""
@@ -217,9 +202,6 @@ class Batcher(Generic[Job]):
             return [answer] * jobs, False
         finally:
             self.totals.device_seconds += time.monotonic() - begin
-            if not isinstance(batch, CompletedBatch):
-                with self._changed:
-                    self._pace.finished(time.monotonic())
 
     def _add_part(self, request: QueuedRequest[Job], answer: Any) -> None:
         """Keep the answer of a request's next part; its last part or its first error answers the request."""

@@ -30,7 +30,7 @@ SMALL_PER_BATCH = 12
 """Small requests that a batch holds while little waits."""
 SMALLEST_BATCH = 1 / 12
 """Of a full one, at least: smaller batches would mostly pay for the start of a forward."""
-BEHIND = 13 / 32
+BEHIND = 3 / 8
 """Of a full batch: what waits beyond that makes batches larger."""
 SHARE_OF_OLDEST = 11 / 16
 

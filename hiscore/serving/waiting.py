@@ -69,8 +69,8 @@ class WaitingRequests(Generic[Job]):
 
     def next_batch(
         self, cancelled: Collection[QueuedRequest[Job]]
-    ) -> tuple[list[tuple[QueuedRequest[Job], Job]], int, Dropped[Job]]:
-        """Take the next batch: requests and the part of each, its cost; and those that are late or cancelled."""
+    ) -> tuple[list[tuple[QueuedRequest[Job], Job]], Dropped[Job]]:
+        """Take the next batch: requests and the part of each; and those that are late or cancelled."""
         now = time.monotonic()
         dropped: Dropped[Job] = []
         for request in cancelled:
@@ -87,7 +87,7 @@ class WaitingRequests(Generic[Job]):
         for request in batch.started:
             self._not_started -= 1
             self._totals.queue_wait.observe(now - request.since)
-        return batch.parts, batch.cost, dropped
+        return batch.parts, dropped
 
     def _has_to_start(self, request: QueuedRequest[Job]) -> bool:
         return not request.launched and request in self._order
@@ -109,7 +109,6 @@ class _Batch(Generic[Job]):
         self._plan = model.plan()
         self.parts: list[tuple[QueuedRequest[Job], Job]] = []
         self.started: list[QueuedRequest[Job]] = []
-        self.cost = 0
 
     def price(self, request: QueuedRequest[Job]) -> int:
         return self._plan.price(request.job, request.done or 0)
@@ -123,7 +122,6 @@ class _Batch(Generic[Job]):
         if not request.launched:
             self.started.append(request)
         request.launched += 1
-        self.cost += part.cost
         request.done = part.done
         self.parts.append((request, part.job))
         return part.cost, 0 if part.done is None else max(1, part.left)

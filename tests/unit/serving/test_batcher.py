@@ -10,7 +10,6 @@ from hiscore.errors import Code, RequestError
 from hiscore.serving import waiting
 from hiscore.serving.batched_model import BatchLimits, Part, WholeJobs
 from hiscore.serving.batcher import Batcher
-from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.queued_request import QueuedRequest
 
 FOREVER = float("inf")
@@ -436,23 +435,3 @@ def test_what_cannot_be_answered_harms_no_later_call(device: Device, job: int) -
     assert wait_until(lambda: answered(5))
     assert device.answers[5] == 50
     batcher.close()
-
-
-def test_the_next_batch_is_formed_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then whoever comes may still join it; then it is launched though nothing has finished."""
-    device = Device(async_launch=True)
-    batcher = device.batcher()
-    due = [FOREVER]
-    monkeypatch.setattr(LaunchPace, "due", lambda self: due[0] if self._running else 0.0)
-    submit(device, batcher, 1)
-    assert device.wait(lambda: len(device.launched) == 1)
-    submit(device, batcher, 2)
-    submit(device, batcher, 3)
-    assert device.launched == [[1]]
-    due[0] = time.monotonic() + 0.01
-    submit(device, batcher, 4)
-    assert device.wait(lambda: len(device.launched) == 2)
-    assert device.launched == [[1], [2, 3, 4]]
-    device.finish_all()
-    batcher.close()
-    assert device.answers == {job: 10 * job for job in (1, 2, 3, 4)}
