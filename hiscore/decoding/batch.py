@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hiscore.arrays import Int32
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import DecodeBatch
+from hiscore.decoding.worker.interface import NO_PAGES, DecodeBatch, PrefillChunk
 from hiscore.decoding.worker.sampling_batch import History, LogitBias, Masks, Penalties, SamplingBatch
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -29,6 +29,18 @@ def make_decode_batch(sequences: list[Sequence]) -> DecodeBatch:
     if any(token is not None for token in tokens):
         forced = np.array([-1 if token is None else token for token in tokens], np.int32)
     return DecodeBatch(seq_indices, positions, make_sampling_batch(sequences, positions + 1), forced)
+
+
+def make_prefill_chunk(sequence: Sequence, tokens: int) -> PrefillChunk:
+    """The next tokens of a sequence's prompt."""
+    start, end = sequence.prefilled, sequence.prefilled + tokens
+    last, params = tokens == sequence.prompt_left, sequence.call.params
+    # Nothing will read the keys and values of a sequence that ends with its first token: no offload.
+    host_pages = sequence.host_pages if params.max_tokens > 1 else NO_PAGES
+    return PrefillChunk(
+        sequence.seq_index, sequence.call.prompt[start:end], start, sequence.staging_pages, host_pages, last,
+        full_attention=not params.sparse,
+    )  # fmt: skip
 
 
 def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> SamplingBatch:

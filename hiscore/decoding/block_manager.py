@@ -1,4 +1,4 @@
-"""What a sequence needs of every pool, and who holds which pages.
+"""Who holds which pages of every pool.
 
 Host pages are given out in blocks. A sequence has pages for its tokens and the next one, and is given more as it
 grows; when a pool runs out, the scheduler preempts. Bookkeeping only: no tensor, no device.
@@ -11,25 +11,17 @@ import numpy as np
 from hiscore.arrays import Int32
 from hiscore.decoding.block_pool import BlockPool
 from hiscore.decoding.host_pool import HostPool
+from hiscore.decoding.page_needs import (
+    NOTHING,
+    PagesNeeded,
+    device_pages_of,
+    pages_needed,
+    staging_pages_of,
+)
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, Found
-from hiscore.decoding.sequence import DecodeCall, Sequence
-from hiscore.decoding.worker.interface import NO_PAGES, STAGING_PAGE_SIZE, CacheConfig, Growth, Prefix
-from hiscore.errors import RequestError
-
-
-@dataclass(frozen=True)
-class PagesNeeded:
-    """Blocks of the host pool, and pages of the others. A sequence also needs one index."""
-
-    host: int
-    device: int
-    staging: int
-
-    def __add__(self, other: "PagesNeeded") -> "PagesNeeded":
-        return PagesNeeded(self.host + other.host, self.device + other.device, self.staging + other.staging)
-
-
-NOTHING = PagesNeeded(0, 0, 0)
+from hiscore.decoding.sequence import Sequence
+from hiscore.decoding.worker.cache_config import CacheConfig
+from hiscore.decoding.worker.interface import NO_PAGES, Growth, Prefix
 
 
 @dataclass(frozen=True)
@@ -45,69 +37,6 @@ class Release:
     seq_index: int
     host: Int32
     device: Int32
-
-
-def pages_needed(
-    call: DecodeCall, tokens: int, cache_config: CacheConfig, whole: bool = False
-) -> PagesNeeded:
-    """What a sequence of so many tokens holds: room for these and the next, and staging to prefill them."""
-    blocks = tokens // cache_config.block_tokens + 1
-    pages = min(blocks * cache_config.block_pages, cache_config.max_pages)
-    device = device_pages_of(pages, call, cache_config, whole)
-    return PagesNeeded(blocks, device, staging_pages_of(tokens))
-
-
-def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig, whole: bool = False) -> int:
-    """Device pages of a sequence with so many pages on the host; whole: see `Sequence`."""
-    if cache_config.dense:
-        return 0
-    return min(pages, cache_config.buffer_pages) if call.params.sparse and not whole else pages
-
-
-def staging_pages_of(tokens: int) -> int:
-    """Staging pages of so many tokens."""
-    return -(-tokens // STAGING_PAGE_SIZE)
-
-
-def fill_max_tokens(call: DecodeCall, cache_config: CacheConfig) -> DecodeCall:
-    """A call without `max_tokens` gets what its prompt leaves of the context and of the pools, at least 1."""
-    if call.params.max_tokens:
-        return call
-    most = min(cache_config.context_length, *(tokens for tokens, _ in capacities(call, cache_config)))
-    return replace(call, params=replace(call.params, max_tokens=max(1, most - len(call.prompt))))
-
-
-def capacities(call: DecodeCall, cache_config: CacheConfig) -> list[tuple[int, str]]:
-    """Tokens of a sequence that has each pool to itself, and what to say of that pool."""
-    config = cache_config
-    blocks = config.host_pages // config.block_pages
-    host = (blocks * config.block_tokens, "the host's pool holds {} (HOST_KV_BYTES)")
-    device = (config.context_length, "")
-    # A sparse one that is longer than its buffer needs no more of the device than that.
-    if not config.dense and (not call.params.sparse or config.device_pages < config.buffer_pages):
-        hint = "" if call.params.sparse else " without selection, as parameter 'sparse' asks,"
-        device = (
-            config.device_pages * config.page_size,
-            f"the device's pool{hint} holds {{}} (DEVICE_KV_BYTES)",
-        )
-    return [host, device]
-
-
-def check_fits(call: DecodeCall, cache_config: CacheConfig) -> None:
-    """Refuse a call that could never end, with all the pools to itself.
-
-    Raises:
-        RequestError: The context or a pool is too small; the message says which, and its size in tokens.
-    """
-    prompt, max_tokens = len(call.prompt), call.params.max_tokens
-    total = f"the prompt of {prompt} tokens and max_tokens {max_tokens} make {prompt + max_tokens} tokens"
-    if prompt + max_tokens > cache_config.context_length:
-        raise RequestError(f"{total}: at most {cache_config.context_length} ({cache_config.context_setting})")
-    for tokens, what in capacities(call, cache_config):
-        if prompt + max_tokens > tokens:
-            raise RequestError(f"{total}: {what.format(tokens)}")
-    if prompt > (most := cache_config.staging_pages * STAGING_PAGE_SIZE):
-        raise RequestError(f"the prompt has {prompt} tokens: at most {most} can be prefilled")
 
 
 class BlockManager:
@@ -167,6 +96,21 @@ class BlockManager:
             sequence.seq_index, len(blocks) * self._cache_config.block_tokens, self._pages_of(found.blocks),
             self._pages_of(blocks), sequence.staging_pages,
         )  # fmt: skip
+
+    def needed_to_start(self, sequence: Sequence) -> PagesNeeded:
+        """What a sequence that waits needs besides the host pages that it has."""
+        config = self._cache_config
+        if len(sequence.host_pages):
+            # It may have more pages than its length needs: one that starts over gets all that it had.
+            held = len(sequence.host_pages) * config.page_size - 1
+            needed = pages_needed(sequence.call, max(sequence.length, held), config, sequence.whole)
+            host, staging = len(self.blocks_of(sequence)), staging_pages_of(sequence.length)
+            return replace(needed, host=needed.host - host, staging=staging)
+        # One that starts over soon has what it had: with less it would only be preempted again.
+        prompt = len(sequence.call.prompt)
+        tokens = prompt + max(0, sequence.replayed - 1)
+        needed = pages_needed(sequence.call, tokens, config, sequence.whole)
+        return replace(needed, staging=staging_pages_of(prompt))
 
     def missing(self, sequence: Sequence) -> PagesNeeded:
         """What a running sequence needs before its next step."""

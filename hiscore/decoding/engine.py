@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from hiscore.decoding.block_manager import check_fits, fill_max_tokens
 from hiscore.decoding.in_flight import InFlight
 from hiscore.decoding.inbox import Inbox
 from hiscore.decoding.masks import MaskThreads
+from hiscore.decoding.page_needs import check_fits, fill_max_tokens
 from hiscore.decoding.preemption import Patience
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.scheduler import Scheduler
@@ -200,7 +200,7 @@ class DecodeEngine:
         return launched
 
     def _update_room(self) -> None:
-        waiting = len(self._scheduler.waiting)
+        waiting = len(self._scheduler.queues.waiting)
         # Calls that can start at once do not count as waiting.
         startable = 0 if waiting else self._scheduler.blocks.seq_indices.num_free
         self._inbox.update_room(waiting, startable)

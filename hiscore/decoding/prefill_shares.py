@@ -8,7 +8,7 @@ block: attention then adds up the same keys together wherever a prompt is cut, a
 from collections.abc import Iterable
 
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import CacheConfig
+from hiscore.decoding.worker.cache_config import CacheConfig
 
 
 def share_forward(sequences: Iterable[Sequence], cache_config: CacheConfig) -> list[tuple[Sequence, int]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hiscore.arrays import Int32
 from hiscore.decoding.host_pool import HostPool
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import CacheConfig
+from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.page_hashes import PageHashes
 
 

@@ -9,7 +9,7 @@ still generate, so that it is not soon spilled once more; the shortest first, on
 from collections.abc import Iterable
 
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import CacheConfig
+from hiscore.decoding.worker.cache_config import CacheConfig
 
 LEAST_LEFT = 64
 """A sequence that generates fewer tokens is not worth the copy of all that it has."""

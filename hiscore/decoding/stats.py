@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hiscore.decoding.scheduler import Scheduler
-from hiscore.decoding.worker.interface import CacheConfig, ForwardResult
+from hiscore.decoding.worker.cache_config import CacheConfig
+from hiscore.decoding.worker.interface import ForwardResult
 from hiscore.errors import REASONS
 
 # Metric -> (field of EngineStats, help).
@@ -141,10 +142,10 @@ class Tally:
             cached_tokens=scheduler.prefix_cache.cached_tokens,
             prefix_hits=scheduler.prefix_cache.hits,
             preemptions=scheduler.preemptions,
-            waiting=len(scheduler.waiting),
-            prefilling=len(scheduler.prefilling) + len(scheduler.admitted),
-            running=len(scheduler.running),
-            preempted=len(scheduler.preempted),
+            waiting=len(scheduler.queues.waiting),
+            prefilling=len(scheduler.queues.prefilling) + len(scheduler.queues.admitted),
+            running=len(scheduler.queues.running),
+            preempted=len(scheduler.queues.preempted),
             backup_lag=self.total.backup_lag if blocks.seq_indices.num_used else 0,
             host_rows=blocks.host.num_used * cache_config.page_size,
             device_rows=blocks.device.num_used * cache_config.page_size,

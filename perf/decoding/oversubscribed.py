@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget, staging_token_bytes
-from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
 from hiscore.settings import CacheSettings
 from perf.decoding.device_bytes import model_shape, request_bytes
 from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, dtype, shared_weights

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
 from hiscore.decoding.worker.interface import (
-    STAGING_PAGE_SIZE,
     Admission,
     DecodeBatch,
     ForwardResult,

@@ -17,11 +17,10 @@ from hiscore.arrays import Int32
 from hiscore.decoding.batch import uniform
 from hiscore.decoding.preemption import Patience
 from hiscore.decoding.sequence import DecodeCall
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.interface import (
     NO_PAGES,
-    STAGING_PAGE_SIZE,
     Admission,
-    CacheConfig,
     DecodeBatch,
     ForwardResult,
     Growth,

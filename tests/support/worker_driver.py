@@ -9,17 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.block_manager import BlockManager, PagesNeeded, device_pages_of, pages_needed
+from hiscore.decoding.block_manager import BlockManager
+from hiscore.decoding.page_needs import PagesNeeded, device_pages_of, pages_needed
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.worker.interface import (
-    STAGING_PAGE_SIZE,
-    DecodeBatch,
-    ForwardResult,
-    PendingForward,
-    PrefillChunk,
-)
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
+from hiscore.decoding.worker.interface import DecodeBatch, ForwardResult, PendingForward, PrefillChunk
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_cache import forget

@@ -9,7 +9,7 @@ import torch
 
 from hiscore.decoding.kv_cache.shape import CacheShape, newest_selected
 from hiscore.decoding.sparse.selectors import SELECTORS
-from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.offload_schedule import ring_pages
 from hiscore.settings import CacheSettings
 

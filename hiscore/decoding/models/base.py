@@ -9,7 +9,8 @@ from hiscore.arrays import Int32
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, PrefillChunk
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
+from hiscore.decoding.worker.interface import PrefillChunk
 
 
 class DecodeModel(Protocol):

@@ -16,8 +16,9 @@ from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.models.gqa import GroupedModel
 from hiscore.decoding.models.mla import CUDA_ELEMENTS, LatentModel
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
-from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig, Worker
+from hiscore.decoding.worker.interface import Worker
 from hiscore.decoding.worker.memory import memory_budget, plan_memory, report_streams
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker

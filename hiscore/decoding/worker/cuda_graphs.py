@@ -16,9 +16,9 @@ from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
+from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.cuda_queues import CudaQueues
 from hiscore.decoding.worker.device_queues import Queue
-from hiscore.decoding.worker.interface import CacheConfig
 from hiscore.decoding.worker.step_runner import Attends, StepOutputs, decode_greedily, new_input_ids
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 

@@ -6,7 +6,7 @@ import torch
 
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.device import free_bytes, memory_of
 from hiscore.memory.host import available_host_bytes
 from hiscore.memory.ledger import Ledger

@@ -17,11 +17,10 @@ from hiscore.arrays import Int32
 from hiscore.decoding.models.base import DecodeModel, staging_slots
 from hiscore.decoding.sparse import residency
 from hiscore.decoding.worker.admission import fill_from_staging, index_from_staging
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.device_queues import DeviceQueues, Event, Queue
 from hiscore.decoding.worker.interface import (
-    STAGING_PAGE_SIZE,
     Admission,
-    CacheConfig,
     DecodeBatch,
     Growth,
     PendingForward,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.block_manager import PagesNeeded, check_fits, pages_needed
 from hiscore.decoding.block_pool import BlockPool
+from hiscore.decoding.page_needs import PagesNeeded, check_fits, pages_needed
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.errors import Code, PoolExhausted, RequestError

@@ -17,7 +17,8 @@ from hiscore.decoding import engine as engine_module
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Status
-from hiscore.decoding.worker.interface import NOT_FINITE, CacheConfig, DecodeBatch
+from hiscore.decoding.worker.cache_config import CacheConfig
+from hiscore.decoding.worker.interface import NOT_FINITE, DecodeBatch
 from hiscore.errors import Code, RequestError
 from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, patience
 

@@ -16,7 +16,7 @@ from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.scheduler import MAX_OVERTAKEN, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Sequence, Status
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.worker.interface import CacheConfig
+from hiscore.decoding.worker.cache_config import CacheConfig
 from tests.support.decode_worker import KINDS, TINY, patience
 
 WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_sequences=100)
@@ -458,7 +458,7 @@ def test_what_a_preempted_sequence_held_is_released_even_if_nothing_else_is_left
     drive, each = Drive(), sequence()
     drive.add(each)
     drive.go()
-    drive.scheduler._move(each, Status.PREEMPTED)
+    drive.scheduler.queues.move(each, Status.PREEMPTED)
     drive.scheduler.end(each)
     assert not drive.scheduler.idle
     assert len(drive.scheduler.schedule(lambda seq_index: True).releases) == 1
@@ -561,7 +561,7 @@ def test_one_that_starts_over_and_is_preempted_again_keeps_all_of_its_pages() ->
     scheduler = drive.scheduler
     for drops_host in (True, False):
         each.drops_host = drops_host
-        scheduler._move(each, Status.DRAINING)
+        scheduler.queues.move(each, Status.DRAINING)
         drive.until(each, Status.RUNNING)
         drive.go(3)
     assert 0 < each.sampled < each.replayed

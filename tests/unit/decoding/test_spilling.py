@@ -16,7 +16,7 @@ AUTO = replace(
 
 def kinds(scheduler: Scheduler) -> list[tuple[int, bool]]:
     """Device pages of those that run, and whether each attends to everything."""
-    return [(len(each.device_pages), each.whole) for each in scheduler.running]
+    return [(len(each.device_pages), each.whole) for each in scheduler.queues.running]
 
 
 def start(*sequences: Sequence) -> Drive:

@@ -89,15 +89,15 @@ def test_a_snapshot_shows_what_the_scheduler_holds() -> None:
     waiting = tally.snapshot(scheduler, TINY)
     assert (waiting.waiting, waiting.host_rows, waiting.idle) == (9, 0, False)
     scheduler.schedule(lambda seq_index: False)
-    (first, second, third, fourth) = scheduler.admitted
+    (first, second, third, fourth) = scheduler.queues.admitted
     for sequence, status in ((first, Status.RUNNING), (second, Status.PREEMPTED), (third, Status.PREFILLING)):
-        scheduler._move(sequence, status)
+        scheduler.queues.move(sequence, status)
     scheduler.preemptions = 5
     now = tally.snapshot(scheduler, TINY)
     assert (now.waiting, now.prefilling, now.running, now.preempted) == (5, 2, 1, 1)
     assert (now.host_rows, now.device_rows) == (4 * 6 * TINY.page_size, 4 * 5 * TINY.page_size)
     assert (now.preemptions, now.backup_lag, now.steps) == (5, 6, 9)
-    for sequence in list(scheduler.waiting):
+    for sequence in list(scheduler.queues.waiting):
         scheduler.end(sequence)
     assert not tally.snapshot(scheduler, TINY).idle
     assert fourth.status is Status.ADMITTED

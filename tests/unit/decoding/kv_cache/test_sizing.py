@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.block_manager import check_fits
 from hiscore.decoding.kv_cache.sizing import (
     CONTEXT_PAGE,
     SHORTEST,
@@ -19,9 +18,10 @@ from hiscore.decoding.kv_cache.sizing import (
     plan_cache,
     staging_token_bytes,
 )
+from hiscore.decoding.page_needs import check_fits
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
-from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.settings import BackupProtocol, CacheSettings
 
 MIB = 2**20

@@ -12,7 +12,7 @@ from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache, staging_token_bytes
 from hiscore.decoding.worker import memory
 from hiscore.decoding.worker.build import _activation_bytes
-from hiscore.decoding.worker.interface import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.memory import (
     default_device_bytes,
     memory_budget,

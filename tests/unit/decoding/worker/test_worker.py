@@ -9,14 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.device_queues import Event, Queue
-from hiscore.decoding.worker.interface import (
-    NO_PAGES,
-    NOT_FINITE,
-    CacheConfig,
-    DecodeBatch,
-    PrefillChunk,
-)
+from hiscore.decoding.worker.interface import NO_PAGES, NOT_FINITE, DecodeBatch, PrefillChunk
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.sampling_batch import LogitBias, SamplingBatch
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids

@@ -1,0 +1,85 @@
+"""What a sequence needs of every pool, and whether it could ever have it."""
+
+from dataclasses import dataclass, replace
+
+from hiscore.decoding.sequence import DecodeCall
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.errors import RequestError
+
+
+@dataclass(frozen=True)
+class PagesNeeded:
+    """Blocks of the host pool, and pages of the others. A sequence also needs one index."""
+
+    host: int
+    device: int
+    staging: int
+
+    def __add__(self, other: "PagesNeeded") -> "PagesNeeded":
+        return PagesNeeded(self.host + other.host, self.device + other.device, self.staging + other.staging)
+
+
+NOTHING = PagesNeeded(0, 0, 0)
+
+
+def pages_needed(
+    call: DecodeCall, tokens: int, cache_config: CacheConfig, whole: bool = False
+) -> PagesNeeded:
+    """What a sequence of so many tokens holds: room for these and the next, and staging to prefill them."""
+    blocks = tokens // cache_config.block_tokens + 1
+    pages = min(blocks * cache_config.block_pages, cache_config.max_pages)
+    device = device_pages_of(pages, call, cache_config, whole)
+    return PagesNeeded(blocks, device, staging_pages_of(tokens))
+
+
+def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig, whole: bool = False) -> int:
+    """Device pages of a sequence with so many pages on the host; whole: see `Sequence`."""
+    if cache_config.dense:
+        return 0
+    return min(pages, cache_config.buffer_pages) if call.params.sparse and not whole else pages
+
+
+def staging_pages_of(tokens: int) -> int:
+    """Staging pages of so many tokens."""
+    return -(-tokens // STAGING_PAGE_SIZE)
+
+
+def fill_max_tokens(call: DecodeCall, cache_config: CacheConfig) -> DecodeCall:
+    """A call without `max_tokens` gets what its prompt leaves of the context and of the pools, at least 1."""
+    if call.params.max_tokens:
+        return call
+    most = min(cache_config.context_length, *(tokens for tokens, _ in capacities(call, cache_config)))
+    return replace(call, params=replace(call.params, max_tokens=max(1, most - len(call.prompt))))
+
+
+def capacities(call: DecodeCall, cache_config: CacheConfig) -> list[tuple[int, str]]:
+    """Tokens of a sequence that has each pool to itself, and what to say of that pool."""
+    config = cache_config
+    blocks = config.host_pages // config.block_pages
+    host = (blocks * config.block_tokens, "the host's pool holds {} (HOST_KV_BYTES)")
+    device = (config.context_length, "")
+    # A sparse one that is longer than its buffer needs no more of the device than that.
+    if not config.dense and (not call.params.sparse or config.device_pages < config.buffer_pages):
+        hint = "" if call.params.sparse else " without selection, as parameter 'sparse' asks,"
+        device = (
+            config.device_pages * config.page_size,
+            f"the device's pool{hint} holds {{}} (DEVICE_KV_BYTES)",
+        )
+    return [host, device]
+
+
+def check_fits(call: DecodeCall, cache_config: CacheConfig) -> None:
+    """Refuse a call that could never end, with all the pools to itself.
+
+    Raises:
+        RequestError: The context or a pool is too small; the message says which, and its size in tokens.
+    """
+    prompt, max_tokens = len(call.prompt), call.params.max_tokens
+    total = f"the prompt of {prompt} tokens and max_tokens {max_tokens} make {prompt + max_tokens} tokens"
+    if prompt + max_tokens > cache_config.context_length:
+        raise RequestError(f"{total}: at most {cache_config.context_length} ({cache_config.context_setting})")
+    for tokens, what in capacities(call, cache_config):
+        if prompt + max_tokens > tokens:
+            raise RequestError(f"{total}: {what.format(tokens)}")
+    if prompt > (most := cache_config.staging_pages * STAGING_PAGE_SIZE):
+        raise RequestError(f"the prompt has {prompt} tokens: at most {most} can be prefilled")

@@ -1,0 +1,65 @@
+"""All sequences by their status."""
+
+import heapq
+from itertools import islice
+
+from hiscore.decoding.sequence import Sequence, Status
+
+LOOK_AHEAD = 16
+"""How many from the front of each queue are considered in an iteration."""
+
+Fifo = dict[Sequence, None]  # a set in order of insertion
+
+
+def by_age(sequence: Sequence) -> int:
+    """A key that sorts the oldest first; one that was preempted for another is new again."""
+    return sequence.queue_position
+
+
+class Queues:
+    """A queue for each status but FINISHED."""
+
+    def __init__(self) -> None:
+        self._of: dict[Status, Fifo] = {status: {} for status in Status if status is not Status.FINISHED}
+        self.waiting = self._of[Status.WAITING]
+        self.prefilling = self._of[Status.PREFILLING]
+        self.admitted = self._of[Status.ADMITTED]
+        self.running = self._of[Status.RUNNING]
+        self.draining = self._of[Status.DRAINING]
+        self.preempted = self._of[Status.PREEMPTED]
+        self._queued = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is any sequence."""
+        return any(self._of.values())
+
+    def __getitem__(self, status: Status) -> Fifo:
+        return self._of[status]
+
+    @property
+    def active(self) -> list[Sequence]:
+        """Those that have started and go on."""
+        return [*self.prefilling, *self.admitted, *self.running]
+
+    @property
+    def front(self) -> list[Sequence]:
+        """The first of those that wait, new or preempted, in order."""
+        first = [*islice(self.waiting, LOOK_AHEAD), *heapq.nsmallest(LOOK_AHEAD, self.preempted, key=by_age)]
+        return sorted(first, key=by_age)
+
+    def enqueue(self, sequence: Sequence, step: int) -> None:
+        """Make a sequence the last of those that wait, from this step on."""
+        self._queued += 1
+        sequence.queue_position, sequence.waiting_since = self._queued, step
+
+    def add(self, sequence: Sequence, step: int) -> None:
+        """Queue a new sequence."""
+        self.enqueue(sequence, step)
+        self.waiting[sequence] = None
+
+    def move(self, sequence: Sequence, status: Status) -> None:
+        """Give a sequence another status."""
+        del self._of[sequence.status][sequence]
+        sequence.status = status
+        if status is not Status.FINISHED:
+            self._of[status][sequence] = None

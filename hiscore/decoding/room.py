@@ -1,0 +1,80 @@
+"""Room for those that run and those that start: spilled, preempted or recalled for it."""
+
+from collections.abc import Iterable
+
+from hiscore.decoding.block_manager import BlockManager, Release
+from hiscore.decoding.page_needs import NOTHING, PagesNeeded
+from hiscore.decoding.preemption import newest
+from hiscore.decoding.queues import Queues
+from hiscore.decoding.schedule import Schedule
+from hiscore.decoding.sequence import Sequence, Status
+from hiscore.decoding.spilling import to_recall, to_spill
+from hiscore.decoding.worker.cache_config import CacheConfig
+
+
+class Room:
+    """Finds pages, and takes them from others where there are none."""
+
+    def __init__(self, queues: Queues, blocks: BlockManager, cache_config: CacheConfig) -> None:
+        self._queues, self._blocks, self._cache_config = queues, blocks, cache_config
+
+    def for_token(self, sequence: Sequence, schedule: Schedule) -> bool:
+        """Give a running sequence room for its next token; preempt the newest if there is none."""
+        missing = self._blocks.missing(sequence)
+        while missing is not NOTHING:
+            lacks_host = missing.host > self._blocks.host.num_free
+            if not lacks_host and missing.device <= self._blocks.device.num_free:
+                schedule.growths.append(self._blocks.grow(sequence, missing))
+                break
+            if not self._take(sequence, lacks_host, schedule):
+                return False
+        return True
+
+    def _take(self, sequence: Sequence, lacks_host: bool, schedule: Schedule) -> bool:
+        """Take memory from the newest; returns whether some is free at once."""
+        if self._queues.draining or (not lacks_host and self.spill(self._queues.running)):
+            return False
+        victim = newest([*self._queues.running, *self._queues.preempted], on_host=lacks_host)
+        assert victim is not None  # the sequence itself
+        if victim.status is Status.PREEMPTED:
+            self.drop_host(victim, schedule.releases)
+            return True
+        # Those that are being prefilled may be newer still: they are preempted when they run.
+        if victim is not sequence or not (self._queues.prefilling or self._queues.admitted):
+            victim.drops_host = lacks_host
+            self._queues.move(victim, Status.DRAINING)
+        return False
+
+    def spill(self, candidates: Iterable[Sequence]) -> bool:
+        """Let the longest of the sequences select from now on; returns whether there is one to spill."""
+        longest = to_spill(candidates, self._cache_config)
+        if longest is None:
+            return False
+        longest.whole = False
+        if longest.status is Status.RUNNING:
+            # It goes on from its host pages, with a buffer.
+            self._queues.move(longest, Status.DRAINING)
+        return True
+
+    def recall(self) -> None:
+        """Let a spilled sequence attend to everything again, if nobody waits and there is room for all of it."""
+        if (
+            not self._cache_config.whole_if_it_fits
+            or self._queues.waiting
+            or self._queues.preempted
+            or self._queues.draining
+        ):
+            return
+        free = self._blocks.device.num_free - self.spare().device
+        if recalled := to_recall(self._queues.running, free, self._cache_config):
+            recalled.whole = True
+            self._queues.move(recalled, Status.DRAINING)
+
+    def spare(self) -> PagesNeeded:
+        """What those that run may need next: it is left to them when another starts."""
+        return sum((self._blocks.will_grow(each) for each in self._queues.active), NOTHING)
+
+    def drop_host(self, sequence: Sequence, releases: list[Release]) -> None:
+        """Take the host pages of a preempted sequence."""
+        releases.append(self._blocks.free(sequence, keep_host=False))
+        sequence.start_over()

@@ -1,0 +1,63 @@
+"""Sizes of the pools, as the scheduler and the worker agree on them."""
+
+from dataclasses import dataclass
+
+STAGING_PAGE_SIZE = 16
+"""Tokens per page of the staging pool, in which prompts are prefilled."""
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """Pool sizes and limits that the scheduler plans with.
+
+    Attributes:
+        page_size: Tokens per page of the host pool and of the device buffers.
+        lru_pages: Device pages of a sparse sequence that swap-ins replace, least recently used first.
+        ring_pages: Device pages of a sparse sequence that hold its newest tokens.
+        host_pages: Pages of the host pool.
+        device_pages: Pages of the device pool.
+        staging_pages: Pages of the staging pool, `STAGING_PAGE_SIZE` tokens each.
+        max_sequences: Sequences that may hold pages on the device at once.
+        prefill_token_budget: Tokens of one prefill forward at most.
+        context_length: Tokens of a sequence at most.
+        dense: Every layer is dense: sequences own no pages of the device pool.
+        whole_if_it_fits: Sequences attend to everything while the device has room for all of them.
+        context_setting: The setting that decides `context_length`.
+        block_size: Tokens for which a sequence gets host pages at once, a multiple of `page_size`; 0: one page.
+        prefix_cache: What sequences leave on the host is found by others that begin alike.
+    """
+
+    page_size: int
+    lru_pages: int
+    ring_pages: int
+    host_pages: int
+    device_pages: int
+    staging_pages: int
+    max_sequences: int
+    prefill_token_budget: int
+    context_length: int
+    dense: bool = False
+    whole_if_it_fits: bool = False
+    context_setting: str = "MAX_CONTEXT"
+    block_size: int = 0
+    prefix_cache: bool = False
+
+    @property
+    def block_pages(self) -> int:
+        """Host pages of a block."""
+        return max(1, self.block_size // self.page_size)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self.block_pages * self.page_size
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the longest sequence."""
+        return -(-self.context_length // self.page_size)
+
+    @property
+    def buffer_pages(self) -> int:
+        """Device pages of a sparse sequence at most."""
+        return self.lru_pages + self.ring_pages
