@@ -20,7 +20,7 @@ import torch
 
 from hiscore.parallel.group import Distributed
 from hiscore.parallel.pulse import Watch
-from hiscore.parallel.rank import Leader, OneRank, Rank, RankError, Work
+from hiscore.parallel.rank import Leader, OneRank, Rank, RankError, Work, meet
 from hiscore.parallel.shard import Shard
 from hiscore.parallel.start import spawn, store_path, use
 
@@ -62,6 +62,7 @@ class Ranks(Leader):
         use(devices[0], len(devices))
         shard = Shard(0, len(devices))
         self.rank = Rank(devices[0], Distributed(store_path(store), shard, devices[0]))
+        self.do(meet)
         self._watch.patient.clear()
 
     def __enter__(self) -> "Ranks":

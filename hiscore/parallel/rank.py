@@ -32,6 +32,11 @@ class Rank:
         return self.group.shard
 
 
+def meet(rank: Rank) -> None:
+    """The first exchange. NCCL makes its connections then, for seconds in which a process may say nothing."""
+    rank.group.sum(torch.zeros(1, device=rank.device)).cpu()
+
+
 class Work(Protocol[T_co]):
     """What every rank does, each with its own share: a picklable callable, such as a `functools.partial`."""
 
