@@ -96,15 +96,15 @@ def test_a_copy_that_fails_leaves_those_before_it_under_way(path: Any) -> None:
             super().copy(launch)
 
     SecondFails(patience=1_000).install(driver.worker)
-    with pytest.raises(MemoryError):
-        driver.admit(prompt(LENGTH), 20)
-    seq_index = 0
+    seq_index, _ = driver.admit(prompt(LENGTH), 20)
+    failures = [error for result in driver.results for error in result.failures.values()]
+    assert [type(error) for error in failures] == [MemoryError]
     assert not schedule.drained(seq_index)
-    assert schedule.lag()[seq_index] == CHUNK
+    assert schedule.lag()[seq_index] >= CHUNK
     with pytest.raises(RuntimeError, match="in flight"):
         schedule.release(seq_index)
     driver.drain(seq_index)
-    assert schedule.offloaded_tokens == CHUNK
+    assert schedule.offloaded_tokens == LENGTH - CHUNK  # all parts but the second
     driver.worker.release(seq_index, NO_PAGES, NO_PAGES)
     assert schedule.lag()[seq_index] == 0
     # The seq_index, its pages and its staging serve the next one.

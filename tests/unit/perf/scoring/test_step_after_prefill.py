@@ -32,7 +32,7 @@ def test_a_decode_step_computes_what_a_longer_prompt_would(
     runner = stepping.runner
     assert isinstance(runner, StepAfter)
     assert runner.stepped is not None
-    found = scorer._head.label_logits(runner.stepped, LABELS).numpy()
+    found = scorer._computation.head.label_logits(runner.stepped, LABELS).numpy()
     singles = [single for call in calls for single in variants.as_single_items(call)]
 
     def after(tokens: np.ndarray) -> np.ndarray:
