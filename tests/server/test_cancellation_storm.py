@@ -96,7 +96,7 @@ def test_after_storms_of_cancellations_all_is_as_before(abused: Server, tiny_lm:
     # gRPC keeps some of either for a while: far fewer than one for each that was cancelled.
     assert after.threads <= before.threads + UNDER_WAY
     assert after.files <= before.files + UNDER_WAY
-    # 400 more of either kind: 50 KiB for each would be seen. oneDNN compiles code for numbers of rows that are new.
+    # 400 more of either kind: 50 KiB for each would be seen. oneDNN compiles code for new numbers of rows.
     assert after.memory - before.memory < 20
     # What it counts goes on rising, about once a second: nothing waits behind what was cancelled.
     counted = tokens(server)
