@@ -114,21 +114,16 @@ class BlockManager:
 
     def missing(self, sequence: Sequence) -> PagesNeeded:
         """What a running sequence needs before its next step."""
-        config, held = self._cache_config, len(sequence.host_pages)
-        if sequence.length < held * config.page_size:
+        if sequence.length < len(sequence.host_pages) * self._cache_config.page_size:
             return NOTHING
-        pages = min(held + config.block_pages, config.max_pages)
-        device = device_pages_of(pages, sequence.call, config, sequence.whole) - len(sequence.device_pages)
-        return PagesNeeded(1, device, 0)
+        return self._next_block(sequence)
 
     def will_grow(self, sequence: Sequence) -> PagesNeeded:
         """What a sequence may need next: nothing if it has enough until its end."""
-        config, held = self._cache_config, len(sequence.host_pages)
-        if len(sequence.call.prompt) + sequence.call.params.max_tokens <= held * config.page_size:
+        room = len(sequence.host_pages) * self._cache_config.page_size
+        if len(sequence.call.prompt) + sequence.call.params.max_tokens <= room:
             return NOTHING
-        pages = min(held + config.block_pages, config.max_pages)
-        device = device_pages_of(pages, sequence.call, config, sequence.whole) - len(sequence.device_pages)
-        return PagesNeeded(1, device, 0)
+        return self._next_block(sequence)
 
     def grow(self, sequence: Sequence, missing: PagesNeeded) -> Growth:
         """Give a running sequence what it misses."""
@@ -169,6 +164,13 @@ class BlockManager:
         """The host blocks that a sequence holds, in the order of positions: int32."""
         pages = self._cache_config.block_pages
         return (sequence.host_pages[::pages] // pages).astype(np.int32)
+
+    def _next_block(self, sequence: Sequence) -> PagesNeeded:
+        """A block of the host's, and the device pages that come with it."""
+        config = self._cache_config
+        pages = min(len(sequence.host_pages) + config.block_pages, config.max_pages)
+        device = device_pages_of(pages, sequence.call, config, sequence.whole) - len(sequence.device_pages)
+        return PagesNeeded(1, device, 0)
 
     def _add_blocks(self, sequence: Sequence, blocks: Int32) -> None:
         pages = np.concatenate((sequence.host_pages, self._pages_of(blocks)))

@@ -176,12 +176,12 @@ class Scheduler:
             schedule.sampling = make_sampling_batch(schedule.completed, positions)
 
     def _add_chunk(self, sequence: Sequence, tokens: int, schedule: Schedule) -> None:
-        last = tokens == sequence.prompt_left
+        chunk = make_prefill_chunk(sequence, tokens)
         schedule.prefilling.append(sequence)
-        schedule.chunks.append(make_prefill_chunk(sequence, tokens))
-        sequence.prefilled += tokens
+        schedule.chunks.append(chunk)
+        sequence.prefilled = chunk.end
         sequence.in_flight += 1
-        if last:
+        if chunk.is_last:
             sequence.sampled += 1
             schedule.completed.append(sequence)
             if sequence.all_sampled:

@@ -85,7 +85,6 @@ class CheckpointReader:
             added = self._joined(biases, cut=Cut(cut.rows))
         elif bias:
             self.leave(biases)
-        # Quantised from float32, so that it is rounded once.
         if order is not None:
             order = order.to(self._device)
             added = None if added is None else added[order]
