@@ -53,8 +53,9 @@ class Ranks(Leader):
         self._channels: list[Connection] = []
         self._processes: list[Popen[bytes]] = []
         self._pulses: dict[int, socket.socket] = {}
-        # Open as long as the group lives: NCCL looks into it when it is first used.
-        self._store = store = os.memfd_create("hiscore-ranks")
+        # Never closed: torch's store opens it again, by its number, in its destructor, which runs at any time
+        # after this object is gone. Whatever had the number then would be written to, or waited for.
+        store = os.memfd_create("hiscore-ranks")
         for rank in range(1, len(devices)):
             self._start(Shard(rank, len(devices)), devices[rank], store)
         self._watch = Watch(self._pulses, self._lost)
@@ -114,7 +115,6 @@ class Ranks(Leader):
                 process.wait()
         for pulse in self._pulses.values():
             pulse.close()
-        os.close(self._store)
         torch.set_num_threads(self._threads)
 
     def _start(self, shard: Shard, device: torch.device, store: int) -> None:

@@ -1,5 +1,7 @@
 """Ranks as processes: what they exchange, that they see the same bytes, and what happens if one is lost."""
 
+import gc
+import os
 import random
 import subprocess
 import sys
@@ -86,12 +88,30 @@ def test_a_rank_that_is_lost_ends_the_instance_in_time_and_leaves_nothing(how: i
     ranks = Ranks([CPU] * 3, end=ended.set)
     children = set(psutil.Process().children()) - others
     assert len(children) == 2
+    ranks.do(partial(rank_work.exchange, mine=1))  # They have imported the module, which takes seconds.
     began = time.monotonic()
     # The first rank waits in a sum, as it would in a forward.
     threading.Thread(target=_quietly, args=(ranks, how), daemon=True).start()
     assert ended.wait(LOST_WITHIN_S), f"not noticed within {time.monotonic() - began} s"
     ranks.close()
     assert not [child for child in children if child.is_running()]
+
+
+def test_a_group_that_is_gone_writes_to_no_file_of_others(tmp_path: Path) -> None:
+    """torch's store opens its file by its number when it is destroyed."""
+    files = [os.open(tmp_path / str(i), os.O_CREAT | os.O_RDWR) for i in range(40)]
+    free = set(files)
+    _close(files)
+    ranks = Ranks([CPU] * 2)
+    ranks.do(partial(rank_work.exchange, mine=1))
+    ranks.close()
+    files = [os.open(tmp_path / str(i), os.O_CREAT | os.O_RDWR) for i in range(40)]
+    # The control: the store's number was among them, and stays taken.
+    assert [True for file in free - set(files) if "hiscore-ranks" in os.readlink(f"/proc/self/fd/{file}")]
+    del ranks
+    gc.collect()
+    assert {os.fstat(file).st_size for file in files} == {0}
+    _close(files)
 
 
 def test_ranks_that_live_are_not_taken_for_lost() -> None:
@@ -129,6 +149,11 @@ def test_followers_end_when_the_first_rank_is_killed() -> None:
     first.kill()
     first.communicate()
     follower.wait(LOST_WITHIN_S)
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
 
 
 def _quietly(ranks: Ranks, how: int) -> None:
