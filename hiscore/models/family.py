@@ -206,6 +206,13 @@ class DsaFamily:
             _one_kv_head_per_head,
             key_rule("scoring_func", one_of("sigmoid"), "scoring_func '{value}' is not sigmoid"),
             key_rule("topk_method", one_of("noaux_tc"), "topk_method '{value}' is not noaux_tc"),
+            key_rule("moe_layer_freq", one_of(1), "moe_layer_freq is {value}, not 1"),
+            key_rule("rope_interleave", one_of(True), "rope_interleave is {value}, not true"),
+            key_rule(
+                "indexer_rope_interleave",
+                one_of(self.interleaved_indexer),
+                f"indexer_rope_interleave is {{value}}, and the family's indexer has {self.interleaved_indexer}",
+            ),
             key_rule(
                 "layer_types",
                 lambda kinds: kinds is None or set(kinds) == {"deepseek_sparse_attention"},

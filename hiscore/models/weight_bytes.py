@@ -41,15 +41,22 @@ def weight_bytes(
         "quantization_config"
     )
     bits = _stored_bits(quantised or {})
+    unused = _lookahead(config)
     total = 0.0
     for name, dtype, shape in _tensors(checkpoint):
-        if COMPANION.search(name) or OF_IMAGES.match(name):
+        if COMPANION.search(name) or OF_IMAGES.match(name) or name.startswith(unused):
             continue
         packed = 1 if dtype in FLOATS else NUMBER_BYTES[dtype] * 8 // bits
         # What a checkpoint in fp8 has in 16 bits stays so, as experts do.
         in_fp8 = projections_in_fp8 and PROJECTION.match(name) and (quantised is None or dtype not in FLOATS)
         total += share_of(name) * prod(shape) * packed * (1 if in_fp8 else number_bytes)
     return int(total)
+
+
+def _lookahead(config: dict[str, Any]) -> tuple[str, ...]:
+    """How the names of layers begin that predict further tokens, which are not loaded."""
+    layers, ahead = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
+    return tuple(f"model.layers.{layers + index}." for index in range(ahead or 0)) if layers else ()
 
 
 def _stored_bits(quantised: dict[str, Any]) -> int:

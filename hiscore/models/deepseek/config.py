@@ -69,6 +69,11 @@ class DsaArchitecture:
     """Layers after the last that predict further tokens: in the checkpoint, but not used here."""
 
     @property
+    def lookahead_prefixes(self) -> tuple[str, ...]:
+        """How the names of those layers' tensors begin."""
+        return tuple(f"model.layers.{self.layers + index}." for index in range(self.lookahead_layers))
+
+    @property
     def row_dim(self) -> int:
         """Width of a token's cache row: the latent, then the rotated key that all heads share."""
         return self.latent_rank + self.rope_dim

@@ -4,6 +4,7 @@ Absorbed: instead of expanding latents to keys and values for each head, one sma
 query to the latents' space, and another takes its result back. So attention works on the latents themselves.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from hiscore.models.family import ExpertNames
 from hiscore.models.loader import embedding_and_head
 from hiscore.models.reader import CheckpointReader
 from hiscore.numerics import at_least_float32
+
+log = logging.getLogger(__name__)
 
 EXPERTS = ExpertNames(
     count_key="n_routed_experts", width_key="moe_intermediate_size", normalise="norm_topk_prob"
@@ -129,8 +132,15 @@ def load_weights(
     embedding, head = embedding_and_head(reader, a.vocab_size, a.hidden_size, a.tied_head)
     layers = tuple(_layer(read, f"model.layers.{index}", a, index, dtype) for index in range(a.layers))
     final_norm = read.tensor("model.norm.weight", a.hidden_size)
-    ahead = tuple(f"model.layers.{a.layers + index}." for index in range(a.lookahead_layers))
-    if left_over := [name for name in reader.unread() if not name.startswith(ahead)]:
+    unread = reader.unread()
+    left_out = [name for name in unread if name.startswith(a.lookahead_prefixes)]
+    if left_out:
+        log.info(
+            "%s predicts further tokens: its %d tensors are left out",
+            " and ".join(prefix.rstrip(".") for prefix in a.lookahead_prefixes),
+            len(left_out),
+        )
+    if left_over := sorted(set(unread) - set(left_out)):
         raise UnsupportedCheckpoint(
             f"the checkpoint holds {len(left_over)} tensors that a {a.family} model does not have, "
             f"'{left_over[0]}' for one"

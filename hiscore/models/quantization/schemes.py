@@ -37,6 +37,8 @@ def _fp8(quantised: Config) -> str | None:
         return f"weight_block_size {block}"
     if (fmt := quantised.get("fmt", "e4m3")) != "e4m3":
         return f"fmt '{fmt}'"
+    if (scales := quantised.get("scale_fmt")) not in (None, "ue8m0"):
+        return f"scale_fmt '{scales}'"
     return None
 
 
