@@ -56,7 +56,7 @@ def capacities(call: DecodeCall, cache_config: CacheConfig) -> list[tuple[int, s
     """Tokens of a sequence that has each pool to itself, and what to say of that pool."""
     config = cache_config
     blocks = config.host_pages // config.block_pages
-    host = (blocks * config.block_tokens, "the host's pool holds {} (HOST_KV_BYTES)")
+    host = (blocks * config.block_tokens, f"the host's pool holds {{}} ({config.host_setting})")
     device = (config.context_length, "")
     # A sparse one that is longer than its buffer needs no more of the device than that.
     if not config.dense and (not call.params.sparse or config.device_pages < config.buffer_pages):

@@ -149,7 +149,8 @@ def _plan(
     if settings.selector == "auto" and per_host_page:
         # Most of the memory is for sequences that are on the device as a whole.
         fitting = max(max_pages, min(fitting, int(SPILLED_SHARE * free) // per_host_page))
-    host_pages = min(memory.host_bytes // bytes_of["host_kv"], all_pages, fitting)
+    on_host = memory.host_bytes // bytes_of["host_kv"]
+    host_pages = min(on_host, all_pages, fitting)
     free -= host_pages * per_host_page
     device_pages = min(free // per_device_page, all_pages) if buffer_pages else 0
     shape = replace(minimal, host_pages=host_pages, device_pages=device_pages)
@@ -159,6 +160,7 @@ def _plan(
         staging_pages=staging_tokens // STAGING_PAGE_SIZE, max_sequences=memory.max_sequences,
         prefill_token_budget=prefill_token_budget, context_length=model.context_length,
         dense=not shape.sparse_layers, whole_if_it_fits=settings.selector == "auto",
+        host_setting="DEVICE_KV_BYTES" if fitting < on_host else "HOST_KV_BYTES",
         block_size=max(BLOCK, shape.page_size), prefix_cache=settings.prefix_cache,
     )  # fmt: skip
     return shape, cache_config

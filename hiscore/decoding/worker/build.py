@@ -19,9 +19,10 @@ from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
 from hiscore.decoding.worker.interface import Worker
-from hiscore.decoding.worker.memory import memory_budget, plan_memory, report_streams
+from hiscore.decoding.worker.memory import memory_budget, plan_memory
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
+from hiscore.decoding.worker.pool_report import report_pools
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.activations import activation_bytes
@@ -183,7 +184,7 @@ def build_worker(
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
     staging = staging_tokens * staging_token_bytes(model_shape, dtype)
-    report_streams(shape, cache_config, shape.bytes(dtype), staging)
+    report_pools(shape, cache_config, shape.bytes(dtype), staging)
     if _is_latent(checkpoint):
         latent = DsaDecoder(checkpoint, device, dtype, settings.max_context)
         latent.after_layer = site.progress if site else no_progress

@@ -23,6 +23,7 @@ class CacheConfig:
         dense: Every layer is dense: sequences own no pages of the device pool.
         whole_if_it_fits: Sequences attend to everything while the device has room for all of them.
         context_setting: The setting that decides `context_length`.
+        host_setting: The setting that decides `host_pages`: each of them takes memory on the device, too.
         block_size: Tokens for which a sequence gets host pages at once, a multiple of `page_size`; 0: one page.
         prefix_cache: What sequences leave on the host is found by others that begin alike.
     """
@@ -39,6 +40,7 @@ class CacheConfig:
     dense: bool = False
     whole_if_it_fits: bool = False
     context_setting: str = "MAX_CONTEXT"
+    host_setting: str = "HOST_KV_BYTES"
     block_size: int = 0
     prefix_cache: bool = False
 

@@ -1,19 +1,13 @@
 """Where decode's memory goes: how large its pools are if nobody says, and the plan that is checked and logged."""
 
-import logging
-
 import torch
 
-from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.device import free_bytes, memory_of
 from hiscore.memory.host import available_host_bytes
 from hiscore.memory.ledger import Ledger
-from hiscore.memory.plan import MemoryLine, MemoryPlan, gib
+from hiscore.memory.plan import MemoryLine, MemoryPlan
 from hiscore.settings import CacheSettings
-
-log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = {"cpu": 32, "cuda": 64}
 """MAX_STREAMS if it is not set."""
@@ -85,35 +79,3 @@ def plan_memory(
     if device.type != "cuda":
         return [MemoryPlan("host", (pool, *lines))]
     return [MemoryPlan("host", (pool,)), MemoryPlan(memory_of(device), lines)]
-
-
-def streams_that_fit(shape: CacheShape, cache_config: CacheConfig) -> dict[str, int]:
-    """How many sequences each pool holds at once, by the setting of its size.
-
-    On the host sequences of the context's length; on the device as many full buffers, or whole sequences where
-    every layer is dense.
-    """
-    on_host = cache_config.host_pages // shape.max_pages
-    buffer = min(shape.max_pages, shape.buffer_pages)
-    on_device = on_host if cache_config.dense else cache_config.device_pages // buffer
-    return {"HOST_KV_BYTES": on_host, "DEVICE_KV_BYTES": on_device}
-
-
-def report_streams(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int], staging: int) -> None:
-    """Log streams, tokens and bytes of each pool, and warn if a pool holds fewer streams than may run."""
-    fit = streams_that_fit(shape, cache_config)
-    context, streams = cache_config.context_length, cache_config.max_sequences
-    log.info(
-        "at most %d streams of %d tokens; host: %d tokens in %s, %d streams of full length; device: %d tokens in "
-        "%s of buffers, %d full ones; dense layers %s, index %s; staging: %d tokens in %s",
-        streams, context, shape.host_pages * shape.page_size, gib(sizes["host_kv"]), fit["HOST_KV_BYTES"],
-        shape.device_pages * shape.page_size, gib(sizes["buffer"]), fit["DEVICE_KV_BYTES"],
-        gib(sizes["dense_kv"]), gib(sizes["index"]), cache_config.staging_pages * STAGING_PAGE_SIZE, gib(staging),
-    )  # fmt: skip
-    for setting, count in fit.items():
-        if count < streams:
-            log.warning(
-                "%s has room for %d streams of full length at once, fewer than the %d of MAX_STREAMS: raise it, "
-                "or lower MAX_CONTEXT (%d) or MAX_STREAMS",
-                setting, count, streams, context,
-            )  # fmt: skip

@@ -1,9 +1,6 @@
-"""Decode's pools at the defaults, for checkpoints and machines of every size; what is logged of them."""
+"""Decode's pools at the defaults, for checkpoints and machines of every size."""
 
-import logging
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +14,8 @@ from hiscore.decoding.worker.memory import (
     default_device_bytes,
     memory_budget,
     plan_memory,
-    report_streams,
-    streams_that_fit,
 )
+from hiscore.decoding.worker.pool_report import pools_of
 from hiscore.memory.ledger import Ledger
 from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from hiscore.models.support import context_limit
@@ -53,6 +49,11 @@ def planned(
     return shape, cache_config, plan_memory(device, shape.bytes(dtype), staging, weights, activations)
 
 
+def buffers(shape: CacheShape, cache_config: CacheConfig) -> int:
+    pools = pools_of(shape, cache_config, shape.bytes(torch.bfloat16), 0)
+    return next(pool.sequences for pool in pools if pool.name == "device buffers")
+
+
 def test_llama_on_80_gb_has_room_for_full_buffers() -> None:
     """Staging of the checkpoint's whole context took 16 of 20 GiB and left room for 2."""
     shape, cache_config, (_, plan) = planned("Llama-3.1-8B", CUDA, 79.1, 200)
@@ -62,8 +63,8 @@ def test_llama_on_80_gb_has_room_for_full_buffers() -> None:
         next(x.bytes for x in each.lines if x.name == "staging") for each in (plan, old_plan)
     )
     assert (staging / GIB, old_staging / GIB) == (4, 16)
-    assert streams_that_fit(old_shape, old)["DEVICE_KV_BYTES"] <= 4
-    assert streams_that_fit(shape, cache_config)["DEVICE_KV_BYTES"] >= 20
+    assert buffers(old_shape, old) <= 4
+    assert buffers(shape, cache_config) >= 20
 
 
 @pytest.mark.parametrize("gpu", [23.5, 79.1, 139.8])
@@ -101,24 +102,3 @@ def test_pools_of_all_gpus_together_fit_the_host(tmp_path: Path) -> None:
     ledger.claim("decode on cuda:0", host)
     with pytest.raises(MemoryExceeded, match="HOST_KV_BYTES"):
         Ledger(tmp_path).claim("decode on cuda:1", host)
-
-
-def test_streams_tokens_and_bytes_are_logged_and_too_few_streams_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    shape, cache_config, _ = planned("Llama-3.1-8B", CUDA, 79.1, 200)
-    report_streams(shape, cache_config, shape.bytes(torch.bfloat16), 4 * GIB)
-    fit = streams_that_fit(shape, cache_config)
-    text = caplog.text
-    assert "at most 64 streams of 32768 tokens" in text
-    assert f"host: {shape.host_pages * 32} tokens in" in text
-    assert "staging: 32768 tokens in 4.00 GiB" in text
-    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert [each.split()[0] for each in warnings] == ["HOST_KV_BYTES", "DEVICE_KV_BYTES"]
-    assert f"has room for {fit['DEVICE_KV_BYTES']} streams of full length at once" in warnings[1]
-    # Nothing to warn of where as many streams may run as fit.
-    caplog.clear()
-    few: Any = replace(cache_config, max_sequences=min(fit.values()))
-    report_streams(shape, few, shape.bytes(torch.bfloat16), 0)
-    assert all(each.levelno == logging.INFO for each in caplog.records)

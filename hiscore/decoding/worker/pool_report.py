@@ -1,0 +1,93 @@
+"""What decode's pools hold: logged at the start, with a warning where fewer sequences fit than may run."""
+
+import logging
+from dataclasses import dataclass
+
+from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.memory.plan import gib
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool, and how much of it one sequence of the whole context takes.
+
+    Attributes:
+        name: For people.
+        bytes: Its size.
+        tokens: How many it has room for.
+        sequences: How many of the whole context it holds at once.
+        setting: What decides its size.
+        is_shared: Sequences that run share it; else it serves one at a time, as staging does.
+    """
+
+    name: str
+    bytes: int
+    tokens: int
+    sequences: int
+    setting: str
+    is_shared: bool = True
+
+
+def pools_of(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int], staging: int) -> list[Pool]:
+    """The pools that there are.
+
+    Args:
+        shape: Of the cache.
+        cache_config: As the scheduler plans with it.
+        sizes: Of the cache's tensors, in bytes.
+        staging: Bytes of the staging pool.
+    """
+    config, max_pages = cache_config, shape.max_pages
+    on_host = config.host_pages // max_pages
+    host_tokens, device_tokens = config.host_pages * config.page_size, config.device_pages * config.page_size
+    staging_tokens = config.staging_pages * STAGING_PAGE_SIZE
+    buffers = config.device_pages // min(max_pages, shape.buffer_pages)
+    pools = [
+        Pool("host", sizes["host_kv"], host_tokens, on_host, config.host_setting),
+        Pool("device buffers", sizes["buffer"], device_tokens, buffers, "DEVICE_KV_BYTES"),
+        # Every page of the host has its place in these.
+        Pool("dense layers", sizes["dense_kv"], host_tokens, on_host, config.host_setting),
+        Pool("index", sizes["index"], host_tokens, on_host, config.host_setting),
+        Pool(
+            "staging", staging, staging_tokens, staging_tokens // config.context_length, "MAX_CONTEXT",
+            is_shared=False,
+        ),
+    ]  # fmt: skip
+    return [pool for pool in pools if pool.bytes]
+
+
+def report_pools(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int], staging: int) -> None:
+    """Log bytes, tokens and sequences of each pool, and warn where one holds fewer sequences than may run.
+
+    Args: As of `pools_of`.
+    """
+    pools = pools_of(shape, cache_config, sizes, staging)
+    streams, context = cache_config.max_sequences, cache_config.context_length
+    rows = [
+        f"  {pool.name:<14} {gib(pool.bytes):>11}  {pool.tokens:>9} tokens  {pool.sequences:>5} sequences  "
+        f"{pool.setting}"
+        for pool in pools
+    ]
+    log.info(
+        "pools of decode, for at most %d sequences of at most %d tokens:\n%s",
+        streams,
+        context,
+        "\n".join(rows),
+    )
+    if cache_config.whole_if_it_fits and not cache_config.dense:
+        log.info(
+            "%d sequences of %d tokens fit the device as a whole; of others it has a buffer of %d tokens each",
+            cache_config.device_pages // shape.max_pages, context, shape.buffer_pages * shape.page_size,
+        )  # fmt: skip
+    short = [pool for pool in pools if pool.is_shared and pool.sequences < streams]
+    for setting in dict.fromkeys(pool.setting for pool in short):
+        too_small = [pool for pool in short if pool.setting == setting]
+        log.warning(
+            "%s has room for %d sequences of %d tokens at once (%s), fewer than the %d of MAX_STREAMS: raise it, "
+            "or lower MAX_CONTEXT or MAX_STREAMS",
+            setting, min(pool.sequences for pool in too_small), context,
+            ", ".join(pool.name for pool in too_small), streams,
+        )  # fmt: skip
