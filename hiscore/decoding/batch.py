@@ -78,9 +78,8 @@ def _masks(sequences: list[Sequence], positions: Int32) -> Masks | None:
     ]
     if not masked:
         return None
-    masks = Masks(
-        np.array([row for row, _ in masked], np.int64), np.array([each.mask for _, each in masked], np.int32)
-    )
+    bits = tuple(sequence.mask for _, sequence in masked if sequence.mask is not None)
+    masks = Masks(np.array([row for row, _ in masked], np.int64), bits)
     for _, sequence in masked:
         sequence.mask = None
     return masks

@@ -180,6 +180,7 @@ class DecodeEngine:
                     worker.grow(schedule.growths)
                 step = worker.step(schedule.decode_batch)
                 launched.append(InFlight(step, schedule.stepped, schedule.stepped))
+                self._fail_rows(launched[-1])
         for sequence in schedule.resumed:
             with self._fail_only([sequence]):
                 worker.restore(
@@ -193,6 +194,7 @@ class DecodeEngine:
                 prefill = worker.prefill(schedule.chunks, schedule.sampling)
                 prompt_tokens = sum(len(chunk.tokens) for chunk in schedule.chunks)
                 launched.append(InFlight(prefill, schedule.prefilling, schedule.completed, prompt_tokens))
+                self._fail_rows(launched[-1])
         for sequence in schedule.admitted:
             if not sequence.ended:
                 with self._fail_only([sequence]):
@@ -211,10 +213,6 @@ class DecodeEngine:
             sequence.in_flight -= 1
         with self._fail_only(entry.sequences):
             result = entry.launched.result()
-            for sequence in entry.sequences:
-                if (error := result.failures.get(sequence.seq_index)) and not sequence.ended:
-                    with self._fail_only([sequence]):
-                        raise error
             sent = 0
             for row, (sequence, token) in enumerate(zip(entry.sampled, result.tokens.tolist(), strict=True)):
                 sequence.read += 1
@@ -224,6 +222,13 @@ class DecodeEngine:
                         self._append(sequence, token, result.logprobs.get(row))
                         sent += 1
             self._tally.add(result, self._cache_config, sent, entry.prompt_tokens)
+
+    def _fail_rows(self, entry: InFlight) -> None:
+        """End the sequences that failed at a launch, before another has a row for them."""
+        for sequence in entry.sequences:
+            if error := entry.launched.failures.get(sequence.seq_index):
+                with self._fail_only([sequence]):
+                    raise error
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
         if token == NOT_FINITE:

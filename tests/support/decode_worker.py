@@ -420,6 +420,7 @@ class Pending:
         self.worker, self.call, self.seq_indices, self.held = worker, call, seq_indices, held
         self.tokens: list[int] = []
         self.number = -1
+        self.failures = worker.failures(call, seq_indices)
 
     def result(self) -> ForwardResult:
         self.worker.run_to(self.number)
@@ -429,10 +430,7 @@ class Pending:
         if isinstance(answer, Exception):
             raise answer
         tokens = [answer if answer is not None else token for token in self.tokens]
-        failures = self.worker.failures(self.call, self.seq_indices)
-        return ForwardResult(
-            np.array(tokens, np.int32), hits=2, misses=1, offloaded_tokens=len(tokens), failures=failures
-        )
+        return ForwardResult(np.array(tokens, np.int32), hits=2, misses=1, offloaded_tokens=len(tokens))
 
 
 def _slots(pages: Int32, page: int) -> Int32:

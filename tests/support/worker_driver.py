@@ -30,6 +30,7 @@ class Driver:
         self.blocks = BlockManager(worker.cache_config)
         self.sequences: dict[int, Sequence] = {}
         self.results: list[ForwardResult] = []
+        self.failures: list[Exception] = []
         self.sampling: Callable[[int], SamplingBatch] = greedy
         self._logits: list[Tensor] = []
 
@@ -157,6 +158,7 @@ class Driver:
 
     def _read(self, launched: PendingForward) -> None:
         self.results.append(launched.result())
+        self.failures += launched.failures.values()
 
     @property
     def misses(self) -> int:

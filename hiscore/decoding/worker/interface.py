@@ -147,7 +147,6 @@ class ForwardResult:
         captured_mass: Estimated share of attention that the selected pages hold, summed over `captured_rows`.
         captured_rows: Rows and KV heads in that sum.
         logprobs: By row, of those that report them.
-        failures: By index of a sequence: why it cannot go on, which does not concern the others.
     """
 
     tokens: Int32
@@ -159,11 +158,15 @@ class ForwardResult:
     captured_mass: float = 0.0
     captured_rows: int = 0
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    failures: Mapping[int, Exception] = field(default_factory=dict)
 
 
 class PendingForward(Protocol):
     """A step or a prefill that has been launched."""
+
+    @property
+    def failures(self) -> Mapping[int, Exception]:
+        """By index of a sequence: why it cannot go on, which does not concern the others. Known at the launch."""
+        ...
 
     def result(self) -> ForwardResult:
         """Wait for it; call once. What it raises concerns all of its rows."""

@@ -40,8 +40,6 @@ def unpack(packed: Int64, sampling: SamplingBatch | None) -> dict[int, TokenLogp
     """
     if sampling is None or sampling.logprobs is None or not len(asked := sampling.logprob_rows):
         return {}
-    if not len(packed):  # there was no memory for them: these rows have failed
-        return {}
     of_rows = packed.reshape(len(asked), -1)
     alternatives = (of_rows.shape[1] - 1) // 2
     values = np.maximum(of_rows[:, : 1 + alternatives].copy().view(np.float64), LEAST).astype(np.float32)

@@ -24,6 +24,7 @@ class PendingResult:
             device: Where the forward runs.
         """
         self._read, self._rows = read, rows
+        self.failures: dict[int, Exception] = {}
         self._started = time.perf_counter()
         self._begin = _timed_event() if device.type == "cuda" else None
 

@@ -1,7 +1,5 @@
 """Read what a forward has left for the host: tokens, log-probabilities and counters."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,7 +25,6 @@ class ResultReader:
         rows: int,
         seconds: float,
         sampling: SamplingBatch | None = None,
-        failures: Mapping[int, Exception] | None = None,
     ) -> ForwardResult:
         """Make a result of `StepOutputs.readback` on the host.
 
@@ -36,7 +33,6 @@ class ResultReader:
             rows: Tokens to read.
             seconds: Time that the forward took on the device.
             sampling: Of the rows; None: none reports log-probabilities.
-            failures: See `ForwardResult`.
         """
         counters, tokens = readback[:COUNTERS], readback[COUNTERS : COUNTERS + rows]
         now = np.concatenate((counters[:2].numpy().astype(np.float64), counters[2:].view(torch.float64)))
@@ -47,5 +43,5 @@ class ResultReader:
             tokens=tokens.numpy().astype(np.int32), hits=int(hits), misses=int(misses), seconds=seconds,
             offloaded_tokens=offloaded, offload_lag=int(self._schedule.lag().sum()),
             captured_mass=float(mass), captured_rows=int(mass_rows),
-            logprobs=unpack(readback[COUNTERS + rows :].numpy(), sampling), failures=failures or {},
+            logprobs=unpack(readback[COUNTERS + rows :].numpy(), sampling),
         )  # fmt: skip

@@ -1,5 +1,6 @@
 """How the rows of a launch are sampled, as arrays on the host."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +23,11 @@ class LogitBias:
     ids: Int64
     values: Float32
 
+    def only(self, rows: Sequence[int]) -> "LogitBias":
+        """Of some rows."""
+        kept = np.isin(self.rows, rows)
+        return LogitBias(self.rows[kept], self.ids[kept], self.values[kept])
+
 
 @dataclass(frozen=True)
 class Masks:
@@ -29,11 +35,16 @@ class Masks:
 
     Attributes:
         rows: int64 [P], of the batch.
-        bits: int32 [P, words]: a bit for each id, the lowest first; an id beyond them is not allowed.
+        bits: int32 [words] each: a bit for each id, the lowest first; an id beyond them is not allowed.
     """
 
     rows: Int64
-    bits: Int32
+    bits: tuple[Int32, ...]
+
+    def only(self, rows: Sequence[int]) -> "Masks":
+        """Of some rows."""
+        kept = np.flatnonzero(np.isin(self.rows, rows))
+        return Masks(self.rows[kept], tuple(self.bits[place] for place in kept))
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,17 @@ class Penalties:
     presence: Float32
     frequency: Float32
     histories: tuple[History, ...] = ()
+
+    def only(self, rows: Sequence[int]) -> "Penalties":
+        """Of some rows."""
+        kept = np.isin(self.rows, rows)
+        return Penalties(
+            self.rows[kept],
+            self.repetition[kept],
+            self.presence[kept],
+            self.frequency[kept],
+            tuple(history for history in self.histories if history.row in rows),
+        )
 
 
 @dataclass(frozen=True)
@@ -109,11 +131,13 @@ class SamplingBatch:
         """int64 [P]: rows that report log-probabilities."""
         return np.flatnonzero(self.logprobs >= 0) if self.logprobs is not None else np.zeros(0, np.int64)
 
-    @property
-    def special_rows(self) -> list[int]:
-        """Rows for which sampling does more than draw, and so needs memory of its own."""
-        parts = [each.rows for each in (self.bias, self.penalties, self.masks) if each is not None]
-        return sorted({int(row) for part in (*parts, self.logprob_rows) for row in part})
+    def draw_of(self, row: int) -> "SamplingBatch":
+        """How to draw for one row."""
+        own = slice(row, row + 1)
+        min_p = None if self.min_p is None else self.min_p[own]
+        return SamplingBatch(
+            self.temperature[own], self.top_k[own], self.top_p[own], self.uniforms[own], min_p
+        )
 
     @property
     def alternatives(self) -> int:

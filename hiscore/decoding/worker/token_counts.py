@@ -14,8 +14,6 @@ from hiscore.decoding.worker.sampling_batch import History, Penalties
 from hiscore.device import upload
 
 IN_PROMPT = 1 << 30
-# A penalty takes some copies of its rows: so many rows at once.
-ROWS_AT_ONCE = 8
 
 
 class TokenCounts:
@@ -41,7 +39,7 @@ class TokenCounts:
                 self._add(counts, upload(history.output, counts.device).long())
 
     def penalise(self, logits: Tensor, penalties: Penalties, seq_indices: Int32) -> None:
-        """Change the logits of rows with penalties, in place.
+        """Change the logits of rows with penalties, in place, as the last thing that may fail.
 
         Args:
             logits: float32 [R, V].
@@ -53,15 +51,12 @@ class TokenCounts:
         rows, counted = upload(penalties.rows, device), upload(seq_indices[penalties.rows], device).long()
         options = [penalties.repetition, penalties.presence, penalties.frequency]
         repetition, presence, frequency = (upload(each, device)[:, None] for each in options)
-        for first in range(0, len(rows), ROWS_AT_ONCE):
-            part = slice(first, first + ROWS_AT_ONCE)
-            own, counts = logits.index_select(0, rows[part]), self._table.index_select(0, counted[part])
-            repeated = torch.where(own > 0, own / repetition[part], own * repetition[part])
-            own = torch.where(counts > 0, repeated, own)
-            output = counts & (IN_PROMPT - 1)
-            own -= frequency[part] * output
-            own -= presence[part] * (output > 0)
-            logits.index_copy_(0, rows[part], own)
+        own, counts = logits.index_select(0, rows), self._table.index_select(0, counted)
+        own = torch.where(counts > 0, torch.where(own > 0, own / repetition, own * repetition), own)
+        output = counts & (IN_PROMPT - 1)
+        own -= frequency * output
+        own -= presence * (output > 0)
+        logits.index_copy_(0, rows, own)
 
     def count(self, ids: Tensor, penalties: Penalties, seq_indices: Int32) -> None:
         """Count sampled tokens.

@@ -1,21 +1,21 @@
 """Everything between a launch's logits and its tokens: biases, penalties, the draw and log-probabilities."""
 
-import logging
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.arrays import Int32
-from hiscore.decoding.worker.sampler import sample_batch
+from hiscore.arrays import Int32, Int64
+from hiscore.decoding.worker.row_failures import error_of, launch_for
+from hiscore.decoding.worker.sampler import greedy, sample_batch
 from hiscore.decoding.worker.sampling_batch import LogitBias, Masks, SamplingBatch
-from hiscore.decoding.worker.token_counts import ROWS_AT_ONCE, TokenCounts
+from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.decoding.worker.token_logprobs import pack_logprobs
 from hiscore.device import upload
-from hiscore.errors import Code, RequestError
 
-log = logging.getLogger(__name__)
+# A penalty or a mask takes some copies of its rows: so many rows at once.
+ROWS_AT_ONCE = 8
 
 
 class Sampled(NamedTuple):
@@ -24,7 +24,7 @@ class Sampled(NamedTuple):
     Attributes:
         ids: int64 [R].
         reported: What `pack_logprobs` makes of the rows that report log-probabilities.
-        failures: By row: why it has no token.
+        failures: By row: why it has no token, which does not concern the others.
     """
 
     ids: Tensor
@@ -46,45 +46,83 @@ class TokenSampler:
     def sample(self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch) -> Sampled:
         """Sample a batch. Biases, penalties and masks change the logits in place.
 
-        Where there is no memory for them, the rows that have any fail, and no others.
+        A row that cannot be sampled, for want of memory or because of what it asks for, is a failure of its own.
 
         Args:
             logits: float32 [R, V].
             seq_indices: int32 [R].
             sampling: Of R rows.
         """
-        reported: Tensor | None = None
-        error: torch.OutOfMemoryError | None = None
-        try:
-            # A copy: log-probabilities are of the model's own logits.
-            own = logits[upload(sampling.logprob_rows, logits.device)] if len(sampling.logprob_rows) else None
-            self._change(logits, seq_indices, sampling)
-        except torch.OutOfMemoryError as lacking:
-            error, own = lacking, None
-        ids = sample_batch(logits, sampling)
-        try:
-            if sampling.penalties is not None and error is None:
-                self._counts.count(ids, sampling.penalties, seq_indices)
-            if own is not None:
-                chosen = ids[upload(sampling.logprob_rows, logits.device)]
-                reported = pack_logprobs(own, chosen, sampling.alternatives)
-        except torch.OutOfMemoryError as lacking:
-            error = lacking
-        if error is None:
-            return Sampled(ids, reported, {})
-        log.error("no memory to sample %d rows with more than a draw: %s", len(sampling.special_rows), error)
-        answer = RequestError(
-            "there is no memory left for what this request's sampling needs", Code.UNAVAILABLE
-        )
-        return Sampled(ids, reported, dict.fromkeys(sampling.special_rows, answer))
+        failures: dict[int, Exception] = {}
+        reporting = [int(row) for row in sampling.logprob_rows]
+        kept: list[tuple[list[int], Tensor]] = []
 
-    def _change(self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch) -> None:
-        if sampling.bias is not None:
-            add_bias(logits, sampling.bias)
-        if sampling.penalties is not None:
-            self._counts.penalise(logits, sampling.penalties, seq_indices)
-        if sampling.masks is not None:
-            apply_masks(logits, sampling.masks)
+        def keep(rows: list[int]) -> None:
+            # A copy: log-probabilities are of the model's own logits.
+            kept.append((rows, logits[upload(np.array(rows), logits.device)]))
+
+        launch_for(reporting, keep, failures)
+        self._change(logits, seq_indices, sampling, failures)
+        ids = _draw(logits, sampling, failures)
+        if (penalties := sampling.penalties) is not None:
+            launch_for(
+                penalties.rows.tolist(),
+                lambda rows: self._counts.count(ids, penalties.only(rows), seq_indices),
+                failures,
+            )
+        if not reporting:
+            return Sampled(ids, None, failures)
+        packed: dict[int, Tensor] = {}
+        for of_rows, own in kept:
+
+            def report(rows: list[int], of_rows: list[int] = of_rows, own: Tensor = own) -> None:
+                chosen = ids[upload(np.array(rows), ids.device)]
+                asked = own if len(rows) == len(of_rows) else own[of_rows.index(rows[0])][None]
+                reports = pack_logprobs(asked, chosen, sampling.alternatives)
+                packed.update(zip(rows, reports.view(len(rows), -1), strict=True))
+
+            launch_for(of_rows, report, failures)
+        nothing = ids.new_zeros(1 + 2 * sampling.alternatives)
+        return Sampled(ids, torch.cat([packed.get(row, nothing) for row in reporting]), failures)
+
+    def _change(
+        self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch, failures: dict[int, Exception]
+    ) -> None:
+        bias, penalties, masks = sampling.bias, sampling.penalties, sampling.masks
+        if bias is not None:
+            launch_for(
+                np.unique(bias.rows).tolist(), lambda rows: add_bias(logits, bias.only(rows)), failures
+            )
+        if penalties is not None:
+            for part in _parts(penalties.rows):
+                launch_for(
+                    part,
+                    lambda rows: self._counts.penalise(logits, penalties.only(rows), seq_indices),
+                    failures,
+                )
+        if masks is not None:
+            for part in _parts(masks.rows):
+                launch_for(part, lambda rows: apply_masks(logits, masks.only(rows)), failures)
+
+
+def _parts(rows: Int64) -> list[list[int]]:
+    return [rows[first : first + ROWS_AT_ONCE].tolist() for first in range(0, len(rows), ROWS_AT_ONCE)]
+
+
+def _draw(logits: Tensor, sampling: SamplingBatch, failures: dict[int, Exception]) -> Tensor:
+    """A token for each row, int64 [R]; an arbitrary one for those that fail."""
+    drawn: list[Tensor] = []
+    if error_of(lambda: drawn.append(sample_batch(logits, sampling))) is None:
+        return drawn[0]
+    ids = greedy(logits)
+    for row in np.flatnonzero(sampling.temperature).tolist():
+
+        def draw(rows: list[int]) -> None:
+            (own,) = rows
+            ids[own : own + 1] = sample_batch(logits[own : own + 1], sampling.draw_of(own))
+
+        launch_for([row], draw, failures)
+    return ids
 
 
 def add_bias(logits: Tensor, bias: LogitBias) -> None:
@@ -97,16 +135,18 @@ def add_bias(logits: Tensor, bias: LogitBias) -> None:
 
 
 def apply_masks(logits: Tensor, masks: Masks) -> None:
-    """Leave rows only what their masks allow, in place."""
-    rows, bits = upload(masks.rows, logits.device), upload(masks.bits, logits.device)
+    """Leave rows only what their masks allow, in place.
+
+    Raises:
+        ValueError: A mask has another shape or type than it should, or than the others.
+    """
+    stacked = np.stack(masks.bits)
+    if stacked.dtype != np.int32 or stacked.ndim != 2:
+        raise ValueError(f"a mask is {stacked.dtype} {list(stacked.shape[1:])}, not int32 [words]")
+    rows, bits = upload(masks.rows, logits.device), upload(stacked, logits.device)
     places = torch.arange(32, dtype=torch.int32, device=logits.device)
-    vocabulary = logits.shape[-1]
-    for first in range(0, len(rows), ROWS_AT_ONCE):
-        part = rows[first : first + ROWS_AT_ONCE]
-        allowed = (
-            (bits[first : first + ROWS_AT_ONCE, :, None] >> places & 1).bool().flatten(1)[:, :vocabulary]
-        )
-        own = logits.index_select(0, part)
-        own[:, allowed.shape[1] :] = -torch.inf
-        own[:, : allowed.shape[1]].masked_fill_(~allowed, -torch.inf)
-        logits.index_copy_(0, part, own)
+    allowed = (bits[:, :, None] >> places & 1).bool().flatten(1)[:, : logits.shape[-1]]
+    own = logits.index_select(0, rows)
+    own[:, allowed.shape[1] :] = -torch.inf
+    own[:, : allowed.shape[1]].masked_fill_(~allowed, -torch.inf)
+    logits.index_copy_(0, rows, own)

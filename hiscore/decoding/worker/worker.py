@@ -64,7 +64,6 @@ class CacheWorker:
     @torch.inference_mode()
     def step(self, batch: DecodeBatch) -> PendingForward:
         seq_indices, positions = batch.seq_indices, batch.positions
-        failures: dict[int, Exception] = {}
         # Collect copies that have completed; wait for those that this step needs.
         self._collect_copies()
         if (held := self._schedule.held_copy) is not None:
@@ -74,7 +73,7 @@ class CacheWorker:
         # Launch the forward, sampling and the readback of the tokens.
         with self._queues.use(Queue.COMPUTE):
             pending = PendingResult(
-                partial(self.read, sampling=batch.sampling, failures=failures), len(seq_indices), self._device
+                partial(self.read, sampling=batch.sampling), len(seq_indices), self._device
             )
             if batch.forced is not None:
                 rows = np.flatnonzero(batch.forced >= 0)
@@ -82,7 +81,7 @@ class CacheWorker:
                 self._runner.input_ids.index_copy_(0, at, upload(batch.forced[rows], self._device))
             outputs = self._runner.forward(seq_indices, positions, self._attends(seq_indices))
             pending.copy_to_host(
-                self._sample(outputs.logits, seq_indices, batch.sampling, failures, outputs.readback)
+                self._sample(outputs.logits, seq_indices, batch.sampling, pending.failures, outputs.readback)
             )
         self._schedule.step_launched(seq_indices, positions)
         # Offload the new keys and values.
@@ -101,20 +100,18 @@ class CacheWorker:
         # A page that holds earlier tokens of its prompt needs no wait: their copies read nothing of this chunk.
         new_pages = [_staging_pages(chunk, chunk.start, chunk.end, only_new=True) for chunk in chunks]
         last = np.array([chunk.seq_index for chunk in chunks if chunk.is_last], np.int32)
-        failures: dict[int, Exception] = {}
         self._collect_copies()
         self._wait_for(self._schedule.staging_waits_for(np.concatenate(new_pages)))
         with self._queues.use(Queue.COMPUTE):
-            read = partial(self.read, sampling=sampling, failures=failures)
-            pending = PendingResult(read, len(last), self._device)
-            pending.copy_to_host(self._sample(self._model.prefill(chunks), last, sampling, failures))
+            pending = PendingResult(partial(self.read, sampling=sampling), len(last), self._device)
+            pending.copy_to_host(self._sample(self._model.prefill(chunks), last, sampling, pending.failures))
         for chunk in chunks:
             if len(chunk.host_pages):
                 end = chunk.end if chunk.is_last else self._page_start(chunk.end)
                 try:
                     self.offload_prompt(chunk, self._page_start(chunk.start), end)
                 except Exception as error:  # the others of the forward are not concerned
-                    failures[chunk.seq_index] = error
+                    pending.failures[chunk.seq_index] = error
         return pending
 
     @torch.inference_mode()

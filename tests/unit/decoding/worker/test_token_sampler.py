@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.logprobs import LEAST, unpack
 from hiscore.decoding.worker.sampling_batch import Masks, SamplingBatch
-from hiscore.decoding.worker.token_sampler import TokenSampler, apply_masks
+from hiscore.decoding.worker.token_sampler import Sampled, TokenSampler, apply_masks
 from hiscore.errors import RequestError
+from tests.support.limited_memory import LimitedMemory
 
 VOCABULARY = 40
 EOS = 3
@@ -151,22 +153,55 @@ def test_a_log_probability_of_minus_infinity_is_a_number() -> None:
     assert unpack(packed.numpy(), batch)[0].top_values.tolist() == [0.0, LEAST, LEAST]
 
 
-def test_where_memory_lacks_only_rows_that_need_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacks(*_: object) -> None:
-        raise torch.OutOfMemoryError("no memory")
+def sampled_within(limit: int, rows: list[Row], logits: Tensor) -> tuple[Sampled, int]:
+    """Sample with so many bytes for a tensor; also how many were refused."""
+    for row in rows:
+        row.sequence.is_counted = False
+    indices, memory = np.array([row.seq_index for row in rows], np.int32), LimitedMemory(limit)
+    sampler, batch = TokenSampler(6, torch.device("cpu")), batch_of(rows)
+    logits = logits.clone()
+    with memory:
+        return sampler.sample(logits, indices, batch), memory.refused
 
-    rows = [*some_rows(), Row([1], SamplingParams(logprobs=1), 0)]
-    rows[1].seq_index = 5
-    indices, logits = np.array([row.seq_index for row in rows], np.int32), torch.randn(6, VOCABULARY)
-    plain = int(logits[0].argmax())
-    for name in ("TokenCounts.penalise", "TokenCounts.count"):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"hiscore.decoding.worker.token_sampler.{name}", lacks)
-            sampled = TokenSampler(6, torch.device("cpu")).sample(logits.clone(), indices, batch_of(rows))
-        assert int(sampled.ids[0]) == plain
-        assert set(sampled.failures) == {1, 2, 3, 4, 5}
+
+ROW_BYTES = VOCABULARY * 4
+
+
+def test_a_row_that_lacks_memory_fails_alone() -> None:
+    """To count the tokens of its prompt takes more than any row of logits."""
+    rows = [*some_rows(), Row(list(range(30)) * 20, SamplingParams(presence_penalty=1.0, logprobs=1), 5)]
+    rows = [rows[place] for place in (0, 1, 5, 2, 3, 4)]
+    logits = torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    expected = [int(row.adjusted(each).argmax()) for row, each in zip(rows, logits, strict=True)]
+    for limit, failing in ((7 * ROW_BYTES, [2]), (ROW_BYTES - 1, [1, 2, 3, 4, 5]), (10**6, [])):
+        sampled, refused = sampled_within(limit, rows, logits)
+        assert sorted(sampled.failures) == failing
+        assert bool(refused) == bool(failing)
         assert all(isinstance(error, RequestError) for error in sampled.failures.values())
-    assert not TokenSampler(6, torch.device("cpu")).sample(logits.clone(), indices, batch_of(rows)).failures
+        for row in set(range(6)) - set(failing):
+            assert int(sampled.ids[row]) == expected[row]
+
+
+def test_rows_that_lack_memory_together_are_sampled_alone() -> None:
+    params = [
+        SamplingParams(temperature=0.9, top_k=5, seed=1),
+        SamplingParams(temperature=1.3, seed=2, frequency_penalty=1.0),
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_p=0.8, min_p=0.01, seed=3, logprobs=2),
+        SamplingParams(presence_penalty=1.0, logprobs=0),
+    ]
+    rows = [Row([place], each, place) for place, each in enumerate(params)]
+    logits = random_logits(2)
+    (ids, reported, _), refused = sampled_within(10**6, rows, logits)
+    assert refused == 0
+    # Room for a row of integers of 8 bytes, and for the counts of 6 sequences.
+    (found, reported_alone, failures), refused = sampled_within(6 * ROW_BYTES, rows, logits)
+    assert refused > 0
+    assert failures == {}
+    assert torch.equal(found, ids)
+    assert reported is not None
+    assert reported_alone is not None
+    assert torch.equal(reported_alone, reported)
 
 
 def test_only_the_repetition_penalty_looks_at_the_prompt() -> None:
@@ -186,6 +221,22 @@ def test_only_the_repetition_penalty_looks_at_the_prompt() -> None:
 
 def test_a_mask_allows_nothing_beyond_its_bits() -> None:
     logits = torch.zeros(2, 70).index_fill_(1, torch.tensor([66]), 9.0)
-    apply_masks(logits, Masks(np.array([1]), np.array([[0b100, -(2**31)]], np.int32)))
+    apply_masks(logits, Masks(np.array([1]), (np.array([0b100, -(2**31)], np.int32),)))
     assert torch.isfinite(logits[1]).nonzero()[:, 0].tolist() == [2, 63]
     assert int(logits[0].argmax()) == 66
+
+
+@pytest.mark.parametrize(
+    "bad", [np.zeros((2, 2), np.int32), np.ones(2, np.float64), np.array(1, np.int32), "no mask"]
+)
+def test_a_mask_that_is_none_fails_its_own_row(bad: Any) -> None:
+    masks = np.array([0b1000, 0], np.int32), bad, np.array([0b10000, 0], np.int32)
+    rows = [Row([place], SamplingParams(), place) for place in range(4)]
+    for row, mask in zip(rows[1:], masks, strict=True):
+        row.sequence.mask = mask
+    logits = torch.zeros(4, VOCABULARY).index_fill_(1, torch.tensor([20]), 1.0)
+    sampled = TokenSampler(4, torch.device("cpu")).sample(
+        logits, np.arange(4, dtype=np.int32), batch_of(rows)
+    )
+    assert list(sampled.failures) == [2]
+    assert [int(sampled.ids[row]) for row in (0, 1, 3)] == [20, 3, 4]
