@@ -8,6 +8,8 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "fp8"]
 # How `decode` selects tokens to attend to.
 Selector = Literal["auto", "dense", "exact", "quest", "dsa"]
+# How `decode` prefills a checkpoint with an indexer.
+IndexerPrefill = Literal["torch", "kernels"]
 # When new keys and values go to the host.
 BackupProtocol = Literal["ring", "deferred", "blocking"]
 # Where `decode` takes defaults of request parameters from.
@@ -19,6 +21,7 @@ __all__ = [
     "Device",
     "Dtype",
     "GenerationConfig",
+    "IndexerPrefill",
     "LogFormat",
     "Selector",
     "WatchdogAction",

@@ -16,7 +16,14 @@ from pydantic import (
     field_validator,
 )
 
-from hiscore.settings.choices import BackupProtocol, Dtype, GenerationConfig, LogFormat, Selector
+from hiscore.settings.choices import (
+    BackupProtocol,
+    Dtype,
+    GenerationConfig,
+    IndexerPrefill,
+    LogFormat,
+    Selector,
+)
 
 
 class Settings(BaseModel):
@@ -163,6 +170,11 @@ class CacheSettings(ContextLimit):
         default=2,
         description="with `SELECTOR=quest`, the first layers that attend to everything and stay on the device "
         "as a whole ([what fewer cost](decoding.md#memory))",
+    )
+    indexer_prefill: IndexerPrefill = Field(
+        default="torch",
+        description="how prompts of a checkpoint with an indexer are prefilled: `torch`, or `kernels` (GPUs), "
+        "which keep neither a score for each head nor gathered latents in memory",
     )
     prefix_cache: bool = Field(
         default=False,

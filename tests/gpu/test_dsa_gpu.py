@@ -6,13 +6,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from hiscore.layers.weights import Routing
+from hiscore.models.config import ExpertShape
+from hiscore.models.deepseek.activations import kernel_prefill_bytes
+from hiscore.models.deepseek.config import DsaArchitecture, Indexer
 from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from tests.support import tiny_dsa
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
 LENGTH = 45
+WIDE = DsaArchitecture(
+    family="deepseek_v32", vocab_size=256, context_length=40_960, layers=1, hidden_size=7_168,
+    intermediate_size=18_432, heads=128, q_rank=1_536, latent_rank=512, nope_dim=128, rope_dim=64, value_dim=128,
+    attention_bias=False, attention_scale=192**-0.5, norm_eps=1e-6,
+    indexer=Indexer(heads=64, head_dim=128, top_k=2_048, interleaved=False), own_index=(True,), routed=(False,),
+    experts=ExpertShape(256, 2_048, "silu", Routing(8, normalise=True)), shared_width=2_048, tied_head=False,
+    lookahead_layers=0,
+)  # fmt: skip
+"""Attention and indexer of DeepSeek-V3.2."""
 
 
 @pytest.fixture
@@ -66,3 +80,93 @@ def test_a_graph_of_a_step_equals_the_step(checkpoint: Path, dtype: torch.dtype)
         torch.testing.assert_close(captured, expected, atol=0, rtol=0)
         seen.append(expected.clone())
     assert not torch.equal(*seen)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def wide(dtype: torch.dtype, slots: int) -> list[StagedLatents]:
+    """The same pool twice, for plain torch and for kernels. Index keys are whole numbers: sums are exact."""
+    from hiscore.models.deepseek.latent_cache_triton import KernelLatents
+
+    torch.manual_seed(0)
+    pool, keys = random(slots, WIDE.row_dim, dtype=dtype), random(slots, 128, dtype=dtype).round()
+    found = []
+    for kind in (StagedLatents, KernelLatents):
+        found.append(kind(WIDE, slots, torch.device("cuda"), dtype, max_elements=2**26))
+        found[-1].pool[0, :, 0, 0], found[-1].index_keys[0] = pool, keys
+    return found
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_prefill_by_kernels_equals_plain_torch_at_real_widths(dtype: torch.dtype) -> None:
+    """Rows on both sides of the top-k, in two sequences."""
+    plain, kernels = wide(dtype, 9_000)
+    slots = torch.randperm(9_000, device="cuda")
+    parts = [Segment(slots[:6_000], 40), Segment(slots[6_000:8_060], 24)]
+    q, index_q = random(64, 128, 576, dtype=dtype), random(64, 64, 128, dtype=dtype).round()
+    index = IndexQuery(index_q, random(64, 64).round())
+    outputs = []
+    for latents in (plain, kernels):
+        latents.plan(parts)
+        outputs.append(latents.attend(0, q, index).float())
+    chosen = torch.cat([found[: int(n)] for found, n in _lists(kernels)])
+    expected = torch.cat(_slots(plain))
+    assert torch.equal(chosen, expected)
+    # bfloat16: weights and output with 8 bits each. float32: 576 products and 2,048 values in another order.
+    bound = 2**-7 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(outputs[1], outputs[0], atol=bound * float(outputs[0].abs().max()), rtol=0)
+
+
+def _lists(latents: StagedLatents) -> list[tuple[Tensor, Tensor]]:
+    begins = latents._begins.tolist()
+    return [(latents._lists[at:], n) for at, n in zip(begins, latents._counts, strict=True)]
+
+
+def _slots(latents: StagedLatents) -> list[Tensor]:
+    found = []
+    for piece, chosen in zip(latents._pieces, latents._selected, strict=True):
+        for row, length in enumerate(piece.lengths.tolist()):
+            at = (
+                torch.arange(length, device="cuda")
+                if chosen is None
+                else chosen[row][chosen[row] >= 0].long()
+            )
+            found.append(piece.slots[at].int())
+    return found
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("chunk", [7, 64, 500])
+def test_chunks_of_any_size_have_the_same_bits_at_real_widths(chunk: int) -> None:
+    """Scores of no round numbers, as in use."""
+    _, kernels = wide(torch.bfloat16, 4_000)
+    kernels.index_keys.normal_()
+    slots, new = torch.randperm(4_000, device="cuda"), 1_000
+    q, index_q = random(new, 128, 576, dtype=torch.bfloat16), random(new, 64, 128, dtype=torch.bfloat16)
+    gates = random(new, 64)
+    kernels.plan([Segment(slots, new)])
+    whole = kernels.attend(0, q, IndexQuery(index_q, gates))
+    for begin in range(0, new, chunk):
+        end = min(begin + chunk, new)
+        kernels.plan([Segment(slots[: 4_000 - new + end], end - begin)])
+        part = kernels.attend(0, q[begin:end], IndexQuery(index_q[begin:end], gates[begin:end]))
+        assert torch.equal(part, whole[begin:end])
+
+
+@torch.inference_mode()
+def test_a_prefill_by_kernels_takes_no_more_than_planned() -> None:
+    _, kernels = wide(torch.bfloat16, 32_768)
+    rows = 2_048
+    q, index_q = random(rows, 128, 576, dtype=torch.bfloat16), random(rows, 64, 128, dtype=torch.bfloat16)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kernels.plan([Segment(torch.arange(32_768, device="cuda"), rows)])
+    kernels.attend(0, q, IndexQuery(index_q, random(rows, 64)))
+    given = q.nbytes + index_q.nbytes
+    peak = torch.cuda.max_memory_allocated() - before + given
+    assert peak <= kernel_prefill_bytes(WIDE, rows, WIDE.indexer.top_k, 2)
+    # The control: what plain torch gathers for as many rows would not fit.
+    assert peak < rows * WIDE.indexer.top_k * WIDE.row_dim

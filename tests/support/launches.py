@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
 from unittest import mock
 
 import torch
@@ -22,6 +24,10 @@ from hiscore.layers import moe_triton
 from hiscore.layers import triton_ops as kernel_ops
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import Experts, Linear, Routing
+from hiscore.models.deepseek.config import DsaArchitecture, Indexer
+from hiscore.models.deepseek.indexer import IndexQuery
+from hiscore.models.deepseek.latent_cache import Segment
+from hiscore.models.deepseek.latent_cache_triton import KernelLatents
 from tests.support.layers import Tables, layer_of
 
 ROWS = 3
@@ -146,6 +152,19 @@ def decode(
     ops.fill_dense(staging, slots, ints(40))
 
 
+def indexed_prefill(dtype: torch.dtype) -> None:
+    """A prefill's selection and attention at the widths of DeepSeek-V3.2."""
+    indexer = Indexer(heads=64, head_dim=128, top_k=2_048, interleaved=False)
+    sizes = SimpleNamespace(
+        layers=1, own_index=(True,), heads=128, latent_rank=512, rope_dim=64, row_dim=576,
+        attention_scale=0.1, indexer=indexer,
+    )  # fmt: skip
+    latents = KernelLatents(cast(DsaArchitecture, sizes), 4_096, torch.device("cpu"), dtype)
+    latents.plan([Segment(torch.arange(4_096), 32)])
+    index = IndexQuery(torch.zeros(32, 64, 128, dtype=dtype), torch.zeros(32, 64))
+    latents.attend(0, torch.zeros(32, 128, 576, dtype=dtype), index)
+
+
 def chained(sizes: tuple[int, ...], rows: int) -> None:
     """The operations of a layer for few rows, where a kernel may start before the previous one has ended."""
     hidden, inner, heads, kv_heads, head_dim = sizes
@@ -210,6 +229,7 @@ def launch_everything() -> None:
     for dtype in (bfloat16, float32):
         experts((2048, 768, 128, 8), "silu", dtype)
         experts((2880, 2880, 32, 4), "clamped_swiglu", dtype)
+        indexed_prefill(dtype)
         encoder(dtype, None, disentangled=False)
         encoder(dtype, 64, disentangled=False)
         encoder(dtype, None, disentangled=True)

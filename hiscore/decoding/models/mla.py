@@ -11,6 +11,7 @@ from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.device import upload
 from hiscore.layers.lm_head import LMHead
+from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
@@ -22,13 +23,33 @@ CUDA_ELEMENTS = 2**28
 class LatentModel:
     """Selects tokens with the checkpoint's indexer, in prefill as in decode."""
 
-    def __init__(self, decoder: DsaDecoder, cache: KVCache, staging_tokens: int) -> None:
+    def __init__(
+        self, decoder: DsaDecoder, cache: KVCache, staging_tokens: int, by_kernels: bool = False
+    ) -> None:
+        """Allocate staging.
+
+        Args:
+            decoder: The model.
+            cache: Of its rows and index keys.
+            staging_tokens: Tokens of all prompts in prefill.
+            by_kernels: See INDEXER_PREFILL; decode steps follow the device.
+        """
         self.cache = cache
         self._decoder, self._device = decoder, decoder.device
-        max_elements = CUDA_ELEMENTS if decoder.device.type == "cuda" else MAX_ELEMENTS
-        top_k = cache.shape.top_pages
-        self._staged = StagedLatents(
-            decoder.architecture, staging_tokens, decoder.device, decoder.dtype, top_k, max_elements
+        staged_latents, max_elements = StagedLatents, MAX_ELEMENTS
+        if by_kernels:
+            from hiscore.models.deepseek.latent_cache_triton import KernelLatents
+
+            staged_latents, max_elements = KernelLatents, SCORE_ELEMENTS
+        elif decoder.device.type == "cuda":
+            max_elements = CUDA_ELEMENTS
+        self._staged = staged_latents(
+            decoder.architecture,
+            staging_tokens,
+            decoder.device,
+            decoder.dtype,
+            cache.shape.top_pages,
+            max_elements,
         )
         self.staging = self._staged.pool
         self._head = LMHead(decoder.weights.head, None)

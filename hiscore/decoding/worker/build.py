@@ -28,6 +28,7 @@ from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.activations import activation_bytes
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder, weights_key
+from hiscore.models.deepseek.activations import kernel_prefill_bytes
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.config import read_architecture as read_latent_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
@@ -91,6 +92,8 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
     if dtype == "fp8":
         log.warning("fp8 is supported by the scorer only: decode computes in bfloat16")
         dtype = "bfloat16"
+    if settings.indexer_prefill == "kernels" and where.type != "cuda":
+        raise ValueError("INDEXER_PREFILL is kernels, which need a GPU, but DEVICE is cpu: set it to torch")
     what = Build(settings, DTYPES[dtype], PREFILL_TOKEN_BUDGET[where.type])
     leader.prepare(partial(enter, site=site))
     memory = leader.do(partial(agree, what=what))
@@ -125,8 +128,9 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     size = weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=_share(what, rank.shard))
     weights = site.weights_line(size, weights_key(rank.device, what.dtype, shard=rank.shard))
     activations = _activation_bytes(
-        architecture, what.budget, memory.max_sequences, what.dtype.itemsize, rank.device.type == "cuda"
-    )
+        architecture, what.budget, memory.max_sequences, what.dtype.itemsize, rank.device.type == "cuda",
+        shape.top_pages if what.settings.indexer_prefill == "kernels" else None,
+    )  # fmt: skip
     staging = staging_tokens * staging_token_bytes(shape_of_model, what.dtype)
     owner = f"decode on {rank.device}" + (f" rank {rank.shard.rank}" if rank.shard.ranks > 1 else "")
     for plan in plan_memory(rank.device, shape.bytes(what.dtype), staging, weights, activations):
@@ -189,7 +193,8 @@ def build_worker(
         latent = DsaDecoder(checkpoint, device, dtype, settings.max_context)
         latent.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)
-        model: DecodeModel = LatentModel(latent, cache, staging_tokens)
+        by_kernels = settings.indexer_prefill == "kernels"
+        model: DecodeModel = LatentModel(latent, cache, staging_tokens, by_kernels)
         attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
     else:
         grouped = Decoder(
@@ -241,11 +246,27 @@ def _read_shape(
 
 
 def _activation_bytes(
-    a: Architecture | DsaArchitecture, prefill_rows: int, step_rows: int, number_bytes: int, on_cuda: bool
+    a: Architecture | DsaArchitecture,
+    prefill_rows: int,
+    step_rows: int,
+    number_bytes: int,
+    on_cuda: bool,
+    kernels_top_k: int | None = None,
 ) -> int:
-    """The most that a prefill forward and the logits of a step take."""
+    """The most that a prefill forward and the logits of a step take.
+
+    Args:
+        a: Of the checkpoint.
+        prefill_rows: Of a forward.
+        step_rows: Of a step.
+        number_bytes: Of an activation.
+        on_cuda: Whether the device is a GPU.
+        kernels_top_k: Tokens that a row selects, where a prefill with an indexer is by kernels.
+    """
     # With them a row of counts for each sequence, if penalties are asked for.
     logits = (LOGITS_ALIVE + 1) * 4 * step_rows * a.vocab_size
     if isinstance(a, Architecture):
         return activation_bytes(a, prefill_rows, number_bytes) + logits
+    if kernels_top_k is not None:
+        return kernel_prefill_bytes(a, prefill_rows, kernels_top_k, number_bytes) + logits
     return 2 * 4 * (CUDA_ELEMENTS if on_cuda else MAX_ELEMENTS) + logits

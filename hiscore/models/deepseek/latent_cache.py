@@ -1,4 +1,4 @@
-"""Latent KV cache interface and its PyTorch reference.
+"""Latent KV cache interface and its PyTorch reference; `latent_cache_triton` does the same by kernels.
 
 The reference holds whole sequences. Prefill uses it to stage prompts before their rows move on, and tests compare
 it with caches that keep only some of the rows on the device.
@@ -109,6 +109,10 @@ class StagedLatents:
         """Set where the rows of the next forward are."""
         new = [segment.slots[len(segment.slots) - segment.rows :] for segment in segments]
         self._new_slots = torch.cat([self._new_slots[:0], *new])
+        self._divide(segments)
+
+    def _divide(self, segments: Sequence[Segment]) -> None:
+        """Cut the forward's rows into parts that are computed at once."""
         self._pieces, first = [], 0
         for segment in segments:
             self._cut(segment, first)

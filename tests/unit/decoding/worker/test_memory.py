@@ -1,6 +1,8 @@
 """Decode's pools at the defaults, for checkpoints and machines of every size."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from hiscore.decoding.worker.memory import (
 from hiscore.decoding.worker.pool_report import pools_of
 from hiscore.memory.ledger import Ledger
 from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
+from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.support import context_limit
 from hiscore.settings import CacheSettings
 from tests.support.geometries import GEOMETRIES, architecture
@@ -52,6 +55,26 @@ def planned(
 def buffers(shape: CacheShape, cache_config: CacheConfig) -> int:
     pools = pools_of(shape, cache_config, shape.bytes(torch.bfloat16), 0)
     return next(pool.sequences for pool in pools if pool.name == "device buffers")
+
+
+def test_a_prefill_by_kernels_is_planned_with_less_than_one_in_torch() -> None:
+    """At the widths of DeepSeek-V3.2. The control: each of its parts counts."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 129_280, "hidden_size": 7_168, "intermediate_size": 18_432, "heads": 128, "q_rank": 1_536,
+        "latent_rank": 512, "rope_dim": 64, "row_dim": 576, "nope_dim": 128,
+        "indexer": SimpleNamespace(heads=64, head_dim=128),
+        "experts": SimpleNamespace(width=2_048, routing=SimpleNamespace(per_token=8)),
+    }  # fmt: skip
+
+    def bytes_of(top_k: int | None, rows: int = 2_048, **changed: int) -> int:
+        return _activation_bytes(cast(Any, SimpleNamespace(**sizes | changed)), rows, 64, 2, True, top_k)
+
+    by_kernels = bytes_of(2_048)
+    assert 4 * SCORE_ELEMENTS < by_kernels < bytes_of(None)
+    # What a row selects from: a list for each, and its query in the latents' space.
+    assert by_kernels - bytes_of(1_024) == 2_048 * 4 * 1_024
+    assert by_kernels - bytes_of(2_048, latent_rank=256) == 2_048 * 128 * 2 * 256 * 2
+    assert by_kernels > bytes_of(2_048, rows=2_047)
 
 
 def test_llama_on_80_gb_has_room_for_full_buffers() -> None:

@@ -1,0 +1,115 @@
+"""`StagedLatents` by kernels, for CUDA devices: neither scores of single heads nor gathered latents in memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from hiscore.device import upload
+from hiscore.kernels import indexer_prefill, listed_attention
+from hiscore.models.deepseek.indexer import IndexQuery
+from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
+from hiscore.models.deepseek.prefill_tiles import NewRows, plan_prefill
+
+SELECT_BLOCK, SELECT_WARPS = 1024, 8
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Block sizes of a launch: tokens (and query heads) at a time, warps, stages of the software pipeline."""
+
+    n: int
+    warps: int
+    stages: int
+    m: int = 16
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A `prefill_tiles.Pass` on the device."""
+
+    tiles: Tensor
+    starts: Tensor
+    seen: Tensor
+    lists: Tensor
+    width: int
+
+
+class KernelLatents(StagedLatents):
+    """`StagedLatents` whose rows attend to lists of pool slots. Needs rows of float32 or bfloat16.
+
+    A row that selects has a list of its own; any other row's list is its sequence's slots, up to itself.
+    """
+
+    def _divide(self, segments: Sequence[Segment]) -> None:
+        rows = [NewRows(segment.rows, len(segment.slots), segment.full) for segment in segments]
+        plan = plan_prefill(rows, self._top_k, self._max_elements)
+        of_selections = len(plan.seen) * self._top_k
+        lists = torch.empty(of_selections, dtype=torch.int32, device=self._device)
+        self._lists = torch.cat([lists, *(segment.slots.int() for segment in segments)])
+        self._slots = self._lists[of_selections:]
+        self._begins, self._counts = upload(plan.begins, self._device), upload(plan.counts, self._device)
+        self._passes = [
+            _Pass(
+                upload(each.tiles, self._device),
+                upload(plan.starts[each.rows], self._device),
+                upload(plan.seen[each.rows], self._device),
+                self._lists[each.rows.start * self._top_k : each.rows.stop * self._top_k],
+                each.width,
+            )
+            for each in plan.passes
+        ]
+
+    def attend(self, layer: int, q: Tensor, index: IndexQuery | None) -> Tensor:
+        if index is not None:
+            for part in self._passes:
+                self._select_slots(part, index, self.index_keys[self._index_of[layer]])
+        q = q.contiguous()
+        pool, heads, value = self.pool[layer, :, 0, 0], q.shape[1], self._a.latent_rank
+        out = q.new_empty((*q.shape[:2], value))
+        tail, launch = self._a.rope_dim, attention_launch(q.dtype)
+        listed_attention.attend_lists[(len(q) * triton.cdiv(heads, launch.m),)](
+            q, pool, self._lists, self._begins, self._counts, out, self._a.attention_scale, q.stride(0),
+            HEADS=heads, VALUE=value, TAIL=tail,
+            PADDED_VALUE=max(16, triton.next_power_of_2(value)),
+            PADDED_TAIL=max(16, triton.next_power_of_2(tail)), M=launch.m, N=launch.n,
+            PRECISION=_precision(q.dtype), num_warps=launch.warps, num_stages=launch.stages,
+        )  # fmt: skip
+        return out
+
+    def _select_slots(self, part: _Pass, index: IndexQuery, keys: Tensor) -> None:
+        """Write the lists of a pass."""
+        q, gates = index.q.contiguous(), index.gates.contiguous()
+        heads, key_dim = q.shape[1:]
+        scores = torch.empty((len(part.seen), part.width), dtype=torch.uint32, device=q.device)
+        launch = scores_launch(q.dtype)
+        indexer_prefill.score_tiles[(len(part.tiles), triton.cdiv(part.width, launch.n))](
+            q, gates, keys, self._slots, part.tiles, scores, q.stride(0), gates.stride(0), part.width,
+            HEADS=heads, HEAD_DIM=key_dim, PADDED=max(16, triton.next_power_of_2(key_dim)),
+            M=max(16, triton.next_power_of_2(heads)), N=launch.n,
+            FIELDS=part.tiles.shape[1], PRECISION=_precision(q.dtype),
+            num_warps=launch.warps, num_stages=launch.stages,
+        )  # fmt: skip
+        indexer_prefill.select_slots[(len(part.seen),)](
+            scores, self._slots, part.starts, part.seen, part.lists, part.width, self._top_k,
+            BLOCK=min(SELECT_BLOCK, triton.next_power_of_2(part.width)), num_warps=SELECT_WARPS,
+        )  # fmt: skip
+
+
+def scores_launch(dtype: torch.dtype) -> Launch:
+    """Block sizes of the scores. A product in float32 takes many registers, as the compiler reports."""
+    return Launch(n=16, warps=8, stages=1) if dtype == torch.float32 else Launch(n=128, warps=4, stages=2)
+
+
+def attention_launch(dtype: torch.dtype) -> Launch:
+    """Block sizes of attention at latents of 512: 64 heads are the fewest that Hopper multiplies at full speed."""
+    if dtype == torch.float32:
+        return Launch(m=16, n=16, warps=8, stages=1)
+    return Launch(m=64, n=32, warps=8, stages=2)
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """Triton's default for float32 would be TF32, with 10 bits of mantissa."""
+    return "ieee" if dtype == torch.float32 else "tf32"

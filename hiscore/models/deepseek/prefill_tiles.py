@@ -1,0 +1,123 @@
+"""Which rows of a prefill select, and how they are cut into tiles and passes: arithmetic on NumPy alone."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hiscore.arrays import Int32, Int64
+
+ROWS = 16
+"""Of a tile: a block of index keys is read once for so many rows."""
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """The new rows of one sequence: its last ones.
+
+    Attributes:
+        rows: How many.
+        length: Tokens of the sequence so far, these included.
+        full: Attend to all tokens instead of the indexer's selection.
+    """
+
+    rows: int
+    length: int
+    full: bool
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Rows that are scored and selected for at once.
+
+    Attributes:
+        rows: Of the rows that select.
+        width: Tokens that the longest of them sees.
+        tiles: int64 [tiles, 5], see `kernels.indexer_prefill.score_tiles`.
+    """
+
+    rows: slice
+    width: int
+    tiles: Int64
+
+
+@dataclass(frozen=True)
+class PrefillPlan:
+    """Lists of a forward of T rows: those of the rows that select, then the slots of all sequences.
+
+    Attributes:
+        begins: int64 [T]: where each row's list begins.
+        counts: int32 [T]: its length.
+        starts: int64 [S]: for each row that selects, where its sequence begins among the slots.
+        seen: int32 [S]: how many tokens it sees.
+        passes: The rows that select, in order.
+    """
+
+    begins: Int64
+    counts: Int32
+    starts: Int64
+    seen: Int32
+    passes: list[Pass]
+
+
+def plan_prefill(sequences: list[NewRows], top_k: int, max_scores: int) -> PrefillPlan:
+    """Plan a forward.
+
+    Args:
+        sequences: Its rows, in order.
+        top_k: Tokens that a row selects; one that sees no more attends to all of them.
+        max_scores: Of a pass; a tile that has more is a pass of its own.
+    """
+    begins: list[int] = []
+    counts: list[int] = []
+    starts: list[int] = []
+    seen: list[int] = []
+    tiles: list[list[int]] = []
+    row = slot = 0
+    for each in sequences:
+        for at in range(each.rows):
+            length = each.length - each.rows + at + 1
+            selects = length > top_k and not each.full
+            # Beginnings among the slots are below 0 until it is known where the slots begin.
+            begins.append(len(seen) * top_k if selects else -1 - slot)
+            counts.append(top_k if selects else length)
+            if not selects:
+                continue
+            if tiles and tiles[-1][0] + tiles[-1][1] == row + at and tiles[-1][1] < ROWS and at:
+                tiles[-1][1] += 1
+            else:
+                tiles.append([row + at, 1, length, slot, len(seen)])
+            starts.append(slot)
+            seen.append(length)
+        row, slot = row + each.rows, slot + each.length
+    first_slot = len(seen) * top_k
+    begun = np.array(begins, dtype=np.int64)
+    return PrefillPlan(
+        begins=np.where(begun < 0, first_slot - 1 - begun, begun),
+        counts=np.array(counts, dtype=np.int32),
+        starts=np.array(starts, dtype=np.int64),
+        seen=np.array(seen, dtype=np.int32),
+        passes=_passes(tiles, max_scores),
+    )
+
+
+def _passes(tiles: list[list[int]], max_scores: int) -> list[Pass]:
+    passes: list[Pass] = []
+    taken: list[list[int]] = []
+    rows = width = 0
+    for tile in tiles:
+        _, more, length, _, _ = tile
+        wider = max(width, length + more - 1)
+        if taken and (rows + more) * wider > max_scores:
+            passes.append(_pass(taken, rows, width))
+            taken, rows, wider = [], 0, length + more - 1
+        taken.append(tile)
+        rows, width = rows + more, wider
+    if taken:
+        passes.append(_pass(taken, rows, width))
+    return passes
+
+
+def _pass(tiles: list[list[int]], rows: int, width: int) -> Pass:
+    first = tiles[0][-1]
+    # A row's place among the scores counts from the pass's first.
+    return Pass(slice(first, first + rows), width, np.array(tiles, dtype=np.int64) - [0, 0, 0, 0, first])
