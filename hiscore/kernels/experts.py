@@ -138,13 +138,13 @@ def multiply_experts(
         dtype = out.dtype.element_ty
         if GATED:
             # Both products are rounded as if they had been stored.
-            acc = _activate(acc.to(dtype).to(tl.float32), acc_up.to(dtype).to(tl.float32), dtype, GATED)
+            acc = activate_gated(acc.to(dtype).to(tl.float32), acc_up.to(dtype).to(tl.float32), dtype, GATED)
         to = (position if GATED else pair).to(tl.int64)
         tl.store(out + to[:, None] * outputs + column, acc.to(dtype), mask=valid[:, None] & inside)
 
 
 @triton.jit
-def _activate(gate, up, dtype: tl.constexpr, GATED: tl.constexpr):
+def activate_gated(gate, up, dtype: tl.constexpr, GATED: tl.constexpr):
     """act(gate) * up in float32. See `layers.activations`."""
     if GATED == CLAMPED_SWIGLU:
         gate = tl.minimum(gate, 7.0)

@@ -7,6 +7,7 @@ one, each for the tokens that chose it; on CUDA by `moe_triton`, without a word 
 import torch
 from torch import Tensor
 
+from hiscore.layers import scaled_fp8
 from hiscore.layers.activations import gated
 from hiscore.layers.products import linear
 from hiscore.layers.weights import Experts, Mlp
@@ -82,6 +83,11 @@ def looped(w: Experts, h: Tensor, chosen: Tensor) -> Tensor:
         if not 0 <= expert < len(w.gate_up):
             continue
         tokens, ranks = torch.nonzero(chosen == expert, as_tuple=True)
+        if w.gate_up_scales is not None and w.down_scales is not None:
+            wide = scaled_fp8.multiply(h[tokens], w.gate_up[expert], w.gate_up_scales[expert])
+            inner = gated(wide, w.activation)
+            each[tokens, ranks] = scaled_fp8.multiply(inner, w.down[expert], w.down_scales[expert])
+            continue
         wide = linear(h[tokens], w.gate_up[expert], _of(w.gate_up_bias, expert))
         each[tokens, ranks] = linear(gated(wide, w.activation), w.down[expert], _of(w.down_bias, expert))
     return each

@@ -3,15 +3,16 @@
 Nothing waits for the host, and no shape depends on data.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 from torch import Tensor
 
 from hiscore.kernels import experts as kernels
+from hiscore.kernels.scaled_fp8 import multiply_scaled_experts
 from hiscore.layers.moe import route, shared_mlp
-from hiscore.layers.weights import Experts
+from hiscore.layers.scaled_fp8_triton import quantise
+from hiscore.layers.tile import Tile
+from hiscore.layers.weights import Experts, Scales
 
 ACTIVATIONS = {
     "silu": kernels.SILU.value,
@@ -19,18 +20,6 @@ ACTIVATIONS = {
     "clamped_swiglu": kernels.CLAMPED_SWIGLU.value,
 }
 SORT_BLOCK = 1024
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Block sizes of the products, and how they are launched."""
-
-    rows: int
-    outputs: int
-    inputs: int
-    """Added up at a time."""
-    warps: int
-    stages: int
 
 
 STEP = Tile(16, 64, 64, warps=4, stages=4)
@@ -42,6 +31,10 @@ batch (perf/results/h200/experts_tiles.json)."""
 MANY = 64
 """Pairs an expert, on average, from which the large tile was faster on an H200."""
 FLOAT32 = Tile(16, 32, 32, warps=4, stages=2)
+FP8_STEP = Tile(16, 64, 128, warps=4, stages=4)
+FP8_PREFILL = Tile(64, 128, 128, warps=8, stages=3)
+FP8_LARGE_PREFILL = Tile(128, 64, 128, warps=8, stages=3)
+"""These three have not been timed yet."""
 
 
 def moe(w: Experts, h: Tensor, step: bool = False) -> Tensor:
@@ -92,22 +85,52 @@ def expert_outputs(w: Experts, h: Tensor, chosen: Tensor, step: bool = False) ->
         [T, per_token, hidden]; zeros for experts that other ranks hold.
     """
     (count, hidden, width), pairs = w.down.shape, chosen.numel()
-    prefill = LARGE_PREFILL if pairs >= MANY * count else PREFILL
-    tile = FLOAT32 if h.dtype == torch.float32 else STEP if step else prefill
-    order = torch.empty(pairs, dtype=torch.int32, device=h.device)
-    # Of pairs whose expert another rank holds, no tile and no output is written.
-    new = torch.zeros if w.is_part else torch.empty
-    tiles = new((pairs // tile.rows + count, 3), dtype=torch.int32, device=h.device)
+    tile = _tile(w, h.dtype, step, pairs >= MANY * count)
     inner = torch.empty((pairs, width), dtype=h.dtype, device=h.device)
+    # Of pairs whose expert another rank holds, no output is written.
+    new = torch.zeros if w.is_part else torch.empty
     out = new((*chosen.shape, hidden), dtype=h.dtype, device=h.device)
+    if pairs:
+        order, tiles = _sorted_pairs(w, chosen, tile)
+        per_token = chosen.shape[1]
+        if w.gate_up_scales is not None and w.down_scales is not None:
+            _multiply_fp8(h, w.gate_up, w.gate_up_scales, inner, order, tiles, tile, per_token, w.activation)
+            _multiply_fp8(inner, w.down, w.down_scales, out, order, tiles, tile, per_token, None)
+        else:
+            _multiply(h, w.gate_up, w.gate_up_bias, inner, order, tiles, tile, per_token, w.activation)
+            _multiply(inner, w.down, w.down_bias, out, order, tiles, tile, per_token, None)
+    return out
+
+
+def _tile(w: Experts, dtype: torch.dtype, step: bool, many: bool) -> Tile:
+    if w.gate_up_scales is not None:
+        return FP8_STEP if step else FP8_LARGE_PREFILL if many else FP8_PREFILL
+    if dtype == torch.float32:
+        return FLOAT32
+    return STEP if step else LARGE_PREFILL if many else PREFILL
+
+
+def _sorted_pairs(w: Experts, chosen: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
+    """Sort pairs of a token and an expert that is held; there must be some.
+
+    Args:
+        w: Of the layer.
+        chosen: int64 [T, per_token].
+        tile: Of the products.
+
+    Returns:
+        int32 [pairs] and [tiles, 3]; see `kernels.experts.sort_pairs`.
+    """
+    count, pairs = len(w.down), chosen.numel()
+    order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
+    # Of pairs whose expert another rank holds, no tile is written.
+    new = torch.zeros if w.is_part else torch.empty
+    tiles = new((pairs // tile.rows + count, 3), dtype=torch.int32, device=chosen.device)
     if w.is_part:
         chosen = chosen - w.first
         chosen = torch.where((chosen >= 0) & (chosen < count), chosen, count)
-    if pairs:
-        kernels.sort_pairs[(count,)](chosen.contiguous(), order, tiles, pairs, M=tile.rows, BLOCK=SORT_BLOCK)
-        _multiply(h, w.gate_up, w.gate_up_bias, inner, order, tiles, tile, chosen.shape[1], w.activation)
-        _multiply(inner, w.down, w.down_bias, out, order, tiles, tile, chosen.shape[1], None)
-    return out
+    kernels.sort_pairs[(count,)](chosen.contiguous(), order, tiles, pairs, M=tile.rows, BLOCK=SORT_BLOCK)
+    return order, tiles
 
 
 def _multiply(
@@ -128,5 +151,29 @@ def _multiply(
         BIASED=bias is not None,
         # Triton's default for float32 would be TF32, with 10 bits of mantissa.
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _multiply_fp8(
+    x: Tensor,
+    weight: Tensor,
+    scales: Scales,
+    out: Tensor,
+    order: Tensor,
+    tiles: Tensor,
+    tile: Tile,
+    per_token: int,
+    activation: str | None,
+) -> None:
+    outputs = out.shape[-1]
+    # Rows of pairs whose expert another rank holds hold anything, and are not read again.
+    rounded, of_rows = quantise(x, scales.columns, scales.powers_of_two)
+    _, row_blocks, blocks = scales.of_blocks.shape
+    multiply_scaled_experts[(len(tiles), triton.cdiv(outputs, tile.outputs))](
+        rounded, of_rows, weight, scales.of_blocks, out, order, tiles,
+        x.shape[1], outputs, blocks, row_blocks, per_token,
+        M=tile.rows, N=tile.outputs, K=scales.columns, R=scales.rows,
+        GATED=ACTIVATIONS[activation] if activation else 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

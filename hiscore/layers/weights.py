@@ -1,6 +1,6 @@
 """Weights on the device: projections, in fp8 too, and the tensors of a layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -84,6 +84,24 @@ class Fp8Linear:
 
 
 @dataclass(frozen=True)
+class Scales:
+    """Of weights in fp8, for products of `scaled_fp8`: a block of a weight is its values times a scale."""
+
+    of_blocks: Tensor
+    """float32 [..., blocks of rows, blocks of columns]; the last of each may be smaller."""
+    rows: int
+    """Of a block."""
+    columns: int
+    """Of a block, of `scaled_fp8.COLUMNS`."""
+    powers_of_two: bool
+    """Whether scales are powers of two; then those of activations must be so, too."""
+
+    def __getitem__(self, index: int) -> "Scales":
+        """Those of one of several weights."""
+        return replace(self, of_blocks=self.of_blocks[index])
+
+
+@dataclass(frozen=True)
 class Mlp:
     """A gated MLP of F neurons."""
 
@@ -140,6 +158,10 @@ class Experts:
     """For every token."""
     first: int = 0
     """Of the experts held."""
+    gate_up_scales: Scales | None = None
+    """Where gate_up is float8_e4m3fn."""
+    down_scales: Scales | None = None
+    """Where down is."""
 
     @property
     def is_part(self) -> bool:

@@ -12,7 +12,7 @@ def plain_matmul(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
     """a @ b with the terms of every sum added one after another, from the first to the last."""
     total = np.zeros((a.shape[0], b.shape[1]), dtype)
     for column, row in zip(a.T, b, strict=True):
-        total += column[:, None] * row
+        total += column[:, None].astype(dtype) * row.astype(dtype)
     return total
 
 

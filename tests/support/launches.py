@@ -20,10 +20,10 @@ from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.triton_sampler import sample_rows
 from hiscore.kernels import block_fp8, gated_mlp
 from hiscore.kernels import gemv as few
-from hiscore.layers import moe_triton
+from hiscore.layers import moe_triton, scaled_fp8_triton
 from hiscore.layers import triton_ops as kernel_ops
 from hiscore.layers.triton_ops import TritonOps
-from hiscore.layers.weights import Experts, Linear, Routing
+from hiscore.layers.weights import Experts, Linear, Routing, Scales
 from hiscore.models.deepseek.config import DsaArchitecture, Indexer
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import Segment
@@ -218,12 +218,37 @@ def block_fp8_product() -> None:
         block_fp8.multiply(x, torch.zeros(ROWS, 1), weight, torch.zeros(4_096, 96), bias, 128)
 
 
+def scaled_fp8_products() -> None:
+    """A projection and experts in fp8 of DeepSeek-V3.2, for a step and a prefill: 4 of its 256 experts."""
+
+    def weight(*shape: int) -> tuple[Tensor, Scales]:
+        *before, outputs, inputs = shape
+        blocks = torch.zeros(*before, -(-outputs // 128), inputs // 128)
+        return torch.zeros(shape, dtype=torch.float8_e4m3fn), Scales(blocks, 128, 128, powers_of_two=True)
+
+    hidden, width, count = 7_168, 2_048, 4
+    for rows in (1, 2_048):
+        scaled_fp8_triton.multiply(torch.zeros(rows, hidden, dtype=torch.bfloat16), *weight(2_112, hidden))
+    (gate_up, gate_up_scales), (down, down_scales) = (
+        weight(count, 2 * width, hidden),
+        weight(count, hidden, width),
+    )
+    router = torch.zeros(count, hidden)
+    experts = Experts(
+        Routing(2, True, sigmoid=True), "silu", router, None, torch.zeros(count), gate_up, None, down, None, None,
+        gate_up_scales=gate_up_scales, down_scales=down_scales,
+    )  # fmt: skip
+    for rows, step in ((1, True), (1, False), (moe_triton.MANY * count, False)):
+        moe_triton.moe(experts, torch.zeros(rows, hidden, dtype=torch.bfloat16), step)
+
+
 def launch_everything() -> None:
     """What the supported families launch, in the dtypes that they are served in."""
     bfloat16, float32 = torch.bfloat16, torch.float32
     gated(QWEN3)
     gated(SMOLLM2)
     block_fp8_product()
+    scaled_fp8_products()
     rows = torch.zeros(ROWS)
     sample_rows(torch.zeros(ROWS, 151_936), rows, ints(ROWS), rows, rows.double(), rows)
     for dtype in (bfloat16, float32):

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,8 @@ from hiscore.kernels.gated_mlp import MEDIUM, Tile, multiply
 from hiscore.layers import triton_ops
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.layers.triton_ops import TritonOps
-from hiscore.layers.weights import FP8, Linear, Quantised, quantise
+from hiscore.layers.weights import Linear, Quantised, quantise
+from tests.support.interpreted_fp8 import round_as_torch
 from tests.support.layers import DEVICE, Tables, layer_of, random
 
 
@@ -111,16 +111,7 @@ def test_a_norm_may_be_left_to_the_product_that_reads_it(inputs: int, rows: int,
 
 @pytest.fixture
 def true_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter (3.6) drops carries and NaN when it rounds to float8; a GPU does as torch does."""
-    if DEVICE == "cuda":
-        return
-    from triton.runtime import interpreter
-
-    def convert(values: np.ndarray, source, target, rounding) -> np.ndarray:
-        assert (source.name, target.name) == ("fp32", "fp8e4nv")
-        return torch.from_numpy(values).to(FP8).view(torch.uint8).numpy()
-
-    monkeypatch.setattr(interpreter, "_convert_float", convert)
+    round_as_torch(monkeypatch)
 
 
 def assert_same_bits(found: Quantised, expected: Quantised) -> None:
