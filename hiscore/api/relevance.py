@@ -14,7 +14,8 @@ from hiscore.api.errors import ApiError, bad_request
 from hiscore.api.models import Models
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.pairs import PairPrompts
-from hiscore.prompts.rerank import ClassifierPairs, Prompts, RerankPrompts
+from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
+from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.tokenizer import ForbiddenToken
 from hiscore.prompts.truncation import NOTHING, Cut, Truncation, cut_prompts
 

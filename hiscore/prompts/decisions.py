@@ -7,7 +7,7 @@ from pathlib import Path
 from hiscore.prompts.answer_labels import AnswerLabels, Kind
 from hiscore.prompts.chat import PromptError, read_chat_template
 from hiscore.prompts.escapes import GAP
-from hiscore.prompts.rerank import Prompts, common_length
+from hiscore.prompts.shared_beginning import Prompts, common_length
 from hiscore.prompts.tokenizer import PromptTokenizer
 
 ENDINGS: dict[Kind, str] = {

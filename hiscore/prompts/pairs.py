@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from hiscore.prompts.chat import PromptError
-from hiscore.prompts.rerank import Prompts
+from hiscore.prompts.shared_beginning import Prompts
 from hiscore.prompts.tokenizer import PromptTokenizer
 from hiscore.tokenization.pair_template import read_pair_template
 

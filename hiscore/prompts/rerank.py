@@ -1,32 +1,19 @@
 """Rerank requests to token ids: a query and a document in a template, the documents' common beginning shared."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hiscore.prompts.chat import (
     ChatTemplate,
     PromptError,
+    compiled,
     read_chat_template,
     render,
-    sandbox,
     special_tokens,
 )
 from hiscore.prompts.families import DEFAULT, FAMILIES, RerankFamily, family_of
+from hiscore.prompts.shared_beginning import Prompts, share
 from hiscore.prompts.tokenizer import PromptTokenizer
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Prompts as the scorer takes them.
-
-    Attributes:
-        query: The token ids with which all prompts begin.
-        items: How each continues.
-    """
-
-    query: list[int]
-    items: list[list[int]]
 
 
 class ClassifierPairs:
@@ -78,7 +65,7 @@ class RerankPrompts:
     ) -> None:
         self.family, source = _choose(checkpoint, template)
         self._chat: ChatTemplate | None = read_chat_template(checkpoint) if self.family.in_chat else None
-        self._template = sandbox().from_string(source)
+        self._template = compiled(source)
         self._special_tokens = special_tokens(checkpoint)
         sources = [source, self._chat.source] if self._chat else [source]
         self.tokenizer = PromptTokenizer(checkpoint, sources)
@@ -124,8 +111,12 @@ class RerankPrompts:
             PromptError: The template fails.
             ForbiddenToken: A text would become a special token.
         """
+        if not documents:
+            return Prompts([], [])
         pairs = zip(queries, documents, strict=True)
-        return share(self.tokenizer.encode([self.text(*pair, instruction) for pair in pairs]))
+        once, ids = self.tokenizer.encode_alike([self.text(*pair, instruction) for pair in pairs])
+        rest = share(ids)
+        return Prompts(once + rest.query, rest.items)
 
     def _check_labels(self, *labels: str) -> None:
         """A label must add its one token, and nothing else, to the very prompt."""
@@ -145,21 +136,6 @@ def make_prompts(
     if is_classifier and not template and family_of(checkpoint) is DEFAULT:
         return ClassifierPairs(checkpoint)
     return RerankPrompts(checkpoint, template, labels, is_classifier)
-
-
-def share(prompts: Sequence[list[int]]) -> Prompts:
-    """Split off what all prompts begin with; something is left of each."""
-    if not prompts:
-        return Prompts([], [])
-    common = common_length(prompts)
-    return Prompts(prompts[0][:common], [ids[common:] for ids in prompts])
-
-
-def common_length(prompts: Sequence[list[int]]) -> int:
-    """How many ids all prompts begin with, so that something is left of each."""
-    low, high = min(prompts), max(prompts)
-    longest = min(map(len, prompts)) - 1
-    return next((i for i in range(longest) if low[i] != high[i]), max(longest, 0))
 
 
 def _choose(checkpoint: Path, template: str) -> tuple[RerankFamily, str]:

@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from hiscore.prompts.escapes import Escapes
+from hiscore.prompts.shared_beginning import common_length
 from hiscore.tokenization.safe_splits import split_rule
 from hiscore.tokenization.token_length import max_bytes_per_token
 
@@ -113,9 +114,30 @@ class PromptTokenizer:
         if size > MAX_CHARACTERS:
             raise TooMuchText(f"{size} characters are to be encoded: at most {MAX_CHARACTERS} in one call")
         rows = [revealed[split or 0 :] + self.escapes.reveal(tail) for tail in tails]
-        if self._splits is None or split is None:
-            return [], self.encode_texts(rows)
-        once, *ids = self.encode_texts([revealed[:split], *map(self._splits.second, rows)])
+        return self._encode_split(revealed[: split or 0], rows)
+
+    def encode_alike(self, prompts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+        """Encode prompts that may begin alike, as `encode` would each; their common beginning only once.
+
+        Args:
+            prompts: At least one.
+
+        Returns:
+            As `encode_continued`.
+
+        Raises:
+            ForbiddenToken: As for `encode`.
+        """
+        revealed = [self.escapes.reveal(prompt) for prompt in prompts]
+        shared = revealed[0][: common_length(revealed)]
+        split = (self._splits.last(shared) if self._splits else None) or 0
+        return self._encode_split(shared[:split], [prompt[split:] for prompt in revealed])
+
+    def _encode_split(self, head: str, tails: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+        """The ids of a head that ends at a split point or is empty, and of its tails."""
+        if self._splits is None or not head:
+            return [], self.encode_texts(tails)
+        once, *ids = self.encode_texts([head, *map(self._splits.second, tails)])
         return once, ids
 
     @property

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hiscore.prompts.rerank import ClassifierPairs, Prompts, RerankPrompts
+from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
+from hiscore.prompts.shared_beginning import Prompts
 
 # Cutting a text changes the tokens at its end, so what is left may still be too long.
 TRIES = 4

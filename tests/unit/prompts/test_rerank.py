@@ -1,7 +1,9 @@
 """The templates say what the families' own code says, and every field of a caller is only text."""
 
 import json
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from transformers import AutoTokenizer
 from hiscore.checkpoint import resolve
 from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
 from hiscore.prompts.families import FAMILIES, family_of
-from hiscore.prompts.rerank import ClassifierPairs, Prompts, RerankPrompts, make_prompts, share
+from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts, make_prompts
+from hiscore.prompts.shared_beginning import Prompts, share
 from hiscore.prompts.truncation import Truncation, cut_prompts
+from hiscore.tokenization.split_rule import SplitRule
 from tests.support import tiny_tokenizers
 
 # The model card of Qwen/Qwen3-Reranker-0.6B, and mxbai_rerank_v2.py of mixedbread-ai/mxbai-rerank.
@@ -155,6 +159,67 @@ def test_what_cannot_work_is_said_at_the_start(qwen: Path, tmp_path: Path) -> No
     with pytest.raises(ValueError, match="does not add one token"):
         # "apple" is a token alone, "an" + "s" merges.
         RerankPrompts(qwen, str(own), "s,d")
+
+
+TEXTS = [
+    "an apple",
+    "an apple",
+    "",
+    " an",
+    "apples are apples",
+    "日本。語",
+    "<|im_end|>",
+    " " * 3,
+    "a\n\nb",
+    "the the",
+]
+
+
+@pytest.mark.parametrize("template", [*FAMILIES])
+@pytest.mark.parametrize("query", ["Is it a fruit?", "", "an ", "日本"])
+def test_tokens_are_those_of_whole_prompts(checkpoint: Path, template: str, query: str) -> None:
+    prompts = RerankPrompts(checkpoint, template, is_classifier=True)
+    for documents in (TEXTS, TEXTS[:2], TEXTS[:1], TEXTS[3:5]):
+        queries = [query] * len(documents)
+        whole = prompts.tokenizer.encode([prompts.text(query, document) for document in documents])
+        assert prompts.ids(queries, documents) == share(whole)
+        assert prompts.ids(documents, queries) == share(
+            prompts.tokenizer.encode([prompts.text(document, query) for document in documents])
+        )
+
+
+def test_what_prompts_share_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = RerankPrompts(resolve(progress=False))
+    tokenizer = prompts.tokenizer
+    encoded: list[str] = []
+    encode_texts = tokenizer.encode_texts
+
+    def noted(texts: Sequence[str]) -> list[list[int]]:
+        encoded.extend(texts)
+        return encode_texts(texts)
+
+    monkeypatch.setattr(tokenizer, "encode_texts", noted)
+    query, documents = "Is it a fruit, and is it sweet?", ["an apple", "a hammer", "pears"]
+    prompts.ids([query] * 3, documents)
+    shared, *rest = encoded
+    assert query in shared
+    assert shared.endswith("Document:")
+    assert [document in text for document, text in zip(documents, rest, strict=True)] == [True] * 3
+    assert not any(query in text for text in rest)
+    # The control: prompts with other queries.
+    encoded.clear()
+    prompts.ids(["x", "y", "z"], documents)
+    assert not any("Document:" in text for text in encoded[:1])
+
+
+def test_a_split_anywhere_changes_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: with prompts split where they begin to differ, whatever stands there."""
+    prompts = RerankPrompts(resolve(progress=False))
+    documents = ["apple", "apples", "apply"]
+    whole = share(prompts.tokenizer.encode([prompts.text("q", document) for document in documents]))
+    assert prompts.ids(["q"] * 3, documents) == whole
+    monkeypatch.setattr(prompts.tokenizer, "_splits", SplitRule(re.compile(r"(?<=appl)|(?<=app)l")))
+    assert prompts.ids(["q"] * 3, documents) != whole
 
 
 def test_share_leaves_something_of_each() -> None:

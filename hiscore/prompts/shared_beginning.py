@@ -1,0 +1,32 @@
+"""What the prompts of a call have in common: how all of them begin."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts as the scorer takes them.
+
+    Attributes:
+        query: The token ids with which all prompts begin.
+        items: How each continues.
+    """
+
+    query: list[int]
+    items: list[list[int]]
+
+
+def share(prompts: Sequence[list[int]]) -> Prompts:
+    """Split off what all prompts begin with; something is left of each."""
+    if not prompts:
+        return Prompts([], [])
+    common = common_length(prompts)
+    return Prompts(prompts[0][:common], [ids[common:] for ids in prompts])
+
+
+def common_length(prompts: Sequence[list[int]] | Sequence[str]) -> int:
+    """How many ids, or characters, all prompts begin with, so that something is left of each."""
+    low, high = min(prompts), max(prompts)
+    longest = min(map(len, prompts)) - 1
+    return next((i for i in range(longest) if low[i] != high[i]), max(longest, 0))
