@@ -10,6 +10,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "fp8"]
 Selector = Literal["auto", "dense", "exact", "quest", "dsa"]
 # How `decode` prefills a checkpoint with an indexer.
 IndexerPrefill = Literal["torch", "kernels"]
+# Numbers of the indexer's queries and keys.
+IndexerDtype = Literal["auto", "fp8"]
 # When new keys and values go to the host.
 BackupProtocol = Literal["ring", "deferred", "blocking"]
 # Where `decode` takes defaults of request parameters from.
@@ -21,6 +23,7 @@ __all__ = [
     "Device",
     "Dtype",
     "GenerationConfig",
+    "IndexerDtype",
     "IndexerPrefill",
     "LogFormat",
     "Selector",

@@ -20,6 +20,7 @@ from hiscore.settings.choices import (
     BackupProtocol,
     Dtype,
     GenerationConfig,
+    IndexerDtype,
     IndexerPrefill,
     LogFormat,
     Selector,
@@ -175,6 +176,11 @@ class CacheSettings(ContextLimit):
         default="torch",
         description="how prompts of a checkpoint with an indexer are prefilled: `torch`, or `kernels` (GPUs), "
         "which keep neither a score for each head nor gathered latents in memory",
+    )
+    indexer_dtype: IndexerDtype = Field(
+        default="auto",
+        description="numbers of an indexer's queries and keys: `auto` those of the model, `fp8` as DeepSeek-V3.2 "
+        "was published ([what differs](decoding.md#an-indexer-in-fp8); GPUs of compute capability 8.9 and newer)",
     )
     prefix_cache: bool = Field(
         default=False,

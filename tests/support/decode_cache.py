@@ -193,4 +193,6 @@ def poison(cache: KVCache, host_pages: Tensor, device_pages: Tensor) -> None:
     if cache.shape.index_kind == "bounds":
         cache.index[:, host_pages] = nan
     elif cache.shape.index_kind != "none":
-        cache.index.unflatten(1, (-1, page))[:, host_pages] = nan
+        # Bytes of 255 are NaN as fp8 and as float32.
+        rubbish = nan if cache.index.is_floating_point() else 255
+        cache.index.unflatten(1, (-1, page))[:, host_pages] = rubbish

@@ -50,12 +50,13 @@ def build(
     device: str = "cpu",
     poison: bool = True,
     dense_layers: int = 2,
+    indexer_dtype: str = "auto",
     group: Group | None = None,
 ) -> CacheWorker:
     """A worker whose memory is NaN at first and wherever something was released."""
     settings = CacheSettings(
         selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup=backup, backup_ring=ring,
-        quest_dense_layers=dense_layers,
+        quest_dense_layers=dense_layers, indexer_dtype=indexer_dtype,
     )  # type: ignore[arg-type]  # fmt: skip
     memory = MemoryBudget(BYTES, BYTES, sequences)
     worker = build_worker(path, settings, memory, torch.device(device), dtype, chunk, group=group)

@@ -43,6 +43,7 @@ class CacheShape:
         dense_layers: Layers whose KV stays on the device: they attend to everything or to a window.
         index_kind: Index of the sparse layers' keys.
         index_dim: Length of an index key, for the index of a checkpoint's own indexer ("dsa").
+        index_dtype: Of an index; None: that of keys and values.
         sharing_layers: Sparse layers that attend to what a layer before them selected; they need no index.
 
     Raises:
@@ -64,6 +65,7 @@ class CacheShape:
     dense_layers: frozenset[int] = frozenset()
     index_kind: IndexKind = "none"
     index_dim: int = 0
+    index_dtype: torch.dtype | None = None
     sharing_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -131,7 +133,7 @@ class CacheShape:
             "host_kv": (host, dtype),
             "dense_kv": ((dense, self.host_pages * self.page_size if dense else 0, *row), dtype),
             "buffer": ((sparse, self.device_pages * self.page_size, *row), dtype),
-            "index": (index, dtype),
+            "index": (index, self.index_dtype or dtype),
             "host_block_table": (table, torch.int32),
             "device_block_table": (table, torch.int32),
             "fully_resident": ((self.max_sequences,), torch.bool),

@@ -35,7 +35,8 @@ class ModelShape:
         head_dim: Length of a key, or of a latent with its rotary part.
         windows: Sliding window of each layer; None: the layer attends to everything.
         context_length: Tokens of the longest sequence.
-        index_dim: Length of a key of the checkpoint's own indexer, if it has one.
+        index_dim: Length of a key of the checkpoint's own indexer as it is stored, if it has one.
+        index_dtype: Its dtype; None: that of keys and values.
         top_k: Tokens that this indexer selects.
         sharing_layers: Layers that attend to what the indexer selected for a layer before them.
     """
@@ -46,6 +47,7 @@ class ModelShape:
     windows: tuple[int | None, ...]
     context_length: int
     index_dim: int = 0
+    index_dtype: torch.dtype | None = None
     top_k: int | None = None
     sharing_layers: frozenset[int] = frozenset()
 
@@ -119,7 +121,7 @@ def staging_token_bytes(model: ModelShape, dtype: torch.dtype) -> int:
     """Bytes of a token in the staging pool: its rows in all layers, and its keys of the checkpoint's indexer."""
     rows = len(model.windows) * prod((model.kv_parts, model.kv_heads, model.head_dim))
     indexed = len(model.windows) - len(model.sharing_layers)
-    return (rows + indexed * model.index_dim) * dtype.itemsize
+    return rows * dtype.itemsize + indexed * model.index_dim * (model.index_dtype or dtype).itemsize
 
 
 def _plan(
@@ -181,7 +183,9 @@ def _shape_of_one_page(settings: CacheSettings, model: ModelShape, max_sequences
         layers=len(model.windows), kv_heads=model.kv_heads, kv_parts=model.kv_parts, head_dim=model.head_dim,
         page_size=page_size, max_sequences=max_sequences, max_pages=max_pages, host_pages=1, device_pages=1,
         lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=_dense_layers(settings, model),
-        index_kind=selector.index_kind, index_dim=model.index_dim, sharing_layers=model.sharing_layers,
+        index_kind=selector.index_kind, index_dim=model.index_dim,
+        index_dtype=model.index_dtype if selector.index_kind == "dsa" else None,
+        sharing_layers=model.sharing_layers,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from hiscore.decoding.sparse.selection import (
     select_top_pages,
     zero_scores,
 )
+from hiscore.models.deepseek import fp8_keys
 
 
 class DsaSelector:
@@ -29,7 +30,7 @@ class DsaSelector:
 
         Args:
             layer: Index among all layers.
-            keys: [n, index_dim] or [n, 1, index_dim].
+            keys: [n, index_dim] or [n, 1, index_dim], as they are stored.
             host_slots: int32 [n], slots in host pages; -1: leave out.
         """
         (kept,) = torch.nonzero(host_slots >= 0, as_tuple=True)
@@ -51,8 +52,11 @@ class DsaSelector:
         index = cache.index_of(layer)
         out = zero_scores(cache, batch, 1, torch.float32)
         for row, pages in rows_to_score(cache, batch):
-            products = torch.relu(q[row].float() @ index[pages].float().T)
-            out[row, 0, : len(pages)] = gates[row] @ products
+            keys, scales = index[pages], None
+            if q.dtype == torch.float8_e4m3fn:
+                keys, scales = fp8_keys.unpack(keys)
+            products = gates[row] @ torch.relu(q[row].float() @ keys.float().T)
+            out[row, 0, : len(pages)] = products if scales is None else products * scales
         return out
 
     def select(self, scores: Tensor, batch: StepBatch) -> Selection:

@@ -17,6 +17,7 @@ from hiscore.decoding.sparse.cache_ops import PageLists, SelectedPages
 from hiscore.decoding.sparse.triton_transfers import TritonTransfers
 from hiscore.kernels import page_scores, page_select, slot_mapping
 from hiscore.layers import triton_ops
+from hiscore.models.deepseek import fp8_keys
 
 # Pages that a selecting program reads at once, and its warps.
 SELECT_BLOCK, SELECT_WARPS = 1024, 8
@@ -96,13 +97,19 @@ class TritonCacheOps(TritonTransfers):
         _check_contiguous_heads(q)
         heads, key_dim = q.shape[1:]
         out = torch.empty((len(q), 1, self._max_pages), dtype=torch.float32, device=q.device)
+        keys = scales = cache.index_of(layer)
+        fp8 = q.dtype == torch.float8_e4m3fn
+        if fp8:
+            keys, scales = fp8_keys.views(keys)
         # A product in float32 takes many registers, as the compiler reports.
         block, warps = (16, 8) if q.dtype == torch.float32 else (64, 4)
         page_scores.indexer_scores[(len(q), triton.cdiv(self._max_pages, block))](
-            q, gates, cache.index_of(layer), out, batch.seq_indices, batch.positions, cache.host_block_table,
+            q, gates, keys, scales, out, batch.seq_indices, batch.positions, cache.host_block_table,
             q.stride(0), gates.stride(0), cache.host_block_table.stride(0), self._max_pages,
             HEADS=heads, HEAD_DIM=key_dim, PADDED=max(16, triton.next_power_of_2(key_dim)),
-            M=max(16, triton.next_power_of_2(heads)), N=block, PRECISION=self._precision, num_warps=warps,
+            M=max(16, triton.next_power_of_2(heads)), N=block,
+            KEY_STRIDE=keys.stride(0), SCALE_STRIDE=scales.stride(0), FP8=fp8,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps,
         )  # fmt: skip
         return out
 

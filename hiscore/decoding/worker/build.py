@@ -32,6 +32,7 @@ from hiscore.models.deepseek.activations import kernel_prefill_bytes
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.config import read_architecture as read_latent_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.deepseek.fp8_keys import stored_key
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
 from hiscore.models.families import DSA_FAMILIES
 from hiscore.models.sharding import of_rank, share_of
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 2_048}
 # Tensors of the size of a step's logits at once: sampling sorts and masks them.
 LOGITS_ALIVE = 4
+FP8_CAPABILITY = (8, 9)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -92,6 +94,12 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
     if dtype == "fp8":
         log.warning("fp8 is supported by the scorer only: decode computes in bfloat16")
         dtype = "bfloat16"
+    if settings.indexer_dtype == "fp8" and where.type == "cuda":
+        found = torch.cuda.get_device_capability(where)
+        if found < FP8_CAPABILITY:
+            raise ValueError(
+                f"INDEXER_DTYPE is fp8, which needs compute capability 8.9, but {where} has {found}"
+            )
     if settings.indexer_prefill == "kernels" and where.type != "cuda":
         raise ValueError("INDEXER_PREFILL is kernels, which need a GPU, but DEVICE is cpu: set it to torch")
     what = Build(settings, DTYPES[dtype], PREFILL_TOKEN_BUDGET[where.type])
@@ -122,7 +130,7 @@ def agree(rank: Rank, what: Build) -> MemoryBudget:
 def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     """Work: claim the memory of everything, before any of it is allocated."""
     site: Site = rank.held["site"]
-    shape_of_model, architecture = _read_shape(what.checkpoint, what.settings.max_context, rank.shard)
+    shape_of_model, architecture = _read_shape(what.checkpoint, what.settings, rank.shard)
     shape, cache_config = plan_cache(what.settings, shape_of_model, memory, what.dtype, what.budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
     size = weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=_share(what, rank.shard))
@@ -184,13 +192,13 @@ def build_worker(
         site: Of the server's model; None: there is no server, and memory enough.
         group: The ranks that decode together; None: there is one.
     """
-    model_shape, _ = _read_shape(checkpoint, settings.max_context, group.shard if group else WHOLE)
+    model_shape, _ = _read_shape(checkpoint, settings, group.shard if group else WHOLE)
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
     staging = staging_tokens * staging_token_bytes(model_shape, dtype)
     report_pools(shape, cache_config, shape.bytes(dtype), staging)
     if _is_latent(checkpoint):
-        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context)
+        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, settings.indexer_dtype == "fp8")
         latent.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)
         by_kernels = settings.indexer_prefill == "kernels"
@@ -229,18 +237,21 @@ def _is_latent(checkpoint: Path) -> bool:
 
 
 def _read_shape(
-    checkpoint: Path, max_context: int | None, shard: Shard
+    checkpoint: Path, settings: CacheSettings, shard: Shard
 ) -> tuple[ModelShape, Architecture | DsaArchitecture]:
     """What the cache must know of a rank's share of a checkpoint, and its architecture."""
     if _is_latent(checkpoint):
-        latent, _ = read_latent_architecture(checkpoint, max_context)
+        fp8 = settings.indexer_dtype == "fp8"
+        latent, _ = read_latent_architecture(checkpoint, settings.max_context, fp8)
         windows = (None,) * latent.layers
         sharing = frozenset(layer for layer, own in enumerate(latent.own_index) if not own)
         indexer = latent.indexer
+        width, key_dtype = stored_key(indexer, torch.float32)
         return ModelShape(
-            1, 1, latent.row_dim, windows, latent.context_length, indexer.head_dim, indexer.top_k, sharing
-        ), latent
-    whole, _ = read_architecture(checkpoint, max_context)
+            1, 1, latent.row_dim, windows, latent.context_length, width, key_dtype if fp8 else None,
+            indexer.top_k, sharing,
+        ), latent  # fmt: skip
+    whole, _ = read_architecture(checkpoint, settings.max_context)
     grouped = of_rank(whole, shard)
     return ModelShape(grouped.kv_heads, 2, grouped.head_dim, grouped.windows, grouped.context_length), grouped
 

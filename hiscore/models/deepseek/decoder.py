@@ -26,9 +26,14 @@ class DsaDecoder:
     """Weights, rotary tables and the loop over layers. The cache is passed in."""
 
     def __init__(
-        self, checkpoint: Path, device: torch.device, dtype: torch.dtype, max_context: int | None = None
+        self,
+        checkpoint: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_context: int | None = None,
+        fp8_indexer: bool = False,
     ) -> None:
-        self.architecture, config = read_architecture(checkpoint, max_context)
+        self.architecture, config = read_architecture(checkpoint, max_context, fp8_indexer)
         self.weights = load_weights(checkpoint, self.architecture, device, dtype)
         self.device, self.dtype = device, dtype
         self.after_layer: Advance = no_progress

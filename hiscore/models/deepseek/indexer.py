@@ -1,7 +1,7 @@
 """The lightning indexer: which earlier tokens a layer attends to.
 
-A token's score is the sum over the index heads of gate * relu(q k). Scores are float32 as in transformers,
-without the Hadamard transform and fp8 of DeepSeek's own kernels.
+A token's score is the sum over the index heads of gate * relu(q k). Scores are float32 as in transformers. Queries
+and keys have the model's dtype as there, or are in fp8 as in DeepSeek's own kernels (`fp8_keys`).
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hiscore.models.deepseek import fp8_keys
 from hiscore.models.deepseek.config import Indexer
 from hiscore.models.deepseek.functional import LATENT_EPS, rotate
 from hiscore.models.deepseek.loader import IndexerWeights
@@ -19,7 +20,7 @@ class IndexQuery:
     """Index queries of T rows."""
 
     q: Tensor
-    """[T, heads, head_dim], in the keys' dtype."""
+    """[T, heads, head_dim], in the keys' dtype; in fp8 without its scales."""
     gates: Tensor
     """float32 [T, heads], with all scales multiplied in."""
 
@@ -40,7 +41,11 @@ def index_query(
         w.query(q_low).unflatten(1, (a.heads, a.head_dim)), cos[:, None], sin[:, None], a.interleaved
     )
     gates = torch.nn.functional.linear(h.to(w.head_weights.dtype), w.head_weights).float()
-    return IndexQuery(q, gates * (a.heads * a.head_dim) ** -0.5)
+    gates *= (a.heads * a.head_dim) ** -0.5
+    if a.fp8:
+        q, scales = fp8_keys.quantise(fp8_keys.rotate(q))
+        gates *= scales
+    return IndexQuery(q, gates)
 
 
 def index_key(w: IndexerWeights, a: Indexer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -53,10 +58,11 @@ def index_key(w: IndexerWeights, a: Indexer, h: Tensor, cos: Tensor, sin: Tensor
         cos, sin: [T, rope_dim / 2].
 
     Returns:
-        [T, head_dim].
+        [T, head_dim]; in fp8 bytes, see `fp8_keys.pack`.
     """
     k = torch.nn.functional.layer_norm(w.key(h), (a.head_dim,), w.key_norm, w.key_norm_bias, LATENT_EPS)
-    return _rotated(k, cos, sin, a.interleaved)
+    k = _rotated(k, cos, sin, a.interleaved)
+    return fp8_keys.pack(*fp8_keys.quantise(fp8_keys.rotate(k))) if a.fp8 else k
 
 
 def index_scores(query: IndexQuery, keys: Tensor) -> Tensor:
@@ -64,11 +70,14 @@ def index_scores(query: IndexQuery, keys: Tensor) -> Tensor:
 
     Args:
         query: Of T rows.
-        keys: [N, head_dim] if the rows share them, else [T, N, head_dim].
+        keys: [N, head_dim] if the rows share them, else [T, N, head_dim]; in fp8 bytes.
 
     Returns:
         float32 [T, N].
     """
+    if query.q.dtype == torch.float8_e4m3fn:
+        keys, scales = fp8_keys.unpack(keys)
+        return index_scores(IndexQuery(query.q.float(), query.gates), keys.float()) * scales
     raised = torch.relu(query.q.float() @ keys.float().transpose(-1, -2))
     return (query.gates[:, None] @ raised).squeeze(1)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hiscore.device import upload
 from hiscore.kernels import indexer_prefill, listed_attention
+from hiscore.models.deepseek import fp8_keys
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from hiscore.models.deepseek.prefill_tiles import NewRows, plan_prefill
@@ -85,10 +86,12 @@ class KernelLatents(StagedLatents):
         heads, key_dim = q.shape[1:]
         scores = torch.empty((len(part.seen), part.width), dtype=torch.uint32, device=q.device)
         launch = scores_launch(q.dtype)
+        values, scales = fp8_keys.views(keys) if self._a.indexer.fp8 else (keys, keys)
         indexer_prefill.score_tiles[(len(part.tiles), triton.cdiv(part.width, launch.n))](
-            q, gates, keys, self._slots, part.tiles, scores, q.stride(0), gates.stride(0), part.width,
+            q, gates, values, scales, self._slots, part.tiles, scores, q.stride(0), gates.stride(0), part.width,
             HEADS=heads, HEAD_DIM=key_dim, PADDED=max(16, triton.next_power_of_2(key_dim)),
             M=max(16, triton.next_power_of_2(heads)), N=launch.n,
+            KEY_STRIDE=values.stride(0), SCALE_STRIDE=scales.stride(0), FP8=self._a.indexer.fp8,
             FIELDS=part.tiles.shape[1], PRECISION=_precision(q.dtype),
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
