@@ -1,12 +1,18 @@
 """A device's memory, and copies between it and the host that wait for neither."""
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hiscore.arrays import Int32, Int64
 from hiscore.memory.host import available_host_bytes
+
+OnDevice = Callable[[], Tensor]
+"""Gives an array on its device, int32."""
 
 
 def memory_of(device: torch.device) -> str:
@@ -40,6 +46,47 @@ def download(values: Tensor) -> Tensor:
         return values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return host.copy_(values, non_blocking=True)
+
+
+class Uploads:
+    """Arrays of one batch. The first that is asked for takes all that have been added along, in one pinned copy.
+
+    A copy of a few numbers takes the host as long as one of all of them. Pinned memory comes from PyTorch's
+    allocator, which hands a block out again when the copy from it has ended.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """device: Where they go; on the CPU nothing is copied."""
+        self._device = device
+        self._waiting: list[Int32] = []
+        self._sent: list[Tensor] = []
+
+    def add(self, values: Int32 | Int64) -> OnDevice:
+        """Add an array.
+
+        Args:
+            values: Whole numbers below 2**31, of one dimension.
+
+        Returns:
+            What gives it on the device, int32 [len(values)].
+        """
+        place = len(self._sent) + len(self._waiting)
+        self._waiting.append(values.astype(np.int32, copy=False))
+        return lambda: self._get(place)
+
+    def _get(self, place: int) -> Tensor:
+        if place >= len(self._sent):
+            self._sent += self._send()
+            self._waiting = []
+        return self._sent[place]
+
+    def _send(self) -> list[Tensor]:
+        if self._device.type == "cpu":
+            return [torch.from_numpy(values) for values in self._waiting]
+        sizes = [len(values) for values in self._waiting]
+        staged = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=True)
+        np.concatenate(self._waiting, out=staged.numpy())
+        return list(staged.to(self._device, non_blocking=True).split(sizes))
 
 
 def fix_product_sums() -> None:

@@ -2,10 +2,14 @@
 
 Scoring multiplies only by the labels' rows of the head. A label's probability over the whole vocabulary needs all
 logits, which are computed for a slice of rows at a time: the logits of all rows never exist at once.
+
+What a batch asks of the head is known before its hidden states are. So each method takes the request, adds its
+indices to the batch's uploads, and returns what computes the result.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,12 +17,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hiscore.arrays import Int32, Int64
-from hiscore.device import upload
+from hiscore.device import OnDevice, Uploads
 from hiscore.layers.products import linear
 from hiscore.numerics import soft_cap
 from hiscore.parallel.group import Alone, Group
 from hiscore.parallel.shard import Shard
 
+Place = tuple[OnDevice, OnDevice | None]
+"""Of labels: their rows here, and 1 for those that this rank has, else 0; None if it has all."""
 ROW_SLICE = 256
 """Rows with logits at once: 148 MiB in float32 for a vocabulary of 151,936."""
 CACHED_LABEL_SETS = 256
@@ -57,20 +63,24 @@ class LMHead:
         self._soft_cap = logit_soft_cap
         self._label_rows: OrderedDict[bytes, Tensor] = OrderedDict()
 
-    def label_logits(self, hidden: Tensor, labels: Int32 | None) -> Tensor:
+    def label_logits(self, labels: Int32 | None, uploads: Uploads) -> Callable[[Tensor], Tensor]:
         """Logits of some labels.
 
         Args:
-            hidden: [R, hidden].
             labels: int32 [labels], token ids; None: all rows of the head.
+            uploads: Of the batch.
 
         Returns:
-            float32 [R, labels].
+            Of hidden, [R, hidden]: float32 [R, labels].
         """
-        weight = self._weight.float() if labels is None else self._rows_of(labels)
-        # Of a label, one rank has the row, and the others a row of zeros.
-        logits = self._capped(self._group.sum(hidden.float() @ weight.T))
-        return logits if self._bias is None else logits + self._bias
+        rows = self._weight.float if labels is None else self._rows_of(labels, uploads)
+
+        def compute(hidden: Tensor) -> Tensor:
+            # Of a label, one rank has the row, and the others a row of zeros.
+            logits = self._capped(self._group.sum(hidden.float() @ rows().T))
+            return logits if self._bias is None else logits + self._bias
+
+        return compute
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the whole vocabulary: [R, hidden] to [R, vocabulary], float32 (float64 for float64)."""
@@ -83,75 +93,94 @@ class LMHead:
         sizes = [Shard(rank, len(parts)).count(self._vocabulary) for rank in range(len(parts))]
         return self._capped(torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1))
 
-    def probabilities(self, hidden: Tensor, groups: Sequence[tuple[int, Int32]]) -> list[Tensor]:
+    def probabilities(
+        self, groups: Sequence[tuple[int, Int32]], uploads: Uploads
+    ) -> Callable[[Tensor], list[Tensor]]:
         """Probabilities of some labels over the whole vocabulary.
 
         Labels and normaliser come from the same logits, less the same maximum: two products that round differently
         would give probabilities above 1.
 
         Args:
-            hidden: [R, hidden].
             groups: How many rows have the same labels, and int32 [labels] those; in order, of R rows together.
+            uploads: Of the batch.
 
         Returns:
-            For each group float32 [rows, labels].
+            Of hidden, [R, hidden]: for each group float32 [rows, labels].
         """
-        found: list[list[Tensor]] = [[] for _ in groups]
-        ends = np.cumsum([rows for rows, _ in groups])
-        columns = [self._own(labels) for _, labels in groups]
-        for start, powers, totals in self._powers(hidden):
-            for group, (rows, _) in enumerate(groups):
-                inside = slice(max(ends[group] - rows - start, 0), max(ends[group] - start, 0))
-                column, held = columns[group]
-                of_labels = powers[inside][:, column]
-                found[group].append(self._group.sum(_where(held, of_labels)) / totals[inside])
-        return [torch.cat(parts).float() for parts in found]
+        ends = np.cumsum([rows for rows, _ in groups]).tolist()
+        columns = [self._place(labels, uploads) for _, labels in groups]
 
-    def pair_logits(self, hidden: Tensor, rows: Int64, labels: Int32) -> Tensor:
+        def compute(hidden: Tensor) -> list[Tensor]:
+            found: list[list[Tensor]] = [[] for _ in groups]
+            for start, powers, totals in self._powers(hidden):
+                for group, (rows, _) in enumerate(groups):
+                    inside = slice(max(ends[group] - rows - start, 0), max(ends[group] - start, 0))
+                    column, held = columns[group]
+                    of_labels = powers[inside].index_select(1, column())
+                    found[group].append(self._group.sum(_where(held, of_labels)) / totals[inside])
+            return [torch.cat(parts).float() for parts in found]
+
+        return compute
+
+    def pair_logits(self, rows: Int64, labels: Int32, uploads: Uploads) -> Callable[[Tensor], Tensor]:
         """Logits of pairs of a row and a label.
 
         Each is summed in an order that depends on nothing but the size of a row, so it is the same to the bit
         whatever the other pairs are. A matrix product promises no such thing: libraries choose by its shape.
 
         Args:
-            hidden: [R, hidden].
             rows: int64 [n].
             labels: int32 [n].
+            uploads: Of the batch.
 
         Returns:
-            float32 [n].
+            Of hidden, [R, hidden]: float32 [n].
         """
-        at_once = max(PRODUCTS_AT_ONCE // hidden.shape[1], 1)
-        parts = [hidden.new_empty(0, dtype=torch.float32)]
-        for start in range(0, len(rows), at_once):
-            chosen = slice(start, start + at_once)
-            products = hidden[upload(rows[chosen], hidden.device)].float()
-            products *= self._weight_rows(labels[chosen])
-            while (width := products.shape[1]) > 1:
-                half = (width + 1) // 2
-                products[:, : width - half] += products[:, half:]
-                products = products[:, :half]
-            parts.append(products[:, 0])
-        return self._capped(self._group.sum(torch.cat(parts)))
+        at_once = max(PRODUCTS_AT_ONCE // self._weight.shape[1], 1)
+        slices = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
+        places = [(uploads.add(rows[chosen]), self._place(labels[chosen], uploads)) for chosen in slices]
 
-    def pair_probabilities(self, hidden: Tensor, rows: Int64, labels: Int32) -> Tensor:
+        def compute(hidden: Tensor) -> Tensor:
+            parts = [hidden.new_empty(0, dtype=torch.float32)]
+            for row, place in places:
+                products = hidden.index_select(0, row()).float()
+                products *= self._weight_rows(place)
+                while (width := products.shape[1]) > 1:
+                    half = (width + 1) // 2
+                    products[:, : width - half].add_(products[:, half:])
+                    products = products[:, :half]
+                parts.append(products[:, 0])
+            return self._capped(self._group.sum(torch.cat(parts)))
+
+        return compute
+
+    def pair_probabilities(self, rows: Int64, labels: Int32, uploads: Uploads) -> Callable[[Tensor], Tensor]:
         """Probabilities of pairs of a row and a label, over the whole vocabulary: see `probabilities`.
 
         Args:
-            hidden: [R, hidden].
             rows: int64 [n], ascending.
             labels: int32 [n].
+            uploads: Of the batch.
 
         Returns:
-            float32 [n].
+            Of hidden, [R, hidden]: float32 [n].
         """
-        parts = [hidden.new_empty(0, dtype=torch.float32)]
-        for start, powers, totals in self._powers(hidden):
-            first, last = np.searchsorted(rows, (start, start + len(powers)))
-            row = upload(rows[first:last] - start, hidden.device)
-            label, held = self._own(labels[first:last])
-            parts.append((self._group.sum(_where(held, powers[row, label])) / totals[row, 0]).float())
-        return torch.cat(parts)
+        last = int(rows[-1]) + 1 if len(rows) else 0
+        edges = np.searchsorted(rows, np.arange(0, max(last, 1) + ROW_SLICE, ROW_SLICE))
+        places = [
+            (uploads.add(rows[first:end] % ROW_SLICE), self._place(labels[first:end], uploads))
+            for first, end in pairwise(edges)
+        ]
+
+        def compute(hidden: Tensor) -> Tensor:
+            parts = [hidden.new_empty(0, dtype=torch.float32)]
+            for (row, (label, held)), (_, powers, totals) in zip(places, self._powers(hidden), strict=True):
+                of_labels = _where(held, powers[row(), label()])
+                parts.append((self._group.sum(of_labels) / totals.index_select(0, row())[:, 0]).float())
+            return torch.cat(parts)
+
+        return compute
 
     def _powers(self, hidden: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Of each slice of rows: the first, exp(logits - maximum) [rows, vocabulary], and its sums [rows, 1].
@@ -174,39 +203,43 @@ class LMHead:
         slices = self._weight.split(8_192)
         return torch.cat([linear(hidden.float(), part.float()) for part in slices], dim=1)
 
-    def _rows_of(self, labels: Int32) -> Tensor:
+    def _rows_of(self, labels: Int32, uploads: Uploads) -> Callable[[], Tensor]:
+        """What gives float32 [labels, hidden], once the batch's uploads are on the device."""
         key = labels.tobytes()
-        if key in self._label_rows:
+        if (cached := self._label_rows.get(key)) is not None:
             self._label_rows.move_to_end(key)
-        else:
-            rows = self._weight_rows(labels)
-            if len(labels) > MAX_CACHED_LABELS:
-                return rows
-            self._label_rows[key] = rows
+            return lambda: cached
+        place = self._place(labels, uploads)
+        if len(labels) > MAX_CACHED_LABELS:
+            return lambda: self._weight_rows(place)
+
+        def fetch() -> Tensor:
+            rows = self._label_rows[key] = self._weight_rows(place)
             if len(self._label_rows) > CACHED_LABEL_SETS:
                 self._label_rows.popitem(last=False)
-        return self._label_rows[key]
+            return rows
 
-    def _weight_rows(self, labels: Int32) -> Tensor:
+        return fetch
+
+    def _weight_rows(self, place: Place) -> Tensor:
         """float32 [labels, hidden]; zeros for those that another rank has."""
-        place, held = self._own(labels)
-        rows = self._weight[place].float()
-        return rows if held is None else rows * held[:, None]
+        at, held = place
+        rows = self._weight.index_select(0, at()).float()
+        return rows if held is None else rows * held()[:, None]
 
-    def _own(self, labels: Int32) -> tuple[Tensor, Tensor | None]:
-        """int64 [labels]: their rows here; and bool [labels]: whether this rank has them, None if it has all."""
+    def _place(self, labels: Int32, uploads: Uploads) -> Place:
+        """Where the rows of labels are: int32 [labels]."""
         places = labels.astype(np.int64)
-        device = self._weight.device
         if self._group.shard.ranks == 1:
-            return upload(places, device), None
+            return uploads.add(places), None
         places -= self._first
         held = (places >= 0) & (places < len(self._weight))
-        return upload(np.where(held, places, 0), device), upload(held, device)
+        return uploads.add(np.where(held, places, 0)), uploads.add(held.astype(np.int32))
 
     def _capped(self, logits: Tensor) -> Tensor:
         return soft_cap(logits, self._soft_cap)
 
 
-def _where(held: Tensor | None, of_labels: Tensor) -> Tensor:
+def _where(held: OnDevice | None, of_labels: Tensor) -> Tensor:
     """[..., labels], with zeros where another rank has the label."""
-    return of_labels if held is None else of_labels * held
+    return of_labels if held is None else of_labels * held()

@@ -1,12 +1,12 @@
 """`Runner` on CUDA: Triton kernels between the matrix products, and one CUDA graph for each number of rows.
 
-The host launches forwards without waiting: the inputs of a whole batch travel in one pinned copy, and a captured
-graph replays all layers. Rows are padded to the next captured number. Padding belongs to no segment and no tile,
-so no real row reads it.
+The host launches forwards without waiting: the inputs of a whole batch travel in one pinned copy, a captured graph
+replays all layers, and another one the tail of the rows that are read, if they are not too many. Rows are padded
+to the next captured number. Padding belongs to no segment and no tile, so no real row reads it.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
 from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
+from hiscore.device import OnDevice, Uploads
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
@@ -28,13 +29,17 @@ ROW_FIELDS = 5
 MIN_ROWS = 128
 """Of any product. For fewer, cuBLAS without split sums (`device.fix_product_sums`) has kernels that take ten times
 as long, and for one row a kernel with other bits."""
+SCORED_STEP = 64
+"""The rows that are read are padded to a multiple of this."""
+MAX_TAIL_ROWS = 512
+"""Rows whose tail has a graph. With more, the device computes longer than the host launches."""
 ALIGN = 4
 """In int32: every array of a layout starts at a multiple of 16 bytes, so that kernels compile only once."""
 
 
 def pad_scored(rows: Int64) -> Int32:
     """The rows to read, and row 0 again and again: at least `MIN_ROWS`, unless there are none."""
-    padded = np.zeros(max(-(-len(rows) // 64) * 64, MIN_ROWS) if len(rows) else 0, np.int32)
+    padded = np.zeros(max(-(-len(rows) // SCORED_STEP) * SCORED_STEP, MIN_ROWS) if len(rows) else 0, np.int32)
     padded[: len(rows)] = rows
     return padded
 
@@ -112,47 +117,55 @@ class CudaRunner:
         self._slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=self._device)
         self._outputs = StaticOutputs()
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+        self._scored = torch.zeros(MAX_TAIL_ROWS, dtype=torch.int32, device=self._device)
+        self._final = StaticOutputs()
+        self._tails: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self._capture()
 
     @torch.inference_mode()
-    def forward(self, forwards: Sequence[Forward]) -> Tensor:
+    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
         if not forwards:
             width = self._decoder.architecture.hidden_size
             return torch.empty((0, width), dtype=self._decoder.dtype, device=self._device)
         layouts = [next(x for x in self._layouts if x.rows >= len(f.input_ids)) for f in forwards]
-        parts: list[Int32] = []
+        uploads = uploads or Uploads(self._device)
+        inputs: list[list[OnDevice]] = []
         for forward, layout in zip(forwards, layouts, strict=True):
             buffer, slots = layout.pack(forward, self._attention.rows_per_tile)
             if len(slots) > MAX_CONTEXT_SLOTS:
                 raise ValueError(
                     f"a forward reads {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit"
                 )
-            parts += [buffer, slots, pad_scored(forward.scored_rows)]
-        staged = torch.empty(sum(map(len, parts)), dtype=torch.int32, pin_memory=True)
-        np.concatenate(parts, out=staged.numpy())
-        inputs = iter(staged.to(self._device, non_blocking=True).split([len(part) for part in parts]))
-        return torch.cat(
-            [
-                self._forward(layout, next(inputs), next(inputs), next(inputs))[: len(forward.scored_rows)]
-                for forward, layout in zip(forwards, layouts, strict=True)
-            ]
-        )
+            inputs.append([uploads.add(each) for each in (buffer, slots, pad_scored(forward.scored_rows))])
+        hidden = [
+            self._forward(layout, *(each() for each in parts))[: len(forward.scored_rows)].clone()
+            for forward, layout, parts in zip(forwards, layouts, inputs, strict=True)
+        ]
+        return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
 
     def _forward(self, layout: InputLayout, buffer: Tensor, slots: Tensor, scored: Tensor) -> Tensor:
+        """The final states of the rows read, with padding: overwritten by the next forward."""
         self._static[: len(buffer)].copy_(buffer)
         if len(slots):
             self._slots[: len(slots)].copy_(slots)
-        if layout.rows in self._graphs:
-            graph, (x, attended) = self._graphs[layout.rows]
-            graph.replay()
-        else:
-            x, attended = self._body(layout)
-        return self._decoder.tail(x[scored], attended[scored], self._ops)
+        if layout.rows not in self._graphs:
+            return self._tail(*self._body(layout), scored)
+        graph, (x, attended) = self._graphs[layout.rows]
+        graph.replay()
+        if len(scored) not in self._tails:
+            return self._tail(x, attended, scored)
+        self._scored[: len(scored)].copy_(scored)
+        graph, (final,) = self._tails[len(scored)]
+        graph.replay()
+        return final
 
     def _body(self, layout: InputLayout) -> tuple[Tensor, Tensor]:
         ids, positions, slot_mapping, self._attention.inputs = layout.views(self._static, self._slots)
         inputs = ModelInputs(ids, positions, [slot_mapping] * self._decoder.architecture.layers)
         return self._decoder.body(inputs, self._ops, self._attention, self.pool)
+
+    def _tail(self, x: Tensor, attended: Tensor, scored: Tensor) -> Tensor:
+        return self._decoder.tail(x.index_select(0, scored), attended.index_select(0, scored), self._ops)
 
     @torch.inference_mode()
     def _capture(self) -> None:
@@ -162,6 +175,8 @@ class CudaRunner:
                 self._capture_one(layout, capture)
                 if done % 8 == 0 or done == len(self._layouts):
                     log.info("captured %d of %d CUDA graphs", done, len(self._layouts))
+            for rows in range(MAX_TAIL_ROWS, MIN_ROWS - 1, -SCORED_STEP):
+                self._capture_tail(rows, capture)
         rows, used = self._layouts[-1].rows, capture.bytes
         log.info("CUDA graphs for up to %d rows hold %d MiB", rows, used >> 20)
 
@@ -171,8 +186,20 @@ class CudaRunner:
         self._static[4 * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
         self._outputs.allocate(*self._body(layout))
         torch.cuda.synchronize(self._device)
-        self._graphs[layout.rows] = capture.capture(
-            lambda: self._outputs.keep(*self._body(layout)),
-            # NCCL's own thread asks for its events meanwhile.
-            error_mode="thread_local" if self._decoder.ranks > 1 else "global",
-        )
+        self._graphs[layout.rows] = self._captured(capture, lambda: self._outputs.keep(*self._body(layout)))
+
+    def _capture_tail(self, rows: int, capture: GraphCapture) -> None:
+        """Capture the tail of rows anywhere in the outputs of the layers' graphs, which all begin alike."""
+        _, (x, attended) = self._graphs[self._layouts[-1].rows]
+        x.zero_()
+        attended.zero_()
+        scored = self._scored[:rows]
+        self._final.allocate(self._tail(x, attended, scored))
+        torch.cuda.synchronize(self._device)
+        self._tails[rows] = self._captured(capture, lambda: self._final.keep(self._tail(x, attended, scored)))
+
+    def _captured(
+        self, capture: GraphCapture, launch: Callable[[], tuple[Tensor, ...]]
+    ) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+        # NCCL's own thread asks for its events meanwhile.
+        return capture.capture(launch, error_mode="thread_local" if self._decoder.ranks > 1 else "global")

@@ -17,6 +17,7 @@ from hiscore.arrays import Int32
 from hiscore.attention.bidirectional_triton import SegmentInputs, TritonBidirectionalAttention
 from hiscore.attention.metadata import Forward
 from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
+from hiscore.device import OnDevice, Uploads
 from hiscore.graph_capture import GraphCapture
 from hiscore.models.encoders.encoder import Encoder, EncoderInputs
 from hiscore.numerics import at_least_float32
@@ -97,22 +98,20 @@ class CudaEncoderRunner:
         self._capture()
 
     @torch.inference_mode()
-    def forward(self, forwards: Sequence[Forward]) -> Tensor:
+    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
         nothing = self._x[:0]
         layouts = [next(x for x in self._layouts if x.rows >= len(f.input_ids)) for f in forwards]
-        parts: list[Int32] = []
+        uploads = uploads or Uploads(self._device)
+        inputs: list[list[OnDevice]] = []
         for forward, layout in zip(forwards, layouts, strict=True):
             buffer = layout.pack(forward, self._attention.rows_per_tile)
-            parts += [buffer, *pad_pairs(forward)]
-        if not parts:
+            inputs.append([uploads.add(each) for each in (buffer, *pad_pairs(forward))])
+        if not inputs:
             return nothing
-        staged = torch.empty(sum(map(len, parts)), dtype=torch.int32, pin_memory=True)
-        np.concatenate(parts, out=staged.numpy())
-        inputs = iter(staged.to(self._device, non_blocking=True).split([len(part) for part in parts]))
         return torch.cat(
             [
-                self._forward(layout, next(inputs), next(inputs), next(inputs))[: len(forward.scored_items)]
-                for forward, layout in zip(forwards, layouts, strict=True)
+                self._forward(layout, *(each() for each in parts))[: len(forward.scored_items)]
+                for forward, layout, parts in zip(forwards, layouts, inputs, strict=True)
             ]
         )
 
@@ -122,7 +121,7 @@ class CudaEncoderRunner:
             self._graphs[layout.rows].replay()
         else:
             self._body(layout)
-        rows = self._encoder.tail(self._x[scored], self._attended[scored])
+        rows = self._encoder.tail(self._x.index_select(0, scored), self._attended.index_select(0, scored))
         return self._encoder.head(rows, lengths.long())
 
     def _body(self, layout: EncoderLayout) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_torch import TorchAttention
+from hiscore.device import Uploads
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
 
@@ -16,8 +17,12 @@ from hiscore.models.decoder import Decoder, ModelInputs
 class ForwardRunner(Protocol):
     """Computes packed forwards on one device."""
 
-    def forward(self, forwards: Sequence[Forward]) -> Tensor:
+    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
         """Compute the forwards of a batch, in order. On CUDA this only launches the work.
+
+        Args:
+            forwards: The batch.
+            uploads: What else it needs on the device, which goes there along with the forwards' inputs.
 
         Returns:
             [R, hidden]: final hidden states of all scored rows, forward after forward.
@@ -45,7 +50,7 @@ class TorchRunner:
         self.pool = decoder.new_pool(slots)
 
     @torch.inference_mode()
-    def forward(self, forwards: Sequence[Forward]) -> Tensor:
+    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
         width = self._decoder.architecture.hidden_size
         nothing = torch.empty((0, width), dtype=self._decoder.dtype)
         return torch.cat([nothing, *(self._forward(forward) for forward in forwards)])

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from hiscore.arrays import Int64
 from hiscore.attention.metadata import Forward
-from hiscore.device import free_bytes, memory_of, upload
+from hiscore.device import Uploads, free_bytes, memory_of
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.config import read_architecture
 from hiscore.models.decoder import Decoder, weights_key
@@ -39,16 +39,19 @@ class Computation:
         runner: Runs the forwards.
         head: Of the checkpoint.
         is_classifier: Whether the head is a classifier's.
+        device: Where.
     """
 
     runner: ForwardRunner
     head: LMHead
     is_classifier: bool
+    device: torch.device
 
     def compute(self, forwards: Sequence[Forward], requests: Sequence[ScoreRequest]) -> list[HeadResult]:
         """The results of the head for a batch; on CUDA this only launches the work."""
-        hidden = _in_order(self.runner.forward(forwards), forwards)
-        return head_results(self.head, hidden, requests, self.is_classifier)
+        uploads = Uploads(self.device)
+        read_out = head_results(self.head, requests, self.is_classifier, _places(forwards), uploads)
+        return read_out(self.runner.forward(forwards, uploads))
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def finish(rank: Rank, slots: int, budget: int) -> Computation:
     """Allocate the KV pool and, on CUDA, capture graphs, in which ranks exchange what they compute."""
     decoder: Decoder = rank.held.pop("decoder")
     runner = make_runner(decoder, slots, budget)
-    rank.held[PLACE] = Computation(runner, decoder.head(), decoder.architecture.is_classifier)
+    rank.held[PLACE] = Computation(runner, decoder.head(), decoder.architecture.is_classifier, decoder.device)
     return computation(rank)
 
 
@@ -156,9 +159,7 @@ def computation(rank: Rank) -> Computation:
     return found
 
 
-def _in_order(hidden: Tensor, forwards: Sequence[Forward]) -> Tensor:
-    """Sort rows by the batch's items; several forwards may have read them in another order."""
+def _places(forwards: Sequence[Forward]) -> Int64:
+    """int64 [R]: the row of each item of a batch among those that its forwards read, in whatever order they do."""
     items = np.concatenate([np.empty(0, np.int64), *(forward.scored_items for forward in forwards)])
-    if (np.diff(items) > 0).all():
-        return hidden
-    return hidden[upload(np.argsort(items), hidden.device)]
+    return np.argsort(items)

@@ -1,14 +1,14 @@
 """What the LM head computes for a batch: logits of labels, or their probabilities over the whole vocabulary."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from hiscore.arrays import Int64
-from hiscore.device import upload
+from hiscore.device import OnDevice, Uploads
 from hiscore.layers.lm_head import LMHead
 from hiscore.scoring.request import ScoreRequest
 
@@ -25,9 +25,13 @@ class HeadResult:
 
 
 def head_results(
-    head: LMHead, hidden: Tensor, requests: Sequence[ScoreRequest], is_classifier: bool
-) -> list[HeadResult]:
-    """Apply the head to the items of a batch.
+    head: LMHead,
+    requests: Sequence[ScoreRequest],
+    is_classifier: bool,
+    places: Int64,
+    uploads: Uploads,
+) -> Callable[[Tensor], list[HeadResult]]:
+    """What applies the head to the items of a batch.
 
     Requests with the same labels share a matrix product; all probabilities over the vocabulary share one. Logits
     for items with labels of their own, and for a request of one item, are computed pair by pair, so that an item's
@@ -35,15 +39,16 @@ def head_results(
 
     Args:
         head: Of the checkpoint.
-        hidden: [R, hidden]: for each item of the requests, in order, its last token's final state.
         requests: The batch.
         is_classifier: Whether the head is a classifier's.
+        places: int64 [R]: for each item of the requests, in order, its row of the hidden states.
+        uploads: Of the batch.
 
     Returns:
-        Each request is a member of one result.
+        Of hidden, [R, hidden], the last tokens' final states: each request is a member of one result.
     """
-    ends = np.cumsum([len(request.prompt.item_lengths) for request in requests])
-    starts = [0, *ends[:-1].tolist()]
+    counts = np.array([len(request.prompt.item_lengths) for request in requests], np.int64)
+    ends = np.cumsum(counts)
     groups: dict[tuple[bool, bytes], list[int]] = defaultdict(list)
     paired: dict[bool, list[int]] = defaultdict(list)
     for index, request in enumerate(requests):
@@ -52,33 +57,53 @@ def head_results(
             paired[from_logits].append(index)
             continue
         groups[from_logits, request.labels.tobytes()].append(index)
+    parts: list[_Part] = []
 
-    def rows_of(members: list[int]) -> Tensor:
-        if members == list(range(len(requests))):
-            return hidden
-        rows = np.concatenate([np.arange(starts[index], ends[index]) for index in members])
-        return hidden[upload(rows, hidden.device)]
+    def add(members: list[list[int]], compute: Callable[[Tensor], Sequence[Tensor]]) -> None:
+        chosen = [index for each in members for index in each]
+        rows = places[ragged_arange(ends[chosen] - counts[chosen], counts[chosen])]
+        is_all = len(rows) == len(places) and bool((rows == np.arange(len(rows))).all())
+        parts.append(_Part(members, None if is_all else uploads.add(rows), compute))
 
-    results, probable = [], []
     for from_logits, members in paired.items():
         pairs = head.pair_logits if from_logits else head.pair_probabilities
         own = np.concatenate([own_counts(requests[index]) for index in members])
         owners = np.repeat(np.arange(len(own)), own)
         labels_of_all = np.concatenate([requests[index].labels for index in members])
-        results.append(HeadResult(members, pairs(rows_of(members), owners, labels_of_all)))
+        add([members], _alone(pairs(owners, labels_of_all, uploads)))
     for (from_logits, _), members in groups.items():
-        if not from_logits:
-            probable.append(members)
-            continue
-        labels = None if is_classifier else requests[members[0]].labels
-        results.append(HeadResult(members, head.label_logits(rows_of(members), labels)))
+        if from_logits:
+            labels = None if is_classifier else requests[members[0]].labels
+            add([members], _alone(head.label_logits(labels, uploads)))
+    probable = [members for (from_logits, _), members in groups.items() if not from_logits]
     if probable:
-        everyone = [index for members in probable for index in members]
-        counts = [sum(int(ends[index]) - starts[index] for index in members) for members in probable]
-        labels_of = [requests[members[0]].labels for members in probable]
-        found = head.probabilities(rows_of(everyone), list(zip(counts, labels_of, strict=True)))
-        results += [HeadResult(members, values) for members, values in zip(probable, found, strict=True)]
-    return results
+        of_groups = [(int(counts[members].sum()), requests[members[0]].labels) for members in probable]
+        add(probable, head.probabilities(of_groups, uploads))
+    return lambda hidden: [result for part in parts for result in part.results(hidden)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some results that are computed together.
+
+    Attributes:
+        members: Of each result.
+        rows: Of the hidden states; None: all of them, in order.
+        compute: The results, of the hidden states of these rows.
+    """
+
+    members: list[list[int]]
+    rows: OnDevice | None
+    compute: Callable[[Tensor], Sequence[Tensor]]
+
+    def results(self, hidden: Tensor) -> list[HeadResult]:
+        own = hidden if self.rows is None else hidden.index_select(0, self.rows())
+        return [HeadResult(*each) for each in zip(self.members, self.compute(own), strict=True)]
+
+
+def _alone(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Sequence[Tensor]]:
+    """The one result of these, as a sequence."""
+    return lambda hidden: (compute(hidden),)
 
 
 def has_own_labels(request: ScoreRequest) -> bool:
@@ -94,3 +119,10 @@ def own_counts(request: ScoreRequest) -> Int64:
     if request.label_counts is not None:
         return request.label_counts
     return np.full(len(request.prompt.item_lengths), len(request.labels), np.int64)
+
+
+def ragged_arange(starts: Int64, counts: Int64) -> Int64:
+    """The numbers from each start on, as many as its count: int64 [sum of counts]."""
+    before = np.cumsum(counts) - counts
+    found: Int64 = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+    return found

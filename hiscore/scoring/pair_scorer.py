@@ -81,7 +81,7 @@ class PairScorer(Scorer):
             reads_all=a.pooling == "mean",
         )
         runner = make_encoder_runner(encoder, max_rows)
-        self.compute_with(Computation(runner, head, is_classifier=True))
+        self.compute_with(Computation(runner, head, is_classifier=True, device=self.device))
         log.info(
             "%s encoder on %s in %s by %s; pairs of at most %d tokens, forwards of at most %d",
             a.family, self.device, precision, type(self.runner).__name__, a.context_length, max_rows,

@@ -211,7 +211,8 @@ class Scorer:
     def _launch(self, requests: Sequence[ScoreRequest], batch: Batch) -> PendingScores:
         work = partial(compute, forwards=batch.forwards, requests=requests)
         results = self._leader.do(work)
-        host, copy_done = self._to_host(torch.cat([result.values.flatten() for result in results]))
+        flat = [result.values.flatten() for result in results]
+        host, copy_done = self._to_host(flat[0] if len(flat) == 1 else torch.cat(flat))
         shapes = [
             (result.members, result.values.shape[1] if result.values.ndim == 2 else None)
             for result in results

@@ -1,7 +1,7 @@
 """The scorer without one of its optimisations. All variants give the scorer's own scores."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.device import upload
+from hiscore.device import Uploads, upload
 from hiscore.layers.lm_head import ROW_SLICE, LMHead
 from hiscore.prefill.runner import Runner
 from hiscore.scoring.layout import lay_out, unpack
@@ -22,12 +22,16 @@ from perf.scoring.step_after_prefill import StepAfter
 class WholeVocabulary(LMHead):
     """Head that computes log-softmax over the whole vocabulary at every item and then picks the labels."""
 
-    def label_logits(self, hidden: Tensor, labels: Int32 | None) -> Tensor:
-        """hidden [R, H] -> float32 [R, labels]; their softmax over labels equals that of the logits."""
+    def label_logits(self, labels: Int32 | None, uploads: Uploads) -> Callable[[Tensor], Tensor]:
+        """Of hidden [R, H]: float32 [R, labels]; their softmax over labels equals that of the logits."""
         assert labels is not None, "a classifier has no vocabulary"
-        columns = upload(labels.astype(np.int64), hidden.device)
-        slices = [self._capped(self._product(rows)) for rows in hidden.split(ROW_SLICE)]
-        return torch.cat([logits.log_softmax(dim=-1)[:, columns] for logits in slices])
+        columns = uploads.add(labels)
+
+        def compute(hidden: Tensor) -> Tensor:
+            slices = [self._capped(self._product(rows)) for rows in hidden.split(ROW_SLICE)]
+            return torch.cat([logits.log_softmax(dim=-1)[:, columns()] for logits in slices])
+
+        return compute
 
 
 def with_whole_vocabulary(scorer: Scorer) -> Scorer:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.device import Uploads
 from hiscore.layers.lm_head import LMHead
 from hiscore.prefill.runner import Runner
 
@@ -29,7 +30,7 @@ class StepAfter:
         self.stepped: Tensor | None = None
         """Final hidden states of the last step, [R, hidden_size]."""
 
-    def forward(self, forwards: Sequence[Forward]) -> Tensor:
+    def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
         """As `Runner.run`. The steps use the pool's slots from 0 on, so the forwards must not use any."""
         return torch.cat([self._forward(keeping_all(forward, self.pool.shape[1])) for forward in forwards])
 

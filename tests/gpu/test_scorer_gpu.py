@@ -55,6 +55,17 @@ def test_bfloat16_equals_itself_one_at_a_time_and_a_graph_equals_eager(family: s
         np.testing.assert_array_equal(graph, eager)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("items", [3, 150, 400, 600])
+def test_the_tail_has_the_same_bits_with_and_without_a_graph(family: str, items: int, checkpoints) -> None:
+    """Below `MIN_ROWS`, within the graphs, and with more rows than any of them."""
+    scorer = Scorer(checkpoints(family)[0], "cuda", "bfloat16", 1_024, query_cache_bytes=0)
+    call = random_tokens(np.random.default_rng(7), 20, [3] * items, VOCABULARY)
+    found = score(scorer, [call], ScoreOptions(apply_softmax=True))[0]
+    scorer.runner._tails.clear()
+    np.testing.assert_array_equal(score(scorer, [call], ScoreOptions(apply_softmax=True))[0], found)
+
+
 def test_padding_rows_reach_nothing(checkpoints) -> None:
     """Garbage of an earlier, larger batch is where the padding is; the scores are not affected."""
     scorer = Scorer(checkpoints("qwen3")[0], "cuda", "bfloat16", 1_024, query_cache_bytes=0)

@@ -6,6 +6,7 @@ import torch
 
 from hiscore.layers import lm_head
 from hiscore.layers.lm_head import LMHead
+from tests.support.heads import nowhere
 
 HIDDEN, VOCABULARY = 12, 50
 
@@ -28,14 +29,14 @@ def test_labels_have_the_logits_of_their_rows(dtype: torch.dtype, cap: float | N
     head = LMHead(weight, cap)
     # float32 sums of 12 products of numbers up to 3.
     bounds = {"atol": 1e-5, "rtol": 0}
-    chosen = head.label_logits(hidden, labels(49, 0, 3))
+    chosen = head.label_logits(labels(49, 0, 3), nowhere())(hidden)
     assert chosen.dtype == torch.float32
     torch.testing.assert_close(chosen.double(), expected[:, [49, 0, 3]], **bounds)
-    torch.testing.assert_close(head.label_logits(hidden, None).double(), expected, **bounds)
+    torch.testing.assert_close(head.label_logits(None, nowhere())(hidden).double(), expected, **bounds)
     every = head.logits(hidden)
     assert every.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(every.double(), expected, **bounds)
-    (probable,) = head.probabilities(hidden, [(7, labels(49, 0, 3))])
+    (probable,) = head.probabilities([(7, labels(49, 0, 3))], nowhere())(hidden)
     assert probable.dtype == torch.float32
     torch.testing.assert_close(probable.double(), expected.softmax(1)[:, [49, 0, 3]], **bounds)
 
@@ -48,7 +49,7 @@ def test_every_group_of_rows_gets_its_own_labels(slice_: int, monkeypatch: pytes
     head, hidden = LMHead(random(VOCABULARY, HIDDEN, seed=1), None), random(7, HIDDEN, seed=2)
     expected = head.logits(hidden).softmax(1)
     monkeypatch.setattr(lm_head, "ROW_SLICE", slice_)
-    found = head.probabilities(hidden, GROUPS)
+    found = head.probabilities(GROUPS, nowhere())(hidden)
     assert [tuple(part.shape) for part in found] == [(3, 1), (0, 2), (1, 3), (3, 2)]
     start = 0
     for (rows, columns), part in zip(GROUPS, found, strict=True):
@@ -58,7 +59,7 @@ def test_every_group_of_rows_gets_its_own_labels(slice_: int, monkeypatch: pytes
 
 def test_no_rows_have_no_probabilities() -> None:
     head = LMHead(random(VOCABULARY, HIDDEN, seed=1), None)
-    (found,) = head.probabilities(torch.empty(0, HIDDEN), [(0, labels(1, 2))])
+    (found,) = head.probabilities([(0, labels(1, 2))], nowhere())(torch.empty(0, HIDDEN))
     assert found.shape == (0, 2)
 
 
@@ -72,7 +73,7 @@ def certain() -> tuple[LMHead, torch.Tensor]:
 
 def test_no_probability_exceeds_one_and_all_of_them_add_up_to_it() -> None:
     head, hidden = certain()
-    (found,) = head.probabilities(hidden, [(CERTAIN, labels(*range(VOCABULARY)))])
+    (found,) = head.probabilities([(CERTAIN, labels(*range(VOCABULARY)))], nowhere())(hidden)
     assert found.max() == 1.0
     # Each rounded once, relative to itself.
     torch.testing.assert_close(found.double().sum(1), torch.ones(CERTAIN).double(), atol=1e-6, rtol=0)
@@ -93,12 +94,12 @@ def test_the_labels_used_last_stay_cached(monkeypatch: pytest.MonkeyPatch) -> No
         return [np.frombuffer(key, np.int32).tolist() for key in head._label_rows]
 
     for asked in (labels(1), labels(2), labels(1), labels(3)):
-        head.label_logits(hidden, asked)
+        head.label_logits(asked, nowhere())(hidden)
     assert cached() == [[1], [3]]
-    head.label_logits(hidden, labels(4, 5, 6, 7))
+    head.label_logits(labels(4, 5, 6, 7), nowhere())(hidden)
     assert cached() == [[1], [3]]
-    head.label_logits(hidden, labels(4, 5, 6))
+    head.label_logits(labels(4, 5, 6), nowhere())(hidden)
     assert cached() == [[3], [4, 5, 6]]
     # What is cached is what was requested.
-    again = head.label_logits(hidden, labels(4, 5, 6))
+    again = head.label_logits(labels(4, 5, 6), nowhere())(hidden)
     torch.testing.assert_close(again, head.logits(hidden)[:, 4:7], atol=1e-5, rtol=0)

@@ -6,9 +6,9 @@ import torch
 
 from hiscore.layers import lm_head
 from hiscore.layers.lm_head import LMHead
-from hiscore.scoring.head_results import head_results
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from tests.support.heads import results_of
 
 HIDDEN, VOCABULARY = 8, 30
 
@@ -42,7 +42,7 @@ def test_each_request_gets_its_own_rows_and_labels(
     items = [len(each.prompt.item_lengths) for each in requests]
     hidden = torch.randn(sum(items), HIDDEN, generator=torch.Generator().manual_seed(2))
     logits = head.logits(hidden)
-    results = head_results(head, hidden, requests, is_classifier=False)
+    results = results_of(head, hidden, requests)
     seen = []
     for result in results:
         rows = 0
@@ -61,12 +61,12 @@ def test_each_request_gets_its_own_rows_and_labels(
 
 def test_requests_of_the_same_kind_share_a_result(head: LMHead) -> None:
     requests = BATCHES["interleaved"]
-    members = [result.members for result in head_results(head, torch.zeros(8, HIDDEN), requests, False)]
+    members = [result.members for result in results_of(head, torch.zeros(8, HIDDEN), requests)]
     assert members == [[0, 2], [1, 3, 4]]
 
 
 def test_a_classifier_gives_the_logits_of_all_its_labels(head: LMHead) -> None:
     hidden = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(2))
-    (result,) = head_results(head, hidden, [request(1), request(2)], is_classifier=True)
+    (result,) = results_of(head, hidden, [request(1), request(2)], is_classifier=True)
     assert result.members == [0, 1]
     torch.testing.assert_close(result.values, head.logits(hidden), atol=1e-6, rtol=1e-6)

@@ -15,7 +15,7 @@ from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.encode import encode_requests
 from hiscore.scoring.encoding_plan import TextRequest
-from hiscore.scoring.head_results import head_results, own_counts
+from hiscore.scoring.head_results import own_counts
 from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.prefix_cache import PrefixCache
 from hiscore.scoring.readout import scores_from_pairs
@@ -24,6 +24,7 @@ from hiscore.scoring.validation import check_labels
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
 from tests.support import tiny_tokenizers
+from tests.support.heads import nowhere, results_of
 
 HIDDEN, VOCABULARY, ITEMS = 577, 3_000, 40  # no power of 2, so that a fold has a rest
 FACTS = CheckpointFacts(VOCABULARY, 100, is_classifier=False)
@@ -62,7 +63,7 @@ def call(labels: Sequence[np.ndarray], own_labels: bool = True, **options: Any) 
 
 
 def scores(head: LMHead, hidden: torch.Tensor, request: ScoreRequest) -> np.ndarray:
-    (result,) = head_results(head, hidden, [request], is_classifier=False)
+    (result,) = results_of(head, hidden, [request])
     columns = request.columns or len(request.labels)
     return scores_from_pairs(result.values.numpy(), own_counts(request), columns, request.options)
 
@@ -85,9 +86,11 @@ def test_control_a_matrix_product_would_differ(
     head: LMHead, hidden: torch.Tensor, own: list[np.ndarray]
 ) -> None:
     """Somewhere among these shapes, or this library's products would do."""
-    pairs = head.pair_logits(hidden, np.repeat(np.arange(ITEMS), [len(o) for o in own]), np.concatenate(own))
+    pairs = head.pair_logits(
+        np.repeat(np.arange(ITEMS), [len(o) for o in own]), np.concatenate(own), nowhere()
+    )(hidden)
     parts = pairs.split([len(labels) for labels in own])
-    products = [head.label_logits(hidden[i : i + 1], labels)[0] for i, labels in enumerate(own)]
+    products = [head.label_logits(labels, nowhere())(hidden[i : i + 1])[0] for i, labels in enumerate(own)]
     torch.testing.assert_close(pairs, torch.cat(products), atol=1e-3, rtol=0)
     assert any(not torch.equal(*each) for each in zip(parts, products, strict=True))
 
@@ -132,7 +135,7 @@ def test_all_kinds_of_requests_share_a_batch(
     ]
     items = [len(each.prompt.item_lengths) for each in requests]
     starts = np.cumsum([0, *items])
-    results = head_results(head, hidden[: starts[-1]], requests, is_classifier=False)
+    results = results_of(head, hidden[: starts[-1]], requests)
     logits = head.logits(hidden[: starts[-1]])
     seen = []
     for result in results:

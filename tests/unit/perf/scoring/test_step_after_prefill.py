@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hiscore.device import Uploads
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer
@@ -32,7 +33,7 @@ def test_a_decode_step_computes_what_a_longer_prompt_would(
     runner = stepping.runner
     assert isinstance(runner, StepAfter)
     assert runner.stepped is not None
-    found = scorer._computation.head.label_logits(runner.stepped, LABELS).numpy()
+    found = scorer._computation.head.label_logits(LABELS, Uploads(scorer.device))(runner.stepped).numpy()
     singles = [single for call in calls for single in variants.as_single_items(call)]
 
     def after(tokens: np.ndarray) -> np.ndarray:

@@ -1,0 +1,66 @@
+"""The runner of CUDA on the CPU: kernels in Triton's interpreter, and graphs that are computed when replayed."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hiscore.layers.torch_ops import TorchOps
+from hiscore.prefill import cuda_runner
+from hiscore.prefill.cuda_runner import CudaRunner
+from hiscore.scoring.scorer import Scorer
+
+Around = Callable[[], AbstractContextManager[Any]]
+
+
+class Graph:
+    """Computes what was captured, at each replay."""
+
+    def __init__(self, launch: Callable[[], Any], around: Around) -> None:
+        self._launch, self._around = launch, around
+
+    def replay(self) -> None:
+        with self._around():
+            self._launch()
+
+
+class Capture:
+    """`GraphCapture` of such graphs."""
+
+    bytes = 0
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+
+    def __enter__(self) -> "Capture":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def capture(self, launch: Callable[[], Any], error_mode: str = "global") -> tuple[Graph, Any]:
+        return Graph(launch, self._around), launch()
+
+
+def use_cuda_runner(
+    scorer: Scorer, monkeypatch: pytest.MonkeyPatch, max_rows: int, around: Around = nullcontext
+) -> CudaRunner:
+    """Let a scorer of the CPU launch its forwards as on CUDA.
+
+    Args:
+        scorer: Its pool is replaced by one of the same size.
+        monkeypatch: Undone at the end of the test.
+        max_rows: Of a forward.
+        around: A context for what a GPU would compute without the host.
+    """
+    monkeypatch.setattr(cuda_runner, "GraphCapture", lambda device: Capture(around))
+    monkeypatch.setattr(cuda_runner, "TritonOps", TorchOps)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    properties = SimpleNamespace(multi_processor_count=2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    runner = scorer.runner
+    scorer.runner = CudaRunner(runner._decoder, runner.pool.shape[1], max_rows)
+    return scorer.runner

@@ -1,0 +1,23 @@
+"""What a head computes of hidden states on the CPU, at once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from hiscore.device import Uploads
+from hiscore.layers.lm_head import LMHead
+from hiscore.scoring.head_results import HeadResult, head_results
+from hiscore.scoring.request import ScoreRequest
+
+
+def nowhere() -> Uploads:
+    """Uploads to the CPU."""
+    return Uploads(torch.device("cpu"))
+
+
+def results_of(
+    head: LMHead, hidden: torch.Tensor, requests: Sequence[ScoreRequest], is_classifier: bool = False
+) -> list[HeadResult]:
+    """Of hidden states in the order of the requests' items."""
+    return head_results(head, requests, is_classifier, np.arange(len(hidden)), nowhere())(hidden)

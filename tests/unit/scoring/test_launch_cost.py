@@ -1,0 +1,134 @@
+"""What the host does to launch a batch as on CUDA: bounds, so that it cannot creep up unseen."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="the Triton language is not installed")
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hiscore.device import Uploads
+from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import Scorer
+from tests.support.cuda_runner import use_cuda_runner
+from tests.support.strategies import random_tokens
+from tests.support.tiny_models import VOCABULARY
+
+ROWS = 128
+
+
+class HostWork(TorchDispatchMode):
+    """Counts the operations that the host dispatches, views aside, which launch nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: Counter[str] = Counter()
+        self.uploads = 0
+        self._on_device = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (self._on_device or func.is_view):
+            self.launched[func.overloadpacket._qualified_op_name] += 1
+        return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """What a replayed graph computes costs the host nothing."""
+        self._on_device = True
+        yield
+        self._on_device = False
+
+
+def call(
+    seed: int, query: int, items: list[int], labels: tuple[int, ...] = (5, 77), **options: Any
+) -> ScoreRequest:
+    tokens = random_tokens(np.random.default_rng(seed), query, items, VOCABULARY)
+    return ScoreRequest.of(tokens.prompt(), np.array(labels, np.int32), ScoreOptions(**options))
+
+
+SOFTMAX = {"apply_softmax": True}
+BATCHES = {
+    "one call": [call(1, 13, [7, 7, 3], **SOFTMAX)],
+    "many calls alike": [call(seed, 5, [9, 6], **SOFTMAX) for seed in range(6)],
+    "one item": [call(1, 13, [7], **SOFTMAX)],
+    "many of one item": [call(seed, 5, [9], **SOFTMAX) for seed in range(8)],
+    "the whole vocabulary": [call(seed, 5, [9, 6]) for seed in range(4)],
+    "of all kinds": [
+        call(1, 5, [9], **SOFTMAX),
+        call(2, 5, [9, 6], **SOFTMAX),
+        call(3, 5, [9, 6], (1, 2, 3), **SOFTMAX),
+        call(4, 5, [9, 6]),
+        call(5, 5, [9], (1, 2, 3)),
+        call(6, 5, [9, 6], (1, 2, 3), label_counts=(1, 2)),
+    ],
+}
+
+BOUNDS = {
+    "one call": 4,
+    "many calls alike": 4,
+    "one item": 14,
+    "many of one item": 14,
+    "the whole vocabulary": 11,
+    "of all kinds": 43,
+}
+"""Launches, as many for any number of calls of these kinds: what copies the inputs into place, and the head.
+Of them 6 add up the 64 products of a pair, by halves."""
+
+
+def launch(scorer: Scorer, work: HostWork, batch: list[ScoreRequest]) -> None:
+    work.launched.clear()
+    work.uploads = 0
+    with work:
+        scorer.submit(batch)
+
+
+@pytest.fixture
+def launched(checkpoints, monkeypatch: pytest.MonkeyPatch) -> tuple[Scorer, HostWork]:
+    """A scorer that launches as on CUDA, and what its host does."""
+    scorer, work = Scorer(checkpoints("qwen3")[0], "cpu", "float32", ROWS), HostWork()
+    use_cuda_runner(scorer, monkeypatch, ROWS, work.on_device)
+    send = Uploads._send
+
+    def counted(uploads: Uploads) -> Any:
+        work.uploads += 1
+        return send(uploads)
+
+    monkeypatch.setattr(Uploads, "_send", counted)
+    return scorer, work
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_is_one_copy_there_and_a_bounded_number_of_launches(name: str, launched) -> None:
+    scorer, work = launched
+    launch(scorer, work, BATCHES[name])  # label rows are fetched once
+    launch(scorer, work, BATCHES[name])
+    assert work.uploads == 1
+    assert work.launched.total() <= BOUNDS[name], work.launched
+
+
+def test_control_what_is_launched_is_counted(launched) -> None:
+    """Without graphs, all layers are."""
+    scorer, work = launched
+    scorer.runner._graphs.clear()
+    launch(scorer, work, BATCHES["one call"])
+    assert work.launched.total() > 5 * BOUNDS["one call"]
+
+
+def test_the_graphs_change_no_bit(launched) -> None:
+    """A batch of several forwards, with and without graphs of the tail, and of anything."""
+    scorer, _ = launched
+    batch = [*BATCHES["of all kinds"], call(7, 40, [50, 50, 50], **SOFTMAX), *BATCHES["many calls alike"]]
+    found = []
+    for graphs in (set(), scorer.runner._tails, scorer.runner._graphs):
+        graphs.clear()
+        scorer._prefix_cache.clear()
+        answers, stats = scorer.score(batch)
+        assert stats.forwards > 2
+        found.append([answer.scores.tobytes() for answer in answers])
+    assert found[0] == found[1] == found[2]
