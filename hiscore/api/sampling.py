@@ -9,13 +9,18 @@ import msgspec
 from msgspec import Meta
 
 from hiscore.api.errors import bad_request
-from hiscore.api.wire import Count, Ignored, Request, TokenId
+from hiscore.api.wire import Ignored, Request, TokenId
 from hiscore.prompts.chat import read_json
 
 Parameter: TypeAlias = bool | int | float | str
 # Of one request: each choice is a sequence of its own.
 MAX_CHOICES = 128
-INT64_MAX = 2**63 - 1
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
+# As `decode` checks its parameters, too.
+GeneratedTokens: TypeAlias = Annotated[int, Meta(ge=1, le=INT32_MAX)]
+Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
+StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Grammar: TypeAlias = Annotated[str, Meta(min_length=1, max_length=2**16)]
 # Of generation_config.json, what a request may leave to the checkpoint; as vLLM and SGLang read it.
 SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -50,24 +55,26 @@ class GenerationRequest(Request, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: Count | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    max_tokens: GeneratedTokens | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1_024)] | None = None
     seed: Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: Annotated[str, Meta(max_length=256)] | Annotated[list[StopString], Meta(max_length=64)] | None = (
+        None
+    )
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1_024)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
-    regex: str | None = None
-    ebnf: str | None = None
+    regex: Grammar | None = None
+    ebnf: Grammar | None = None
     sparse: bool | None = None
     store: Ignored = None
     service_tier: Ignored = None
@@ -121,6 +128,8 @@ class Sampling:
             given["stop_token_ids"] = json.dumps(request.stop_token_ids)
         if (schema := _schema(request.response_format)) is not None:
             given["json_schema"] = schema
+        if not request.stream:
+            given["stream"] = False
         return given
 
 

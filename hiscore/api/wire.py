@@ -13,6 +13,14 @@ Ignored: TypeAlias = Any
 """A field that is accepted because it cannot change the result."""
 
 
+def stated(**bounds: int) -> Meta:
+    """Bounds, by their names in JSON schema, for the description of a field that its route checks itself."""
+    return Meta(extra_json_schema=dict(bounds))
+
+
+SOME = stated(minItems=1)
+
+
 class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Base of all requests: a field that is not declared is refused by name."""
 

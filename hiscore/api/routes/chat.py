@@ -16,8 +16,8 @@ from hiscore.api.generation import Generations
 from hiscore.api.logprobs import LogprobsReader
 from hiscore.api.metrics import Metrics
 from hiscore.api.models import Models
-from hiscore.api.sampling import GenerationRequest, Sampling
-from hiscore.api.wire import Count, Ignored, ModelNames
+from hiscore.api.sampling import GeneratedTokens, GenerationRequest, Sampling
+from hiscore.api.wire import SOME, Ignored, ModelNames
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.conversation import ChatPrompt, Conversations
 from hiscore.prompts.tokenizer import ForbiddenToken
@@ -29,8 +29,8 @@ NOT_FOR_TEMPLATES = {"messages", "tools", "template", "self"}
 class ChatRequest(GenerationRequest, kw_only=True):
     """A conversation."""
 
-    messages: list[Message]
-    max_completion_tokens: Count | None = None
+    messages: Annotated[list[Message], SOME]
+    max_completion_tokens: GeneratedTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
@@ -85,8 +85,6 @@ class Chat:
         )
         prompt = await _prompt(self._conversations, request, use)
         parameters = self._parameters(request, use, self._conversations)
-        if not request.stream:
-            parameters["stream"] = False
         generations = Generations(self._models, [prompt.ids], request.choices, parameters, request_id, times)
         tells_reasoning = self._conversations.reasons and request.separate_reasoning is not False
         answers = [

@@ -15,7 +15,7 @@ from hiscore.api.logprobs import LogprobsReader, TextLogprobs
 from hiscore.api.metrics import Metrics
 from hiscore.api.models import Models
 from hiscore.api.sampling import MAX_CHOICES, GenerationRequest, Sampling
-from hiscore.api.wire import Ignored, ModelNames, TokenId, Usage
+from hiscore.api.wire import SOME, Ignored, ModelNames, TokenId, Usage
 
 ROUTE = "/v1/completions"
 # OpenAI's default of this route.
@@ -25,7 +25,7 @@ MAX_TOKENS = 16
 class CompletionRequest(GenerationRequest, kw_only=True):
     """One prompt or several, as text or token ids."""
 
-    prompt: str | list[str | list[TokenId] | TokenId]
+    prompt: str | Annotated[list[str | Annotated[list[TokenId], SOME] | TokenId], SOME]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: int | None = None
     add_special_tokens: bool | None = None
@@ -98,8 +98,6 @@ class Completions:
             if self._logprobs is None:
                 raise bad_request("'logprobs' needs a tokenizer, which this model has not", "logprobs")
             parameters["logprobs"] = request.logprobs
-        if not request.stream:
-            parameters["stream"] = False
         times = self._metrics.token_times(ROUTE)
         generations = Generations(self._models, prompts, request.choices, parameters, request_id, times)
         head = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])

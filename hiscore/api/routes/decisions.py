@@ -1,7 +1,7 @@
 """``/v1/decisions`` in OpenAI's body: typed questions about an input, answered by probabilities."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -9,6 +9,7 @@ from hiscore.api.content import Part, text_of_parts
 from hiscore.api.decide import (
     MAX_LEVELS,
     MAX_OPTIONS,
+    MAX_QUESTIONS,
     Decider,
     Decisions,
     Distribution,
@@ -17,7 +18,7 @@ from hiscore.api.decide import (
 )
 from hiscore.api.errors import bad_request
 from hiscore.api.routes.decision_input import InputItem, messages_of
-from hiscore.api.wire import Ignored, ModelNames, Request
+from hiscore.api.wire import SOME, Ignored, ModelNames, Request, stated
 from hiscore.prompts.decisions import Message, Option, Question
 
 Value: TypeAlias = str | bool
@@ -45,7 +46,7 @@ class Choice(msgspec.Struct, forbid_unknown_fields=True):
 class ChoiceQuestion(Asked, tag="choice"):
     """Which of these?"""
 
-    choices: list[Choice]
+    choices: Annotated[list[Choice], stated(minItems=2, maxItems=MAX_OPTIONS)]
 
 
 class Level(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,7 +59,7 @@ class Level(msgspec.Struct, forbid_unknown_fields=True):
 class ScoreQuestion(Asked, tag="score"):
     """How much? Levels begin with the lowest."""
 
-    levels: list[Level]
+    levels: Annotated[list[Level], stated(minItems=2, maxItems=MAX_LEVELS)]
 
 
 AnyQuestion: TypeAlias = PredicateQuestion | ChoiceQuestion | ScoreQuestion
@@ -67,8 +68,8 @@ AnyQuestion: TypeAlias = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 class DecisionsRequest(Request):
     """An input and questions; `debias` and `calibrated` are ours."""
 
-    input: str | list[InputItem]
-    questions: list[AnyQuestion]
+    input: str | Annotated[list[InputItem], SOME]
+    questions: Annotated[list[AnyQuestion], stated(minItems=1, maxItems=MAX_QUESTIONS)]
     debias: Literal["rotations"] | None = None
     calibrated: bool = True
     prompt_cache_key: Ignored = None

@@ -1,11 +1,11 @@
 """``/v1/ranking`` in the body of NVIDIA's NIM for reranking."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from hiscore.api.relevance import Ranker, check_documents
-from hiscore.api.wire import ModelNames, Request, Usage, usage
+from hiscore.api.wire import SOME, ModelNames, Request, Usage, usage
 from hiscore.prompts.truncation import Truncation
 
 
@@ -19,7 +19,7 @@ class RankingRequest(Request):
     """A query and passages; `instruction` is ours."""
 
     query: Text
-    passages: list[Text]
+    passages: Annotated[list[Text], SOME]
     truncate: Literal["NONE", "END"] = "NONE"
     instruction: str | None = None
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from hiscore.api.errors import bad_request
 from hiscore.api.relevance import Ranker, check_documents
-from hiscore.api.wire import ModelNames, Request, Usage, exactly_one, usage
+from hiscore.api.wire import SOME, ModelNames, Request, Usage, exactly_one, usage
 from hiscore.prompts.truncation import Truncation
 
 # The names that versions of vLLM have given to the two sides.
@@ -23,10 +23,10 @@ class PairRequest(Request):
     queries: str | list[str] | None = None
     text_1: str | list[str] | None = None
     data_1: str | list[str] | None = None
-    documents: str | list[str] | None = None
-    text_2: str | list[str] | None = None
-    data_2: str | list[str] | None = None
-    items: str | list[str] | None = None
+    documents: str | Annotated[list[str], SOME] | None = None
+    text_2: str | Annotated[list[str], SOME] | None = None
+    data_2: str | Annotated[list[str], SOME] | None = None
+    items: str | Annotated[list[str], SOME] | None = None
     instruction: str | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
 

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from hiscore.api.relevance import Ranker, Ranking, check_documents
-from hiscore.api.wire import Count, Ignored, ModelNames, Request, Usage, usage
+from hiscore.api.wire import SOME, Count, Ignored, ModelNames, Request, Usage, usage
 from hiscore.prompts.truncation import Truncation
 
 
@@ -25,7 +25,7 @@ class RerankRequest(Request):
     """
 
     query: str
-    documents: list[str | Document]
+    documents: Annotated[list[str | Document], SOME]
     top_n: Count | None = None
     return_documents: bool | None = None
     instruction: str | None = None

@@ -1,6 +1,6 @@
 """``/v1/systemone``: a state and questions by name, answered by probabilities."""
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -8,13 +8,14 @@ from hiscore.api.content import Json, only_text, text_of
 from hiscore.api.decide import (
     MAX_LEVELS,
     MAX_OPTIONS,
+    MAX_QUESTIONS,
     Decider,
     Distribution,
     check_option_count,
     check_question_count,
 )
 from hiscore.api.errors import bad_request
-from hiscore.api.wire import Ignored, ModelNames, Request
+from hiscore.api.wire import Ignored, ModelNames, Request, stated
 from hiscore.prompts.decisions import Message, Option, Question
 
 MEDIA = ("assets", "images", "audio", "videos")
@@ -44,13 +45,13 @@ class NoulQuestion(Asked, tag="noul"):
 class ChoiceQuestion(Asked, tag="choice"):
     """Which of these? A description for each, or null."""
 
-    criteria: dict[str, Json | None]
+    criteria: Annotated[dict[str, Json | None], stated(minProperties=2, maxProperties=MAX_OPTIONS)]
 
 
 class ScoreQuestion(Asked, tag="score"):
     """How much? Levels begin with the lowest."""
 
-    criteria: list[Json]
+    criteria: Annotated[list[Json], stated(minItems=2, maxItems=MAX_LEVELS)]
 
 
 class BoxQuestion(Asked, tag="box"):
@@ -64,7 +65,7 @@ class SystemOneRequest(Request):
     """A state and questions; `debias` and `calibrated` are ours."""
 
     state: Json
-    questions: dict[str, AnyQuestion]
+    questions: Annotated[dict[str, AnyQuestion], stated(minProperties=1, maxProperties=MAX_QUESTIONS)]
     debias: Literal["rotations"] | None = None
     calibrated: bool = True
     assets: Any = None

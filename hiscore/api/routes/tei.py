@@ -1,11 +1,11 @@
 """``/rerank`` in the body of Hugging Face's Text Embeddings Inference."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from hiscore.api.relevance import Ranker, check_documents
-from hiscore.api.wire import Count, ModelNames, Request
+from hiscore.api.wire import SOME, Count, ModelNames, Request
 from hiscore.prompts.truncation import Truncation
 
 
@@ -13,7 +13,7 @@ class TeiRerankRequest(Request):
     """A query and texts; `instruction` is ours, `top_n` what the package rerankers sends."""
 
     query: str
-    texts: list[str]
+    texts: Annotated[list[str], SOME]
     raw_scores: bool = False
     return_text: bool = False
     truncate: bool | None = None

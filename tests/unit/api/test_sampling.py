@@ -13,11 +13,12 @@ from hiscore.decoding.sampling_params import parse_sampling_params
 
 
 def parameters(directory: Path, **given: Any) -> dict[str, Any]:
-    return Sampling(directory).parameters(msgspec.convert(given, GenerationRequest))
+    return Sampling(directory).parameters(msgspec.convert({"stream": True, **given}, GenerationRequest))
 
 
 def test_what_is_left_open_is_openais_or_the_checkpoints(tmp_path: Path) -> None:
     assert parameters(tmp_path) == {"temperature": 1.0}
+    assert parameters(tmp_path, stream=None) == {"temperature": 1.0, "stream": False}
     suggested = {
         "temperature": 0.6,
         "top_k": 20,
