@@ -1,13 +1,24 @@
 """Reads a checkpoint's tensors by name, in the dtype and on the device of the model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import gcd
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hiscore.layers.block_fp8 import BLOCKS, BlockFp8Linear
-from hiscore.layers.weights import FP8, FP8_ALIGNMENT, Fp8Linear, Linear, Projection, Quantised, quantise
+from hiscore.layers.scaled_fp8 import COLUMNS
+from hiscore.layers.weights import (
+    FP8,
+    FP8_ALIGNMENT,
+    Fp8Linear,
+    Linear,
+    Projection,
+    Quantised,
+    Scales,
+    quantise,
+)
 from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import CheckpointTensors, check_shape
@@ -133,6 +144,45 @@ class CheckpointReader:
         self._tensors.kept(values.numel())
         return kept
 
+    def scaled(
+        self, weights: Mapping[str, tuple[int, int]], cut: Cut = UNCUT
+    ) -> tuple[Tensor, Scales] | None:
+        """Read weights of the same input as they are stored, as one, if that is fp8 in blocks.
+
+        Args:
+            weights: Name and shape of each, in order.
+            cut: The part that is read; its rows are those of all weights, one behind another.
+
+        Returns:
+            float8_e4m3fn [out, in] and its scales; None, and nothing counts as read, if they are stored otherwise
+            or a part of a block has no size that a product takes.
+
+        Raises:
+            UnsupportedCheckpoint: See `tensor`.
+        """
+        self._check_names(weights)
+        found = [part for name in weights if (part := self._tensors.read_fp8(name))]
+        if len(found) < len(weights) or len({width for *_, width in found}) > 1:
+            return None
+        for (values, *_), (name, shape) in zip(found, weights.items(), strict=True):
+            check_shape(name, values.shape, shape)
+        (stored, _, width), columns = found[0], cut.columns or slice(0, found[0][0].shape[1])
+        # Where the weight ends, a block may be shorter; the same for all ranks.
+        narrow = gcd(width, columns.start, columns.stop if columns.stop < stored.shape[1] else 0)
+        if narrow not in COLUMNS:
+            return None
+        assert self._tensors.format is not None
+        high = gcd(self._tensors.format.rows_of_a_block, *_boundaries(list(weights.values()), cut))
+        # torch joins no tensors of float8.
+        whole = torch.cat([values.view(torch.uint8) for values, *_ in found])
+        of_rows = Cut(cut.rows).of(torch.cat([scales for _, scales, _ in found]))[::high]
+        each = of_rows.repeat_interleave(width // narrow, dim=1)
+        each = each[:, columns.start // narrow : -(-columns.stop // narrow)].contiguous()
+        values = cut.of(whole).view(FP8)
+        self._read.update(weights)
+        self._tensors.kept(values.numel())
+        return values, Scales(each, high, narrow, self._tensors.format.powers_of_two)
+
     def equal(self, one: str, other: str) -> bool:
         """Whether two tensors, which must be there, are stored as the same values."""
         return self._tensors.equal(one, other)
@@ -163,6 +213,16 @@ class CheckpointReader:
     def _check_names(self, names: Iterable[str]) -> None:
         if missing := [name for name in names if name not in self._tensors]:
             raise UnsupportedCheckpoint(f"the checkpoint has no tensor '{missing[0]}'")
+
+
+def _boundaries(shapes: Sequence[tuple[int, int]], cut: Cut) -> Iterator[int]:
+    """Where the rows that are read of weights begin, in each of them and one behind another."""
+    before = read = 0
+    for rows, _ in shapes:
+        for part in cut.within(before, rows).rows or (slice(0, rows),):
+            yield from (part.start, read)
+            read += part.stop - part.start
+        before += rows
 
 
 def _cut_of_scales(cut: Cut, block: int, blocks: int) -> Cut | None:

@@ -18,7 +18,9 @@ from hiscore.models.deepseek.functional import rms_norm
 from hiscore.models.deepseek.indexer import index_key, index_query
 from hiscore.models.deepseek.latent_cache import LatentCache
 from hiscore.models.deepseek.loader import DsaLayerWeights, load_weights
+from hiscore.models.deepseek.sharding import of_rank
 from hiscore.models.rotary import make_rope
+from hiscore.parallel.group import Alone, Group
 from hiscore.progress import Advance, no_progress
 
 
@@ -32,9 +34,24 @@ class DsaDecoder:
         dtype: torch.dtype,
         max_context: int | None = None,
         fp8_indexer: bool = False,
+        keeps_fp8: bool = False,
+        group: Group | None = None,
     ) -> None:
-        self.architecture, config = read_architecture(checkpoint, max_context, fp8_indexer)
-        self.weights = load_weights(checkpoint, self.architecture, device, dtype)
+        """Load a checkpoint.
+
+        Args:
+            checkpoint: Its directory.
+            device: Of the weights.
+            dtype: Of weights and activations.
+            max_context: See `read_architecture`.
+            fp8_indexer: Whether the indexer computes in fp8.
+            keeps_fp8: See `load_weights`.
+            group: The ranks that compute it together; None: there is one.
+        """
+        self._group = group or Alone()
+        whole, config = read_architecture(checkpoint, max_context, fp8_indexer)
+        self.architecture = of_rank(whole, self._group.shard)
+        self.weights = load_weights(checkpoint, whole, device, dtype, keeps_fp8, self._group.shard)
         self.device, self.dtype = device, dtype
         self.after_layer: Advance = no_progress
         self._rope = make_rope(
@@ -60,7 +77,7 @@ class DsaDecoder:
         """
         layers, last = self.weights.layers, self.architecture.layers - 1
         cos, sin = self._rope.cos[positions], self._rope.sin[positions]
-        x = self.weights.embedding[input_ids]
+        x = self._embed(input_ids)
         for index, layer in enumerate(layers):
             attended = self._attend(index, layer, x, cos, sin, cache)
             self.after_layer()
@@ -81,6 +98,15 @@ class DsaDecoder:
         x = self._after_attention(self.weights.layers[-1], x, attended)
         return rms_norm(x, self.weights.final_norm, self.architecture.norm_eps)
 
+    def _embed(self, ids: Tensor) -> Tensor:
+        """Of several ranks, each has some tokens' embeddings."""
+        table, shard = self.weights.embedding, self._group.shard
+        if shard.ranks == 1:
+            return table[ids]
+        at = ids - shard.span(self.architecture.vocab_size).start
+        held = (at >= 0) & (at < len(table))
+        return self._group.sum(table[at.clamp(0, len(table) - 1)] * held[:, None])
+
     def _attend(
         self, index: int, layer: DsaLayerWeights, x: Tensor, cos: Tensor, sin: Tensor, cache: LatentCache
     ) -> Tensor:
@@ -94,11 +120,13 @@ class DsaDecoder:
         return cache.attend(index, new.q, index_query(layer.indexer, a.indexer, h, new.q_low, cos, sin))
 
     def _after_attention(self, layer: DsaLayerWeights, x: Tensor, attended: Tensor) -> Tensor:
-        x = x + mla.output(layer.attention, attended)
+        x = x + self._group.sum(mla.output(layer.attention, attended))
         h = rms_norm(x, layer.mlp_norm, self.architecture.norm_eps)
         if isinstance(layer.mlp, Mlp):
-            return x + shared_mlp(layer.mlp, h, self.architecture.experts.activation)
-        return x + self._experts(layer.mlp, h)
+            update = shared_mlp(layer.mlp, h, self.architecture.experts.activation)
+        else:
+            update = self._experts(layer.mlp, h)
+        return x + self._group.sum(update)
 
     def _experts(self, experts: Experts, h: Tensor) -> Tensor:
         if not h.is_cuda:

@@ -5,45 +5,52 @@ query to the latents' space, and another takes its result back. So attention wor
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from hiscore.layers.weights import Experts, Linear, Mlp
+from hiscore.layers.scaled_fp8 import ScaledLinear
+from hiscore.layers.weights import Experts, Linear, Mlp, Scales
+from hiscore.models.config import ExpertShape
+from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.deepseek.config import DsaArchitecture
+from hiscore.models.deepseek.sharding import DsaCuts
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.expert_loader import read_experts
 from hiscore.models.family import ExpertNames
 from hiscore.models.loader import embedding_and_head
 from hiscore.models.reader import CheckpointReader
 from hiscore.numerics import at_least_float32
+from hiscore.parallel.shard import WHOLE, Shard
 
 log = logging.getLogger(__name__)
 
 EXPERTS = ExpertNames(
     count_key="n_routed_experts", width_key="moe_intermediate_size", normalise="norm_topk_prob"
 )
+DsaProjection = Linear | ScaledLinear
+"""In the model's dtype, or in fp8."""
 
 
 @dataclass(frozen=True)
 class MlaWeights:
     """Latent attention of a layer."""
 
-    down: Linear
+    down: DsaProjection
     """[q_rank + latent_rank + rope_dim, hidden]: to the low-rank query, the latent, the shared rotary key."""
     q_norm: Tensor
     """[q_rank]"""
     latent_norm: Tensor
     """[latent_rank]"""
-    q_up: Linear
+    q_up: DsaProjection
     """[heads (nope_dim + rope_dim), q_rank]"""
     to_latent: Tensor
     """[heads, nope_dim, latent_rank]: takes a head's query to the latents' space."""
     from_latent: Tensor
     """[heads, latent_rank, value_dim]: takes attended latents to a head's values."""
-    output: Linear
+    output: DsaProjection
     """[hidden, heads value_dim]"""
 
 
@@ -51,9 +58,9 @@ class MlaWeights:
 class IndexerWeights:
     """The lightning indexer of a layer."""
 
-    query: Linear
+    query: DsaProjection
     """[index heads index dim, q_rank]"""
-    key: Linear
+    key: DsaProjection
     """[index dim, hidden]"""
     key_norm: Tensor
     """[index dim]"""
@@ -90,47 +97,87 @@ class DsaWeights:
     """[vocabulary, hidden]"""
 
 
-class _Shaped:
-    """Reads tensors and checks their shapes."""
+class _Reader:
+    """Reads projections and experts, in fp8 where the checkpoint stores them so and the model keeps them."""
 
-    def __init__(self, read: CheckpointReader) -> None:
-        self.read = read
+    def __init__(self, read: CheckpointReader, keeps_fp8: bool) -> None:
+        self.read, self._keeps_fp8 = read, keeps_fp8
+        self.tensor = read.tensor
 
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self.read.tensor(name, *shape, dtype=dtype)
-
-    def linear(self, outs: dict[str, int], inner: int, bias: bool = False) -> Linear:
-        """Read projections of the same input as one.
-
-        Args:
-            outs: Name and width of each projection, in order.
-            inner: Width of the input.
-            bias: Whether they have biases.
-        """
-        weight = torch.cat([self.tensor(f"{name}.weight", out, inner) for name, out in outs.items()])
+    def linear(
+        self, outs: dict[str, int], inner: int, bias: bool = False, cut: Cut = UNCUT, adds_bias: bool = True
+    ) -> DsaProjection:
+        """Read projections of the same input as one; see `CheckpointReader.projection`."""
+        weights = {f"{name}.weight": (out, inner) for name, out in outs.items()}
+        if not self._keeps_fp8 or (kept := self.read.scaled(weights, cut)) is None:
+            weight = self.read.projection(outs, inner, bias, cut=cut, adds_bias=adds_bias)
+            assert isinstance(weight, Linear)
+            return weight
+        biases = [f"{name}.bias" for name in outs]
         if not bias:
-            return Linear(weight)
-        return Linear(weight, torch.cat([self.tensor(f"{name}.bias", out) for name, out in outs.items()]))
+            return ScaledLinear(*kept)
+        if not adds_bias:
+            self.read.leave(biases)
+            return ScaledLinear(*kept)
+        return ScaledLinear(*kept, torch.cat([self.tensor(each, outs[each[:-5]]) for each in biases]))
+
+    def experts(
+        self, prefix: str, shape: ExpertShape, hidden: int, held: slice
+    ) -> tuple[tuple[Tensor, Scales | None], tuple[Tensor, Scales | None]]:
+        """Read the weights of the experts that a rank holds, gate and up as one, and their scales in fp8."""
+        names = [
+            [f"{prefix}.{index}.{part}.weight" for part in EXPERTS.parts] for index in range(shape.count)
+        ]
+        if self._keeps_fp8 and names[0][0] in self.read:
+            wide, narrow = (shape.width, hidden), (hidden, shape.width)
+            gate_up = self._stack([{gate: wide, up: wide} for gate, up, _ in names[held]])
+            down = self._stack([{down: narrow} for *_, down in names[held]])
+            if gate_up is not None and down is not None:
+                others = names[: held.start] + names[held.stop :]
+                self.read.leave(name for of_one in others for name in of_one)
+                return gate_up, down
+        gate_up_weight, down_weight = read_experts(self.read, prefix, shape, hidden, EXPERTS, held)
+        return (gate_up_weight, None), (down_weight, None)
+
+    def _stack(self, of_each: list[dict[str, tuple[int, int]]]) -> tuple[Tensor, Scales] | None:
+        """Read weights of one shape as one: [experts, ...]. Only one of them exists twice at a time."""
+        if (first := self.read.scaled(of_each[0])) is None:
+            return None
+        values = first[0].new_empty((len(of_each), *first[0].shape))
+        of_blocks = first[1].of_blocks.new_empty((len(of_each), *first[1].of_blocks.shape))
+        for index, weights in enumerate(of_each):
+            if (found := first if index == 0 else self.read.scaled(weights)) is None:
+                return None
+            values[index].copy_(found[0])
+            of_blocks[index].copy_(found[1].of_blocks)
+        return values, replace(first[1], of_blocks=of_blocks)
 
 
 def load_weights(
-    checkpoint: Path, a: DsaArchitecture, device: torch.device, dtype: torch.dtype
+    checkpoint: Path,
+    a: DsaArchitecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    keeps_fp8: bool = False,
+    shard: Shard = WHOLE,
 ) -> DsaWeights:
-    """Load, fuse and absorb a checkpoint's weights.
+    """Load, fuse and absorb a checkpoint's weights, or a rank's share of them.
 
     Args:
         checkpoint: Directory with safetensors.
         a: What the config says.
         device: Where the weights are kept.
         dtype: Of the weights.
+        keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so, but for those that are absorbed.
+        shard: The rank.
 
     Raises:
         UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
     """
-    reader = CheckpointReader(checkpoint, device, dtype, fp8=False)
-    read = _Shaped(reader)
-    embedding, head = embedding_and_head(reader, a.vocab_size, a.hidden_size, a.tied_head)
-    layers = tuple(_layer(read, f"model.layers.{index}", a, index, dtype) for index in range(a.layers))
+    reader, cuts = CheckpointReader(checkpoint, device, dtype, fp8=False), DsaCuts.of(a, shard)
+    read = _Reader(reader, keeps_fp8)
+    embedding, head = embedding_and_head(reader, a.vocab_size, a.hidden_size, a.tied_head, cuts.vocabulary)
+    layers = tuple(_layer(read, f"model.layers.{index}", a, cuts, index, dtype) for index in range(a.layers))
     final_norm = read.tensor("model.norm.weight", a.hidden_size)
     unread = reader.unread()
     left_out = [name for name in unread if name.startswith(a.lookahead_prefixes)]
@@ -148,33 +195,41 @@ def load_weights(
     return DsaWeights(embedding, layers, final_norm, head)
 
 
-def _layer(read: _Shaped, prefix: str, a: DsaArchitecture, index: int, dtype: torch.dtype) -> DsaLayerWeights:
-    mlp = f"{prefix}.mlp"
+def _layer(
+    read: _Reader, prefix: str, a: DsaArchitecture, cuts: DsaCuts, index: int, dtype: torch.dtype
+) -> DsaLayerWeights:
+    mlp, hidden = f"{prefix}.mlp", a.hidden_size
     return DsaLayerWeights(
-        input_norm=read.tensor(f"{prefix}.input_layernorm.weight", a.hidden_size),
-        attention=_attention(read, f"{prefix}.self_attn", a),
+        input_norm=read.tensor(f"{prefix}.input_layernorm.weight", hidden),
+        attention=_attention(read, f"{prefix}.self_attn", a, cuts),
         indexer=_indexer(read, f"{prefix}.self_attn.indexer", a, dtype) if a.own_index[index] else None,
-        mlp_norm=read.tensor(f"{prefix}.post_attention_layernorm.weight", a.hidden_size),
-        mlp=_moe(read, mlp, a) if a.routed[index] else _mlp(read, mlp, a.hidden_size, a.intermediate_size),
+        mlp_norm=read.tensor(f"{prefix}.post_attention_layernorm.weight", hidden),
+        mlp=_moe(read, mlp, a, cuts)
+        if a.routed[index]
+        else _mlp(read, mlp, hidden, a.intermediate_size, cuts.gate_up, cuts.down),
     )
 
 
-def _attention(read: _Shaped, prefix: str, a: DsaArchitecture) -> MlaWeights:
-    expand = read.tensor(f"{prefix}.kv_b_proj.weight", a.heads * (a.nope_dim + a.value_dim), a.latent_rank)
-    keys, values = expand.unflatten(0, (a.heads, -1)).split([a.nope_dim, a.value_dim], dim=1)
+def _attention(read: _Reader, prefix: str, a: DsaArchitecture, cuts: DsaCuts) -> MlaWeights:
+    of_head, width = a.nope_dim + a.value_dim, a.heads * a.value_dim
+    name = f"{prefix}.kv_b_proj.weight"
+    expand = read.tensor(name, a.heads * of_head, a.latent_rank, cut=cuts.kv_up)
+    keys, values = expand.unflatten(0, (-1, of_head)).split([a.nope_dim, a.value_dim], dim=1)
     down = {f"{prefix}.q_a_proj": a.q_rank, f"{prefix}.kv_a_proj_with_mqa": a.row_dim}
+    q_up = {f"{prefix}.q_b_proj": a.heads * (a.nope_dim + a.rope_dim)}
+    output = {f"{prefix}.o_proj": a.hidden_size}
     return MlaWeights(
         down=read.linear(down, a.hidden_size, a.attention_bias),
         q_norm=read.tensor(f"{prefix}.q_a_layernorm.weight", a.q_rank),
         latent_norm=read.tensor(f"{prefix}.kv_a_layernorm.weight", a.latent_rank),
-        q_up=read.linear({f"{prefix}.q_b_proj": a.heads * (a.nope_dim + a.rope_dim)}, a.q_rank),
+        q_up=read.linear(q_up, a.q_rank, cut=cuts.q_up),
         to_latent=keys.contiguous(),
         from_latent=values.transpose(1, 2).contiguous(),
-        output=read.linear({f"{prefix}.o_proj": a.hidden_size}, a.heads * a.value_dim, a.attention_bias),
+        output=read.linear(output, width, a.attention_bias, cuts.output, cuts.adds_biases),
     )
 
 
-def _indexer(read: _Shaped, prefix: str, a: DsaArchitecture, dtype: torch.dtype) -> IndexerWeights:
+def _indexer(read: _Reader, prefix: str, a: DsaArchitecture, dtype: torch.dtype) -> IndexerWeights:
     heads, dim = a.indexer.heads, a.indexer.head_dim
     return IndexerWeights(
         query=read.linear({f"{prefix}.wq_b": heads * dim}, a.q_rank),
@@ -187,16 +242,19 @@ def _indexer(read: _Shaped, prefix: str, a: DsaArchitecture, dtype: torch.dtype)
     )
 
 
-def _mlp(read: _Shaped, prefix: str, hidden: int, width: int) -> Mlp:
+def _mlp(read: _Reader, prefix: str, hidden: int, width: int, gate_up: Cut, down: Cut) -> Mlp:
     return Mlp(
-        gate_up=read.linear({f"{prefix}.gate_proj": width, f"{prefix}.up_proj": width}, hidden),
-        down=read.linear({f"{prefix}.down_proj": hidden}, width),
+        gate_up=read.linear({f"{prefix}.gate_proj": width, f"{prefix}.up_proj": width}, hidden, cut=gate_up),
+        down=read.linear({f"{prefix}.down_proj": hidden}, width, cut=down),
     )
 
 
-def _moe(read: _Shaped, prefix: str, a: DsaArchitecture) -> Experts:
+def _moe(read: _Reader, prefix: str, a: DsaArchitecture, cuts: DsaCuts) -> Experts:
     e, hidden = a.experts, a.hidden_size
-    gate_up, down = read_experts(read.read, f"{prefix}.experts", e, hidden, EXPERTS)
+    (gate_up, gate_up_scales), (down, down_scales) = read.experts(
+        f"{prefix}.experts", e, hidden, cuts.experts
+    )
+    shared = f"{prefix}.shared_experts"
     return Experts(
         routing=e.routing,
         activation=e.activation,
@@ -207,5 +265,8 @@ def _moe(read: _Shaped, prefix: str, a: DsaArchitecture) -> Experts:
         gate_up_bias=None,
         down=down,
         down_bias=None,
-        shared=_mlp(read, f"{prefix}.shared_experts", hidden, a.shared_width),
+        shared=_mlp(read, shared, hidden, a.shared_width, cuts.shared_gate_up, cuts.shared_down),
+        first=cuts.experts.start,
+        gate_up_scales=gate_up_scales,
+        down_scales=down_scales,
     )

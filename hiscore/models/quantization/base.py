@@ -34,6 +34,16 @@ class Format(ABC):
         lists = (quantised[key] for key in self.excluded_keys if quantised.get(key))
         self.excluded: list[str] = next(lists, [])
 
+    @property
+    def rows_of_a_block(self) -> int:
+        """Rows that share their scales in fp8; the last of a weight may be fewer."""
+        return 1
+
+    @property
+    def powers_of_two(self) -> bool:
+        """Whether scales in fp8 are powers of two, those of activations included."""
+        return False
+
     def is_excluded(self, module: str) -> bool:
         """Whether the config leaves a module unquantised."""
         return any(names_module(pattern, module) for pattern in self.excluded)

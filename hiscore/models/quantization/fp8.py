@@ -28,6 +28,15 @@ class Fp8(Format):
         super().__init__(quantised)
         block = quantised.get("weight_block_size")
         self._block = (int(block[0]), int(block[1])) if block else None
+        self._powers_of_two = quantised.get("scale_fmt") == "ue8m0"
+
+    @property
+    def rows_of_a_block(self) -> int:
+        return self._block[0] if self._block else 1
+
+    @property
+    def powers_of_two(self) -> bool:
+        return self._powers_of_two
 
     def in_fp8(self, module: str, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int] | None:
         weight = e4m3(parts["weight"])

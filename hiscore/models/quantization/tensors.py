@@ -104,6 +104,11 @@ class CheckpointTensors:
             return None
         return self._by_format(name, lambda of, module: of.in_fp8(module, parts))
 
+    @property
+    def format(self) -> Format | None:
+        """How weights are quantised; None: they are not."""
+        return self._format
+
     def kept(self, weights: int) -> None:
         """Count weights that stay as they are stored, for `report`."""
         self._kept += weights

@@ -1,0 +1,88 @@
+"""What each rank has of a decoder with latent attention: its sizes, and the cuts of the checkpoint's tensors.
+
+Heads, neurons and the shared experts' neurons are divided, experts by their number, embedding and head by the
+vocabulary. Every rank has the low-rank projections, the indexer and the latents whole: a selection is the same on
+all of them, and one sum over ranks ends each block.
+"""
+
+from dataclasses import dataclass, replace
+
+from hiscore.models.cut import UNCUT, Cut, rows, scaled, shifted
+from hiscore.models.deepseek.config import DsaArchitecture
+from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.parallel.shard import Shard
+
+SETTING = "TENSOR_PARALLEL"
+
+
+def of_rank(a: DsaArchitecture, shard: Shard) -> DsaArchitecture:
+    """A checkpoint's architecture with the heads and neurons that a rank computes.
+
+    Raises:
+        UnsupportedCheckpoint: It cannot be divided.
+    """
+    sizes = {
+        "num_attention_heads": a.heads,
+        "intermediate_size": a.intermediate_size,
+        "moe_intermediate_size x n_shared_experts": a.shared_width,
+    }
+    for name, size in sizes.items():
+        if size % shard.ranks:
+            raise UnsupportedCheckpoint(f"{SETTING} is {shard.ranks}, which does not divide {name} {size}")
+    if a.experts.count < shard.ranks:
+        raise UnsupportedCheckpoint(
+            f"{SETTING} is {shard.ranks}, more than the {a.experts.count} experts of a layer"
+        )
+    return replace(
+        a,
+        heads=a.heads // shard.ranks,
+        intermediate_size=a.intermediate_size // shard.ranks,
+        shared_width=a.shared_width // shard.ranks,
+    )
+
+
+@dataclass(frozen=True)
+class DsaCuts:
+    """A rank's parts of tensors. Without a cut in a field: all of it.
+
+    Attributes:
+        experts: Those that the rank holds.
+        vocabulary: Rows of embedding and head.
+        q_up: Outputs of the query's second projection.
+        kv_up: Outputs of the projection from latents.
+        output: Inputs of attention's output.
+        gate_up, shared_gate_up: Outputs of the projections to gate and up, one behind another.
+        down, shared_down: Inputs of the MLP's output.
+        adds_biases: Whether it adds the biases of what is summed over ranks: one of them does.
+    """
+
+    experts: slice
+    vocabulary: Cut = UNCUT
+    q_up: Cut = UNCUT
+    kv_up: Cut = UNCUT
+    output: Cut = UNCUT
+    gate_up: Cut = UNCUT
+    down: Cut = UNCUT
+    shared_gate_up: Cut = UNCUT
+    shared_down: Cut = UNCUT
+    adds_biases: bool = True
+
+    @classmethod
+    def of(cls, a: DsaArchitecture, shard: Shard) -> "DsaCuts":
+        """The cuts of a whole architecture for one of its ranks."""
+        if shard.ranks == 1:
+            return cls(experts=slice(0, a.experts.count))
+        heads, neurons = shard.span(a.heads), shard.span(a.intermediate_size)
+        shared = shard.span(a.shared_width)
+        return cls(
+            experts=shard.span(a.experts.count),
+            vocabulary=rows(shard.span(a.vocab_size)),
+            q_up=rows(scaled(heads, a.nope_dim + a.rope_dim)),
+            kv_up=rows(scaled(heads, a.nope_dim + a.value_dim)),
+            output=Cut(columns=scaled(heads, a.value_dim)),
+            gate_up=rows(neurons, shifted(neurons, a.intermediate_size)),
+            down=Cut(columns=neurons),
+            shared_gate_up=rows(shared, shifted(shared, a.shared_width)),
+            shared_down=Cut(columns=shared),
+            adds_biases=shard.rank == 0,
+        )
