@@ -33,6 +33,8 @@ MAX_CACHED_LABELS = 64
 """In one cached set."""
 PRODUCTS_AT_ONCE = 2**24
 """Products of numbers in memory at once where each row has labels of its own: 64 MiB in float32."""
+WIDENED_AT_ONCE = 2**20
+"""Numbers of a head in bfloat16 that a CPU has in float32 at once: 4 MiB."""
 
 
 class LMHead:
@@ -200,7 +202,8 @@ class LMHead:
             return linear(hidden, self._weight)
         if hidden.is_cuda:
             return torch.mm(hidden, self._weight.T, out_dtype=torch.float32)
-        slices = self._weight.split(8_192)
+        # A slice is widened and multiplied while it is in the processor's cache.
+        slices = self._weight.split(max(1, WIDENED_AT_ONCE // self._weight.shape[1]))
         return torch.cat([linear(hidden.float(), part.float()) for part in slices], dim=1)
 
     def _rows_of(self, labels: Int32, uploads: Uploads) -> Callable[[], Tensor]:

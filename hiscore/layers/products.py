@@ -1,6 +1,7 @@
 """The product of activations with a weight, by the fastest library that the device has for it."""
 
 import os
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,6 +12,12 @@ for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(name, "64")
 
 ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
+
+
+@cache
+def onednn_has_bfloat16() -> bool:
+    """Whether oneDNN multiplies in bfloat16 here: it needs AVX-512, or an ARM processor's own instructions."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -25,6 +32,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         bias: [out].
     """
     if x.device.type == "cpu" and x.dtype in ONEDNN_DTYPES and torch.backends.mkldnn.is_available():
+        if x.dtype == torch.bfloat16 and not onednn_has_bfloat16():
+            # Sums are float32 either way.
+            widened = linear(x.float(), weight.float(), None if bias is None else bias.float())
+            return widened.to(torch.bfloat16)
         # For a weight with gaps between its rows oneDNN has only its reference, a thousand times slower.
         weight = weight.contiguous()
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

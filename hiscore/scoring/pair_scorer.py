@@ -21,7 +21,7 @@ from hiscore.scoring.computation import Computation
 from hiscore.scoring.memory import CPU_ATTENTION_BYTES, CUDA_BYTES, PROCESS_BYTES
 from hiscore.scoring.packing import Batch
 from hiscore.scoring.pairs import PairRules, as_pairs, pack_pairs
-from hiscore.scoring.precision import DTYPES, pick_dtype, use_device
+from hiscore.scoring.precision import DTYPES, pick_dtype, use_device, warn_if_slow
 from hiscore.scoring.prefix_cache import PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.scorer import Scorer
@@ -61,6 +61,7 @@ class PairScorer(Scorer):
             raise ValueError("DTYPE is fp8: encoders are served in float32 and bfloat16")
         self.device = use_device(device)
         precision = pick_dtype(dtype, self.device)
+        warn_if_slow(precision, self.device)
         self.dtype = DTYPES[precision]
         a, _ = read_encoder_architecture(checkpoint, max_context)
         max_rows = max(max_batch_tokens, a.context_length)

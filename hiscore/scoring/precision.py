@@ -1,9 +1,12 @@
 """The device and the numbers that the scorer computes with."""
 
+import logging
+
 import torch
 
-from hiscore.device import fix_product_sums
+from hiscore.device import cpu_has_bfloat16, fix_product_sums
 
+log = logging.getLogger(__name__)
 # Under fp8 only the projections are in 8 bits.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 FP8_CAPABILITY = (8, 9)
@@ -40,6 +43,15 @@ def pick_dtype(dtype: str, device: torch.device, stored_in_fp8: bool = False) ->
     if dtype == "fp8":
         _check_fp8(device)
     return dtype
+
+
+def warn_if_slow(precision: str, device: torch.device) -> None:
+    """Say, once at a start, that a processor has to widen every bfloat16. "auto" is float32 on a CPU."""
+    if precision == "bfloat16" and device.type == "cpu" and not cpu_has_bfloat16():
+        log.warning(
+            "DTYPE is bfloat16, which this processor does not have: it takes half the memory of float32, but "
+            "more time and a part of the precision. Leave DTYPE at auto, or set it to float32, if there is room"
+        )
 
 
 def _check_fp8(device: torch.device) -> None:

@@ -21,7 +21,7 @@ from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.computation import PLACE, Checkpoint, Computation, compute, set_up
 from hiscore.scoring.head_results import own_counts
 from hiscore.scoring.packing import Batch, pack
-from hiscore.scoring.precision import DTYPES, pick_dtype, use_device
+from hiscore.scoring.precision import DTYPES, pick_dtype, use_device, warn_if_slow
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.readout import scores_from_head, scores_from_pairs
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
@@ -148,6 +148,7 @@ class Scorer:
         self.device = self._leader.rank.device
         a, _ = read_architecture(checkpoint, max_context)
         precision = pick_dtype(dtype, self.device, a.stored_in_fp8)
+        warn_if_slow(precision, self.device)
         self.dtype = DTYPES[precision]
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
         of = Checkpoint(checkpoint, dtype, max_context, max_batch_tokens)

@@ -1,8 +1,11 @@
 """Logits of labels and of the whole vocabulary."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiscore.layers import lm_head
 from hiscore.layers.lm_head import LMHead
@@ -103,3 +106,32 @@ def test_the_labels_used_last_stay_cached(monkeypatch: pytest.MonkeyPatch) -> No
     # What is cached is what was requested.
     again = head.label_logits(labels(4, 5, 6), nowhere())(hidden)
     torch.testing.assert_close(again, head.logits(hidden)[:, 4:7], atol=1e-5, rtol=0)
+
+
+class Widest(TorchDispatchMode):
+    """The most numbers that an operation inside gives in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.dtype == torch.float32:
+            self.numbers = max(self.numbers, found.numel())
+        return found
+
+
+def test_a_cpu_widens_a_head_in_bfloat16_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, hidden = random(VOCABULARY, HIDDEN, seed=1).bfloat16(), random(2, HIDDEN, seed=2).bfloat16()
+    head, widest = LMHead(weight, None), {}
+    for numbers in (7 * HIDDEN, VOCABULARY * HIDDEN):
+        monkeypatch.setattr(lm_head, "WIDENED_AT_ONCE", numbers)
+        with torch.inference_mode(), Widest() as seen:
+            found = head.logits(hidden)
+        widest[numbers] = seen.numbers
+        expected = hidden.double() @ weight.double().T
+        # float32 sums of 12 products of numbers up to 3.
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+    # The logits are 100 numbers. The control is the last: the whole head.
+    assert list(widest.values()) == [2 * VOCABULARY, VOCABULARY * HIDDEN]

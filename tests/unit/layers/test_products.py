@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hiscore.layers import products
 from hiscore.layers.products import linear
 
 ROWS, INNER, OUT = 5, 64, 33
@@ -66,12 +67,25 @@ def test_keeps_leading_dimensions() -> None:
     assert linear(torch.stack((X, X)), WEIGHT).shape == (2, ROWS, OUT)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_takes_onednn_where_pytorch_would_take_another_library(dtype: torch.dtype) -> None:
-    x, weight = X.to(dtype), WEIGHT.to(dtype)
+def test_takes_onednn_where_pytorch_would_take_another_library() -> None:
     with torch.inference_mode(), Calls() as calls:
-        linear(x, weight)
+        linear(X, WEIGHT)
     assert calls.names == ["mkldnn._linear_pointwise.default"]
+
+
+@pytest.mark.parametrize("bias", [None, BIAS], ids=["plain", "bias"])
+def test_without_products_in_bfloat16_sums_are_float32_and_rounded_once(
+    bias: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "onednn_has_bfloat16", lambda: False)
+    x, weight = X.bfloat16(), WEIGHT.bfloat16()
+    added = None if bias is None else bias.bfloat16()
+    with torch.inference_mode(), Calls() as calls:
+        found = linear(x, weight, added)
+    assert calls.names.count("mkldnn._linear_pointwise.default") == 1
+    wide = linear(x.float(), weight.float(), None if added is None else added.float())
+    assert torch.equal(found, wide.bfloat16())
+    assert not torch.equal(found.float(), wide)
 
 
 MANY_NUMBERS_OF_ROWS = """
