@@ -5,9 +5,7 @@ the host. A sequence that turns out to have ended in iteration n still has a row
 and the sequence is freed once it has been read.
 """
 
-import heapq
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from hiscore.decoding.deadlines import Deadlines
 from hiscore.decoding.in_flight import InFlight
 from hiscore.decoding.inbox import Inbox
 from hiscore.decoding.masks import MaskThreads
@@ -69,7 +68,7 @@ class DecodeEngine:
         self._tally = Tally()
         self.times = Times()
         self._live: dict[int, Sequence] = {}  # by the id of reply_to
-        self._deadlines: list[tuple[float, int]] = []  # a heap of these ids
+        self._deadlines = Deadlines()
         self._thread = threading.Thread(target=self._run, name="hiscore-decode", daemon=True)
         self._thread.start()
 
@@ -137,37 +136,22 @@ class DecodeEngine:
         arrived, cancelled = received
         for sequence in arrived:
             self._live[id(sequence.reply_to)] = sequence
-            for at in (sequence.call.deadline, sequence.call.start_by):
-                if at < math.inf:
-                    heapq.heappush(self._deadlines, (at, id(sequence.reply_to)))
+            self._deadlines.add(sequence)
             self._scheduler.add(sequence)
         for reply_to in cancelled:
             if (ending := self._live.get(id(reply_to))) is not None:
                 self._cancel(ending)
-        for sequence, error in self._masks.collect():
-            with self._fail_only([sequence]):
-                raise error
-        self._expire(time.monotonic())
+        self._fail_each(self._masks.collect())
+        for sequence, late in self._deadlines.expired(time.monotonic(), self._live):
+            if sequence.status is Status.WAITING:
+                self._tally.count_rejection("late")
+            self._end(sequence, late)
         return True
 
     def _cancel(self, sequence: Sequence) -> None:
         if sequence.status is Status.WAITING:
             self._tally.count_rejection("cancelled")
         self._end(sequence, Output([], sequence.stop_checker.flush(), "cancelled", sequence.usage))
-
-    def _expire(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            sequence = self._live.get(heapq.heappop(self._deadlines)[1])
-            if sequence is None:
-                continue
-            # Checked again: the id may have been that of another sequence, which is gone.
-            waiting, call = sequence.status is Status.WAITING, sequence.call
-            if call.deadline <= now or (waiting and call.start_by <= now):
-                where = f"after {sequence.received} of at most {call.params.max_tokens} tokens"
-                if waiting:
-                    where = "in the queue"
-                    self._tally.count_rejection("late")
-                self._end(sequence, RequestError(f"Request timeout expired {where}", Code.UNAVAILABLE))
 
     def _launch(self, schedule: Schedule) -> list[InFlight]:
         worker = self._worker
@@ -180,7 +164,7 @@ class DecodeEngine:
                     worker.grow(schedule.growths)
                 step = worker.step(schedule.decode_batch)
                 launched.append(InFlight(step, schedule.stepped, schedule.stepped))
-                self._fail_rows(launched[-1])
+                self._fail_each(launched[-1].failed)
         for sequence in schedule.resumed:
             with self._fail_only([sequence]):
                 worker.restore(
@@ -194,7 +178,7 @@ class DecodeEngine:
                 prefill = worker.prefill(schedule.chunks, schedule.sampling)
                 prompt_tokens = sum(len(chunk.tokens) for chunk in schedule.chunks)
                 launched.append(InFlight(prefill, schedule.prefilling, schedule.completed, prompt_tokens))
-                self._fail_rows(launched[-1])
+                self._fail_each(launched[-1].failed)
         for sequence in schedule.admitted:
             if not sequence.ended:
                 with self._fail_only([sequence]):
@@ -223,12 +207,10 @@ class DecodeEngine:
                         sent += 1
             self._tally.add(result, self._cache_config, sent, entry.prompt_tokens)
 
-    def _fail_rows(self, entry: InFlight) -> None:
-        """End the sequences that failed at a launch, before another has a row for them."""
-        for sequence in entry.sequences:
-            if error := entry.launched.failures.get(sequence.seq_index):
-                with self._fail_only([sequence]):
-                    raise error
+    def _fail_each(self, failed: list[tuple[Sequence, Exception]]) -> None:
+        for sequence, error in failed:
+            with self._fail_only([sequence]):
+                raise error
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
         if token == NOT_FINITE:

@@ -21,3 +21,9 @@ class InFlight:
     sequences: list[Sequence]
     sampled: list[Sequence]
     prompt_tokens: int = 0
+
+    @property
+    def failed(self) -> list[tuple[Sequence, Exception]]:
+        """Sequences that failed at the launch: they must end before another launch has a row for them."""
+        failures = self.launched.failures
+        return [(each, failures[each.seq_index]) for each in self.sequences if each.seq_index in failures]

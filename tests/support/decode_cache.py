@@ -9,7 +9,7 @@ from torch import Tensor
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.decoding.sparse.residency import admit, slot_mapping
+from hiscore.decoding.sparse.block_tables import admit, slot_mapping
 from hiscore.decoding.sparse.selection import Selector
 
 Contents = Callable[[int, int, Tensor], Tensor]

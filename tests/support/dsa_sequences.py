@@ -9,8 +9,8 @@ from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.mla import LatentStep
+from hiscore.decoding.sparse.block_tables import admit, slot_mapping
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.decoding.sparse.residency import admit, slot_mapping
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.fp8_keys import stored_key

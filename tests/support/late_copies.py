@@ -31,7 +31,8 @@ class LateCopies(ImmediateQueues):
 
     def install(self, worker: CacheWorker) -> CacheWorker:
         """Let the worker launch on these queues."""
-        worker._queues, worker._ops = self, _LateOps(worker._ops, self)
+        worker._queues = worker._copies.queues = self
+        worker._ops = worker._copies.ops = _LateOps(worker._ops, self)
         return worker
 
     def copy(self, launch: Callable[[], None]) -> None:

@@ -7,9 +7,10 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_torch import paged_attention
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
+from hiscore.decoding.sparse.block_tables import slot_mapping
 from hiscore.decoding.sparse.cache_ops import PageLists, SelectedPages
 from hiscore.decoding.sparse.dsa import DsaSelector
-from hiscore.decoding.sparse.residency import host_pages_of, resident_pages_of, slot_mapping, swap_in
+from hiscore.decoding.sparse.residency import host_pages_of, resident_pages_of, swap_in
 from hiscore.decoding.sparse.selection import select_all_pages
 from hiscore.decoding.sparse.selectors import make_selector
 

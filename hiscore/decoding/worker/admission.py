@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from hiscore.decoding.models.base import DecodeModel, staging_slots
+from hiscore.decoding.sparse.block_tables import admit
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.decoding.sparse.residency import admit
 from hiscore.decoding.worker.interface import Admission
 from hiscore.device import upload
 

@@ -4,7 +4,8 @@ import torch
 import triton
 from torch import Tensor
 
-from hiscore.kernels import sample as kernels
+from hiscore.kernels import sample_candidates as candidates
+from hiscore.kernels.sample_draw import draw_tokens
 
 BLOCK = 4_096
 STEP = 2_048
@@ -49,14 +50,14 @@ def sample_rows(
     ids = logits.new_empty((rows, vocabulary), dtype=torch.int32)
     out = logits.new_empty(rows, dtype=torch.int64)
     options = (temperature, top_k, top_p, min_p)
-    kernels.row_maxima[(rows, splits)](logits, maxima, *sizes, BLOCK=block, num_warps=WARPS)
-    kernels.count_weights[(rows, splits)](
+    candidates.row_maxima[(rows, splits)](logits, maxima, *sizes, BLOCK=block, num_warps=WARPS)
+    candidates.count_weights[(rows, splits)](
         logits, maxima, temperature, min_p, sums, counts, *sizes, **constants
     )
-    kernels.collect_candidates[(rows, splits)](
+    candidates.collect_candidates[(rows, splits)](
         logits, maxima, *options, sums, counts, keys, ids, found, *sizes, **constants
     )
-    kernels.draw_tokens[(rows,)](
+    draw_tokens[(rows,)](
         logits,
         maxima,
         *options,

@@ -5,9 +5,7 @@ which copy. On a CUDA device the host waits nowhere but in `PendingForward.resul
 steps of the `blocking` protocol.
 """
 
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +13,11 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.decoding.models.base import DecodeModel, staging_slots
-from hiscore.decoding.sparse import residency
+from hiscore.decoding.sparse import block_tables
 from hiscore.decoding.worker.admission import fill_from_staging, index_from_staging
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
-from hiscore.decoding.worker.device_queues import DeviceQueues, Event, Queue
+from hiscore.decoding.worker.device_queues import DeviceQueues, Queue
+from hiscore.decoding.worker.host_copies import HostCopies
 from hiscore.decoding.worker.interface import (
     Admission,
     DecodeBatch,
@@ -53,24 +52,19 @@ class CacheWorker:
         self._device = model.staging.device
         self._sampler = TokenSampler(cache_config.max_sequences, self._device)
         self._full_attention = np.zeros(cache_config.max_sequences, bool)
-        self._held_slots: tuple[Tensor, Tensor] | None = None  # of the schedule's held copy
+        self._copies = HostCopies(queues, schedule, self._ops)
         self.read = ResultReader(schedule).read
 
     @torch.inference_mode()
     def grow(self, growths: list[Growth]) -> None:
         with self._queues.use(Queue.COMPUTE):
-            residency.grow(self._cache, growths)
+            block_tables.grow(self._cache, growths)
 
     @torch.inference_mode()
     def step(self, batch: DecodeBatch) -> PendingForward:
         seq_indices, positions = batch.seq_indices, batch.positions
-        # Collect copies that have completed; wait for those that this step needs.
-        self._collect_copies()
-        if (held := self._schedule.held_copy) is not None:
-            self._queues.block(held.forward)
-            self._launch_held_copy()
-        self._wait_for(self._schedule.step_waits_for(seq_indices, positions))
-        # Launch the forward, sampling and the readback of the tokens.
+        self._copies.before_step(seq_indices, positions)
+        # The forward, sampling and the readback of the tokens.
         with self._queues.use(Queue.COMPUTE):
             pending = PendingResult(
                 partial(self.read, sampling=batch.sampling), len(seq_indices), self._device
@@ -83,16 +77,7 @@ class CacheWorker:
             pending.copy_to_host(
                 self._sample(outputs.logits, seq_indices, batch.sampling, pending.failures, outputs.readback)
             )
-        self._schedule.step_launched(seq_indices, positions)
-        # Offload the new keys and values.
-        slots = outputs.host_slots, outputs.buffer_slots
-        if self._schedule.blocking:
-            self._schedule.hold_copy(self._record(Queue.COMPUTE), seq_indices, positions)
-            self._held_slots = slots
-        else:
-            with self._offload_after_compute():
-                self._copy_step(slots)
-            self._schedule.step_copied(self._record(Queue.OFFLOAD), seq_indices, positions)
+        self._copies.offload_step((outputs.host_slots, outputs.buffer_slots), seq_indices, positions)
         return pending
 
     @torch.inference_mode()
@@ -100,8 +85,8 @@ class CacheWorker:
         # A page that holds earlier tokens of its prompt needs no wait: their copies read nothing of this chunk.
         new_pages = [_staging_pages(chunk, chunk.start, chunk.end, only_new=True) for chunk in chunks]
         last = np.array([chunk.seq_index for chunk in chunks if chunk.is_last], np.int32)
-        self._collect_copies()
-        self._wait_for(self._schedule.staging_waits_for(np.concatenate(new_pages)))
+        self._copies.collect()
+        self._copies.wait_for(self._schedule.staging_waits_for(np.concatenate(new_pages)))
         with self._queues.use(Queue.COMPUTE):
             pending = PendingResult(partial(self.read, sampling=sampling), len(last), self._device)
             pending.copy_to_host(self._sample(self._model.prefill(chunks), last, sampling, pending.failures))
@@ -125,25 +110,23 @@ class CacheWorker:
         """
         if start == end:
             return
-        with self._offload_after_compute():
+        with self._copies.behind_forward():
             slots = staging_slots(chunk.staging_pages, end)[start:]
             host_pages = chunk.host_pages[start // self.cache_config.page_size :]
             self._ops.offload_prompt(
                 self._model.staging, upload(slots, self._device), upload(host_pages, self._device)
             )
-        staging_pages = _staging_pages(chunk, start, end)
-        done = self._record(Queue.OFFLOAD)
-        self._schedule.prompt_copied(done, chunk.seq_index, start, end, staging_pages)
+        self._copies.prompt_copied(chunk.seq_index, start, end, _staging_pages(chunk, start, end))
 
     @torch.inference_mode()
     def fetch(self, prefix: Prefix, behind_copies: bool = False) -> None:
         """See `Worker`; behind_copies: what it reads may still be on its way to the host."""
         page_size, staging = self.cache_config.page_size, self._model.staging
-        self._collect_copies()
+        self._copies.collect()
         into = prefix.staging_pages[: -(-prefix.tokens // STAGING_PAGE_SIZE)]
-        self._wait_for(self._schedule.staging_waits_for(into))
+        self._copies.wait_for(self._schedule.staging_waits_for(into))
         if behind_copies:
-            self._wait_for(self._schedule.all_copies())
+            self._copies.wait_for(self._schedule.all_copies())
         slots = staging_slots(prefix.staging_pages, prefix.tokens)
         with self._queues.use(Queue.COMPUTE):
             on_device, source = upload(slots, self._device), upload(prefix.source_pages, self._device)
@@ -152,18 +135,17 @@ class CacheWorker:
         self._schedule.restored(prefix.seq_index, prefix.tokens)
         own = np.flatnonzero(prefix.source_pages != prefix.host_pages)
         if len(own):
-            with self._offload_after_compute():
+            with self._copies.behind_forward():
                 copied = slots.reshape(-1, page_size)[own].ravel()
                 self._ops.offload_prompt(
                     staging, upload(copied, self._device), upload(prefix.host_pages[own], self._device)
                 )
-            done = self._record(Queue.OFFLOAD)
-            self._schedule.prompt_copied(done, prefix.seq_index, 0, prefix.tokens, into)
+            self._copies.prompt_copied(prefix.seq_index, 0, prefix.tokens, into)
 
     @torch.inference_mode()
     def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
-        self._collect_copies()
-        self._wait_for(self._schedule.staging_waits_for(staging_pages))
+        self._copies.collect()
+        self._copies.wait_for(self._schedule.staging_waits_for(staging_pages))
         with self._queues.use(Queue.COMPUTE):
             slots = upload(staging_slots(staging_pages, length), self._device)
             self._ops.restore_prompt(self._model.staging, slots, upload(host_pages, self._device))
@@ -185,59 +167,13 @@ class CacheWorker:
 
     @torch.inference_mode()  # a held copy may be launched from here
     def drained(self, seq_index: int) -> bool:
-        self._collect_copies()
-        held = self._schedule.held_copy
-        if held is not None and self._queues.completed(held.forward):
-            self._launch_held_copy()
-            self._collect_copies()
-        return self._schedule.drained(seq_index)
+        return self._copies.drained(seq_index)
 
     @torch.inference_mode()
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
         if seq_index >= 0:
             self.drained(seq_index)  # collects what has completed since the last call
             self._schedule.release(seq_index)
-
-    # Queues.
-
-    def _collect_copies(self) -> None:
-        """Report the copies that have completed to the schedule."""
-        while (done := self._schedule.oldest_copy) is not None and self._queues.completed(done):
-            self._schedule.copy_completed()
-            self._queues.recycle(done)
-
-    def _wait_for(self, event: Event | None) -> None:
-        if event is not None:
-            self._queues.wait(Queue.COMPUTE, event)
-
-    def _record(self, queue: Queue) -> Event:
-        event = self._queues.event()
-        self._queues.record(event, queue)
-        return event
-
-    def _offload_after_compute(self) -> AbstractContextManager[Any]:
-        """Use the OFFLOAD queue, behind all that was launched on the COMPUTE queue so far."""
-        computed = self._record(Queue.COMPUTE)
-        self._queues.wait(Queue.OFFLOAD, computed)
-        self._queues.recycle(computed)
-        return self._queues.use(Queue.OFFLOAD)
-
-    def _launch_held_copy(self) -> None:
-        held = self._schedule.take_held_copy()
-        slots, self._held_slots = self._held_slots, None
-        assert slots is not None
-        self._queues.recycle(held.forward)
-        with self._queues.use(Queue.COMPUTE):
-            self._copy_step(slots)
-        self._schedule.step_copied(self._record(Queue.COMPUTE), held.seq_indices, held.positions)
-
-    def _copy_step(self, slots: tuple[Tensor, Tensor]) -> None:
-        """Launch the copy of a step's tokens, at these host and buffer slots, on the queue in use."""
-        for each in slots:
-            if each.is_cuda:
-                # Allocated on the COMPUTE queue: the allocator must not reuse it before this copy has run.
-                each.record_stream(torch.cuda.current_stream())
-        self._ops.offload_step(*slots)
 
     def _sample(
         self,

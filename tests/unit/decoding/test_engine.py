@@ -306,7 +306,7 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Status, how: str) -> 
                         engine.cancel(sequence.reply_to)
                     else:
                         sequence.call = replace(sequence.call, deadline=0.0)
-                        engine._deadlines.insert(0, (0.0, id(sequence.reply_to)))
+                        engine._deadlines.watch(0.0, id(sequence.reply_to))
             return scheduled
 
         engine._scheduler.schedule = schedule_and_end  # type: ignore[method-assign]
@@ -621,7 +621,7 @@ def test_an_engine_with_nothing_to_launch_polls_and_then_sleeps() -> None:
 def test_a_deadline_is_its_own_sequence_s() -> None:
     callers, name, wanted = Callers(), Caller(0), long_call(1, deadline=1e12)
     with running(HashWorker(), callers) as engine:
-        engine._deadlines.append((0.0, id(name)))  # left by one whose reply_to had the same address
+        engine._deadlines.watch(0.0, id(name))  # left by one whose reply_to had the same address
         engine.submit(wanted, name)
     assert_as_alone(callers, name, wanted)
 

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.sparse import triton_transfers
-from hiscore.decoding.sparse.residency import slot_mapping
+from hiscore.decoding.sparse.block_tables import slot_mapping
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from tests.support.decode_cache import KnownCache, unique_contents

@@ -1,11 +1,8 @@
-"""Tables, LRU and copies against a plain Python model, with every byte checked after every step."""
-
-from typing import Any
+"""LRU and copies against a plain Python model, with every byte checked after every step."""
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
@@ -264,20 +261,6 @@ def test_a_sequence_that_attends_to_everything_must_be_resident() -> None:
         known.admit(0, 10, 80, full=True, buffer=SHAPE.buffer_pages)
 
 
-def test_more_device_pages_than_host_pages_are_refused() -> None:
-    cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
-    with pytest.raises(ValueError, match="device_pages has 6 pages for a sequence of 5"):
-        residency.admit(cache, 0, 10, torch.arange(5), torch.arange(6))
-
-
-def test_a_sequence_shorter_than_the_ring_starts_in_it() -> None:
-    cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
-    first = residency.admit(cache, 1, 5, torch.arange(20), torch.arange(SHAPE.buffer_pages))
-    assert first.pages.tolist() == [0, 1]
-    assert first.device_pages.tolist() == [SHAPE.lru_pages, SHAPE.lru_pages + 1]
-    assert (cache.device_page_of == -1).all()
-
-
 def test_host_pages_are_looked_up_in_the_sequences_table_and_0_beyond_a_list() -> None:
     cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
     cache.host_block_table[2, :4] = torch.tensor([40, 41, 42, 43])
@@ -285,36 +268,3 @@ def test_host_pages_are_looked_up_in_the_sequences_table_and_0_beyond_a_list() -
     selection = as_selection([[[1, 3], [0, 2], [2, 3]]], SHAPE, 1)
     expected = [[41, 43, 0, 0, 0], [40, 42, 0, 0, 0], [42, 43, 0, 0, 0]]
     assert residency.host_pages_of(cache, selection, batch)[0].tolist() == expected
-
-
-class Waits(TorchDispatchMode):
-    """Records what would make the host wait for a CUDA device.
-
-    That is: reads of numbers, sizes that depend on data, and single host numbers put at listed indices, which
-    torch copies to the device and waits for.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        number = name == "index_put_" and args[2].dim() == 0
-        if number or name in ("_local_scalar_dense", "nonzero", "masked_select", "unique"):
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-def test_admission_waits_for_nothing() -> None:
-    """It is launched while a step runs: a wait would leave the device idle after that step."""
-    cache = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
-    host, buffer = torch.arange(20), torch.arange(SHAPE.buffer_pages)
-    with torch.inference_mode(), Waits() as waits:
-        residency.admit(cache, 1, 70, host, buffer)
-        residency.admit(cache, 2, 9, host[:5] + 30, buffer[:5] + 20, full_attention=True)
-    assert waits.names == []
-    with Waits() as control:
-        cache.last_use[:, buffer] = 3
-        assert cache.last_use.max().item() == 3
-    assert control.names == ["index_put_", "_local_scalar_dense"]

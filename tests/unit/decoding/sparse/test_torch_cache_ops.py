@@ -7,8 +7,8 @@ from hiscore.attention.base import AttentionShape
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.decoding.sparse import residency
-from hiscore.decoding.sparse.residency import slot_mapping
+from hiscore.decoding.sparse import block_tables
+from hiscore.decoding.sparse.block_tables import slot_mapping
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from tests.support.decode_cache import poison
 
@@ -54,7 +54,7 @@ def admit(
     cache: KVCache, staging: Tensor, slots: Tensor, seq_index: int, host_pages: Tensor, device_pages: Tensor
 ) -> None:
     ops, at = TorchCacheOps(cache, ATTENTION), torch.arange(LENGTH)
-    seeds = residency.admit(cache, seq_index, LENGTH, host_pages, device_pages)
+    seeds = block_tables.admit(cache, seq_index, LENGTH, host_pages, device_pages)
     host_slots = (host_pages[at // PAGE] * PAGE + at % PAGE).int()
     ops.fill_dense(staging, slots, host_slots)
     ops.index_prompt(staging, slots, host_pages.int(), host_slots)

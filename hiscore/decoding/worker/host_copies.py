@@ -1,0 +1,109 @@
+"""Launch copies to the host behind the forwards whose tokens they read, and forwards behind the copies they need.
+
+`OffloadSchedule` says what waits for which copy; this is what carries it out on the device's queues.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from hiscore.arrays import Int32
+from hiscore.decoding.sparse.cache_ops import CacheOps
+from hiscore.decoding.worker.device_queues import DeviceQueues, Event, Queue
+from hiscore.decoding.worker.offload_schedule import OffloadSchedule
+
+
+class HostCopies:
+    """The copies of a worker.
+
+    Args:
+        queues: Where forwards and copies run.
+        schedule: Their order.
+        ops: Launches the copies themselves.
+    """
+
+    def __init__(self, queues: DeviceQueues, schedule: OffloadSchedule, ops: CacheOps) -> None:
+        self.queues, self.schedule, self.ops = queues, schedule, ops
+        self._held_slots: tuple[Tensor, Tensor] | None = None  # of the schedule's held copy
+
+    def collect(self) -> None:
+        """Report the copies that have completed to the schedule."""
+        while (done := self.schedule.oldest_copy) is not None and self.queues.completed(done):
+            self.schedule.copy_completed()
+            self.queues.recycle(done)
+
+    def wait_for(self, event: Event | None) -> None:
+        """Run what is launched on the COMPUTE queue from now on behind a copy."""
+        if event is not None:
+            self.queues.wait(Queue.COMPUTE, event)
+
+    def before_step(self, seq_indices: Int32, positions: Int32) -> None:
+        """Collect copies that have completed, and wait for those that a step needs."""
+        self.collect()
+        if (held := self.schedule.held_copy) is not None:
+            self.queues.block(held.forward)
+            self._launch_held()
+        self.wait_for(self.schedule.step_waits_for(seq_indices, positions))
+
+    def offload_step(self, slots: tuple[Tensor, Tensor], seq_indices: Int32, positions: Int32) -> None:
+        """Copy a launched step's tokens to the host, or hold the copy back under `blocking`.
+
+        Args:
+            slots: int32 [R] each: of the host and of the buffer.
+            seq_indices: int32 [R].
+            positions: int32 [R].
+        """
+        self.schedule.step_launched(seq_indices, positions)
+        if self.schedule.blocking:
+            self.schedule.hold_copy(self._record(Queue.COMPUTE), seq_indices, positions)
+            self._held_slots = slots
+            return
+        with self.behind_forward():
+            self._copy_step(slots)
+        self.schedule.step_copied(self._record(Queue.OFFLOAD), seq_indices, positions)
+
+    @contextmanager
+    def behind_forward(self) -> Iterator[None]:
+        """Use the OFFLOAD queue, behind all that was launched on the COMPUTE queue so far."""
+        computed = self._record(Queue.COMPUTE)
+        self.queues.wait(Queue.OFFLOAD, computed)
+        self.queues.recycle(computed)
+        with self.queues.use(Queue.OFFLOAD):
+            yield
+
+    def prompt_copied(self, seq_index: int, start: int, end: int, staging_pages: Int32) -> None:
+        """Record the copy of a prompt that was just launched: see `OffloadSchedule`."""
+        self.schedule.prompt_copied(self._record(Queue.OFFLOAD), seq_index, start, end, staging_pages)
+
+    def drained(self, seq_index: int) -> bool:
+        """See `Worker`."""
+        self.collect()
+        held = self.schedule.held_copy
+        if held is not None and self.queues.completed(held.forward):
+            self._launch_held()
+            self.collect()
+        return self.schedule.drained(seq_index)
+
+    def _record(self, queue: Queue) -> Event:
+        event = self.queues.event()
+        self.queues.record(event, queue)
+        return event
+
+    def _launch_held(self) -> None:
+        held = self.schedule.take_held_copy()
+        slots, self._held_slots = self._held_slots, None
+        assert slots is not None
+        self.queues.recycle(held.forward)
+        with self.queues.use(Queue.COMPUTE):
+            self._copy_step(slots)
+        self.schedule.step_copied(self._record(Queue.COMPUTE), held.seq_indices, held.positions)
+
+    def _copy_step(self, slots: tuple[Tensor, Tensor]) -> None:
+        """Launch the copy of a step's tokens, at these host and buffer slots, on the queue in use."""
+        for each in slots:
+            if each.is_cuda:
+                # Allocated on the COMPUTE queue: the allocator must not reuse it before this copy has run.
+                each.record_stream(torch.cuda.current_stream())
+        self.ops.offload_step(*slots)
