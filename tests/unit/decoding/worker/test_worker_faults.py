@@ -86,6 +86,18 @@ def test_a_prompts_copy_that_fails_ends_its_own_sequence(
     assert failures == []
 
 
+@pytest.mark.parametrize("operation", ["fill_buffer", "index_prompt"])
+def test_an_admission_that_fails_ends_its_own_sequence(worker_of: Any, operation: str) -> None:
+    worker = worker_of("exact")
+    expected, _ = run(worker, CALLS)
+    with failing(worker._ops, operation, 2):
+        outcomes, failures = run(worker, CALLS)
+    assert len(failures) == sum(isinstance(outcome.end, RequestError) for outcome in outcomes) == 1
+    for outcome, right in zip(outcomes, expected, strict=True):
+        if not isinstance(outcome.end, RequestError):
+            assert (outcome.end, outcome.tokens) == ("length", right.tokens)
+
+
 def test_the_control_a_steps_copy_that_fails_ends_all_of_its_sequences(worker_of: Any) -> None:
     worker = worker_of("exact")
     with failing(worker._ops, "offload_step", 8):
