@@ -167,7 +167,7 @@ def test_compose_follows_the_specification() -> None:
         validator.validate(document)
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu", "prometheus", "grafana"])
+@pytest.mark.parametrize("name", ["cpu", "gpu", "api", "prometheus", "grafana"])
 def test_compose_grants_no_more_than_needed(name: str) -> None:
     service = compose()["services"][name]
     assert service["read_only"] is True
@@ -196,15 +196,15 @@ def gibibytes(size: str) -> float:
     return int(number) / {"m": 1024, "g": 1}[unit]
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu", "prometheus", "grafana"])
+@pytest.mark.parametrize("name", ["cpu", "gpu", "api", "prometheus", "grafana"])
 def test_compose_bounds_memory_and_logs(name: str) -> None:
     service = compose()["services"][name]
     assert gibibytes(service["mem_limit"]) > gibibytes(service.get("shm_size", "0gb"))
     assert service["logging"]["driver"] == "json-file"
     options = service["logging"]["options"]
     # All files of all services within a gigabyte.
-    assert int(options["max-size"].removesuffix("m")) * int(options["max-file"]) * 4 < 1024
-    if name in ("cpu", "gpu"):
+    assert int(options["max-size"].removesuffix("m")) * int(options["max-file"]) * 5 < 1024
+    if name in ("cpu", "gpu", "api"):
         # Otherwise as much again could be swapped, and a pool in swap is slower than no pool.
         assert service["memswap_limit"] == service["mem_limit"]
 
@@ -216,6 +216,26 @@ def test_compose_and_image_offer_every_port_but_health() -> None:
     assert ports == defaults | {8003}
     for name in ("cpu", "gpu"):
         assert {int(port.split(":")[-1]) for port in compose()["services"][name]["ports"]} == defaults
+
+
+def test_compose_api_calls_the_models_beside_it() -> None:
+    services = compose()["services"]
+    service = services["api"]
+    host, port = service["environment"]["API_BACKEND"].split(":")
+    for name in ("cpu", "gpu"):
+        assert host in services[name]["networks"]["default"]["aliases"]
+        assert service["environment"]["MODEL"] == services[name]["environment"]["MODEL"]
+    # Prometheus and callers must not get the API where they ask for the models.
+    assert service["networks"] == ["default"]
+    fields = ServeSettings.model_fields
+    assert int(port) == fields["grpc_port"].default
+    (published,) = service["ports"]
+    assert int(published.split(":")[-1]) == fields["api_port"].default
+    assert f":{fields['api_port'].default}/health" in service["healthcheck"]["test"][-1]
+    taken = [each["ports"] for name, each in services.items() if name not in ("api", "gpu")]
+    assert published.split(":")[1] not in [each.split(":")[1] for ports in taken for each in ports]
+    seconds = int(service["stop_grace_period"].removesuffix("s"))
+    assert seconds >= service["environment"]["DRAIN_TIMEOUT_S"] + api.GRACE_SECONDS + api.KILL_SECONDS
 
 
 def test_compose_mounts_what_is_there() -> None:
