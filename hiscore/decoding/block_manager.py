@@ -15,12 +15,12 @@ from hiscore.decoding.page_needs import (
     NOTHING,
     PagesNeeded,
     device_pages_of,
+    kept_pages_of,
     pages_needed,
-    staging_pages_of,
 )
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, Found
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.cache_config import CacheConfig
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.interface import NO_PAGES, Growth, Prefix
 
 
@@ -47,6 +47,8 @@ class BlockManager:
         self.host = HostPool(cache_config.host_pages // cache_config.block_pages)
         self.device = BlockPool(cache_config.device_pages)
         self.staging = BlockPool(cache_config.staging_pages)
+        self._lender = self.device if cache_config.prompts_in == "buffers" else self.staging
+        self._holders: set[Sequence] = set()
         self._cache_config = cache_config
 
     def can_allocate(
@@ -65,14 +67,27 @@ class BlockManager:
             drops_host: It gives up its host pages too.
         """
         indices, device, host = self.seq_indices.num_free, self.device.num_free, self.host.num_free
+        kept = self._cache_config.kept_pages - sum(map(self._kept_by, self._holders))
         if preempting:
             indices, device = indices + 1, device + len(preempting.device_pages)
+            kept += self._kept_by(preempting)
             host += self.host.freed_by(self.blocks_of(preempting)) if drops_host else 0
+        lent, lendable = needed.staging, self.staging.num_free
+        if self._lender is self.device:
+            lent, lendable = lent + needed.device + spare.device, device
         return (
             indices > 0
             and needed.host + spare.host <= host
             and needed.device + spare.device <= device
-            and needed.staging <= self.staging.num_free
+            and needed.kept + spare.kept <= kept
+            and lent <= lendable
+        )
+
+    def lacks_device_pages(self, needed: PagesNeeded, spare: PagesNeeded) -> bool:
+        """Whether device pages are all that a sequence lacks to start, and others can be spilled for them."""
+        staging = 0 if self._lender is self.device else needed.staging
+        return not self.can_allocate(needed, spare) and self.can_allocate(
+            replace(needed, device=0, staging=staging), replace(spare, device=0)
         )
 
     def allocate(
@@ -89,7 +104,9 @@ class BlockManager:
         blocks[found.copied] = new[:copies]
         self._add_blocks(sequence, np.concatenate((blocks, new[copies:])))
         sequence.device_pages = self.device.allocate(needed.device)
-        sequence.staging_pages = self.staging.allocate(needed.staging)
+        sequence.borrowed_pages = self._lender.allocate(needed.staging)
+        sequence.staging_pages = self._staging_of(sequence)
+        self._holders.add(sequence)
         if not len(blocks):
             return None
         return Prefix(
@@ -103,14 +120,13 @@ class BlockManager:
         if len(sequence.host_pages):
             # It may have more pages than its length needs: one that starts over gets all that it had.
             held = len(sequence.host_pages) * config.page_size - 1
-            needed = pages_needed(sequence.call, max(sequence.length, held), config, sequence.whole)
-            host, staging = len(self.blocks_of(sequence)), staging_pages_of(sequence.length)
-            return replace(needed, host=needed.host - host, staging=staging)
+            tokens = max(sequence.length, held)
+            needed = pages_needed(sequence.call, tokens, config, sequence.whole, sequence.length)
+            return replace(needed, host=needed.host - len(self.blocks_of(sequence)))
         # One that starts over soon has what it had: with less it would only be preempted again.
         prompt = len(sequence.call.prompt)
         tokens = prompt + max(0, sequence.replayed - 1)
-        needed = pages_needed(sequence.call, tokens, config, sequence.whole)
-        return replace(needed, staging=staging_pages_of(prompt))
+        return pages_needed(sequence.call, tokens, config, sequence.whole, prompt)
 
     def missing(self, sequence: Sequence) -> PagesNeeded:
         """What a running sequence needs before its next step."""
@@ -144,8 +160,8 @@ class BlockManager:
 
     def free_staging(self, sequence: Sequence) -> None:
         """Free a sequence's staging pages."""
-        self.staging.free(sequence.staging_pages)
-        sequence.staging_pages = NO_PAGES
+        self._lender.free(sequence.borrowed_pages)
+        sequence.staging_pages = sequence.borrowed_pages = NO_PAGES
 
     def free(self, sequence: Sequence, keep_host: bool) -> Release:
         """Free everything that a sequence holds, except its host pages if it is only preempted (`keep_host`)."""
@@ -155,6 +171,7 @@ class BlockManager:
         self.device.free(release.device)
         if sequence.seq_index >= 0:
             self.seq_indices.free(np.array([sequence.seq_index], np.int32))
+        self._holders.discard(sequence)
         sequence.seq_index, sequence.device_pages = -1, NO_PAGES
         if not keep_host:
             sequence.host_pages = NO_PAGES
@@ -169,8 +186,21 @@ class BlockManager:
         """A block of the host's, and the device pages that come with it."""
         config = self._cache_config
         pages = min(len(sequence.host_pages) + config.block_pages, config.max_pages)
-        device = device_pages_of(pages, sequence.call, config, sequence.whole) - len(sequence.device_pages)
-        return PagesNeeded(1, device, 0)
+        device = device_pages_of(pages, sequence.call, config, sequence.whole)
+        kept = kept_pages_of(device, sequence.call, config) - self._kept_by(sequence)
+        return PagesNeeded(1, device - len(sequence.device_pages), 0, kept)
+
+    def _kept_by(self, sequence: Sequence) -> int:
+        return kept_pages_of(len(sequence.device_pages), sequence.call, self._cache_config)
+
+    def _staging_of(self, sequence: Sequence) -> Int32:
+        """Where the prompt of a sequence is prefilled: int32, staging pages."""
+        if self._cache_config.prompts_in == "staging":
+            return sequence.borrowed_pages
+        if self._cache_config.prompts_in == "dense":
+            return staging_pages_in(sequence.host_pages, self._cache_config)
+        borrowed = sequence.borrowed_pages
+        return staging_pages_in(borrowed if len(borrowed) else sequence.device_pages, self._cache_config)
 
     def _add_blocks(self, sequence: Sequence, blocks: Int32) -> None:
         pages = np.concatenate((sequence.host_pages, self._pages_of(blocks)))
@@ -179,6 +209,12 @@ class BlockManager:
     def _pages_of(self, blocks: Int32) -> Int32:
         pages = self._cache_config.block_pages
         return (blocks[:, None] * pages + np.arange(pages, dtype=np.int32)).ravel().astype(np.int32)
+
+
+def staging_pages_in(pages: Int32, cache_config: CacheConfig) -> Int32:
+    """The staging pages that larger pages consist of, in order: int32."""
+    parts = cache_config.page_size // STAGING_PAGE_SIZE
+    return (pages[:, None] * parts + np.arange(parts, dtype=np.int32)).ravel().astype(np.int32)
 
 
 def spilled_order(pages: int, device_pages: Int32, lru_pages: int, ring_pages: int) -> tuple[Int32, int]:

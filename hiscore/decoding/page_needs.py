@@ -9,27 +9,44 @@ from hiscore.errors import RequestError
 
 @dataclass(frozen=True)
 class PagesNeeded:
-    """Blocks of the host pool, and pages of the others. A sequence also needs one index."""
+    """Blocks of the host pool, and pages of the others. A sequence also needs one index.
+
+    Attributes:
+        host: Blocks.
+        device: Pages.
+        staging: Pages to prefill into beside these: of a pool of their own, or of the device's.
+        kept: Of `device`, what it holds even when it is spilled.
+    """
 
     host: int
     device: int
     staging: int
+    kept: int = 0
 
     def __add__(self, other: "PagesNeeded") -> "PagesNeeded":
-        return PagesNeeded(self.host + other.host, self.device + other.device, self.staging + other.staging)
+        return PagesNeeded(
+            self.host + other.host,
+            self.device + other.device,
+            self.staging + other.staging,
+            self.kept + other.kept,
+        )
 
 
 NOTHING = PagesNeeded(0, 0, 0)
 
 
 def pages_needed(
-    call: DecodeCall, tokens: int, cache_config: CacheConfig, whole: bool = False
+    call: DecodeCall, tokens: int, cache_config: CacheConfig, whole: bool = False, staged: int | None = None
 ) -> PagesNeeded:
-    """What a sequence of so many tokens holds: room for these and the next, and staging to prefill them."""
+    """What a sequence of so many tokens holds: room for these and the next, and staging.
+
+    staged: How many of them go through staging; None: all.
+    """
     blocks = tokens // cache_config.block_tokens + 1
     pages = min(blocks * cache_config.block_pages, cache_config.max_pages)
     device = device_pages_of(pages, call, cache_config, whole)
-    return PagesNeeded(blocks, device, staging_pages_of(tokens))
+    staging = staging_pages_of(tokens if staged is None else staged, device == pages, cache_config)
+    return PagesNeeded(blocks, device, staging, kept_pages_of(device, call, cache_config))
 
 
 def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig, whole: bool = False) -> int:
@@ -39,9 +56,21 @@ def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig, who
     return min(pages, cache_config.buffer_pages) if call.params.sparse and not whole else pages
 
 
-def staging_pages_of(tokens: int) -> int:
-    """Staging pages of so many tokens."""
-    return -(-tokens // STAGING_PAGE_SIZE)
+def kept_pages_of(device_pages: int, call: DecodeCall, cache_config: CacheConfig) -> int:
+    """How many of its device pages a sequence would keep if it were spilled."""
+    return min(device_pages, cache_config.buffer_pages) if call.params.sparse else device_pages
+
+
+def staging_pages_of(tokens: int, is_resident: bool, cache_config: CacheConfig) -> int:
+    """Pages that so many tokens are prefilled into, beside those that their sequence keeps.
+
+    is_resident: It has a device page for each of its pages.
+    """
+    if cache_config.prompts_in == "staging":
+        return -(-tokens // STAGING_PAGE_SIZE)
+    if cache_config.prompts_in == "dense" or is_resident:
+        return 0
+    return -(-tokens // cache_config.page_size)
 
 
 def fill_max_tokens(call: DecodeCall, cache_config: CacheConfig) -> DecodeCall:
@@ -59,10 +88,10 @@ def capacities(call: DecodeCall, cache_config: CacheConfig) -> list[tuple[int, s
     host = (blocks * config.block_tokens, f"the host's pool holds {{}} ({config.host_setting})")
     device = (config.context_length, "")
     # A sparse one that is longer than its buffer needs no more of the device than that.
-    if not config.dense and (not call.params.sparse or config.device_pages < config.buffer_pages):
+    if not config.dense and (not call.params.sparse or config.kept_pages < config.buffer_pages):
         hint = "" if call.params.sparse else " without selection, as parameter 'sparse' asks,"
         device = (
-            config.device_pages * config.page_size,
+            config.kept_pages * config.page_size,
             f"the device's pool{hint} holds {{}} (DEVICE_KV_BYTES)",
         )
     return [host, device]
@@ -81,5 +110,5 @@ def check_fits(call: DecodeCall, cache_config: CacheConfig) -> None:
     for tokens, what in capacities(call, cache_config):
         if prompt + max_tokens > tokens:
             raise RequestError(f"{total}: {what.format(tokens)}")
-    if prompt > (most := cache_config.staging_pages * STAGING_PAGE_SIZE):
+    if prompt > (most := cache_config.prompt_pages * STAGING_PAGE_SIZE):
         raise RequestError(f"the prompt has {prompt} tokens: at most {most} can be prefilled")

@@ -137,9 +137,7 @@ class Scheduler:
             wait = sequence.status in barred or (restored and bool(schedule.resumed))
             if not wait and not passed_over and not self.queues.draining:
                 # The first in the queue: others or itself are spilled for it.
-                while not self.blocks.can_allocate(needed, spare) and self.blocks.can_allocate(
-                    replace(needed, device=0), replace(spare, device=0)
-                ):
+                while self.blocks.lacks_device_pages(needed, spare):
                     if not self._room.spill([sequence, *self.queues.running]) or self.queues.draining:
                         break
                     needed = self.blocks.needed_to_start(sequence)

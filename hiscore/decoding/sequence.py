@@ -97,6 +97,7 @@ class Sequence:
         host_pages: int32 [n]: its block table in the host pool.
         device_pages: int32 [n]: its pages of the device buffer.
         staging_pages: int32 [n]: what its prompt is prefilled into.
+        borrowed_pages: int32 [n]: pages that it has only for that.
         prefilled: Prompt tokens launched.
         sampled: Tokens sampled by launches, including those still in flight.
         read: Of these, those that have been read.
@@ -131,6 +132,7 @@ class Sequence:
     host_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     device_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     staging_pages: Int32 = field(default_factory=lambda: NO_PAGES)
+    borrowed_pages: Int32 = field(default_factory=lambda: NO_PAGES)
 
     prefilled: int = 0
     sampled: int = 0

@@ -95,8 +95,8 @@ class InputLayout:
 class CudaRunner:
     """Launches forwards on the current CUDA stream."""
 
-    def __init__(self, decoder: Decoder, slots: int, max_rows: int) -> None:
-        """Allocate a KV pool of `slots` tokens and capture graphs for up to `max_rows` rows."""
+    def __init__(self, decoder: Decoder, slots: int, max_rows: int, pool: Tensor | None = None) -> None:
+        """Allocate a KV pool of `slots` tokens, or use this one, and capture graphs for up to `max_rows` rows."""
         a = decoder.architecture
         self._decoder = decoder
         self._device = decoder.device
@@ -107,7 +107,7 @@ class CudaRunner:
         self._attention = TritonAttention(
             decoder.attention_shape, decoder.dtype, properties.multi_processor_count
         )
-        self.pool = decoder.new_pool(slots)
+        self.pool = decoder.new_pool(slots) if pool is None else pool
         per_tile = self._attention.rows_per_tile
         # Every group has at least one row, so there are at most as many groups as rows.
         self._layouts = [

@@ -40,14 +40,14 @@ class Runner(ForwardRunner, Protocol):
 class TorchRunner:
     """`Runner` on the CPU, at once."""
 
-    def __init__(self, decoder: Decoder, slots: int) -> None:
+    def __init__(self, decoder: Decoder, slots: int, pool: Tensor | None = None) -> None:
         a = decoder.architecture
         self._decoder = decoder
         self._ops = decoder.over_ranks(
             TorchOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
         )
         self._attention = TorchAttention(decoder.attention_shape)
-        self.pool = decoder.new_pool(slots)
+        self.pool = decoder.new_pool(slots) if pool is None else pool
 
     @torch.inference_mode()
     def forward(self, forwards: Sequence[Forward], uploads: Uploads | None = None) -> Tensor:
@@ -67,16 +67,17 @@ class TorchRunner:
         return self._decoder.tail(x[scored], attended[scored], self._ops)
 
 
-def make_runner(decoder: Decoder, slots: int, max_rows: int) -> Runner:
+def make_runner(decoder: Decoder, slots: int, max_rows: int, pool: Tensor | None = None) -> Runner:
     """The runner for a decoder's device.
 
     Args:
         decoder: What it runs.
         slots: Tokens that its KV pool holds.
         max_rows: Of one forward.
+        pool: Memory to use instead, [layers, slots, 2, kv_heads, head_dim].
     """
     if decoder.device.type == "cuda":
         from hiscore.prefill.cuda_runner import CudaRunner
 
-        return CudaRunner(decoder, slots, max_rows)
-    return TorchRunner(decoder, slots)
+        return CudaRunner(decoder, slots, max_rows, pool)
+    return TorchRunner(decoder, slots, pool)

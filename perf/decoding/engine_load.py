@@ -187,7 +187,8 @@ class Bench:
         cache, staging = self.worker._cache, self.worker._model.staging
         sizes = cache.shape.bytes(staging.dtype)
         sizes.pop("host_kv")
-        return {"staging": staging.numel() * staging.element_size()} | sizes
+        own = staging.numel() * staging.element_size() if cache.staging is None else 0
+        return {"staging": own} | sizes
 
     def run(self, seed: int = 0, tokens: int | None = None) -> Run:
         """Send the load and wait for its end.

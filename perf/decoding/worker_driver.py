@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
+from hiscore.decoding.block_manager import staging_pages_in
+from hiscore.decoding.models.base import staging_slots
+from hiscore.decoding.page_needs import staging_pages_of
 from hiscore.decoding.worker.interface import (
     Admission,
     DecodeBatch,
@@ -29,7 +31,7 @@ class Staged:
     """A prefilled prompt."""
 
     rows: Tensor
-    """Its rows of the staging pool, [L, n, C, H, D]."""
+    """Its rows of staging, [L, n, C, H, D]."""
     logits: Tensor
     """float32 [vocabulary], at its last token."""
 
@@ -109,7 +111,6 @@ class Driver:
 
     def _begin(self, seq_index: int, prompt: Int32, room: int, full: bool, staged: Staged | None) -> Staged:
         worker, g = self._worker, self._cache_config
-        staging = np.arange(-(-len(prompt) // STAGING_PAGE_SIZE), dtype=np.int32)
         pages = -(-(len(prompt) + room) // g.page_size)
         host = np.arange(self._host, self._host + pages, dtype=np.int32)
         owned = 0 if g.dense else pages if full else min(pages, g.lru_pages + g.ring_pages)
@@ -117,12 +118,13 @@ class Driver:
         self._host, self._device = self._host + pages, self._device + owned
         if self._host > g.host_pages or self._device > g.device_pages:
             raise ValueError(f"{seq_index + 1} sequences do not fit into the worker's pools")
+        staging = self._staging_of(len(prompt), host, places)
         whole = PrefillChunk(seq_index, prompt, 0, staging, host, True, full)
         if staged is None:
             staged = self._prefill(whole)
         else:
             with torch.inference_mode():
-                worker._model.staging[:, : len(prompt)] = staged.rows
+                worker._model.staging[:, staging_slots(staging, len(prompt))] = staged.rows
             _synchronize()  # the worker's queues wait for no other CUDA stream
             worker.offload_prompt(whole, 0, len(prompt))
         worker.admit(Admission(seq_index, len(prompt), host, places, staging, full, None))
@@ -135,7 +137,22 @@ class Driver:
             part = whole.tokens[start : start + self._cache_config.prefill_token_budget]
             chunk = replace(whole, tokens=part, start=start, is_last=start + len(part) == whole.end)
             self._worker.prefill([chunk], greedy(int(chunk.is_last))).result()
-        return Staged(self._worker._model.staging[:, : whole.end].clone(), self.logits[0])
+        slots = staging_slots(whole.staging_pages, whole.end)
+        return Staged(self._worker._model.staging[:, slots].clone(), self.logits[0])
+
+    def _staging_of(self, tokens: int, host: Int32, places: Int32) -> Int32:
+        """Where a prompt is prefilled: where it stays, if it can, else in the last pages of the pool."""
+        g = self._cache_config
+        if g.prompts_in == "dense":
+            return staging_pages_in(host, g)
+        if g.prompts_in == "buffers" and len(places) == len(host):
+            return staging_pages_in(places, g)
+        pages = staging_pages_of(tokens, False, g)
+        if g.prompts_in == "staging":
+            return np.arange(pages, dtype=np.int32)
+        if self._device + pages > g.device_pages:
+            raise ValueError(f"{pages} pages to prefill into do not fit beside {self._device}")
+        return staging_pages_in(np.arange(g.device_pages - pages, g.device_pages, dtype=np.int32), g)
 
     def _watch(self) -> None:
         """Keep a copy of the logits that reach the sampler."""

@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import numpy as np
 
 from hiscore.arrays import Int32
 from hiscore.decoding.batch import uniform
+from hiscore.decoding.block_manager import staging_pages_in
 from hiscore.decoding.preemption import Patience
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
@@ -38,8 +40,18 @@ TINY = CacheConfig(
     prefill_token_budget=24, context_length=120,
 )  # fmt: skip
 
-KINDS = {}, {"dense": True}, {"whole_if_it_fits": True}
-"""Of `CacheConfig`: sequences select, attend to everything, or do both in turn."""
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"dense": True},
+    {"whole_if_it_fits": True},
+    {"dense": True, "prompts_in": "dense", "page_size": STAGING_PAGE_SIZE, "staging_pages": 0},
+    {
+        "whole_if_it_fits": True, "prompts_in": "buffers", "page_size": STAGING_PAGE_SIZE, "staging_pages": 0,
+        "lru_pages": 2, "ring_pages": 1, "device_pages": 16, "reserved_pages": 8,
+    },
+)  # fmt: skip
+"""Of `CacheConfig`: sequences select, attend to everything, or do both in turn; the latter two also without a
+staging pool."""
 
 
 def patience(steps: int) -> Patience:
@@ -113,7 +125,7 @@ class HashWorker:
         self._copies: list[Copy] = []
         self._tasks: deque[Task] = deque()
         self._numbers = count()
-        self._staging = np.full(cache_config.staging_pages * STAGING_PAGE_SIZE, POISON, np.int32)
+        self._staging = np.full(cache_config.prompt_pages * STAGING_PAGE_SIZE, POISON, np.int32)
         self._host = np.full(cache_config.host_pages * cache_config.page_size, POISON, np.int32)
         self._newest = np.full(cache_config.max_sequences, POISON, np.int32)
         self._tails: dict[int, dict[int, int]] = {}  # of each sequence: what has not landed, by position
@@ -377,11 +389,23 @@ class HashWorker:
         shared = name == "host" and self.cache_config.prefix_cache and self.cache_config.dense
         self._check(shared or not np.isin(pages, taken).any(), f"a {name} page of another sequence")
         setattr(self.sequences[seq_index], name, pages)
+        if name == "device" and self.cache_config.prompts_in == "buffers":
+            self._check_staging(seq_index, staging_pages_in(pages, self.cache_config))
 
     def _own_staging(self, seq_index: int, pages: Int32) -> None:
-        for other, held in self.sequences.items():
-            self._check(not np.isin(pages, held.staging).any(), f"a staging page of sequence {other}")
+        if not (self.cache_config.prompts_in == "dense" and self.cache_config.prefix_cache):
+            self._check_staging(seq_index, pages)
         self.sequences[seq_index] = Held(pages)
+
+    def _check_staging(self, seq_index: int, pages: Int32) -> None:
+        """Nobody else has these staging pages, nor are they in the device pages that somebody else has."""
+        for other, held in self.sequences.items():
+            if other == seq_index:
+                continue
+            self._check(not np.isin(pages, held.staging).any(), f"a staging page of sequence {other}")
+            if self.cache_config.prompts_in == "buffers":
+                kept = staging_pages_in(held.device, self.cache_config)
+                self._check(not np.isin(pages, kept).any(), f"a device page of sequence {other}")
 
     def _on_host(self, pages: Int32) -> Int32:
         return self._host[_slots(pages, self.cache_config.page_size)]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.block_manager import BlockManager
-from hiscore.decoding.page_needs import PagesNeeded, device_pages_of, pages_needed
+from hiscore.decoding.page_needs import PagesNeeded, device_pages_of, pages_needed, staging_pages_of
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
 from hiscore.decoding.worker.interface import DecodeBatch, ForwardResult, PendingForward, PrefillChunk
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
@@ -54,8 +52,10 @@ class Driver:
         self._end_staging()
         # All that it will need until its end: a buffer with LRU from the start, if it needs one then.
         sequence.whole = whole
-        needed = pages_needed(sequence.call, len(tokens) + max_tokens - 1, cache_config, whole)
-        self.blocks.allocate(sequence, replace(needed, staging=-(-len(tokens) // STAGING_PAGE_SIZE)))
+        needed = pages_needed(
+            sequence.call, len(tokens) + max_tokens - 1, cache_config, whole, staged=len(tokens)
+        )
+        self.blocks.allocate(sequence, needed)
         for start in range(0, len(tokens), cache_config.prefill_token_budget):
             part = tokens[start : start + cache_config.prefill_token_budget]
             last = start + len(part) == len(tokens)
@@ -124,7 +124,7 @@ class Driver:
         """Resume a preempted sequence; returns its new index."""
         cache_config, pages = self.worker.cache_config, len(sequence.host_pages)
         device = device_pages_of(pages, sequence.call, cache_config, sequence.whole)
-        staging = -(-sequence.length // STAGING_PAGE_SIZE)
+        staging = staging_pages_of(sequence.length, device == pages, cache_config)
         self.blocks.allocate(sequence, PagesNeeded(0, device, staging))
         sequence.restored = True
         self.worker.restore(sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages)

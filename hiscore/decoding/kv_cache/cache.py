@@ -50,6 +50,8 @@ class KVCache:
         sparse: Position of each sparse layer in `buffer`, `device_page_of`, `host_page_of` and `last_use`.
         indexed: Position of each indexed layer in `index`.
         dense: Position of each dense layer in `dense_kv`.
+        staging: Where prompts are prefilled, [L, slots, C, H, head_dim]: memory that `dense_kv` or `buffer` is
+            part of; None: in a pool of its own.
     """
 
     shape: CacheShape
@@ -70,6 +72,7 @@ class KVCache:
     sparse: dict[int, int] = field(default_factory=dict)
     indexed: dict[int, int] = field(default_factory=dict)
     dense: dict[int, int] = field(default_factory=dict)
+    staging: Tensor | None = None
 
     @classmethod
     def allocate(cls, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> "KVCache":
@@ -89,10 +92,13 @@ class KVCache:
         tensors = {name: zeros(size, dtype=kind, device=device) for name, (size, kind) in sizes.items()}
         for name in ("device_page_of", "host_page_of", "last_use"):
             tensors[name].fill_(-1)
+        staging = {"buffers": tensors["buffer"], "dense": tensors["dense_kv"]}.get(shape.prompts_in)
+        if shape.prompts_in == "buffers":
+            tensors["buffer"] = tensors["buffer"][len(shape.dense_layers) :]
         sparse = {layer: at for at, layer in enumerate(shape.sparse_layers)}
         indexed = {layer: at for at, layer in enumerate(shape.indexed_layers)}
         dense = {layer: at for at, layer in enumerate(sorted(shape.dense_layers))}
-        return cls(shape, host_kv, **tensors, sparse=sparse, indexed=indexed, dense=dense)
+        return cls(shape, host_kv, **tensors, sparse=sparse, indexed=indexed, dense=dense, staging=staging)
 
     def tokens(self, layer: int) -> Tensor:
         """A layer's tokens on the device: [slots, C, H, head_dim] of `dense_kv` or of `buffer`."""

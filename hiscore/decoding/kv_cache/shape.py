@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from hiscore.decoding.worker.cache_config import PromptPool
+
 IndexKind = Literal["none", "bounds", "keys", "dsa"]
 """What a selector reads of the keys: nothing, each page's bounds, all keys, or an indexer's own keys."""
 
@@ -45,6 +47,8 @@ class CacheShape:
         index_dim: Length of an index key, for the index of a checkpoint's own indexer ("dsa").
         index_dtype: Of an index; None: that of keys and values.
         sharing_layers: Sparse layers that attend to what a layer before them selected; they need no index.
+        prompts_in: Where prompts are prefilled. In the device buffers, these have room for all layers, and the
+            dense ones must be the first.
 
     Raises:
         ValueError: The sizes do not fit together; the message names the field.
@@ -67,6 +71,7 @@ class CacheShape:
     index_dim: int = 0
     index_dtype: torch.dtype | None = None
     sharing_layers: frozenset[int] = frozenset()
+    prompts_in: PromptPool = "staging"
 
     def __post_init__(self) -> None:
         positive = (
@@ -81,6 +86,10 @@ class CacheShape:
         self._check_at_least("lru_pages", self.top_pages)
         if self.index_kind in ("keys", "dsa") and self.page_size != 1:
             raise ValueError(f"page_size is {self.page_size}, but {self.index_kind!r} selects single tokens")
+        if self.prompts_in == "buffers" and self.dense_layers != frozenset(range(len(self.dense_layers))):
+            raise ValueError(
+                f"dense_layers are {sorted(self.dense_layers)}: prompts_in 'buffers' needs the first"
+            )
         if self.sparse_layers and self.index_kind == "none":
             raise ValueError("index_kind is 'none', but only dense layers can do without an index")
         for name in ("max_pages", "lru_pages") if self.sparse_layers else ():
@@ -119,6 +128,7 @@ class CacheShape:
     def tensors(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor of `KVCache`, by its name."""
         row = (self.kv_parts, self.kv_heads, self.head_dim)
+        buffered = len(self.sparse_layers) if self.prompts_in != "buffers" else self.layers
         dense, sparse, indexed = len(self.dense_layers), len(self.sparse_layers), len(self.indexed_layers)
         index = {
             "none": (0,),
@@ -132,7 +142,7 @@ class CacheShape:
         return {
             "host_kv": (host, dtype),
             "dense_kv": ((dense, self.host_pages * self.page_size if dense else 0, *row), dtype),
-            "buffer": ((sparse, self.device_pages * self.page_size, *row), dtype),
+            "buffer": ((buffered, self.device_pages * self.page_size, *row), dtype),
             "index": (index, self.index_dtype or dtype),
             "host_block_table": (table, torch.int32),
             "device_block_table": (table, torch.int32),

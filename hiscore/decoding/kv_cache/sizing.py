@@ -9,7 +9,7 @@ import torch
 
 from hiscore.decoding.kv_cache.shape import CacheShape, newest_selected
 from hiscore.decoding.sparse.selectors import SELECTORS
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig, PromptPool
 from hiscore.decoding.worker.offload_schedule import ring_pages
 from hiscore.settings import CacheSettings
 
@@ -134,12 +134,15 @@ def _plan(
 ) -> tuple[CacheShape, CacheConfig]:
     minimal = _shape_of_one_page(settings, model, memory.max_sequences)
     max_pages, bytes_of = minimal.max_pages, minimal.bytes(dtype)
-    staging_tokens = -(-model.context_length // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE
-    staging_bytes = staging_tokens * staging_token_bytes(model, dtype)
-    free = memory.device_bytes - staging_bytes
     # What a page of either pool takes on the device.
     per_host_page = bytes_of["dense_kv"] + bytes_of["index"] + bytes_of["device_page_of"]
     per_device_page = bytes_of["buffer"] + bytes_of["host_page_of"] + bytes_of["last_use"]
+    # For a prompt of the whole context, if it does not keep the pages that it is prefilled into.
+    staging_pages = -(-model.context_length // STAGING_PAGE_SIZE) if minimal.prompts_in == "staging" else 0
+    reserved_pages = max_pages if minimal.prompts_in == "buffers" else 0
+    staging_bytes = staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype)
+    staging_bytes += reserved_pages * per_device_page
+    free = memory.device_bytes - staging_bytes
     buffer_pages = min(max_pages, minimal.buffer_pages) if minimal.sparse_layers else 0
     longest = max_pages * per_host_page + buffer_pages * per_device_page
     host_needed = -(-least_tokens // minimal.page_size) * bytes_of["host_kv"]
@@ -154,16 +157,17 @@ def _plan(
     on_host = memory.host_bytes // bytes_of["host_kv"]
     host_pages = min(on_host, all_pages, fitting)
     free -= host_pages * per_host_page
-    device_pages = min(free // per_device_page, all_pages) if buffer_pages else 0
+    device_pages = min(free // per_device_page, all_pages) + reserved_pages if buffer_pages else 0
     shape = replace(minimal, host_pages=host_pages, device_pages=device_pages)
     cache_config = CacheConfig(
         page_size=shape.page_size, lru_pages=shape.lru_pages, ring_pages=shape.ring_pages,
         host_pages=host_pages, device_pages=device_pages,
-        staging_pages=staging_tokens // STAGING_PAGE_SIZE, max_sequences=memory.max_sequences,
+        staging_pages=staging_pages, max_sequences=memory.max_sequences,
         prefill_token_budget=prefill_token_budget, context_length=model.context_length,
         dense=not shape.sparse_layers, whole_if_it_fits=settings.selector == "auto",
         host_setting="DEVICE_KV_BYTES" if fitting < on_host else "HOST_KV_BYTES",
         block_size=max(BLOCK, shape.page_size), prefix_cache=settings.prefix_cache,
+        prompts_in=shape.prompts_in, reserved_pages=reserved_pages,
     )  # fmt: skip
     return shape, cache_config
 
@@ -177,16 +181,30 @@ def _shape_of_one_page(settings: CacheSettings, model: ModelShape, max_sequences
     top_k = settings.sparse_top_k if model.top_k is None else min(settings.sparse_top_k, model.top_k)
     always_selected = 1 + newest_selected(selector.index_kind, ring)
     top = max(min(top_k // page_size, max_pages), always_selected)
+    dense_layers = _dense_layers(settings, model)
     # More than the longest sequence has pages are of no use.
     lru = max(min(settings.device_buffer_size // page_size - ring, max_pages), top)
     return CacheShape(
         layers=len(model.windows), kv_heads=model.kv_heads, kv_parts=model.kv_parts, head_dim=model.head_dim,
         page_size=page_size, max_sequences=max_sequences, max_pages=max_pages, host_pages=1, device_pages=1,
-        lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=_dense_layers(settings, model),
+        lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=dense_layers,
         index_kind=selector.index_kind, index_dim=model.index_dim,
         index_dtype=model.index_dtype if selector.index_kind == "dsa" else None,
         sharing_layers=model.sharing_layers,
+        prompts_in=_prompts_in(settings, model, dense_layers, page_size),
     )  # fmt: skip
+
+
+def _prompts_in(
+    settings: CacheSettings, model: ModelShape, dense_layers: frozenset[int], page_size: int
+) -> PromptPool:
+    """Where prompts are prefilled: where they stay, if one number says in every layer where a token is."""
+    if model.index_dim or model.kv_parts == 1 or page_size % STAGING_PAGE_SIZE:
+        return "staging"
+    if len(dense_layers) == len(model.windows):
+        return "dense"
+    are_first = dense_layers == frozenset(range(len(dense_layers)))
+    return "buffers" if settings.selector == "auto" and are_first else "staging"
 
 
 def _dense_layers(settings: CacheSettings, model: ModelShape) -> frozenset[int]:

@@ -24,7 +24,7 @@ class GroupedModel:
         a = decoder.architecture
         self.cache = cache
         self._decoder = decoder
-        self._runner = make_runner(decoder, staging_tokens, prefill_token_budget)
+        self._runner = make_runner(decoder, staging_tokens, prefill_token_budget, cache.staging)
         self.staging = self._runner.pool
         self._head = decoder.head()
         self._ops = _make_ops(decoder)

@@ -24,8 +24,10 @@ def fill_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -
     positions = (initial.pages.numpy()[:, None] * page_size + offsets).ravel()
     buffer_slots = (initial.device_pages.numpy()[:, None] * page_size + offsets).ravel()
     exists = positions < admission.length
-    buffer_slots = buffer_slots[exists].astype(np.int32)
-    ops.fill_buffer(model.staging, upload(slots[positions[exists]], device), upload(buffer_slots, device))
+    staged, buffer_slots = slots[positions[exists]], buffer_slots[exists].astype(np.int32)
+    if model.cache.shape.prompts_in == "buffers" and np.array_equal(staged, buffer_slots):
+        return  # it was prefilled where it stays
+    ops.fill_buffer(model.staging, upload(staged, device), upload(buffer_slots, device))
 
 
 def index_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -> None:
@@ -35,5 +37,6 @@ def index_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) 
     host_slots = admission.host_pages[positions // page_size] * page_size + positions % page_size
     to_slots = upload(host_slots.astype(np.int32), device)
     from_slots = upload(staging_slots(admission.staging_pages, admission.length), device)
-    ops.fill_dense(model.staging, from_slots, to_slots)
+    if model.cache.shape.prompts_in != "dense":
+        ops.fill_dense(model.staging, from_slots, to_slots)
     model.index_prompt(ops, from_slots, upload(admission.host_pages, device), to_slots)

@@ -214,7 +214,7 @@ def build_worker(
         attention, value_dim = grouped.attention_shape, None
     queues, runner = _make_runner(model, attention, value_dim, cache_config)
     schedule = OffloadSchedule(
-        settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.staging_pages
+        settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.prompt_pages
     )
     return CacheWorker(model, runner, queues, schedule, cache_config)
 

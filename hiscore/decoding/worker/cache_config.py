@@ -1,9 +1,14 @@
 """Sizes of the pools, as the scheduler and the worker agree on them."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 STAGING_PAGE_SIZE = 16
-"""Tokens per page of the staging pool, in which prompts are prefilled."""
+"""Tokens per page of staging, in which prompts are prefilled."""
+
+PromptPool = Literal["staging", "buffers", "dense"]
+"""What staging is: a pool of its own, or the pages that a sequence keeps anyway, in the device buffers or in the
+dense layers. A sequence that keeps fewer pages than its prompt has borrows others of the buffers meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +21,7 @@ class CacheConfig:
         ring_pages: Device pages of a sparse sequence that hold its newest tokens.
         host_pages: Pages of the host pool.
         device_pages: Pages of the device pool.
-        staging_pages: Pages of the staging pool, `STAGING_PAGE_SIZE` tokens each.
+        staging_pages: Pages of a staging pool of its own, `STAGING_PAGE_SIZE` tokens each.
         max_sequences: Sequences that may hold pages on the device at once.
         prefill_token_budget: Tokens of one prefill forward at most.
         context_length: Tokens of a sequence at most.
@@ -26,6 +31,8 @@ class CacheConfig:
         host_setting: The setting that decides `host_pages`: each of them takes memory on the device, too.
         block_size: Tokens for which a sequence gets host pages at once, a multiple of `page_size`; 0: one page.
         prefix_cache: What sequences leave on the host is found by others that begin alike.
+        prompts_in: Where prompts are prefilled.
+        reserved_pages: Device pages that sequences must be able to leave to a prompt that borrows them.
     """
 
     page_size: int
@@ -43,6 +50,19 @@ class CacheConfig:
     host_setting: str = "HOST_KV_BYTES"
     block_size: int = 0
     prefix_cache: bool = False
+    prompts_in: PromptPool = "staging"
+    reserved_pages: int = 0
+
+    @property
+    def prompt_pages(self) -> int:
+        """Pages of staging, `STAGING_PAGE_SIZE` tokens each, wherever they are."""
+        pages = {"buffers": self.device_pages, "dense": self.host_pages}.get(self.prompts_in)
+        return self.staging_pages if pages is None else pages * self.page_size // STAGING_PAGE_SIZE
+
+    @property
+    def kept_pages(self) -> int:
+        """Device pages for sequences that keep them: all but the reserve."""
+        return self.device_pages - self.reserved_pages
 
     @property
     def block_pages(self) -> int:

@@ -44,7 +44,7 @@ def pools_of(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int]
     on_host = config.host_pages // max_pages
     host_tokens, device_tokens = config.host_pages * config.page_size, config.device_pages * config.page_size
     staging_tokens = config.staging_pages * STAGING_PAGE_SIZE
-    buffers = config.device_pages // min(max_pages, shape.buffer_pages)
+    buffers = config.kept_pages // min(max_pages, shape.buffer_pages)
     pools = [
         Pool("host", sizes["host_kv"], host_tokens, on_host, config.host_setting),
         Pool("device buffers", sizes["buffer"], device_tokens, buffers, "DEVICE_KV_BYTES"),

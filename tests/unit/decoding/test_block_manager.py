@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hiscore.decoding.block_manager import BlockManager, staging_pages_in
 from hiscore.decoding.block_pool import BlockPool
-from hiscore.decoding.page_needs import PagesNeeded, check_fits, pages_needed
+from hiscore.decoding.page_needs import NOTHING, PagesNeeded, check_fits, pages_needed
 from hiscore.decoding.sampling_params import SamplingParams
-from hiscore.decoding.sequence import DecodeCall
+from hiscore.decoding.sequence import DecodeCall, Sequence
+from hiscore.decoding.stop_strings import StopChecker
 from hiscore.errors import Code, PoolExhausted, RequestError
 from tests.support.decode_worker import TINY
 
@@ -77,9 +79,83 @@ def test_what_nobody_holds_is_not_given_back(wrong: list[int]) -> None:
     ],
 )
 def test_needs(tokens: int, sparse: bool, dense: bool, block: int, needs: PagesNeeded) -> None:
-    assert (
-        pages_needed(call(tokens, 100, sparse), tokens, replace(TINY, dense=dense, block_size=block)) == needs
-    )
+    config = replace(TINY, dense=dense, block_size=block)
+    kept = min(needs.device, TINY.buffer_pages) if sparse else needs.device
+    assert pages_needed(call(tokens, 100, sparse), tokens, config) == replace(needs, kept=kept)
+
+
+IN_BUFFERS = replace(
+    TINY, page_size=16, prompts_in="buffers", whole_if_it_fits=True, staging_pages=0, reserved_pages=8
+)
+IN_DENSE = replace(TINY, page_size=16, prompts_in="dense", dense=True, staging_pages=0)
+
+
+def started(tokens: int, whole: bool = False) -> Sequence:
+    wanted = call(tokens, 9)
+    return Sequence(wanted, None, StopChecker(wanted.params, frozenset()), whole=whole)
+
+
+def test_a_prompt_is_prefilled_where_it_stays_and_borrows_pages_only_if_it_does_not() -> None:
+    blocks = BlockManager(IN_BUFFERS)
+    for name, tokens, whole in (("whole", 100, True), ("short", 60, False), ("spilled", 100, False)):
+        each = started(tokens, whole)
+        needed = blocks.needed_to_start(each)
+        assert (needed.device, needed.staging, needed.kept) == {
+            "whole": (7, 0, 5), "short": (4, 0, 4), "spilled": (5, 7, 5),
+        }[name]  # fmt: skip
+        if name == "spilled":
+            break
+        assert blocks.can_allocate(needed)
+        blocks.allocate(each, needed)
+        assert each.staging_pages.tolist() == each.device_pages.tolist()  # of 16 tokens each, as staging's
+    # 9 device pages are left: for a buffer of 5, but not for a prompt of 7 beside it.
+    assert not blocks.can_allocate(needed)
+    # The longest is spilled, and leaves its own: now there is room, and what was borrowed comes back.
+    free = blocks.device.num_free
+    whole = next(each for each in blocks._holders if each.whole)
+    blocks.free(whole, keep_host=False)
+    assert blocks.can_allocate(needed)
+    blocks.allocate(each, needed)
+    assert not np.isin(each.staging_pages, each.device_pages).any()
+    assert len(each.staging_pages) == 7
+    blocks.free_staging(each)
+    assert blocks.device.num_free == free + 7 - 5
+    blocks.free(each, keep_host=False)
+    assert blocks.device.num_free == free + 7
+
+
+def test_what_sequences_keep_leaves_the_reserve_to_prompts() -> None:
+    """20 pages, 8 of them reserved: two buffers of 5 leave 2 for others that keep what they have."""
+    blocks = BlockManager(IN_BUFFERS)
+    for _ in range(2):
+        each = started(100)
+        blocks.allocate(each, blocks.needed_to_start(each))
+        blocks.free_staging(each)
+    assert blocks.device.num_free == 10
+    short, longer = (blocks.needed_to_start(started(tokens)) for tokens in (20, 40))
+    assert (short.device, longer.device) == (2, 3)
+    assert blocks.can_allocate(short)
+    assert not blocks.can_allocate(longer)
+    # Spilling others would not help: they keep as much.
+    assert not blocks.lacks_device_pages(longer, NOTHING)
+    # The control: without the reserve there is room.
+    free = BlockManager(replace(IN_BUFFERS, reserved_pages=0))
+    for _ in range(2):
+        each = started(100)
+        free.allocate(each, free.needed_to_start(each))
+        free.free_staging(each)
+    assert free.can_allocate(longer)
+
+
+def test_dense_prompts_are_prefilled_into_the_pages_that_they_keep() -> None:
+    blocks = BlockManager(IN_DENSE)
+    each = started(100)
+    blocks.allocate(each, blocks.needed_to_start(each))
+    assert each.staging_pages.tolist() == each.host_pages.tolist()
+    blocks.free_staging(each)
+    assert blocks.host.num_used == 7  # they are its own
+    larger = replace(IN_DENSE, page_size=32)
+    assert staging_pages_in(np.array([3, 1], np.int32), larger).tolist() == [6, 7, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def join_and_leave(
     calls: list[tuple[DecodeCall, int, int | None]],
     delay: int,
     quantum: int,
-    kind: dict[str, bool],
+    kind: dict[str, Any],
     chunk: int,
     caching: bool,
 ) -> None:
@@ -218,11 +218,12 @@ def test_many_arrivals_change_no_sequence(**arrivals: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_200_sequences_share_pools_for_20(kind: dict[str, bool]) -> None:
-    cache_config = CacheConfig(
+def test_200_sequences_share_pools_for_20(kind: dict[str, Any]) -> None:
+    pools = CacheConfig(
         page_size=4, lru_pages=4, ring_pages=2, host_pages=5000, device_pages=120, staging_pages=16,
-        max_sequences=20, prefill_token_budget=64, context_length=100, **kind,
+        max_sequences=20, prefill_token_budget=64, context_length=100,
     )  # fmt: skip
+    cache_config = replace(pools, **kind | {"device_pages": 120})
     random = np.random.default_rng(0)
     worker, callers = HashWorker(cache_config, delay=3), Callers()
     calls = [

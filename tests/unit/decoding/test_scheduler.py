@@ -503,7 +503,7 @@ RUNS = given(
 def get_through(
     data: st.DataObject,
     quantum: int,
-    kind: dict[str, bool],
+    kind: dict[str, Any],
     host_pages: int,
     chunk: int,
     block: int,

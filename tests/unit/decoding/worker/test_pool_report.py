@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hiscore.decoding.kv_cache import sizing
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache, staging_token_bytes
 from hiscore.decoding.page_needs import capacities
@@ -55,13 +56,13 @@ def pools(name: str, machine: Machine, **settings: Any) -> dict[str, Pool]:
 @pytest.mark.parametrize(
     ("name", "machine", "settings", "host", "buffers"),
     [
-        ("Llama-3.1-8B", H100, {}, (10, "DEVICE_KV_BYTES"), 25),
+        ("Llama-3.1-8B", H100, {}, (10, "DEVICE_KV_BYTES"), 23),
         ("Llama-3.1-8B", H100, {"max_context": 131_072}, (1, "DEVICE_KV_BYTES"), 4),
         ("Llama-3.1-8B", H100, {"selector": "quest"}, (12, "HOST_KV_BYTES"), 23),
-        ("Llama-3.1-8B", TWO_H100, {}, (6, "HOST_KV_BYTES"), 28),
+        ("Llama-3.1-8B", TWO_H100, {}, (6, "HOST_KV_BYTES"), 26),
         ("Llama-3.1-8B", GPU_24_GB, {}, (1, "DEVICE_KV_BYTES"), 1),
-        ("Qwen3-8B", H100, {}, (9, "DEVICE_KV_BYTES"), 21),
-        ("Qwen3-8B", H100, {"max_context": 40_960}, (7, "DEVICE_KV_BYTES"), 19),
+        ("Qwen3-8B", H100, {}, (9, "DEVICE_KV_BYTES"), 20),
+        ("Qwen3-8B", H100, {"max_context": 40_960}, (7, "DEVICE_KV_BYTES"), 18),
         ("Qwen3-8B", GPU_24_GB, {}, (1, "DEVICE_KV_BYTES"), 1),
         ("SmolLM2-135M", CONTAINER, {}, (1, "DEVICE_KV_BYTES"), 1),
     ],
@@ -78,13 +79,47 @@ def test_how_many_sequences_fit_real_machines(
 
 def test_bytes_and_tokens_are_those_of_the_geometry() -> None:
     """Llama-3.1-8B: 128 KiB a token, 4 KiB in each of 32 layers, 2 of which are dense."""
-    found = pools("Llama-3.1-8B", H100)
+    found = pools("Llama-3.1-8B", H100, selector="quest")
     kib = {name: pool.bytes / pool.tokens / 1024 for name, pool in found.items()}
     assert kib["host"] == kib["staging"] == 32 * 4
     assert kib["device buffers"] == 30 * 4
     assert kib["dense layers"] == 2 * 4
     # Two keys for a page of 32 tokens.
     assert kib["index"] == 30 * 2 * 2 / 32
+    # Under auto prompts are prefilled into the buffers, which are for all layers then.
+    in_place = pools("Llama-3.1-8B", H100)
+    assert "staging" not in in_place
+    assert in_place["device buffers"].bytes / in_place["device buffers"].tokens == 32 * 4 * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "settings", "before", "now"),
+    [
+        ("Llama-3.1-8B", H100, {}, 103_328, 129_632),
+        ("Llama-3.1-8B", H100, {"max_context": 131_072}, 20_096, 149_856),
+        ("Llama-3.1-8B", GPU_24_GB, {}, 4_192, 32_384),
+        ("Llama-3.1-8B", H100, {"selector": "dense"}, 129_216, 161_984),
+        ("Llama-3.1-8B", GPU_24_GB, {"selector": "dense"}, 17_568, 34_976),
+        ("Qwen3-8B", H100, {}, 88_256, 116_128),
+        ("Qwen3-8B", GPU_24_GB, {}, 4_128, 27_968),
+        ("SmolLM2-135M", CONTAINER, {}, 4_256, 9_376),
+    ],
+)
+def test_without_a_staging_pool_more_tokens_are_on_the_device_as_a_whole(
+    name: str,
+    machine: Machine,
+    settings: dict[str, Any],
+    before: int,
+    now: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def whole_tokens() -> int:
+        _, config, _, _ = plan(name, machine, **settings)
+        return (config.host_pages if config.dense else config.device_pages) * config.page_size
+
+    assert whole_tokens() == now
+    monkeypatch.setattr(sizing, "_prompts_in", lambda *model: "staging")
+    assert whole_tokens() == before
 
 
 def test_every_pool_is_logged_and_too_few_sequences_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,14 +129,14 @@ def test_every_pool_is_logged_and_too_few_sequences_are_warned_of(caplog: pytest
     table = caplog.records[0].getMessage().splitlines()
     assert table[0] == "pools of decode, for at most 64 sequences of at most 32768 tokens:"
     assert [line.split("  ")[1] for line in table[1:]] == [
-        "host", "device buffers", "dense layers", "index", "staging",
+        "host", "device buffers", "dense layers", "index",
     ]  # fmt: skip
     assert " ".join(table[1].split()) == "host 25.00 GiB 204800 tokens 6 sequences HOST_KV_BYTES"
-    assert "3 sequences of 32768 tokens fit the device as a whole" in caplog.text
+    assert "4 sequences of 32768 tokens fit the device as a whole" in caplog.text
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert [each.split(", fewer than the 64 of MAX_STREAMS")[0] for each in warnings] == [
         "HOST_KV_BYTES has room for 6 sequences of 32768 tokens at once (host, dense layers, index)",
-        "DEVICE_KV_BYTES has room for 28 sequences of 32768 tokens at once (device buffers)",
+        "DEVICE_KV_BYTES has room for 26 sequences of 32768 tokens at once (device buffers)",
     ]
     # Nothing to warn of where as many sequences may run as fit; staging is for one at a time.
     caplog.clear()
