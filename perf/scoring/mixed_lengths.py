@@ -5,13 +5,15 @@ usage: python -m perf.scoring.mixed_lengths --out DIR [--load 0.8] [--seconds S]
 Poisson arrivals of fresh calls of 128 to 8,192 tokens, as many tokens of each size, in this process: through the
 batcher to the scorer, without a server. A call's own service time is the median of what it takes alone, with
 `OUTSIDE_S`, which a server adds to every call; the load is the sum of the calls' own service times over time. The
-arms take the same arrivals, in turns: the scorer's queue order, and first come, first served.
+arms take the same arrivals, in turns: the scorer's queue order, and first come, first served. Of each the host's
+time for a forward is told by part.
 """
 
 import gc
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ from hiscore.serving.queue_order import OpenBatch, QueueOrder, Request
 from hiscore.serving.queued_request import QueuedRequest
 from perf.machine.facts import process_facts
 from perf.models import checkpoints
+from perf.scoring import host_parts
 from perf.script import arguments, write_json
 
 ITEM, QUERY = 60, 8
@@ -85,6 +88,7 @@ class Arm:
         tokens: Computed by them.
         launch_s: Spent by the host in launches.
         answer_s: And in answers.
+        parts: Seconds of the host by part: see `host_parts`.
     """
 
     took: list[Float64] = field(default_factory=list)
@@ -92,6 +96,7 @@ class Arm:
     tokens: int = 0
     launch_s: float = 0.0
     answer_s: float = 0.0
+    parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def count(self, stats: BatchStats | None) -> None:
         """A batch has been answered."""
@@ -109,8 +114,9 @@ def serving(
         batcher = Batcher(BatchedScorer(scorer, arm.count), limits)
     gc.collect()
     gc.freeze()  # as the model does after its start
-    yield batcher
-    batcher.close()
+    with host_parts.timed(arm.parts):
+        yield batcher
+        batcher.close()
     gc.unfreeze()
     arm.launch_s += batcher.totals.launch_seconds
     arm.answer_s += batcher.totals.answer_seconds
@@ -231,6 +237,9 @@ def summary(arm: Arm, sizes: npt.NDArray[np.int64], own: dict[int, float]) -> di
         },
         "tokens of a forward": arm.tokens / arm.forwards,
         "ms of a launch": 1e3 * arm.launch_s / arm.forwards,
+        "host ms of a forward": {
+            part: 1e3 * spent / arm.forwards for part, spent in {**arm.parts, "respond": arm.answer_s}.items()
+        },
         "ms of a call's answer": 1e3 * arm.answer_s / len(sizes),
     }
 

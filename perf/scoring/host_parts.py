@@ -1,0 +1,45 @@
+"""What the host spends on a scorer's batches, by part: pack, upload, launch, collect."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from hiscore.device import Uploads
+from hiscore.scoring import scorer
+from hiscore.scoring.batched_scorer import BatchedScorer
+from hiscore.scoring.scorer import PendingScores
+
+PARTS = {
+    "pack": (scorer, "pack"),
+    "upload": (Uploads, "_send"),
+    "launch": (BatchedScorer, "launch"),
+    "collect": (PendingScores, "_answer"),
+}
+"""Of each part the function that does it. "launch" holds the two before it, which are taken out again."""
+
+
+@contextmanager
+def timed(seconds: defaultdict[str, float]) -> Iterator[None]:
+    """Add up the seconds of each part inside, on whatever thread."""
+    inside: defaultdict[str, float] = defaultdict(float)
+    with ExitStack() as stack:
+        for part, (owner, name) in PARTS.items():
+            stack.enter_context(mock.patch.object(owner, name, _timed(getattr(owner, name), part, inside)))
+        yield
+    inside["launch"] -= inside["pack"] + inside["upload"]
+    for part, spent in inside.items():
+        seconds[part] += spent
+
+
+def _timed(function: Callable[..., Any], part: str, seconds: defaultdict[str, float]) -> Callable[..., Any]:
+    def measured(*arguments: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            seconds[part] += time.perf_counter() - begin
+
+    return measured
