@@ -28,6 +28,7 @@ from hiscore.decoding.times import Times
 from hiscore.decoding.worker.interface import NOT_FINITE, Worker
 from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.errors import Code, RequestError, to_request_error
+from hiscore.serving.load_board import LoadBoard
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class DecodeEngine:
         on_failure: Called with what the worker raised, before the sequences concerned are told.
         on_death: Called after them, if the engine cannot go on.
         patience: See `Scheduler`.
+        board: See `Inbox`.
     """
 
     def __init__(
@@ -57,12 +59,13 @@ class DecodeEngine:
         on_failure: Callable[[Exception], None] = lambda error: None,
         on_death: Callable[[Exception], None] = lambda error: None,
         patience: Patience = Patience(),  # noqa: B008 (frozen)
+        board: LoadBoard | None = None,
     ) -> None:
         self._worker, self._emit = worker, emit
         self._on_failure, self._on_death = on_failure, on_death
         self._detokenizer, self._eos_ids = detokenizer, eos_ids
         self._cache_config = worker.cache_config
-        self._inbox = Inbox(max_queue, startable=self._cache_config.max_sequences)
+        self._inbox = Inbox(max_queue, self._cache_config.max_sequences, board)
         self._scheduler = Scheduler(self._cache_config, patience)
         self._masks = MaskThreads(self._inbox.wake)
         self._tally = Tally()
@@ -186,10 +189,12 @@ class DecodeEngine:
         return launched
 
     def _update_room(self) -> None:
-        waiting = len(self._scheduler.queues.waiting)
+        queues, blocks = self._scheduler.queues, self._scheduler.blocks
+        waiting = len(queues.waiting)
         # Calls that can start at once do not count as waiting.
-        startable = 0 if waiting else self._scheduler.blocks.seq_indices.num_free
-        self._inbox.update_room(waiting, startable)
+        startable = 0 if waiting else blocks.seq_indices.num_free
+        running = len(queues.active) + len(queues.preempted)
+        self._inbox.update_room(waiting, startable, running + blocks.host.num_used / blocks.host.size)
 
     def _collect(self, entry: InFlight) -> None:
         """Wait for a result, and emit its tokens."""
@@ -231,6 +236,8 @@ class DecodeEngine:
         del self._live[id(sequence.reply_to)]
         sequence.has_failed = isinstance(last, RequestError) and last.code is Code.INTERNAL
         self._scheduler.end(sequence)
+        # Whoever is told so may call again at once.
+        self._update_room()
         self.times.end(sequence, last)
         self._emit(sequence.reply_to, last)
 

@@ -1,13 +1,18 @@
 """What other threads send to the engine's thread: new calls, cancellations, and the request to close."""
 
+import math
 import threading
 from typing import Any
 
 from hiscore.decoding.sequence import Sequence
 from hiscore.errors import Code, RequestError
+from hiscore.serving.load_board import LoadBoard
 
 # Nothing wakes the engine when an offload completes. With nothing else to do, it polls this often.
 POLL_S = 0.0005
+# A call that waits is that much more of a load than one that runs, which shares its steps. The weight is that of
+# vLLM's balancer over data-parallel engines.
+WAITING_LOAD = 4
 
 
 class Inbox:
@@ -16,16 +21,18 @@ class Inbox:
     Args:
         max_queue: Calls that may wait.
         startable: Calls that can start at once, and so do not count as waiting.
+        board: Shows the loads of the model's instances; None: there is no other.
     """
 
-    def __init__(self, max_queue: int, startable: int) -> None:
+    def __init__(self, max_queue: int, startable: int, board: LoadBoard | None = None) -> None:
         self.num_refused = 0
         """Calls refused because the queue was full."""
-        self._max_queue = max_queue
+        self._max_queue, self._board = max_queue, board or LoadBoard()
         self._changed = threading.Condition()  # guards the rest
         self._calls: list[Sequence] = []
         self._cancelled: list[Any] = []
-        self._room = max_queue + startable
+        self._room, self._startable = max_queue + startable, startable
+        self._load = 0.0  # without `_calls`
         self._woken = False
         self._closing = False
         self._dead = False
@@ -41,11 +48,12 @@ class Inbox:
                 raise RequestError("decode has stopped, see the server's log", Code.INTERNAL)
             if self._closing:
                 raise RequestError("the server is shutting down", Code.UNAVAILABLE)
-            if self._room <= 0:
+            if self._room <= 0 and not self._board.others_have_room():
                 self.num_refused += 1
                 raise RequestError(f"the queue is full: {self._max_queue} calls wait", Code.UNAVAILABLE)
             self._room -= 1
             self._calls.append(sequence)
+            self._publish_load()
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -89,10 +97,24 @@ class Inbox:
                 return None
         return calls, cancelled
 
-    def update_room(self, waiting: int, startable: int) -> None:
-        """Set how many more calls may come, given how many the scheduler has waiting and could start now."""
+    def update_room(self, waiting: int, startable: int, running: float = 0.0) -> None:
+        """Set how many more calls may come, and publish the load.
+
+        Args:
+            waiting: Calls that the scheduler has waiting.
+            startable: Those that it could start now.
+            running: Those that it runs, and a fraction for what they hold: of two instances that run as many, the
+                next call goes to the one with more memory.
+        """
         with self._changed:
             self._room = self._max_queue + startable - waiting - len(self._calls)
+            self._startable, self._load = startable, WAITING_LOAD * waiting + running
+            self._publish_load()
+
+    def _publish_load(self) -> None:
+        starting = min(len(self._calls), self._startable)
+        load = self._load + starting + WAITING_LOAD * (len(self._calls) - starting)
+        self._board.publish(load if self._room > 0 else math.inf)
 
     def fail(self) -> list[Sequence]:
         """Refuse all further calls; returns those that have not been taken."""

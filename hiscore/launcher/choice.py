@@ -11,7 +11,7 @@ from hiscore.launcher import preflight
 from hiscore.launcher.device_choice import choose_device
 from hiscore.launcher.distribution import Distribution, find_distribution
 from hiscore.launcher.early_checks import check_early
-from hiscore.launcher.repository import Values, model_values, select
+from hiscore.launcher.repository import Values, model_values, num_instances, select
 from hiscore.models.support import servable
 from hiscore.settings import ServeSettings
 
@@ -64,7 +64,8 @@ def choose(settings: ServeSettings, check_digests: bool = True) -> Choice:
     log.info("serving %s from %s on %s (%s)", ", ".join(models), directory, device, reason)
     if device == "cpu":
         log.info("two errors of Triton about CUDA follow, which mean no more than that: there is no GPU")
-    instances = len([model for model in models if model != "score"])
+    processes = {"score": 0, "tokenizer": 1}
+    instances = sum(processes.get(model, num_instances(settings, device)) for model in models)
     preflight.check_shared_memory(instances * settings.shm_bytes, preflight.free_shared_memory())
     values = model_values(settings, directory, device, models, capabilities.selectors)
     return Choice(directory, models, left_out, device, distribution, values)

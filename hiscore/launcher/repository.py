@@ -16,6 +16,8 @@ SETTINGS = "settings"
 """Among a model's values: its settings as JSON, for a file of their own."""
 DEFAULT_BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
 """A GPU needs many rows for its full speed, a CPU few."""
+SHARED_BATCH_CALLS = 8
+"""Calls that Triton hands at once to one of several scorers: the others must get some of those that wait, too."""
 
 Values = Mapping[str, object]
 
@@ -100,12 +102,17 @@ def model_values(
     given["max_batch_tokens"] = batch_tokens(settings, device)
     if "decode" in models:
         given["selector"] = _selector(settings, selectors)
-    batching: dict[str, object] = {"max_batch_calls": settings.max_batch_calls}
-    instances: dict[str, object] = {"instances": instances_on(device, settings.tensor_parallel)}
+    alone: dict[str, object] = {"max_batch_calls": settings.max_batch_calls}
+    several = num_instances(settings, device) > 1
+    shared = {"max_batch_calls": min(settings.max_batch_calls, SHARED_BATCH_CALLS)} if several else alone
+    instances: dict[str, object] = {
+        "instances": instances_on(device, settings.tensor_parallel, settings.cpu_instances)
+    }
     placeholders = {
-        "score": batching,
-        "tokenizer": batching,
-        "scorer": batching | instances,
+        # No ensemble may have larger batches than one of its steps.
+        "score": shared,
+        "tokenizer": alone,
+        "scorer": shared | instances,
         "decode": instances,
     }
     return {
@@ -115,13 +122,18 @@ def model_values(
     }
 
 
-def instances_on(device: Literal["cpu", "cuda"], ranks: int) -> str:
-    """Where Triton puts the instances of a model: one on the first of each group of `ranks` GPUs."""
+def num_instances(settings: ServeSettings, device: Literal["cpu", "cuda"]) -> int:
+    """How many instances `scorer` has, and `decode` likewise."""
+    return settings.cpu_instances if device == "cpu" else visible_gpus() // settings.tensor_parallel
+
+
+def instances_on(device: Literal["cpu", "cuda"], ranks: int, on_cpu: int) -> str:
+    """Where Triton puts the instances of a model: `on_cpu`, or one on the first of each group of `ranks` GPUs."""
     if device == "cpu":
-        return "kind: KIND_CPU"
+        return f"kind: KIND_CPU count: {on_cpu}"
     if ranks == 1:
-        return "kind: KIND_GPU"
-    return f"kind: KIND_GPU gpus: [ {', '.join(map(str, range(0, visible_gpus(), ranks)))} ]"
+        return "kind: KIND_GPU count: 1"
+    return f"kind: KIND_GPU count: 1 gpus: [ {', '.join(map(str, range(0, visible_gpus(), ranks)))} ]"
 
 
 def batch_tokens(settings: ServeSettings, device: Literal["cpu", "cuda"]) -> int:

@@ -15,6 +15,26 @@ SHARERS = ("scorer", "decode")
 
 
 @dataclass(frozen=True)
+class Instance:
+    """Which of a model's instances this is.
+
+    Attributes:
+        device: Its own GPU, or the CPU.
+        number: Among those on the same device.
+        of: How many these are: one on a GPU, CPU_INSTANCES on the CPU.
+    """
+
+    device: str = "cpu"
+    number: int = 0
+    of: int = 1
+
+    @property
+    def name(self) -> str:
+        """What tells it from all others: its device, and on a CPU of several its number."""
+        return self.device if self.of == 1 else f"{self.device}:{self.number}"
+
+
+@dataclass(frozen=True)
 class Site:
     """By default that of a model that is alone.
 
@@ -27,8 +47,9 @@ class Site:
     ledger: Ledger = field(default_factory=Ledger)
     progress: Advance = no_progress
     weights: SharedWeights = field(default_factory=SharedWeights)
-    place: tuple[Path, str, int] | None = None
-    """Directory, model and process id of the server; None: there is none."""
+    place: tuple[Path, str, int, Instance] | None = None
+    """Directory, model, process id of the server, and instance; None: there is no server."""
+    instance: Instance = Instance()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # On another rank it is the site of the same server, by a counter and maps of that process.
@@ -38,21 +59,30 @@ class Site:
         """The line of a memory plan for weights of some bytes, which other models may have under the same key."""
         return MemoryLine("weights", size, shared=f"weights {key}" if self.weights.shares else "")
 
+    def owner(self, model: str, device: object, rank: int = 0, ranks: int = 1) -> str:
+        """Who claims memory for a rank of this instance."""
+        number = f" instance {self.instance.number}" if self.instance.of > 1 else ""
+        return f"{model} on {device}{number}" + (f" rank {rank}" if ranks > 1 else "")
+
     def close(self) -> None:
         """Leave: see `SharedWeights.close`."""
         self.weights.close()
 
     @classmethod
-    def in_server(cls, directory: Path, model: str, server: int | None = None) -> "Site":
+    def in_server(
+        cls, directory: Path, model: str, server: int | None = None, instance: Instance = Instance()
+    ) -> "Site":
         """The site of a server's model.
 
         Args:
             directory: The server's own.
             model: Its name.
             server: Its process id; None: this process is a child of it.
+            instance: Of the model.
         """
         server = os.getppid() if server is None else server
         both = all((directory / "models" / name).is_dir() for name in SHARERS)
         shared = SharedWeights(directory if both else None, server)
         progress = Progress(directory, model).advance
-        return cls(Ledger(directory, server), progress, shared, (directory, model, server))
+        place = directory, model, server, instance
+        return cls(Ledger(directory, server), progress, shared, place, instance)

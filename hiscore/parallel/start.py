@@ -13,12 +13,12 @@ from hiscore.parallel.rank import Rank
 from hiscore.parallel.shard import Shard
 
 
-def use(device: torch.device, ranks: int) -> None:
-    """Make a device the current one; on the CPU, take this rank's share of the cores."""
+def use(device: torch.device, processes: int) -> None:
+    """Make a device the current one; on the CPU, take the share of the cores of one of so many processes."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        torch.set_num_threads(max(torch.get_num_threads() // ranks, 1))
+        torch.set_num_threads(max(torch.get_num_threads() // processes, 1))
 
 
 def devices_of(first: torch.device, ranks: int, visible: int) -> list[torch.device]:

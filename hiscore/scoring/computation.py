@@ -105,7 +105,7 @@ def least_free(rank: Rank) -> int:
     site: Site = rank.held["site"]
     free = site.ledger.free(memory_of(rank.device), lambda: free_bytes(rank.device))
     if rank.device.type != "cuda":
-        free //= rank.shard.ranks
+        free //= rank.shard.ranks * site.instance.of
     most = rank.group.max(torch.tensor([-float(free)], dtype=torch.float64, device=rank.device))
     return -int(most.item())
 
@@ -122,7 +122,7 @@ def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
     pool = pool_sizes(a, number_bytes, of.budget, cache_bytes)
     size = weight_bytes(of.directory, number_bytes, fp8, partial(share_of, a=whole, shard=shard))
     weights = site.weights_line(size, weights_key(rank.device, dtype, fp8, shard))
-    owner = f"scorer on {rank.device}" + (f" rank {shard.rank}" if shard.ranks > 1 else "")
+    owner = site.owner("scorer", rank.device, shard.rank, shard.ranks)
     sized = replace(a, vocab_size=shard.count(a.vocab_size))
     site.ledger.claim(owner, plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages))
     return pool

@@ -23,6 +23,7 @@ from typing import Any, Generic
 from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
 from hiscore.serving.launched_batch import CompletedBatch, FailedBatch, LaunchedBatch
+from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.one_at_a_time import OneAtATime
 from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.totals import Totals
@@ -32,12 +33,13 @@ log = logging.getLogger(__name__)
 
 
 class Batcher(Generic[Job]):
-    """Runs requests in batches."""
+    """Runs requests in batches; `board` shows the loads of the model's instances, in the unit of costs."""
 
-    def __init__(self, model: BatchedModel[Job], limits: BatchLimits) -> None:
+    def __init__(self, model: BatchedModel[Job], limits: BatchLimits, board: LoadBoard | None = None) -> None:
         self._model, self._limits = model, limits
         self.totals = Totals()
-        self._waiting = WaitingRequests(model, limits, self.totals)
+        self.board = board or LoadBoard()
+        self._waiting = WaitingRequests(model, limits, self.totals, self.board)
         self._in_flight = 0
         self._closing = False
         self._changed = threading.Condition()  # guards all of the above
@@ -91,13 +93,15 @@ class Batcher(Generic[Job]):
             if not small or self._waiting or self._in_flight or self._closing:
                 return None
             self._in_flight = 1
+            self._waiting.publish_load(alone=self._model.cost(job))
             self.totals.queue_wait.observe(0.0)
         begin = time.monotonic()
         with self._launch_ready.lock:
             batch = self._try_launch([job])
         answers, completed = self._await(batch, 1)
-        if not isinstance(answers[0], RequestError):
-            with self._changed:
+        with self._changed:
+            self._waiting.publish_load()
+            if not isinstance(answers[0], RequestError):
                 self.totals.call.observe(time.monotonic() - begin)
         # The other thread counts it: this one has an answer to deliver.
         self._launched.put(([], CompletedBatch(batch if completed else None)))

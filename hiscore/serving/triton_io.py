@@ -18,6 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError, to_request_error
+from hiscore.models.site import Instance
 from hiscore.serving.batched_model import Job
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.error_log import ErrorLog
@@ -103,6 +104,7 @@ def serve(
         wait_s = min(timeout_s, requested_us / 1e6) if requested_us else timeout_s
         queued.append(QueuedRequest(job, ReplyTo.of(request), now + wait_s))
     batcher.submit(queued)
+    batcher.board.wait_for_turn()
     return None
 
 
@@ -118,6 +120,19 @@ def _response(answer: Outputs | RequestError, request_id: str, streamed: bool = 
 def server_directory(args: dict[str, str]) -> Path:
     """The directory that the launcher has made for this server, from the arguments of a model's ``initialize``."""
     return Path(args["model_repository"]).resolve().parents[1]
+
+
+def instance_of(args: dict[str, str], on_cpu: int) -> Instance:
+    """Which of a model's instances this is.
+
+    Args:
+        args: Of a model's ``initialize``.
+        on_cpu: CPU_INSTANCES.
+    """
+    if args["model_instance_kind"] != "CPU":
+        return Instance(f"cuda:{args['model_instance_device_id']}")
+    # Triton calls them MODEL_GROUP_NUMBER.
+    return Instance("cpu", int(args["model_instance_name"].rpartition("_")[2]), on_cpu)
 
 
 def request_id(request: Any) -> str:

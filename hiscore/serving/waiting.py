@@ -4,6 +4,7 @@ Knows no thread: its owner makes all calls under one lock.
 """
 
 import heapq
+import math
 import time
 from collections.abc import Collection
 from itertools import count, islice
@@ -11,6 +12,7 @@ from typing import Generic
 
 from hiscore.errors import Code, RequestError
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
+from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.queue_order import QueueOrder
 from hiscore.serving.queued_request import QueuedRequest
 from hiscore.serving.totals import Totals
@@ -26,8 +28,10 @@ Dropped = list[tuple[QueuedRequest[Job], RequestError]]
 class WaitingRequests(Generic[Job]):
     """Requests with parts to launch, those already started included."""
 
-    def __init__(self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals) -> None:
-        self._model, self._limits, self._totals = model, limits, totals
+    def __init__(
+        self, model: BatchedModel[Job], limits: BatchLimits, totals: Totals, board: LoadBoard
+    ) -> None:
+        self._model, self._limits, self._totals, self._board = model, limits, totals, board
         self._order: QueueOrder[QueuedRequest[Job]] = QueueOrder(limits.max_batch_cost)
         self._deadlines: list[tuple[float, int, QueuedRequest[Job]]] = []  # a heap
         self._numbers = count()
@@ -38,7 +42,7 @@ class WaitingRequests(Generic[Job]):
         return len(self._order)
 
     def admit(self, request: QueuedRequest[Job], size: int, at_once: bool, busy: bool) -> bool:
-        """Queue a request, unless there is no room.
+        """Queue a request, unless there is no room in any instance of the model.
 
         Args:
             request: Its cost is set.
@@ -48,18 +52,31 @@ class WaitingRequests(Generic[Job]):
         """
         room = max(self._limits.max_queue - self._not_started, at_once)
         total_cost = self._total_cost + request.cost
-        if room <= 0 or (self._total_cost and total_cost > self._limits.max_total_cost):
+        full = room <= 0 or (self._total_cost and total_cost > self._limits.max_total_cost)
+        if full and not self._board.others_have_room():
             return False
         self._not_started += 1
         self._total_cost = total_cost
         self._order.add(request, size, contended=busy or len(self._order) > 0)
         heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
+        self.publish_load()
         return True
 
     def answered(self, request: QueuedRequest[Job]) -> None:
         """Free the room of an admitted request, and drop its parts that still wait."""
         self._total_cost -= request.cost
         self._order.remove(request)
+        self.publish_load()
+
+    def publish_load(self, alone: int = 0) -> None:
+        """Tell the other instances the cost of all that waits or is being computed.
+
+        Args:
+            alone: The cost of a job that runs without having waited.
+        """
+        limits = self._limits
+        full = self._not_started >= limits.max_queue or self._total_cost >= limits.max_total_cost
+        self._board.publish(math.inf if full else self._total_cost + alone)
 
     def worth_polling(self) -> list[QueuedRequest[Job]]:
         """Those among the oldest for which it is worth asking whether the caller has gone."""
@@ -87,6 +104,7 @@ class WaitingRequests(Generic[Job]):
         for request in batch.started:
             self._not_started -= 1
             self._totals.queue_wait.observe(now - request.since)
+        self.publish_load()
         return batch.parts, dropped
 
     def _has_to_start(self, request: QueuedRequest[Job]) -> bool:

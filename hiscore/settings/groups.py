@@ -59,6 +59,11 @@ class Division(Settings):
         description="GPUs, or processes on the CPU, that compute one model together "
         "([sizing](tensor-parallel.md)). There are as many instances as groups of so many visible GPUs",
     )
+    cpu_instances: PositiveInt = Field(
+        default=1,
+        description="instances of `scorer` and of `decode` on the CPU, each with a share of cores and memory; a "
+        "GPU has one",
+    )
 
 
 class ContextLimit(Settings):

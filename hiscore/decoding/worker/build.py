@@ -121,7 +121,7 @@ def agree(rank: Rank, what: Build) -> MemoryBudget:
     """Work: the sizes of the pools that all ranks have room for, since a page is the same on each."""
     site: Site = rank.held["site"]
     weights = weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=_share(what, rank.shard))
-    own = memory_budget(what.settings, rank.device, weights, site.ledger, rank.shard.ranks)
+    own = memory_budget(what.settings, rank.device, weights, site.ledger, rank.shard.ranks * site.instance.of)
     sizes = torch.tensor([own.host_bytes, own.device_bytes], dtype=torch.float64, device=rank.device)
     host_bytes, device_bytes = (-rank.group.max(-sizes)).tolist()
     return replace(own, host_bytes=int(host_bytes), device_bytes=int(device_bytes))
@@ -140,7 +140,7 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
         shape.top_pages if what.settings.indexer_prefill == "kernels" else None,
     )  # fmt: skip
     staging = staging_tokens * staging_token_bytes(shape_of_model, what.dtype)
-    owner = f"decode on {rank.device}" + (f" rank {rank.shard.rank}" if rank.shard.ranks > 1 else "")
+    owner = site.owner("decode", rank.device, rank.shard.rank, rank.shard.ranks)
     for plan in plan_memory(rank.device, shape.bytes(what.dtype), staging, weights, activations):
         site.ledger.claim(owner, plan)
 

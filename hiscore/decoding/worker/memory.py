@@ -22,7 +22,7 @@ INDEX = ("index", "device_page_of")
 
 
 def memory_budget(
-    settings: CacheSettings, device: torch.device, weights: int, ledger: Ledger, ranks: int = 1
+    settings: CacheSettings, device: torch.device, weights: int, ledger: Ledger, processes: int = 1
 ) -> MemoryBudget:
     """The sizes of the pools: what the settings say, or a share of what is free.
 
@@ -31,16 +31,16 @@ def memory_budget(
         device: Where decode computes.
         weights: Their bytes: of what they leave of the device, the pools take at most half.
         ledger: Where the models of the server claim memory.
-        ranks: Of the model: on the CPU all of them take from the same memory.
+        processes: Of the model, ranks of all instances: on the CPU all of them take from the same memory.
     """
     kind = device.type
     host = ledger.free("host", available_host_bytes)
     on_device = ledger.free(memory_of(device), lambda: free_bytes(device))
-    # One rank on each GPU.
-    instances = torch.cuda.device_count() if kind == "cuda" else ranks
-    on_device //= 1 if kind == "cuda" else ranks
+    # One process on each GPU.
+    sharers = torch.cuda.device_count() if kind == "cuda" else processes
+    on_device //= 1 if kind == "cuda" else processes
     return MemoryBudget(
-        settings.host_kv_bytes or int(HOST_SHARE[kind] * host) // instances,
+        settings.host_kv_bytes or int(HOST_SHARE[kind] * host) // sharers,
         settings.device_kv_bytes or default_device_bytes(kind, on_device, weights),
         settings.max_streams or MAX_SEQUENCES[kind],
     )

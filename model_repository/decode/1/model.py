@@ -28,15 +28,17 @@ from hiscore.models.config import read_facts
 from hiscore.models.site import Site
 from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.parallel.leader import lead
-from hiscore.parallel.start import devices_of, log_as
+from hiscore.parallel.start import devices_of, log_as, use
 from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.feeds import ErrorsFeed, Exporter, histogram_feeds
+from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.metrics import Counters, Gauges, Rejects
 from hiscore.serving.response_sender import ResponseSender
 from hiscore.serving.triton_io import (
     ReplyTo,
     error_log,
     flag,
+    instance_of,
     parameters,
     server_directory,
     string,
@@ -56,8 +58,10 @@ class TritonPythonModel:
         settings = from_model_directory(DecodeSettings, Path(args["model_repository"]))
         configure_model(settings.log_format, args["model_name"])
         checkpoint = Path(settings.checkpoint)
-        on_cpu = args["model_instance_kind"] == "CPU"
-        self.site = Site.in_server(server_directory(args), args["model_name"])
+        instance = instance_of(args, settings.cpu_instances)
+        directory, device = server_directory(args), torch.device(instance.device)
+        use(device, instance.of)
+        self.site = Site.in_server(directory, args["model_name"], instance=instance)
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
         facts, eos_ids = read_facts(checkpoint, settings.max_context), read_eos_ids(checkpoint)
         grammars = GrammarCompiler(tokenizer.backend, facts.vocab_size, eos_ids) if tokenizer else None
@@ -66,17 +70,15 @@ class TritonPythonModel:
         if settings.generation_config == "checkpoint":
             self.defaults = read_defaults(checkpoint)
             log.info("defaults of requests from generation_config.json: %s", describe(self.defaults))
-        device = "cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}"
-        labels = {"model": args["model_name"], "version": args["model_version"], "device": device}
+        labels = {"model": args["model_name"], "version": args["model_version"], "device": instance.name}
         self.counters = Counters(descriptions(COUNTERS), labels)
         self.gauges = Gauges(descriptions(GAUGES), labels)
         self.rejects = Rejects(labels)
         self.feed = MetricsFeed(self.counters.add, self.gauges.set, self.rejects.add)
-        self.leader = lead(
-            devices_of(torch.device(device), settings.tensor_parallel, torch.cuda.device_count())
-        )
+        self.leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
         self.leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
         worker = make_worker(settings, self.leader, self.site)
+        self.board = LoadBoard(directory, args["model_name"])
         self.sender = ResponseSender(
             partial(ReplyTo.send, streamed=True),
             is_cancelled=ReplyTo.is_cancelled,
@@ -91,6 +93,7 @@ class TritonPythonModel:
             emit=self.sender.put,
             on_failure=end_if_device_is_lost,
             on_death=self.exit,
+            board=self.board,
         )
         self.exporter = Exporter(
             [ErrorsFeed(labels, error_log), *histogram_feeds(HISTOGRAMS, labels, self.engine.times)]
@@ -111,6 +114,7 @@ class TritonPythonModel:
                 whole = not decode_request.params.stream
                 stream = self.sender.open(ReplyTo.of(request), whole, decode_request.shape)
                 self.intake.accept(decode_request, stream)
+        self.board.wait_for_turn()
 
     def finalize(self) -> None:
         self.intake.close()

@@ -11,7 +11,7 @@ import torch
 from hiscore.logs import configure_model
 from hiscore.models.site import Site
 from hiscore.parallel.leader import lead
-from hiscore.parallel.start import devices_of, log_as
+from hiscore.parallel.start import devices_of, log_as, use
 from hiscore.parameters import one_row
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.layout import unpack
@@ -23,9 +23,11 @@ from hiscore.scoring.validation import check_labels, check_prompt
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.feeds import Exporter, batcher_feeds
+from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.metrics import Counters
 from hiscore.serving.triton_io import (
     error_log,
+    instance_of,
     parameters,
     request_id,
     required_tensor,
@@ -49,9 +51,10 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.settings = settings = from_model_directory(ScorerSettings, Path(args["model_repository"]))
         configure_model(settings.log_format, args["model_name"])
-        on_cpu = args["model_instance_kind"] == "CPU"
-        self.site = Site.in_server(server_directory(args), args["model_name"])
-        device = torch.device("cpu" if on_cpu else f"cuda:{args['model_instance_device_id']}")
+        instance = instance_of(args, settings.cpu_instances)
+        directory, device = server_directory(args), torch.device(instance.device)
+        use(device, instance.of)
+        self.site = Site.in_server(directory, args["model_name"], instance=instance)
         leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
         leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
         self.scorer = make_scorer(
@@ -64,16 +67,17 @@ class TritonPythonModel:
             self.site,
             leader,
         )
-        # The device tells the instances of several GPUs apart.
+        # The device tells the instances apart.
         labels = {
             "model": args["model_name"],
             "version": args["model_version"],
-            "device": str(self.scorer.device),
+            "device": instance.name,
         }
         self.counters = Counters(COUNTERS, labels)
         self.batcher: Batcher[ScoreRequest] = Batcher(
             BatchedScorer(self.scorer, self.record),
             BatchLimits(settings.max_batch_tokens, settings.max_queue, settings.max_queue_tokens),
+            LoadBoard(directory, args["model_name"]),
         )
         self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))
         # Freeze startup objects to exclude them from garbage collection while requests wait.

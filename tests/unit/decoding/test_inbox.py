@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.errors import Code, RequestError
+from hiscore.serving.load_board import LoadBoard
 
 PATIENCE_S = 20.0
 
@@ -42,6 +44,34 @@ def test_at_first_as_many_as_may_wait_and_as_can_start() -> None:
         inbox.put(sequence())
     assert refused.value.code is Code.UNAVAILABLE
     assert inbox.num_refused == 2
+
+
+def test_a_full_instance_refuses_only_what_no_other_could_take(tmp_path: Path) -> None:
+    boards = [LoadBoard(tmp_path, "decode", 1) for _ in range(2)]
+    full, other = (Inbox(max_queue=3, startable=2, board=board) for board in boards)
+    for _ in range(5):
+        full.put(sequence())
+    # It is not asked again before the other is full, too.
+    full.put(sequence())
+    assert full.num_refused == 0
+    assert [board.is_next for board in boards] == [False, True]
+    # The other is full after its own calls alone.
+    for _ in range(5):
+        other.put(sequence())
+    for inbox in (full, other):
+        with pytest.raises(RequestError, match="the queue is full"):
+            inbox.put(sequence())
+    assert [board.is_next for board in boards] == [True, True]
+
+
+def test_a_call_that_waits_is_more_of_a_load_than_several_that_run(tmp_path: Path) -> None:
+    boards = [LoadBoard(tmp_path, "decode", 1) for _ in range(2)]
+    waits, runs = (Inbox(max_queue=3, startable=2, board=board) for board in boards)
+    runs.update_room(0, 1, running=3.5)
+    waits.update_room(1, 0, running=0.0)
+    assert [board.is_next for board in boards] == [False, True]
+    runs.put(sequence())
+    assert [board.is_next for board in boards] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_each_model_reads_what_the_server_was_given(tmp_path: Path) -> None:
     """No setting is lost, mixed up or left at its default between the environment and a model."""
     given: dict[str, Any] = {
         "selector": "exact", "backup": "deferred", "dtype": "bfloat16", "log_format": "json",
-        "generation_config": "checkpoint",
+        "generation_config": "checkpoint", "indexer_prefill": "kernels", "indexer_dtype": "fp8",
         "prefix_cache": True,
     }  # fmt: skip
     every = {name for declared in MODEL_SETTINGS.values() for name in declared.model_fields}
@@ -92,14 +92,29 @@ def test_a_forward_is_as_large_as_its_device_needs(device: Any, tokens: int) -> 
 
 @pytest.mark.parametrize(
     ("ranks", "instances"),
-    [(1, "kind: KIND_GPU"), (2, "kind: KIND_GPU gpus: [ 0, 2, 4, 6 ]"), (8, "kind: KIND_GPU gpus: [ 0 ]")],
+    [
+        (1, "kind: KIND_GPU count: 1"),
+        (2, "kind: KIND_GPU count: 1 gpus: [ 0, 2, 4, 6 ]"),
+        (8, "kind: KIND_GPU count: 1 gpus: [ 0 ]"),
+    ],
 )
 def test_an_instance_is_on_the_first_of_its_gpus(
     ranks: int, instances: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(8))))
-    assert instances_on("cuda", ranks) == instances
-    assert instances_on("cpu", ranks) == "kind: KIND_CPU"
+    assert instances_on("cuda", ranks, 3) == instances
+    assert instances_on("cpu", ranks, 3) == "kind: KIND_CPU count: 3"
+
+
+@pytest.mark.parametrize(("device", "gpus", "calls"), [("cpu", 1, 8), ("cuda", 1, 64), ("cuda", 2, 8)])
+def test_one_of_several_scorers_is_handed_few_calls_at_once(
+    device: Any, gpus: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
+    values = model_values(ServeSettings(cpu_instances=2), Path("/a"), device, MODELS, SELECTORS)
+    given = {model: values[model]["max_batch_calls"] for model in ("score", "tokenizer", "scorer")}
+    # An ensemble with larger batches than one of its steps does not load.
+    assert given == {"score": calls, "tokenizer": 64, "scorer": calls}
 
 
 def test_a_repository_without_templates_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""The loads of a model's instances, by which calls are dealt among them.
+
+Triton keeps one queue per model, and hands the next call to any instance whose `execute` has returned. Ours only
+queues a call, so calls would be dealt in turn, whatever an instance still has to do. Hence each publishes its
+load, and returns from `execute` only when no other has less to do: the next call goes to the one that has least.
+One that has returned cannot be called back: if another has less to do a moment later, it still gets a call.
+"""
+
+import fcntl
+import math
+import mmap
+import os
+import time
+from array import array
+from pathlib import Path
+
+MAX_INSTANCES = 64
+POLL_S = 0.002
+"""How soon an instance that waits for its turn notices it. Meanwhile another takes the calls."""
+
+
+class LoadBoard:
+    """One instance's view of all loads.
+
+    Args:
+        directory: The server's own; None: this instance is the only one.
+        model: The model's name.
+        server: Process id of the server; None: this process is a child of it.
+
+    Raises:
+        ValueError: There are too many instances.
+    """
+
+    def __init__(self, directory: Path | None = None, model: str = "", server: int | None = None) -> None:
+        self._loads: array[float] | memoryview[float] = array("d", [0.0])
+        self._own = 0
+        if directory is not None:
+            # A restarted server begins with an empty board: its instances are children of another process.
+            self._join(directory / f"loads-{model}-{server or os.getppid()}")
+
+    def publish(self, load: float) -> None:
+        """Say how much there is to do.
+
+        Args:
+            load: In whatever unit the instances of the model agree on; infinite: no call could even wait.
+        """
+        self._loads[self._own] = load
+
+    def others_have_room(self) -> bool:
+        """Whether a call that finds no room here would find some elsewhere."""
+        return self._least_of_others() < math.inf
+
+    @property
+    def is_next(self) -> bool:
+        """Whether no other instance has less to do than this one."""
+        return self._loads[self._own] <= self._least_of_others()
+
+    def wait_for_turn(self) -> None:
+        """Return when this instance is next. Others take the calls until then."""
+        while not self.is_next:
+            time.sleep(POLL_S)
+
+    def _least_of_others(self) -> float:
+        return min((load for place, load in enumerate(self._loads) if place != self._own), default=math.inf)
+
+    def _join(self, path: Path) -> None:
+        """Map the board, and take the first free place: one that nobody has is infinite."""
+        with open(path, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.fstat(file.fileno()).st_size:
+                file.write(array("d", [math.inf] * MAX_INSTANCES).tobytes())
+                file.flush()
+            self._loads = memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
+            if math.inf not in self._loads:
+                raise ValueError(f"a model has at most {MAX_INSTANCES} instances")
+            self._own = list(self._loads).index(math.inf)
+            self.publish(0.0)
+            # The map has a descriptor of its own, which would keep the lock.
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,0 +1,122 @@
+"""Several instances of a model behind one queue: calls go to the one with the least to do."""
+
+import re
+import shutil
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as triton
+
+from hiscore.launcher import Server
+from hiscore.settings import ServeSettings
+from tests.server.busy import inputs, score
+from tests.server.conftest import StartServer
+from tests.server.counters import settled
+from tests.server.generation import grpc_stream, over_grpc
+from tests.server.wire import Refused
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+SMALL = 12
+LONG = {"max_tokens": 1_500, "ignore_eos": True}
+MAX_STREAMS, MAX_QUEUE = 2, 1
+PROMPT = [token % 400 for token in range(300)]
+TOTAL = len(PROMPT) + 3 * SMALL
+
+
+def by_device(server: Server, metric: str) -> Counter[str]:
+    """A metric of each instance."""
+    with urllib.request.urlopen(server.metrics_url) as response:
+        found = re.findall(
+            rf'^{metric}\{{(?:[^}}]*,)?device="([^"]+)"[^}}]*\}} (\S+)$',
+            response.read().decode(),
+            re.MULTILINE,
+        )
+    return Counter({device: int(float(value)) for device, value in found})
+
+
+def in_turn(target: Path) -> Path:
+    """The model repository without the wait for a turn: what Triton does by itself."""
+    shutil.copytree(ServeSettings().model_repository, target)
+    model = target / "decode" / "1" / "model.py"
+    text = model.read_text()
+    assert text.count("        self.board.wait_for_turn()\n") == 1
+    model.write_text(text.replace("        self.board.wait_for_turn()\n", ""))
+    return target
+
+
+def prompts_beside_a_long_call(server: Server) -> Counter[str]:
+    """Prompt tokens that each instance prefills while one of them has a long call: its own, and small ones."""
+    settled(server)
+    before = by_device(server, "hiscore_decode_prompt_tokens_total")
+    with grpc_stream(server, {"input_ids": PROMPT}, **LONG) as responses:
+        next(responses)
+        for _ in range(SMALL):
+            assert len(over_grpc(server, {"input_ids": [1, 2, 3]}, max_tokens=2, ignore_eos=True).ids) == 2
+        assert next(responses).reason == "", "the long call has ended too early to tell"
+    # Every call was served, so this total is reached; metrics come later than answers.
+    while (after := by_device(server, "hiscore_decode_prompt_tokens_total") - before).total() < TOTAL:
+        pass
+    return after
+
+
+def test_an_instance_that_is_busy_leaves_calls_to_one_that_is_not(
+    start_server: StartServer, tiny_llama: Path, tmp_path: Path
+) -> None:
+    settings = {"models": "decode", "cpu_instances": 2, "host_kv_bytes": 2**26, "prefix_cache": False}
+    prompts = prompts_beside_a_long_call(start_server(tiny_llama, **settings))
+    assert sorted(prompts) == ["cpu:0", "cpu:1"]
+    assert sorted(prompts.values()) == [3 * SMALL, len(PROMPT)]
+    # The control: in turn, the busy one gets small calls, too.
+    control = start_server(tiny_llama, model_repository=in_turn(tmp_path / "models"), **settings)
+    assert sorted(prompts_beside_a_long_call(control).values())[0] < 3 * SMALL
+
+
+def test_calls_are_refused_only_when_all_instances_are_full(
+    start_server: StartServer, tiny_llama: Path
+) -> None:
+    server = start_server(
+        tiny_llama, models="decode", cpu_instances=2, host_kv_bytes=2**26,
+        max_streams=MAX_STREAMS, max_queue=MAX_QUEUE,
+    )  # fmt: skip
+    open_calls = []
+    try:
+        for _ in range(2 * MAX_STREAMS):
+            open_calls.append(grpc_stream(server, {"input_ids": PROMPT}, **LONG))
+            next(open_calls[-1].__enter__())
+        # All run; now the queues are filled, one call more than they hold.
+        waiting = [grpc_stream(server, {"input_ids": PROMPT}, **LONG) for _ in range(2 * MAX_QUEUE)]
+        responses = [call.__enter__() for call in waiting]
+        open_calls += waiting
+        while by_device(server, "hiscore_decode_waiting").total() < len(waiting):
+            pass
+        with pytest.raises(Refused, match="the queue is full"):
+            over_grpc(server, {"input_ids": PROMPT}, **LONG)
+        assert responses
+    finally:
+        for call in open_calls:
+            call.__exit__(None, None, None)
+
+
+def test_a_large_call_does_not_keep_small_ones_from_the_other_scorer(
+    start_server: StartServer, tiny_llama: Path
+) -> None:
+    server = start_server(
+        tiny_llama, models="scorer", cpu_instances=2, query_cache_bytes=2**24, max_batch_tokens=1_000
+    )
+    large, small = 600, 1
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        done: list[object] = []
+        client.async_infer("scorer", inputs(large), lambda result, error: done.append(error or result))
+        while by_device(server, "hiscore_batches_total").total() == 0:
+            pass
+        for _ in range(SMALL):
+            score(client, small)
+        assert not done, "the large call has ended too early to tell"
+        while not done:
+            pass
+    assert not isinstance(done[0], Exception)
+    settled(server)
+    assert sorted(by_device(server, "hiscore_items_total").values()) == [SMALL * small, large]
