@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from hiscore.layers.eight_bits import EightBits, Quantised
 from hiscore.layers.moe import moe
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import Experts, LayerWeights, Projection, Quantised
+from hiscore.layers.weights import Experts, LayerWeights, Projection
 
 
 class Ops(Protocol):
@@ -21,12 +22,12 @@ class Ops(Protocol):
         h: The normalised input of a block, [T, hidden] in the model's dtype.
         Norm weights are float32.
 
-    What a projection reads (h, and the result of `gate`) is a Tensor, or under fp8 a `Quantised`. An
+    What a projection reads (h, and the result of `gate`) is a Tensor, or `into` 8 bits a `Quantised`. An
     implementation may hand itself something else from one operation to the next, so callers only pass it on.
     """
 
     def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
     ) -> tuple[Tensor, Any]:
         """Look up token embeddings and normalise them for the first layer.
 
@@ -35,7 +36,7 @@ class Ops(Protocol):
             table: [vocabulary, hidden].
             scale: Multiplies the embeddings.
             weight: [hidden], of the first layer's input norm; None where the family has none.
-            fp8: Whether h is quantised.
+            into: The format of h; None: not quantised.
 
         Returns:
             x and h.
@@ -63,7 +64,12 @@ class Ops(Protocol):
         """
 
     def add_norm(
-        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor | None, fp8: bool = False
+        self,
+        x: Tensor,
+        update: Tensor,
+        post_weight: Tensor | None,
+        weight: Tensor | None,
+        into: EightBits | None = None,
     ) -> Any:
         """Add a block's output to the residual stream and normalise the sum for the next block.
 
@@ -72,7 +78,7 @@ class Ops(Protocol):
             update: [T, hidden].
             post_weight: [hidden], of a norm of `update` itself; None where the family has none.
             weight: [hidden]; None: h is the sum itself.
-            fp8: Whether h is quantised.
+            into: The format of h; None: not quantised.
 
         Returns:
             h.
@@ -91,7 +97,7 @@ class Ops(Protocol):
         h: Any,
         post_weight: Tensor | None,
         weight: Tensor | None,
-        fp8: bool = False,
+        into: EightBits | None = None,
     ) -> Any:
         """`add_norm` of a projection of h. The result is only for `project` and `gate`.
 
@@ -101,35 +107,35 @@ class Ops(Protocol):
             h: Its input.
             post_weight: See `add_norm`.
             weight: See `add_norm`.
-            fp8: See `add_norm`.
+            into: See `add_norm`.
         """
-        return self.add_norm(x, self.reduce(self.project(projection, h)), post_weight, weight, fp8)
+        return self.add_norm(x, self.reduce(self.project(projection, h)), post_weight, weight, into)
 
     def reduce(self, partial: Tensor) -> Tensor:
         """The sum over ranks of what each adds to the residual stream; partial may be overwritten."""
         return partial
 
-    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
+    def gate(self, projection: Projection, h: Any, into: EightBits | None = None) -> Any:
         """act(gate) * up of a joint projection to gate and up.
 
         Args:
             projection: Of [T, in] to [T, 2 F], gate first.
             h: Its input.
-            fp8: Whether the result is quantised.
+            into: The format of the result; None: not quantised.
 
         Returns:
             [T, F].
         """
-        return self.activate(self.project(projection, h), fp8)
+        return self.activate(self.project(projection, h), into)
 
     def experts(self, experts: Experts, h: Tensor) -> Tensor:
         """A mixture of experts: [T, hidden] to [T, hidden]."""
         return moe(experts, h)
 
-    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
+    def activate(self, gate_up: Tensor, into: EightBits | None = None) -> Any:
         """act(gate) * up: [T, 2 F] to [T, F]."""
         ...
 
-    def quantise(self, x: Tensor) -> Quantised:
-        """Quantise what no other operation quantises, for an fp8 projection: [T, width]."""
+    def quantise(self, x: Tensor, into: EightBits) -> Quantised:
+        """Quantise what no other operation quantises, for a projection in 8 bits: [T, width]."""
         ...

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hiscore.layers.eight_bits import EightBits, Quantised
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import Experts, LayerWeights, Projection, Quantised
+from hiscore.layers.weights import Experts, LayerWeights, Projection
 from hiscore.numerics import at_least_float32
 from hiscore.parallel.group import Group
 
@@ -63,14 +64,14 @@ class ParallelOps(Ops):
         self._wide_norms = wide_norms
 
     def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
     ) -> tuple[Tensor, Any]:
         mine = ids - self._vocabulary.start
         held = (mine >= 0) & (mine < len(table))
         # One rank has the row, the others add zeros.
         rows = self._group.sum(table[torch.where(held, mine, 0)].masked_fill_(~held[:, None], 0))
         places = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
-        return self._inner.embed(places, rows, scale, weight, fp8)
+        return self._inner.embed(places, rows, scale, weight, into)
 
     def rope_and_cache(
         self,
@@ -100,21 +101,26 @@ class ParallelOps(Ops):
         return self._group.sum(partial)
 
     def add_norm(
-        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor | None, fp8: bool = False
+        self,
+        x: Tensor,
+        update: Tensor,
+        post_weight: Tensor | None,
+        weight: Tensor | None,
+        into: EightBits | None = None,
     ) -> Any:
-        return self._inner.add_norm(x, update, post_weight, weight, fp8)
+        return self._inner.add_norm(x, update, post_weight, weight, into)
 
     def project(self, projection: Projection, h: Any) -> Tensor:
         return self._inner.project(projection, h)
 
-    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
-        return self._inner.gate(projection, h, fp8)
+    def gate(self, projection: Projection, h: Any, into: EightBits | None = None) -> Any:
+        return self._inner.gate(projection, h, into)
 
     def experts(self, experts: Experts, h: Tensor) -> Tensor:
         return self._inner.experts(experts, h)
 
-    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
-        return self._inner.activate(gate_up, fp8)
+    def activate(self, gate_up: Tensor, into: EightBits | None = None) -> Any:
+        return self._inner.activate(gate_up, into)
 
-    def quantise(self, x: Tensor) -> Quantised:
-        return self._inner.quantise(x)
+    def quantise(self, x: Tensor, into: EightBits) -> Quantised:
+        return self._inner.quantise(x, into)

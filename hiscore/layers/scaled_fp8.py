@@ -10,8 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hiscore.kernels.fp8 import LARGEST, SMALLEST_PEAK
-from hiscore.layers.weights import FP8, Scales
+from hiscore.kernels.eight_bits import FP8_LARGEST, SMALLEST_PEAK
+from hiscore.layers.eight_bits import FP8, EightBits
+from hiscore.layers.weights import Scales
 
 COLUMNS = (32, 64, 128)
 """Of a block, that the kernels take."""
@@ -28,7 +29,7 @@ class ScaledLinear:
     scales: Scales
     bias: Tensor | None = None
     """[out]"""
-    fp8: ClassVar[bool] = False
+    reads: ClassVar[EightBits | None] = None
 
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_cuda:
@@ -80,7 +81,7 @@ def quantise(x: Tensor, columns: int, powers_of_two: bool) -> tuple[Tensor, Tens
     y = torch.nn.functional.pad(x.float(), (0, blocks * columns - width)).view(rows, blocks, columns)
     peaks = y.abs().amax(dim=2, keepdim=True).clamp_min(SMALLEST_PEAK)
     # Multiplied rather than divided, as in the kernel: the same two roundings, the same bits.
-    scales, factors = peaks * (1 / LARGEST), peaks.reciprocal() * LARGEST
+    scales, factors = peaks * (1 / FP8_LARGEST), peaks.reciprocal() * FP8_LARGEST
     if powers_of_two:
         scales = ((scales.view(torch.int32) + MANTISSA) & ~MANTISSA).view(torch.float32)
         factors = scales.reciprocal()

@@ -5,8 +5,9 @@ import triton
 from torch import Tensor
 
 from hiscore.kernels import scaled_fp8 as kernels
+from hiscore.layers.eight_bits import FP8
 from hiscore.layers.tile import Tile
-from hiscore.layers.weights import FP8, Scales
+from hiscore.layers.weights import Scales
 
 STEP = Tile(16, 32, 128, warps=4, stages=4)
 """Of few rows: enough tiles of outputs for all multiprocessors."""

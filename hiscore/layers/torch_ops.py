@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from hiscore.layers.activations import gated
+from hiscore.layers.eight_bits import EightBits, Quantised, quantise
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import LayerWeights, Quantised, quantise
+from hiscore.layers.weights import LayerWeights
 from hiscore.numerics import at_least_float32
 
 
@@ -24,10 +25,10 @@ class TorchOps(Ops):
         self._activation = activation
 
     def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
     ) -> tuple[Tensor, Any]:
         x = table[ids].to(at_least_float32(table.dtype)) * scale
-        return x, _for_projection(self._block_norm(x, weight, table.dtype), fp8)
+        return x, _for_projection(self._block_norm(x, weight, table.dtype), into)
 
     def rope_and_cache(
         self,
@@ -58,16 +59,21 @@ class TorchOps(Ops):
         qk.copy_(turned)
 
     def add_norm(
-        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor | None, fp8: bool = False
+        self,
+        x: Tensor,
+        update: Tensor,
+        post_weight: Tensor | None,
+        weight: Tensor | None,
+        into: EightBits | None = None,
     ) -> Any:
         x += self._block_norm(update, post_weight, update.dtype)
-        return _for_projection(self._block_norm(x, weight, update.dtype), fp8)
+        return _for_projection(self._block_norm(x, weight, update.dtype), into)
 
-    def activate(self, gate_up: Tensor, fp8: bool = False) -> Any:
-        return _for_projection(gated(gate_up, self._activation), fp8)
+    def activate(self, gate_up: Tensor, into: EightBits | None = None) -> Any:
+        return _for_projection(gated(gate_up, self._activation), into)
 
-    def quantise(self, x: Tensor) -> Quantised:
-        return quantise(x)
+    def quantise(self, x: Tensor, into: EightBits) -> Quantised:
+        return quantise(x, into)
 
     def _block_norm(self, x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
         return x.to(dtype) if weight is None else self._norm(x, weight, dtype, self._centred)
@@ -80,5 +86,5 @@ class TorchOps(Ops):
         return (y.to(at_least_float32(dtype)) * weight).to(dtype)
 
 
-def _for_projection(x: Tensor, fp8: bool) -> Tensor | Quantised:
-    return quantise(x) if fp8 else x
+def _for_projection(x: Tensor, into: EightBits | None) -> Tensor | Quantised:
+    return x if into is None else quantise(x, into)

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from hiscore.kernels import elementwise, gated_mlp, gemv
 from hiscore.kernels import rope as rope_kernels
+from hiscore.kernels.eight_bits import NO_FORMAT
 from hiscore.layers import moe_triton
+from hiscore.layers.eight_bits import EightBits, Quantised
 from hiscore.layers.ops import Ops
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import FP8, Experts, LayerWeights, Linear, Projection, Quantised
+from hiscore.layers.weights import Experts, LayerWeights, Linear, Projection
 from hiscore.numerics import at_least_float32
 
 GELU = {"gelu_pytorch_tanh": 1, "gelu": 2}
@@ -66,15 +68,19 @@ class TritonOps(Ops):
         self._use_gemv = use_gemv
 
     def embed(
-        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, fp8: bool = False
+        self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
     ) -> tuple[Tensor, Tensor | Quantised]:
         width = table.shape[1]
         x = torch.empty((len(ids), width), dtype=at_least_float32(table.dtype), device=table.device)
-        h = torch.empty_like(x, dtype=table.dtype) if not fp8 else _empty_quantised(len(ids), width, x)
+        h = (
+            torch.empty_like(x, dtype=table.dtype)
+            if into is None
+            else _empty_quantised(len(ids), width, into, x)
+        )
         elementwise.embed[(len(ids),)](
             ids, table, x, *_targets(h), x if weight is None else weight, scale, self._eps,
             WIDTH=width, NORMED=weight is not None, CENTRED=self._centred,
-            BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._launch_kwargs(len(ids)),
+            BLOCK=triton.next_power_of_2(width), FORMAT=_of_kernels(into), **self._launch_kwargs(len(ids)),
         )  # fmt: skip
         return x, h
 
@@ -101,16 +107,21 @@ class TritonOps(Ops):
         )  # fmt: skip
 
     def add_norm(
-        self, x: Tensor, update: Tensor, post_weight: Tensor | None, weight: Tensor | None, fp8: bool = False
+        self,
+        x: Tensor,
+        update: Tensor,
+        post_weight: Tensor | None,
+        weight: Tensor | None,
+        into: EightBits | None = None,
     ) -> Tensor | Quantised:
         rows, width = x.shape
-        h = torch.empty_like(update) if not fp8 else _empty_quantised(rows, width, x)
+        h = torch.empty_like(update) if into is None else _empty_quantised(rows, width, into, x)
         if rows:
             elementwise.add_norm[(rows,)](
                 x, update, *_targets(h), x if post_weight is None else post_weight,
                 x if weight is None else weight, self._eps,
                 WIDTH=width, SANDWICH=post_weight is not None, NORMED=weight is not None, CENTRED=self._centred,
-                BLOCK=triton.next_power_of_2(width), FP8=fp8, **self._launch_kwargs(rows),
+                BLOCK=triton.next_power_of_2(width), FORMAT=_of_kernels(into), **self._launch_kwargs(rows),
             )  # fmt: skip
         return h
 
@@ -126,18 +137,18 @@ class TritonOps(Ops):
         h: Any,
         post_weight: Tensor | None,
         weight: Tensor | None,
-        fp8: bool = False,
+        into: EightBits | None = None,
     ) -> Any:
         # What can be left to the product that reads h is an RMS norm.
-        leaves_norm = post_weight is None and not fp8 and not self._centred and gemv.fits(*x.shape)
+        leaves_norm = post_weight is None and into is None and not self._centred and gemv.fits(*x.shape)
         if weight is not None and leaves_norm and self._fits_gemv(projection, h):
             gemv.multiply(h, projection.weight, projection.bias, onto=x, chained=supports_pdl())
             return gemv.Normed(x, weight, self._eps)
-        return super().project_add_norm(x, projection, h, post_weight, weight, fp8)
+        return super().project_add_norm(x, projection, h, post_weight, weight, into)
 
-    def gate(self, projection: Projection, h: Any, fp8: bool = False) -> Any:
-        if fp8:
-            return super().gate(projection, h, fp8)
+    def gate(self, projection: Projection, h: Any, into: EightBits | None = None) -> Any:
+        if into is not None:
+            return super().gate(projection, h, into)
         if self._fits_gemv(projection, h) and projection.bias is None:
             return gemv.multiply(h, projection.weight, gelu=self._gelu, chained=supports_pdl())
         sms = hopper_sm_count()
@@ -145,7 +156,7 @@ class TritonOps(Ops):
             tile = gated_mlp.tile_for(*h.shape, len(projection.weight) // 2, sms)
             if tile:
                 return gated_mlp.multiply(h, projection.weight, self._gelu, tile, sms)
-        return super().gate(projection, h, fp8)
+        return super().gate(projection, h, into)
 
     def _fits_gemv(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
         return self._use_gemv and isinstance(projection, Linear) and gemv.fits(*h.shape)
@@ -158,10 +169,10 @@ class TritonOps(Ops):
     def experts(self, experts: Experts, h: Tensor) -> Tensor:
         return moe_triton.moe(experts, h, step=self._use_gemv)
 
-    def activate(self, gate_up: Tensor, fp8: bool = False) -> Tensor | Quantised:
+    def activate(self, gate_up: Tensor, into: EightBits | None = None) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2
-        if fp8:
-            return self._activate_fp8(gate_up, rows, width)
+        if into is not None:
+            return self._activate_quantised(gate_up, rows, width, into)
         out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
         block = min(1024, triton.next_power_of_2(width))
         if rows:
@@ -170,35 +181,39 @@ class TritonOps(Ops):
             )
         return out
 
-    def _activate_fp8(self, gate_up: Tensor, rows: int, width: int) -> Quantised:
-        out = _empty_quantised(rows, width, gate_up)
+    def _activate_quantised(self, gate_up: Tensor, rows: int, width: int, into: EightBits) -> Quantised:
+        out = _empty_quantised(rows, width, into, gate_up)
         if rows:
-            elementwise.activate_fp8[(rows,)](
+            elementwise.activate_quantised[(rows,)](
                 gate_up, out.values, out.scales, WIDTH=width, GELU=self._gelu,
-                BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+                BLOCK=triton.next_power_of_2(width), FORMAT=into.of_kernels, num_warps=_warps(width),
             )  # fmt: skip
         return out
 
-    def quantise(self, x: Tensor) -> Quantised:
+    def quantise(self, x: Tensor, into: EightBits) -> Quantised:
         rows, width = x.shape
-        out = _empty_quantised(rows, width, x)
+        out = _empty_quantised(rows, width, into, x)
         if rows:
             elementwise.quantise[(rows,)](
                 x, out.values, out.scales,
-                WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+                WIDTH=width, BLOCK=triton.next_power_of_2(width), FORMAT=into.of_kernels, num_warps=_warps(width),
             )  # fmt: skip
         return out
 
 
-def _empty_quantised(rows: int, width: int, like: Tensor) -> Quantised:
+def _empty_quantised(rows: int, width: int, into: EightBits, like: Tensor) -> Quantised:
     return Quantised(
-        torch.empty((rows, width), dtype=FP8, device=like.device),
+        torch.empty((rows, width), dtype=into.dtype, device=like.device),
         torch.empty((rows, 1), dtype=torch.float32, device=like.device),
     )
 
 
+def _of_kernels(into: EightBits | None) -> int:
+    return NO_FORMAT if into is None else into.of_kernels
+
+
 def _targets(out: Tensor | Quantised) -> tuple[Tensor, Tensor]:
-    """Values and scales as a kernel takes them; without fp8 it does not touch the second."""
+    """Values and scales as a kernel takes them; without 8 bits it does not touch the second."""
     return (out, out) if isinstance(out, Tensor) else (out.values, out.scales)
 
 

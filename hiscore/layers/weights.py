@@ -1,23 +1,19 @@
-"""Weights on the device: projections, in fp8 too, and the tensors of a layer."""
+"""Weights on the device: projections, and the tensors of a layer."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor
 
-from hiscore.kernels.fp8 import LARGEST, SMALLEST_PEAK
+from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.products import linear
-
-FP8 = torch.float8_e4m3fn
-FP8_ALIGNMENT = 16
-"""Both sizes of an fp8 weight must be multiples of this."""
 
 
 class Projection(Protocol):
-    """A linear layer; reads a Tensor, or in fp8 a `Quantised`."""
+    """A linear layer; reads a Tensor, or in 8 bits a `Quantised`."""
 
-    fp8: ClassVar[bool]
+    reads: ClassVar[EightBits | None]
+    """The format of what it reads; None: a Tensor."""
 
     def __call__(self, x: Any) -> Tensor: ...
 
@@ -30,57 +26,10 @@ class Linear:
     """[out, in]"""
     bias: Tensor | None = None
     """[out]"""
-    fp8: ClassVar[bool] = False
+    reads: ClassVar[EightBits | None] = None
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """A matrix in fp8, with a scale for each row: values times scales.
-
-    An outlier costs only its own row precision, and no row's result depends on another row.
-    """
-
-    values: Tensor
-    """float8_e4m3fn [rows, width]"""
-    scales: Tensor
-    """float32 [rows, 1]"""
-
-
-def quantise(x: Tensor) -> Quantised:
-    """Scale each row of x [rows, width] so that its largest value is float8's largest, and round."""
-    y = x.float()
-    peak = y.abs().amax(dim=1, keepdim=True).clamp_min(SMALLEST_PEAK)
-    # Multiplied rather than divided, as in the kernels: the same two roundings, the same bits.
-    return Quantised((y * (peak.reciprocal() * LARGEST)).to(FP8), peak * (1 / LARGEST))
-
-
-@dataclass(frozen=True)
-class Fp8Linear:
-    """A projection in fp8. Its result is bfloat16."""
-
-    weight: Quantised
-    """[out, in]"""
-    bias: Tensor | None = None
-    """bfloat16 [out]"""
-    fp8: ClassVar[bool] = True
-
-    def __call__(self, x: Quantised) -> Tensor:
-        if not len(x.values):
-            # _scaled_mm does not take an empty operand.
-            return torch.empty((0, len(self.weight.values)), dtype=torch.bfloat16, device=x.values.device)
-        out = torch._scaled_mm(
-            x.values,
-            self.weight.values.t(),
-            scale_a=x.scales,
-            scale_b=self.weight.scales.t(),
-            out_dtype=torch.bfloat16,
-            # The tensor cores' own accumulation rounds far less than the operands were rounded.
-            use_fast_accum=True,
-        )
-        return out if self.bias is None else out.add_(self.bias)
 
 
 @dataclass(frozen=True)
@@ -199,7 +148,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole checkpoint on one device; only projections may be fp8."""
+    """A whole checkpoint on one device; only projections may be in 8 bits."""
 
     embedding: Tensor
     """[vocabulary, hidden]"""

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import Attention, AttentionShape
+from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.lm_head import LMHead
 from hiscore.layers.ops import Ops
 from hiscore.layers.parallel_ops import ParallelOps, WideNorms
 from hiscore.layers.rope import Rope
-from hiscore.layers.weights import LayerWeights, Mlp, Weights
+from hiscore.layers.weights import LayerWeights, Mlp, Projection, Weights
 from hiscore.models.config import read_architecture
 from hiscore.models.loader import load_weights
 from hiscore.models.rotary import make_rope
@@ -44,7 +45,7 @@ class Decoder:
         checkpoint: Path,
         device: torch.device,
         dtype: torch.dtype,
-        fp8: bool = False,
+        into: EightBits | None = None,
         max_context: int | None = None,
         shared: SharedWeights | None = None,
         group: Group | None = None,
@@ -55,7 +56,7 @@ class Decoder:
             checkpoint: Directory with config.json and safetensors.
             device: Where weights and tables are kept.
             dtype: Of weights and activations.
-            fp8: Whether the layers' projections and their inputs are float8 instead.
+            into: The format of the layers' projections and their inputs; None: that dtype.
             max_context: Tokens of the longest sequence; None: see `context_limit`.
             shared: Weights of the server's models; None: this one has its own.
             group: The ranks that compute together; None: this process is the only one.
@@ -70,10 +71,10 @@ class Decoder:
         self.architecture = a = of_rank(whole, shard)
         """With the sizes of this rank."""
         self.weights: Weights = (shared or SharedWeights()).load(
-            weights_key(device, dtype, fp8, shard),
-            lambda: load_weights(checkpoint, whole, device, dtype, fp8, shard),
+            weights_key(device, dtype, into, shard),
+            lambda: load_weights(checkpoint, whole, device, dtype, into, shard),
         )
-        self.device, self.dtype, self.fp8 = device, dtype, fp8
+        self.device, self.dtype = device, dtype
         self.after_layer: Advance = no_progress
         """Called after each layer of a forward that the host computes or launches, but not by a CUDA graph."""
         # transformers rounds the factor to the embedding's dtype.
@@ -153,7 +154,7 @@ class Decoder:
         """
         a, layers = self.architecture, self.weights.layers
         table, norm = self.weights.embedding, layers[0].input_norm
-        x, h = ops.embed(inputs.input_ids, table, self._embedding_scale, norm, layers[0].qkv.fp8)
+        x, h = ops.embed(inputs.input_ids, table, self._embedding_scale, norm, layers[0].qkv.reads)
         for index, layer in enumerate(layers):
             qkv = ops.project(layer.qkv, h)
             ops.rope_and_cache(
@@ -162,17 +163,17 @@ class Decoder:
             attended = attention.attend(index, qkv, pool[index])
             self.after_layer()
             if index < a.layers - 1:
-                norm, fp8 = layers[index + 1].input_norm, layers[index + 1].qkv.fp8
+                norm, into = layers[index + 1].input_norm, layers[index + 1].qkv.reads
                 if a.family.parallel_mlp:
-                    h = ops.add_norm(x, self._parallel(layer, h, attended, ops), None, norm, fp8)
+                    h = ops.add_norm(x, self._parallel(layer, h, attended, ops), None, norm, into)
                     continue
                 h = self._after_attention(layer, x, attended, ops)
                 if isinstance(layer.mlp, Mlp):
-                    gated = ops.gate(layer.mlp.gate_up, h, layer.mlp.down.fp8)
-                    h = ops.project_add_norm(x, layer.mlp.down, gated, layer.post_mlp_norm, norm, fp8)
+                    gated = ops.gate(layer.mlp.gate_up, h, layer.mlp.down.reads)
+                    h = ops.project_add_norm(x, layer.mlp.down, gated, layer.post_mlp_norm, norm, into)
                 else:
                     added = ops.reduce(ops.experts(layer.mlp, h))
-                    h = ops.add_norm(x, added, layer.post_mlp_norm, norm, fp8)
+                    h = ops.add_norm(x, added, layer.post_mlp_norm, norm, into)
         return x, attended
 
     def tail(self, x: Tensor, attended: Tensor, ops: Ops) -> Tensor:
@@ -188,36 +189,46 @@ class Decoder:
         """
         layer = self.weights.layers[-1]
         if self.architecture.family.parallel_mlp:
-            h = ops.add_norm(x, torch.zeros_like(x, dtype=self.dtype), None, layer.input_norm, layer.qkv.fp8)
+            h = ops.add_norm(
+                x, torch.zeros_like(x, dtype=self.dtype), None, layer.input_norm, layer.qkv.reads
+            )
             out = self._parallel(layer, h, attended, ops)
         else:
             out = ops.reduce(self._mlp(layer, self._after_attention(layer, x, attended, ops), ops))
-        # Not quantised: the LM head is never in fp8.
+        # Not quantised: the LM head is never in 8 bits.
         final: Tensor = ops.add_norm(x, out, layer.post_mlp_norm, self.weights.final_norm)
         return final
 
     def _after_attention(self, layer: LayerWeights, x: Tensor, attended: Tensor, ops: Ops) -> Any:
         """Add attention's output to x, in place; returns the input of the MLP."""
-        projected = ops.quantise(attended) if layer.output.fp8 else attended
+        projected = _as_read(layer.output, attended, ops)
         post, norm = layer.post_attention_norm, layer.mlp_norm
         if isinstance(layer.mlp, Mlp):
-            return ops.project_add_norm(x, layer.output, projected, post, norm, layer.mlp.gate_up.fp8)
-        # Experts are not in fp8.
+            return ops.project_add_norm(x, layer.output, projected, post, norm, layer.mlp.gate_up.reads)
+        # Experts are not in 8 bits.
         return ops.add_norm(x, ops.reduce(ops.project(layer.output, projected)), post, norm)
 
     def _mlp(self, layer: LayerWeights, h: Any, ops: Ops) -> Tensor:
         """What an MLP or experts add to x: of a rank, its part of it."""
         if isinstance(layer.mlp, Mlp):
-            return ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, layer.mlp.down.fp8))
+            return ops.project(layer.mlp.down, ops.gate(layer.mlp.gate_up, h, layer.mlp.down.reads))
         return ops.experts(layer.mlp, h)
 
     def _parallel(self, layer: LayerWeights, h: Any, attended: Tensor, ops: Ops) -> Tensor:
         """The sum of what attention and an MLP that reads the same h add to x."""
-        projected = ops.quantise(attended) if layer.output.fp8 else attended
+        projected = _as_read(layer.output, attended, ops)
         return ops.reduce(ops.project(layer.output, projected).add_(self._mlp(layer, h, ops)))
 
 
-def weights_key(device: torch.device, dtype: torch.dtype, fp8: bool = False, shard: Shard = WHOLE) -> str:
+def _as_read(projection: Projection, x: Tensor, ops: Ops) -> Any:
+    return x if projection.reads is None else ops.quantise(x, projection.reads)
+
+
+def weights_key(
+    device: torch.device, dtype: torch.dtype, into: EightBits | None = None, shard: Shard = WHOLE
+) -> str:
     """What tells a checkpoint's weights in memory apart: two decoders with the same key could share them."""
     of_rank = f"-{shard.rank}of{shard.ranks}" if shard.ranks > 1 else ""
-    return f"{device}-{dtype}{'-fp8' if fp8 else ''}{of_rank}".replace(":", "").replace("torch.", "")
+    return f"{device}-{dtype}{f'-{into.value}' if into else ''}{of_rank}".replace(":", "").replace(
+        "torch.", ""
+    )

@@ -8,20 +8,22 @@ import torch
 from torch import Tensor
 
 from hiscore.layers.block_fp8 import BLOCKS, BlockFp8Linear
-from hiscore.layers.scaled_fp8 import COLUMNS
-from hiscore.layers.weights import (
+from hiscore.layers.eight_bits import (
+    ALIGNMENT,
     FP8,
-    FP8_ALIGNMENT,
+    INT8_INPUTS,
+    EightBits,
     Fp8Linear,
-    Linear,
-    Projection,
+    Int8Linear,
     Quantised,
-    Scales,
     quantise,
 )
+from hiscore.layers.scaled_fp8 import COLUMNS
+from hiscore.layers.weights import Linear, Projection, Scales
 from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import CheckpointTensors, check_shape
+from hiscore.models.rotation import UNFOLDED, Fold
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROPE_BUFFER = ".rotary_emb.inv_freq"
@@ -32,7 +34,7 @@ class CheckpointReader:
     """Reads tensors by name, checks their shapes, converts and moves them, and keeps track of those never read."""
 
     def __init__(
-        self, checkpoint: Path, device: torch.device, dtype: torch.dtype, fp8: bool, keeps_fp8: bool = False
+        self, checkpoint: Path, device: torch.device, dtype: torch.dtype, keeps_fp8: bool = False
     ) -> None:
         """Open a checkpoint.
 
@@ -40,11 +42,11 @@ class CheckpointReader:
             checkpoint: Its directory.
             device: Of what is read.
             dtype: Of what is read, unless a call says otherwise.
-            fp8: Whether projections are in fp8.
-            keeps_fp8: Then those alone that the checkpoint stores so, as they are.
+            keeps_fp8: Whether of the projections that are to be in fp8 those alone are that the checkpoint stores
+                so, as they are.
         """
         self.dtype, self._device = dtype, device
-        self._keeps_fp8, self._quantises = fp8 and keeps_fp8, fp8 and not keeps_fp8
+        self._keeps_fp8 = keeps_fp8
         self._tensors = CheckpointTensors(checkpoint, device)
         self._read: set[str] = set()
 
@@ -79,8 +81,9 @@ class CheckpointReader:
         order: Tensor | None = None,
         cut: Cut = UNCUT,
         adds_bias: bool = True,
+        fold: Fold = UNFOLDED,
     ) -> Projection:
-        """Read layers of the same input as one projection, in fp8 if the reader is.
+        """Read layers of the same input as one projection.
 
         Args:
             outs: Name and width of each layer, in order.
@@ -89,30 +92,40 @@ class CheckpointReader:
             order: int64, of the outputs that are read; None: as they are.
             cut: The part that is read; its rows are those of all layers, one behind another.
             adds_bias: Whether this rank reads the biases.
+            fold: What it absorbs and becomes; its sides are those of the part.
         """
+        into = fold.into
+        keeps_fp8 = self._keeps_fp8 and into is EightBits.FP8
         weights = {f"{name}.weight": (out, inner) for name, out in outs.items()}
         biases, added = {f"{name}.bias": (out,) for name, out in outs.items()}, None
         if bias and adds_bias:
-            added = self._joined(biases, cut=Cut(cut.rows))
+            added = fold.bias(self._joined(biases, fold.reads, Cut(cut.rows))).to(self.dtype)
         elif bias:
             self.leave(biases)
         if order is not None:
             order = order.to(self._device)
             added = None if added is None else added[order]
-        if self._keeps_fp8 and (kept := self._kept_in_fp8(weights, added, order, cut)):
+        if keeps_fp8 and (kept := self._kept_in_fp8(weights, added, order, cut)):
             return kept
-        # Quantised from float32, so that it is rounded once.
-        weight = self._joined(weights, torch.float32 if self._quantises else None, cut)
+        # Folded and quantised from float32, so that it is rounded once.
+        quantises = into is not None and not keeps_fp8
+        weight = fold.weight(self._joined(weights, torch.float32 if quantises else fold.reads, cut))
         if order is not None:
             weight = weight[order]
-        if not self._quantises:
-            return Linear(weight, added)
-        if any(size % FP8_ALIGNMENT for size in weight.shape):
-            raise UnsupportedCheckpoint(
-                f"'{next(iter(weights))}' belongs to a projection of shape {list(weight.shape)}; dtype fp8 needs "
-                f"multiples of {FP8_ALIGNMENT}"
-            )
-        return Fp8Linear(quantise(weight), added)
+        if into is None or not quantises:
+            return Linear(weight.to(self.dtype), added)
+        self._check_sizes(next(iter(weights)), weight, into)
+        quantised = quantise(weight, into)
+        if into is EightBits.INT8:
+            return Int8Linear(quantised, self.dtype, added)
+        return Fp8Linear(quantised, added)
+
+    def _check_sizes(self, name: str, weight: Tensor, into: EightBits) -> None:
+        of = f"'{name}' belongs to a projection of shape {list(weight.shape)}; dtype {into.value} needs"
+        if any(size % ALIGNMENT for size in weight.shape):
+            raise UnsupportedCheckpoint(f"{of} multiples of {ALIGNMENT}")
+        if into is EightBits.INT8 and weight.shape[1] > INT8_INPUTS:
+            raise UnsupportedCheckpoint(f"{of} at most {INT8_INPUTS} inputs")
 
     def _kept_in_fp8(
         self, weights: Mapping[str, tuple[int, ...]], bias: Tensor | None, order: Tensor | None, cut: Cut
@@ -134,7 +147,7 @@ class CheckpointReader:
         if order is not None:
             values, scales = values[order], scales[order]
         values = values.view(FP8)
-        if scales.shape[1] == 1 and not any(size % FP8_ALIGNMENT for size in values.shape):
+        if scales.shape[1] == 1 and not any(size % ALIGNMENT for size in values.shape):
             kept: Projection = Fp8Linear(Quantised(values, scales), bias)
         elif block in BLOCKS:
             kept = BlockFp8Linear(values, scales, block, bias)

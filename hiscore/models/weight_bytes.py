@@ -27,6 +27,7 @@ def weight_bytes(
     number_bytes: int,
     projections_in_fp8: bool = False,
     share_of: Callable[[str], float] = lambda name: 1.0,
+    in_int8: Callable[[str], bool] = lambda name: False,
 ) -> int:
     """Bytes of all weights, those that are quantised in the file dequantised.
 
@@ -35,6 +36,7 @@ def weight_bytes(
         number_bytes: Of one number of the model's dtype.
         projections_in_fp8: Whether projections take one byte for each weight instead.
         share_of: How much of a tensor is loaded, by its name.
+        in_int8: Whether a projection takes one byte for each weight whatever it is stored in, by its name.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     quantised = config.get("quantization_config") or (config.get("text_config") or {}).get(
@@ -48,8 +50,9 @@ def weight_bytes(
             continue
         packed = 1 if dtype in FLOATS else NUMBER_BYTES[dtype] * 8 // bits
         # What a checkpoint in fp8 has in 16 bits stays so, as experts do.
-        in_fp8 = projections_in_fp8 and PROJECTION.match(name) and (quantised is None or dtype not in FLOATS)
-        total += share_of(name) * prod(shape) * packed * (1 if in_fp8 else number_bytes)
+        in_fp8 = projections_in_fp8 and (quantised is None or dtype not in FLOATS)
+        in_a_byte = PROJECTION.match(name) and (in_fp8 or in_int8(name))
+        total += share_of(name) * prod(shape) * packed * (1 if in_a_byte else number_bytes)
     return int(total)
 
 

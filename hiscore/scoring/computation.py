@@ -12,7 +12,9 @@ import torch
 from hiscore.arrays import Int64
 from hiscore.attention.metadata import Forward
 from hiscore.device import Uploads, free_bytes, memory_of
+from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.lm_head import LMHead
+from hiscore.models import int8
 from hiscore.models.config import read_architecture
 from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.sharding import of_rank, share_of
@@ -22,7 +24,7 @@ from hiscore.parallel.rank import Leader, Rank
 from hiscore.prefill.runner import ForwardRunner, make_runner
 from hiscore.scoring.head_results import HeadResult, head_results
 from hiscore.scoring.memory import PoolSizes, default_cache_bytes, plan_memory, pool_sizes
-from hiscore.scoring.precision import DTYPES, pick_dtype, use_device
+from hiscore.scoring.precision import dtype_of, format_of, pick_dtype, use_device
 from hiscore.scoring.prefix_cache import PAGE
 from hiscore.scoring.request import ScoreRequest
 
@@ -115,15 +117,20 @@ def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
     site: Site = rank.held["site"]
     whole, _ = read_architecture(of.directory, of.max_context)
     precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)
-    dtype, fp8, shard = DTYPES[precision], precision == "fp8", rank.shard
+    dtype, into, shard = dtype_of(precision, rank.device), format_of(precision), rank.shard
     a = of_rank(whole, shard)
     place, number_bytes = memory_of(rank.device), dtype.itemsize
     site.ledger.free(place, lambda: free_bytes(rank.device))
     pool = pool_sizes(a, number_bytes, of.budget, cache_bytes)
-    size = weight_bytes(of.directory, number_bytes, fp8, partial(share_of, a=whole, shard=shard))
-    weights = site.weights_line(size, weights_key(rank.device, dtype, fp8, shard))
-    owner = site.owner("scorer", rank.device, shard.rank, shard.ranks)
+    share = partial(share_of, a=whole, shard=shard)
     sized = replace(a, vocab_size=shard.count(a.vocab_size))
+    if into is EightBits.INT8:
+        size = weight_bytes(of.directory, number_bytes, share_of=share, in_int8=int8.SERVED.in_int8)
+        size += int8.more_bytes(sized, number_bytes)
+    else:
+        size = weight_bytes(of.directory, number_bytes, into is EightBits.FP8, share)
+    weights = site.weights_line(size, weights_key(rank.device, dtype, into, shard))
+    owner = site.owner("scorer", rank.device, shard.rank, shard.ranks)
     site.ledger.claim(owner, plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages))
     return pool
 
@@ -133,8 +140,8 @@ def load(rank: Rank, of: Checkpoint) -> None:
     site: Site = rank.held["site"]
     whole, _ = read_architecture(of.directory, of.max_context)
     precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)
-    dtype, fp8 = DTYPES[precision], precision == "fp8"
-    decoder = Decoder(of.directory, rank.device, dtype, fp8, of.max_context, site.weights, rank.group)
+    dtype, into = dtype_of(precision, rank.device), format_of(precision)
+    decoder = Decoder(of.directory, rank.device, dtype, into, of.max_context, site.weights, rank.group)
     decoder.after_layer = site.progress
     rank.held["decoder"] = decoder
 

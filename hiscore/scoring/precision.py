@@ -5,11 +5,12 @@ import logging
 import torch
 
 from hiscore.device import cpu_has_bfloat16, fix_product_sums
+from hiscore.layers.eight_bits import EightBits
 
 log = logging.getLogger(__name__)
-# Under fp8 only the projections are in 8 bits.
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
-FP8_CAPABILITY = (8, 9)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CAPABILITIES = {EightBits.FP8: (8, 9), EightBits.INT8: (9, 0)}
+"""Compute capability that a GPU needs for a format."""
 
 
 def use_device(device: str) -> torch.device:
@@ -26,7 +27,7 @@ def use_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device, stored_in_fp8: bool = False) -> str:
-    """A key of `DTYPES`.
+    """The numbers by name: those of the setting, with auto decided.
 
     Args:
         dtype: The setting.
@@ -34,14 +35,15 @@ def pick_dtype(dtype: str, device: torch.device, stored_in_fp8: bool = False) ->
         stored_in_fp8: Whether the checkpoint is in fp8, which it keeps where the device has fp8.
 
     Raises:
-        ValueError: The device has no fp8.
+        ValueError: The device does not compute in that format.
     """
     if dtype == "auto" and stored_in_fp8 and device.type == "cuda":
-        return "fp8" if torch.cuda.get_device_capability(device) >= FP8_CAPABILITY else "bfloat16"
+        has_fp8 = torch.cuda.get_device_capability(device) >= CAPABILITIES[EightBits.FP8]
+        return "fp8" if has_fp8 else "bfloat16"
     if dtype == "auto":
         return "bfloat16" if device.type == "cuda" else "float32"
-    if dtype == "fp8":
-        _check_fp8(device)
+    if (into := format_of(dtype)) is not None:
+        _check_format(into, device)
     return dtype
 
 
@@ -54,11 +56,25 @@ def warn_if_slow(precision: str, device: torch.device) -> None:
         )
 
 
-def _check_fp8(device: torch.device) -> None:
-    """Refuse fp8 on a CPU, which would compute it more slowly than bfloat16."""
-    needed = "DTYPE=fp8 needs a CUDA device of compute capability {}.{} or later".format(*FP8_CAPABILITY)
+def format_of(precision: str) -> EightBits | None:
+    """The format of projections; None: they are in the model's dtype."""
+    return None if precision in DTYPES else EightBits(precision)
+
+
+def dtype_of(precision: str, device: torch.device) -> torch.dtype:
+    """Of everything but projections in 8 bits: activations, keys and values, norms, embedding and head."""
+    return DTYPES.get(precision, torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+def _check_format(into: EightBits, device: torch.device) -> None:
+    """Refuse a GPU without the format, and fp8 on a CPU, which would compute it more slowly than bfloat16."""
+    if into is EightBits.INT8 and device.type == "cpu":
+        return
+    needed = "DTYPE={} needs a CUDA device of compute capability {}.{} or later".format(
+        into.value, *CAPABILITIES[into]
+    )
     if device.type != "cuda":
         raise ValueError(f"{needed}, and the scorer runs on the CPU: set DTYPE to bfloat16 or float32")
     capability = torch.cuda.get_device_capability(device)
-    if capability < FP8_CAPABILITY:
+    if capability < CAPABILITIES[into]:
         raise ValueError(f"{needed}, and {device} has {capability[0]}.{capability[1]}: set DTYPE to bfloat16")

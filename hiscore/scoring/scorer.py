@@ -21,7 +21,7 @@ from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.computation import PLACE, Checkpoint, Computation, compute, set_up
 from hiscore.scoring.head_results import own_counts
 from hiscore.scoring.packing import Batch, pack
-from hiscore.scoring.precision import DTYPES, pick_dtype, use_device, warn_if_slow
+from hiscore.scoring.precision import dtype_of, pick_dtype, use_device, warn_if_slow
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.readout import scores_from_head, scores_from_pairs
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
@@ -130,7 +130,7 @@ class Scorer:
         Args:
             checkpoint: Its directory.
             device: As for `torch.device`; "auto": a GPU if there is one.
-            dtype: A key of `DTYPES`; "auto": bfloat16 on a GPU, else float32.
+            dtype: The setting; "auto": bfloat16 on a GPU, else float32.
             max_batch_tokens: Tokens of one forward.
             query_cache_bytes: Room on the device for keys and values of cached queries; 0: no cache; None: see
                 `default_cache_bytes`.
@@ -141,7 +141,7 @@ class Scorer:
         Raises:
             UnsupportedCheckpoint: The decoder cannot compute the checkpoint.
             MemoryExceeded: The device has no room for it.
-            ValueError: The device has no fp8, or `max_context` exceeds the checkpoint's context.
+            ValueError: The device has no such format, or `max_context` exceeds the checkpoint's context.
             RankError: One of these, on one of several ranks.
         """
         self._leader = leader or OneRank(use_device(device))
@@ -149,7 +149,7 @@ class Scorer:
         a, _ = read_architecture(checkpoint, max_context)
         precision = pick_dtype(dtype, self.device, a.stored_in_fp8)
         warn_if_slow(precision, self.device)
-        self.dtype = DTYPES[precision]
+        self.dtype = dtype_of(precision, self.device)
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
         of = Checkpoint(checkpoint, dtype, max_context, max_batch_tokens)
         self._computation, pool = set_up(self._leader, of, query_cache_bytes, site or Site())

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
-from hiscore.kernels.fp8 import LARGEST, SMALLEST_PEAK
+from hiscore.kernels.eight_bits import FP8_LARGEST, INT8_LARGEST, SMALLEST_PEAK
 from perf.machine.facts import process_facts
 from perf.quality import agreement, reviews
 from perf.quality.agreement import Interval
@@ -41,13 +41,13 @@ def in_bfloat16(x: Tensor) -> Tensor:
 
 def in_fp8(x: Tensor) -> Tensor:
     """Round each row to float8_e4m3fn with a scale of its own."""
-    scale = x.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_PEAK) / LARGEST
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_PEAK) / FP8_LARGEST
     return (x / scale).to(torch.float8_e4m3fn).float() * scale
 
 
 def in_int8(x: Tensor) -> Tensor:
     """Round each row to whole numbers from -127 to 127 with a scale of its own."""
-    scale = x.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_PEAK) / 127
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_PEAK) / INT8_LARGEST
     return torch.round(x / scale) * scale
 
 

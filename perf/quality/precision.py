@@ -20,11 +20,12 @@ import torch
 from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
+from hiscore.layers.eight_bits import EightBits
 from hiscore.scoring.encode import encode_requests
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.precision import FP8_CAPABILITY
+from hiscore.scoring.precision import CAPABILITIES
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from hiscore.settings import Limits
@@ -75,7 +76,7 @@ class Judge:
     """One checkpoint in one precision on one device."""
 
     def __init__(self, checkpoint: Path, device: str, dtype: str, tokenizer: TextTokenizer) -> None:
-        self._scorer = Scorer(checkpoint, device, dtype, MAX_BATCH_TOKENS, query_cache_bytes=0)
+        self.scorer = Scorer(checkpoint, device, dtype, MAX_BATCH_TOKENS, query_cache_bytes=0)
         self._tokenizer = tokenizer
 
     def scores(self, texts: Sequence[Review], prompt: Prompt, calls_at_once: int = CALLS_AT_ONCE) -> Float64:
@@ -86,10 +87,10 @@ class Judge:
             )
             for group in slices(texts, GROUP)
         ]
-        encoded = encode_requests(self._tokenizer, calls, Limits(), self._scorer.facts)
+        encoded = encode_requests(self._tokenizer, calls, Limits(), self.scorer.facts)
         found: list[Float64] = []
         for batch in slices(encoded, calls_at_once):
-            answers, _ = self._scorer.score([_as_score_call(call) for call in batch])
+            answers, _ = self.scorer.score([_as_score_call(call) for call in batch])
             found += [_checked(answer).scores[:, 0].astype(np.float64) for answer in answers]
         return np.concatenate(found)
 
@@ -172,7 +173,7 @@ def dtypes_of(device: str) -> tuple[str, ...]:
     """The precisions that the device computes in, the reference first."""
     if device == "cpu":
         return "float32", "bfloat16"
-    has_fp8 = torch.cuda.get_device_capability() >= FP8_CAPABILITY
+    has_fp8 = torch.cuda.get_device_capability() >= CAPABILITIES[EightBits.FP8]
     return ("float32", "bfloat16", "fp8") if has_fp8 else ("float32", "bfloat16")
 
 

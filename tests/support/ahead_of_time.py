@@ -29,7 +29,8 @@ TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = {
     torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.float8_e4m3fn: "fp8e4nv",
-    torch.int32: "i32", torch.int64: "i64", torch.uint32: "u32", torch.uint8: "u8", torch.bool: "i1",
+    torch.int8: "i8", torch.int32: "i32", torch.int64: "i64", torch.uint32: "u32", torch.uint8: "u8",
+    torch.bool: "i1",
 }  # fmt: skip
 
 

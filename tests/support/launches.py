@@ -18,10 +18,11 @@ from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.triton_sampler import sample_rows
-from hiscore.kernels import block_fp8, gated_mlp
+from hiscore.kernels import block_fp8, gated_mlp, int8
 from hiscore.kernels import gemv as few
 from hiscore.layers import moe_triton, scaled_fp8_triton
 from hiscore.layers import triton_ops as kernel_ops
+from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import Experts, Linear, Routing, Scales
 from hiscore.models.deepseek.config import DsaArchitecture, Indexer
@@ -56,18 +57,18 @@ def scorer(
     dtype: torch.dtype,
     normed: bool = False,
     sandwich: bool = False,
-    fp8: bool = False,
+    into: EightBits | None = None,
     with_sinks: bool = False,
 ) -> None:
     """The operations of a layer and its attention."""
     hidden, inner, heads, kv_heads, head_dim = sizes
     ops = TritonOps(heads, kv_heads, head_dim, 1e-6, "gelu_pytorch_tanh" if sandwich else "silu")
     weight, update = torch.zeros(hidden), torch.zeros(ROWS, hidden, dtype=dtype)
-    x, _ = ops.embed(ints(ROWS), torch.zeros(50, hidden, dtype=dtype), 1.0, weight, fp8)
-    ops.add_norm(x, update, weight if sandwich else None, weight, fp8)
-    ops.activate(torch.zeros(ROWS, 2 * inner, dtype=dtype), fp8)
-    if fp8:
-        ops.quantise(update)
+    x, _ = ops.embed(ints(ROWS), torch.zeros(50, hidden, dtype=dtype), 1.0, weight, into)
+    ops.add_norm(x, update, weight if sandwich else None, weight, into)
+    ops.activate(torch.zeros(ROWS, 2 * inner, dtype=dtype), into)
+    if into is not None:
+        ops.quantise(update, into)
     qkv = torch.zeros(ROWS, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     pool = torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
     norm = torch.zeros(head_dim) if normed else None
@@ -246,6 +247,17 @@ def scaled_fp8_products() -> None:
         moe_triton.moe(experts, torch.zeros(rows, hidden, dtype=torch.bfloat16), step)
 
 
+def int8_product(sizes: tuple[int, ...]) -> None:
+    """A product in int8, of each tile."""
+    hidden, inner, *_ = sizes
+    x, weight = (torch.zeros(count, hidden, dtype=torch.int8) for count in (ROWS, inner))
+    for tile in (int8.SMALL, int8.LARGE):
+        for bias in (None, torch.zeros(inner, dtype=torch.bfloat16)):
+            int8.multiply_by_tiles(
+                x, torch.zeros(ROWS, 1), weight, torch.zeros(inner, 1), bias, torch.bfloat16, tile, 132
+            )
+
+
 def launch_everything() -> None:
     """What the supported families launch, in the dtypes that they are served in."""
     bfloat16, float32 = torch.bfloat16, torch.float32
@@ -253,6 +265,7 @@ def launch_everything() -> None:
     gated(SMOLLM2)
     block_fp8_product()
     scaled_fp8_products()
+    int8_product(QWEN3)
     rows = torch.zeros(ROWS)
     sample_rows(torch.zeros(ROWS, 151_936), rows, ints(ROWS), rows, rows.double(), rows)
     for dtype in (bfloat16, float32):
@@ -266,8 +279,8 @@ def launch_everything() -> None:
     for chains in (False, True):
         with mock.patch.multiple(kernel_ops, supports_pdl=partial(bool, chains), PDL_MIN_ROWS=1):
             for sizes in (QWEN3, SMOLLM2):
-                for fp8 in (False, True):
-                    scorer(sizes, bfloat16, normed=sizes is QWEN3, fp8=fp8)
+                for into in (None, *EightBits):
+                    scorer(sizes, bfloat16, normed=sizes is QWEN3, into=into)
             scorer(QWEN3, float32, normed=True)
             scorer(GPT_OSS, bfloat16, with_sinks=True)
             scorer(GEMMA2, bfloat16, sandwich=True)

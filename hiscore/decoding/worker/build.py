@@ -91,9 +91,9 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if where.type == "cuda" else "float32"
-    if dtype == "fp8":
-        log.warning("fp8 is supported by the scorer only: decode computes in bfloat16")
-        dtype = "bfloat16"
+    if dtype in ("fp8", "int8"):
+        log.warning("%s is supported by the scorer only: decode computes in 16 bits, on the CPU in 32", dtype)
+        dtype = "bfloat16" if where.type == "cuda" else "float32"
     if settings.indexer_dtype == "fp8" and where.type == "cuda":
         found = torch.cuda.get_device_capability(where)
         if found < FP8_CAPABILITY:
@@ -206,7 +206,7 @@ def build_worker(
         attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
     else:
         grouped = Decoder(
-            checkpoint, device, dtype, False, settings.max_context, site.weights if site else None, group
+            checkpoint, device, dtype, None, settings.max_context, site.weights if site else None, group
         )
         grouped.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)

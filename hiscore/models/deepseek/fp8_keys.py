@@ -10,7 +10,7 @@ Source: rotate_activation in inference/model.py, act_quant in inference/kernel.p
 import torch
 from torch import Tensor
 
-from hiscore.kernels.fp8 import LARGEST
+from hiscore.kernels.eight_bits import FP8_LARGEST
 from hiscore.models.deepseek.config import Indexer
 
 SMALLEST_PEAK = 1e-4
@@ -52,10 +52,10 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     wide = x.float()
     peaks = wide.abs().amax(dim=-1).clamp_min(SMALLEST_PEAK)
-    fraction, exponent = torch.frexp(peaks * (1 / LARGEST))
+    fraction, exponent = torch.frexp(peaks * (1 / FP8_LARGEST))
     # The least power of two that is not smaller; frexp's fractions are in [0.5, 1).
     scales = torch.ldexp(torch.ones_like(peaks), exponent - (fraction == 0.5).int())
-    values = (wide / scales[..., None]).clamp(-LARGEST, LARGEST)
+    values = (wide / scales[..., None]).clamp(-FP8_LARGEST, FP8_LARGEST)
     return values.to(torch.float8_e4m3fn), scales
 
 

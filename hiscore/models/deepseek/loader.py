@@ -174,7 +174,7 @@ def load_weights(
     Raises:
         UnsupportedCheckpoint: A tensor is missing, left over, or of another shape than the config says.
     """
-    reader, cuts = CheckpointReader(checkpoint, device, dtype, fp8=False), DsaCuts.of(a, shard)
+    reader, cuts = CheckpointReader(checkpoint, device, dtype), DsaCuts.of(a, shard)
     read = _Reader(reader, keeps_fp8)
     embedding, head = embedding_and_head(reader, a.vocab_size, a.hidden_size, a.tied_head, cuts.vocabulary)
     layers = tuple(_layer(read, f"model.layers.{index}", a, cuts, index, dtype) for index in range(a.layers))

@@ -108,7 +108,7 @@ class Encoder:
         a = self.architecture
         self.device, self.dtype = device, dtype
         self.after_layer: Advance = no_progress
-        read = CheckpointReader(checkpoint, device, dtype, fp8=False)
+        read = CheckpointReader(checkpoint, device, dtype)
         self.weights = FAMILIES[a.family][1](EncoderReader(read, a), config)
         self._refuse_unread(read)
         self._ropes = {

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from hiscore.layers import scaled_fp8
+from hiscore.layers.eight_bits import FP8
 from hiscore.layers.moe import looped
 from hiscore.layers.scaled_fp8 import ScaledLinear, dequantise, quantise
-from hiscore.layers.weights import FP8, Experts, Routing, Scales
+from hiscore.layers.weights import Experts, Routing, Scales
 from tests.support.fixed_sums import fix_sums
 from tests.support.interpreted_fp8 import round_as_torch
 from tests.support.layers import DEVICE, random

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hiscore.models.decoder import Decoder
+from hiscore.models.int8 import Int8Design
 from hiscore.models.weight_bytes import weight_bytes
 from tests.support import quantised, tiny_models
 from tests.support.quantised import SCHEMES
@@ -48,6 +49,9 @@ def test_projections_in_fp8_take_a_byte_each(checkpoints: Any) -> None:
     layers, hidden, mlp, attended, keys = 4, 64, 96, 64, 32
     projections = layers * (2 * hidden * attended + 2 * hidden * keys + 3 * hidden * mlp)
     assert whole - fp8 == projections
+    assert weight_bytes(checkpoint, 2, in_int8=Int8Design().in_int8) == fp8
+    without_down = Int8Design(kept=frozenset(("down",)))
+    assert weight_bytes(checkpoint, 2, in_int8=without_down.in_int8) == fp8 + layers * hidden * mlp
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

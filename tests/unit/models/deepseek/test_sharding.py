@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from hiscore.layers import scaled_fp8
+from hiscore.layers.eight_bits import FP8
 from hiscore.layers.scaled_fp8 import ScaledLinear
-from hiscore.layers.weights import FP8, Experts, Linear, Mlp
+from hiscore.layers.weights import Experts, Linear, Mlp
 from hiscore.models.deepseek.config import read_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.loader import DsaWeights, load_weights
