@@ -1,0 +1,171 @@
+"""A layer with an indexer: tokens/s of its prefill, and its share of a decode step.
+
+usage: python -m perf.decoding.indexed_layer --out DIR [--geometry deepseek-v3.2-cut] [--prompts 4096,16384,32768]
+           [--streams 1,5] [--rounds 5]
+
+Weights are random, with a real model's widths. A prompt runs through all layers in chunks, without the last
+one's MLP and the head; its time is divided by their number. So is a step's, which has both. Arms take turns.
+Without a GPU a tiny model takes its place, and kernels run in Triton's interpreter: a rehearsal whose numbers mean
+nothing.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if not torch.cuda.is_available():
+    # It is read when a kernel is defined.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.models.mla import CUDA_ELEMENTS
+from hiscore.decoding.worker.build import PREFILL_TOKEN_BUDGET
+from hiscore.models.deepseek.activations import SCORE_ELEMENTS
+from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
+from hiscore.models.deepseek.latent_cache_triton import KernelLatents
+from perf.decoding.engine_load import PLENTY, Arm, Load, build_worker, close, device, dtype, shared_weights
+from perf.decoding.worker_driver import Driver
+from perf.machine.facts import process_facts
+from perf.machine.interleave import ArmResult, interleave
+from perf.models import random_checkpoint
+from perf.models.geometries import GEOMETRIES, LATENT
+from perf.script import arguments, by_comma, write_json
+
+PREFILLS: dict[str, tuple[str, str]] = {
+    "torch": ("torch", "auto"),
+    "kernels": ("kernels", "auto"),
+    "kernels, keys in fp8": ("kernels", "fp8"),
+}
+"""INDEXER_PREFILL and INDEXER_DTYPE of each arm."""
+STEPS = {"as the model": "auto", "keys in fp8": "fp8"}
+"""INDEXER_DTYPE of each arm."""
+
+
+def prefill_s(decoder: DsaDecoder, staged: StagedLatents, length: int, chunk: int) -> float:
+    """Seconds to run a prompt through all layers.
+
+    Args:
+        decoder: With its weights.
+        staged: Of `length` slots at least.
+        length: Tokens.
+        chunk: Tokens of a forward at most.
+    """
+    where = decoder.device
+    ids = torch.randint(decoder.architecture.vocab_size, (length,), device=where).int()
+    slots, positions = torch.arange(length, device=where), torch.arange(length, device=where).int()
+    _synchronize()
+    started = time.perf_counter()
+    with torch.inference_mode():
+        for begin in range(0, length, chunk):
+            end = min(begin + chunk, length)
+            staged.plan([Segment(slots[:end], end - begin)])
+            decoder.body(ids[begin:end], positions[begin:end], staged)
+    _synchronize()
+    return time.perf_counter() - started
+
+
+@cache
+def loaded(checkpoint: Path, context: int, fp8_indexer: bool) -> DsaDecoder:
+    """A decoder, which all cases share."""
+    return DsaDecoder(checkpoint, device(), dtype(), context, fp8_indexer)
+
+
+def prefills(checkpoint: Path, context: int, length: int, chunk: int, rounds: int) -> dict[str, ArmResult]:
+    """Milliseconds of a layer for a prompt, by arm."""
+    arms: dict[str, Callable[[], float]] = {}
+    for name, (how, numbers) in PREFILLS.items():
+        decoder = loaded(checkpoint, context, numbers == "fp8")
+        a = decoder.architecture
+        if how == "kernels":
+            staged: StagedLatents = KernelLatents(a, length, device(), dtype(), max_elements=SCORE_ELEMENTS)
+        else:
+            elements = CUDA_ELEMENTS if device().type == "cuda" else MAX_ELEMENTS
+            staged = StagedLatents(a, length, device(), dtype(), max_elements=elements)
+        run = partial(prefill_s, decoder, staged, length, chunk)
+        # Compiles the kernels.
+        run()
+        arms[name] = lambda run=run, layers=a.layers: 1e3 * run() / layers  # type: ignore[misc]
+    return interleave(arms, rounds)
+
+
+def steps(checkpoint: Path, load: Load, layers: int, top_k: int, rounds: int) -> dict[str, ArmResult]:
+    """Milliseconds of a layer for a step, by arm."""
+    arms: dict[str, Callable[[], float]] = {}
+    workers = []
+    sizes = {"sparse_top_k": top_k, "device_buffer_size": 2 * top_k}
+    try:
+        for name, numbers in STEPS.items():
+            arm = Arm(name, {"selector": "dsa", "indexer_dtype": numbers} | sizes)
+            workers.append(build_worker(checkpoint, arm, MemoryBudget(PLENTY, PLENTY, load.streams)))
+            driver = Driver.of_random(workers[-1], checkpoint, [load.prompt] * load.streams)
+            driver.steps(2)
+            count = max(1, (load.tokens - 2) // rounds)
+            arms[name] = lambda driver=driver, count=count: driver.steps(count) / layers  # type: ignore[misc]
+        return interleave(arms, rounds)
+    finally:
+        for worker in workers:
+            close(worker)
+
+
+def _synchronize() -> None:
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> int:
+    """Measure; writes indexed_layer-GEOMETRY.json after every case."""
+    rehearsal = device().type != "cuda"
+    parser = arguments(__doc__, "indexed_layer-GEOMETRY.json")
+    latent = [name for name, config in GEOMETRIES.items() if config["model_type"] in LATENT]
+    parser.add_argument(
+        "--geometry", choices=latent, default="tiny-dsa" if rehearsal else "deepseek-v3.2-cut"
+    )
+    parser.add_argument("--prompts", default="66" if rehearsal else "4096,16384,32768")
+    parser.add_argument("--streams", default="1" if rehearsal else "1,5")
+    parser.add_argument("--rounds", type=int, default=1 if rehearsal else 5)
+    parser.add_argument("--tokens", type=int, default=8 if rehearsal else 200, help="of a stream's steps")
+    options = parser.parse_args()
+    config = random_checkpoint.config_of(options.geometry)
+    layers, top_k = config["num_hidden_layers"], config["index_topk"]
+    prompts, streams = ([int(each) for each in by_comma(x)] for x in (options.prompts, options.streams))
+    context = Load(1, max(prompts), options.tokens).context
+    results: dict[str, Any] = {
+        "machine": process_facts(options.commit), "geometry": options.geometry, "layers": layers,
+        "rounds": options.rounds, "prefill_ms": {}, "step_ms": {},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as directory, shared_weights():
+        checkpoint = random_checkpoint.write_config(options.geometry, Path(directory), context)
+        chunk = PREFILL_TOKEN_BUDGET[device().type]
+        for prompt in prompts:
+            found = prefills(checkpoint, context, prompt, chunk, options.rounds)
+            for name, arm in found.items():
+                print(
+                    f"prefill of {prompt} tokens, {name}: {arm.value} ms a layer, "
+                    f"{1e3 * prompt / arm.value.median:,.0f} tokens/s; ratio {arm.ratio}",
+                    flush=True,
+                )
+            results["prefill_ms"][prompt] = {name: asdict(arm) for name, arm in found.items()}
+            for count in streams:
+                load = Load(count, prompt, options.tokens)
+                found = steps(checkpoint, load, layers, top_k, options.rounds)
+                for name, arm in found.items():
+                    print(
+                        f"step of {count} x {prompt} tokens, {name}: {arm.value} ms a layer; ratio {arm.ratio}",
+                        flush=True,
+                    )
+                results["step_ms"][f"{count} x {prompt}"] = {name: asdict(arm) for name, arm in found.items()}
+            write_json(options.out / f"indexed_layer-{options.geometry}.json", results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
