@@ -17,6 +17,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 PROJECTION = re.compile(r"(?!.*\.experts\.).*_proj\.(weight|qweight|weight_packed)$")
 COMPANION = re.compile(r"(scales?|scale_inv|zeros|zero_point|g_idx|weight_shape)$")
 """What is stored beside a quantised weight, and gone once it is dequantised."""
+ABSORBED = re.compile(r"\.kv_b_proj\.")
 OF_IMAGES = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
 """What a model of texts and images reads images with, which is not loaded."""
 BITS = {"fp8": 8, "mxfp4": 4, "awq": 4}
@@ -28,6 +29,7 @@ def weight_bytes(
     projections_in_fp8: bool = False,
     share_of: Callable[[str], float] = lambda name: 1.0,
     in_int8: Callable[[str], bool] = lambda name: False,
+    keeps_fp8: bool = False,
 ) -> int:
     """Bytes of all weights, those that are quantised in the file dequantised.
 
@@ -37,6 +39,8 @@ def weight_bytes(
         projections_in_fp8: Whether projections take one byte for each weight instead.
         share_of: How much of a tensor is loaded, by its name.
         in_int8: Whether a projection takes one byte for each weight whatever it is stored in, by its name.
+        keeps_fp8: Whether all weights that are stored in fp8 stay so with their scales, experts too, but for those
+            that latent attention absorbs.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     quantised = config.get("quantization_config") or (config.get("text_config") or {}).get(
@@ -46,7 +50,12 @@ def weight_bytes(
     unused = _lookahead(config)
     total = 0.0
     for name, dtype, shape in _tensors(checkpoint):
-        if COMPANION.search(name) or OF_IMAGES.match(name) or name.startswith(unused):
+        if OF_IMAGES.match(name) or name.startswith(unused):
+            continue
+        if keeps_fp8 and not ABSORBED.search(name) and (dtype == "F8_E4M3" or COMPANION.search(name)):
+            total += share_of(name) * prod(shape) * NUMBER_BYTES[dtype]
+            continue
+        if COMPANION.search(name):
             continue
         packed = 1 if dtype in FLOATS else NUMBER_BYTES[dtype] * 8 // bits
         # What a checkpoint in fp8 has in 16 bits stays so, as experts do.

@@ -52,6 +52,7 @@ def build(
     dense_layers: int = 2,
     indexer_dtype: str = "auto",
     group: Group | None = None,
+    keeps_fp8: bool = False,
 ) -> CacheWorker:
     """A worker whose memory is NaN at first and wherever something was released."""
     settings = CacheSettings(
@@ -59,7 +60,9 @@ def build(
         quest_dense_layers=dense_layers, indexer_dtype=indexer_dtype,
     )  # type: ignore[arg-type]  # fmt: skip
     memory = MemoryBudget(BYTES, BYTES, sequences)
-    worker = build_worker(path, settings, memory, torch.device(device), dtype, chunk, group=group)
+    worker = build_worker(
+        path, settings, memory, torch.device(device), dtype, chunk, group=group, keeps_fp8=keeps_fp8
+    )
     if poison:
         with torch.inference_mode():
             shape = worker._cache.shape

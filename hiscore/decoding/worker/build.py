@@ -62,11 +62,13 @@ class Build:
         settings: Of the model.
         dtype: Of weights, keys and values.
         budget: Tokens of one prefill forward at most.
+        keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so.
     """
 
     settings: DecodeSettings
     dtype: torch.dtype
     budget: int
+    keeps_fp8: bool = False
 
     @property
     def checkpoint(self) -> Path:
@@ -91,18 +93,22 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if where.type == "cuda" else "float32"
+    keeps_fp8 = dtype == "fp8" and _is_latent(Path(settings.checkpoint))
     if dtype in ("fp8", "int8"):
-        log.warning("%s is supported by the scorer only: decode computes in 16 bits, on the CPU in 32", dtype)
+        if not keeps_fp8:
+            log.warning(
+                "%s is supported by the scorer only: decode computes in 16 bits, on the CPU in 32", dtype
+            )
         dtype = "bfloat16" if where.type == "cuda" else "float32"
-    if settings.indexer_dtype == "fp8" and where.type == "cuda":
+    of_indexer = settings.indexer_dtype == "fp8"
+    if (of_indexer or keeps_fp8) and where.type == "cuda":
         found = torch.cuda.get_device_capability(where)
         if found < FP8_CAPABILITY:
-            raise ValueError(
-                f"INDEXER_DTYPE is fp8, which needs compute capability 8.9, but {where} has {found}"
-            )
+            name = "INDEXER_DTYPE" if of_indexer else "DTYPE"
+            raise ValueError(f"{name} is fp8, which needs compute capability 8.9, but {where} has {found}")
     if settings.indexer_prefill == "kernels" and where.type != "cuda":
         raise ValueError("INDEXER_PREFILL is kernels, which need a GPU, but DEVICE is cpu: set it to torch")
-    what = Build(settings, DTYPES[dtype], PREFILL_TOKEN_BUDGET[where.type])
+    what = Build(settings, DTYPES[dtype], PREFILL_TOKEN_BUDGET[where.type], keeps_fp8)
     leader.prepare(partial(enter, site=site))
     memory = leader.do(partial(agree, what=what))
     leader.prepare(partial(claim, what=what, memory=memory))
@@ -120,7 +126,7 @@ def enter(rank: Rank, site: Site) -> None:
 def agree(rank: Rank, what: Build) -> MemoryBudget:
     """Work: the sizes of the pools that all ranks have room for, since a page is the same on each."""
     site: Site = rank.held["site"]
-    weights = weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=_share(what, rank.shard))
+    weights = _weight_bytes(what, rank.shard)
     own = memory_budget(what.settings, rank.device, weights, site.ledger, rank.shard.ranks * site.instance.of)
     sizes = torch.tensor([own.host_bytes, own.device_bytes], dtype=torch.float64, device=rank.device)
     host_bytes, device_bytes = (-rank.group.max(-sizes)).tolist()
@@ -133,7 +139,7 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     shape_of_model, architecture = _read_shape(what.checkpoint, what.settings, rank.shard)
     shape, cache_config = plan_cache(what.settings, shape_of_model, memory, what.dtype, what.budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
-    size = weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=_share(what, rank.shard))
+    size = _weight_bytes(what, rank.shard)
     weights = site.weights_line(size, weights_key(rank.device, what.dtype, shard=rank.shard))
     activations = _activation_bytes(
         architecture, what.budget, memory.max_sequences, what.dtype.itemsize, rank.device.type == "cuda",
@@ -156,9 +162,15 @@ def build(rank: Rank, what: Build, memory: MemoryBudget) -> CacheWorker:
         what.budget,
         rank.held["site"],
         rank.group,
+        what.keeps_fp8,
     )
     rank.held[PLACE] = worker
     return worker
+
+
+def _weight_bytes(what: Build, shard: Shard) -> int:
+    share, keeps_fp8 = _share(what, shard), what.keeps_fp8
+    return weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=share, keeps_fp8=keeps_fp8)
 
 
 def _share(what: Build, shard: Shard) -> Callable[[str], float]:
@@ -179,6 +191,7 @@ def build_worker(
     prefill_token_budget: int,
     site: Site | None = None,
     group: Group | None = None,
+    keeps_fp8: bool = False,
 ) -> CacheWorker:
     """Build a worker from settings that leave nothing to choose.
 
@@ -191,6 +204,7 @@ def build_worker(
         prefill_token_budget: Tokens of one prefill forward at most.
         site: Of the server's model; None: there is no server, and memory enough.
         group: The ranks that decode together; None: there is one.
+        keeps_fp8: See `Build`.
     """
     model_shape, _ = _read_shape(checkpoint, settings, group.shard if group else WHOLE)
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
@@ -198,7 +212,8 @@ def build_worker(
     staging = staging_tokens * staging_token_bytes(model_shape, dtype)
     report_pools(shape, cache_config, shape.bytes(dtype), staging)
     if _is_latent(checkpoint):
-        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, settings.indexer_dtype == "fp8")
+        fp8_indexer = settings.indexer_dtype == "fp8"
+        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, fp8_indexer, keeps_fp8)
         latent.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)
         by_kernels = settings.indexer_prefill == "kernels"

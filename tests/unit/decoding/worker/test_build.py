@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from hiscore.decoding.worker.build import make_worker
+from hiscore.layers.scaled_fp8 import ScaledLinear
 from hiscore.models.deepseek.config import read_architecture
 from hiscore.parallel.leader import Ranks
 from hiscore.settings import DecodeSettings
-from tests.support import tiny_dsa
+from tests.support import published_dsa, tiny_dsa
 from tests.support.decode_client import serving
 from tests.support.decoding import build
 from tests.unit.decoding.worker.test_worker_engine import call
@@ -51,3 +52,22 @@ def test_an_index_in_fp8_survives_preemption_to_the_byte(family: str, tmp_path: 
     assert found[0] == found[1]
     # The control: it is not the choice of keys in float64.
     assert found[1] != found[2]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_in_fp8_decodes_in_fp8_if_asked_to(tmp_path: Path) -> None:
+    """In float32 the same tokens as with its weights dequantised before; in fp8 other logits."""
+    published, dense = published_dsa.make("deepseek-experts", tmp_path)
+    found = []
+    for path, keeps_fp8 in ((dense, False), (published, False), (published, True)):
+        worker = build(path, "dsa", keeps_fp8=keeps_fp8)
+        weights = cast(Any, worker._model)._decoder.weights
+        assert isinstance(weights.layers[0].attention.q_up, ScaledLinear) == keeps_fp8
+        with serving(worker) as client:
+            outcome = client.submit(**call(1))
+            client.wait([outcome])
+        assert client.failures == []
+        found.append(outcome.tokens)
+    assert found[0] == found[1]
+    assert len(found[2]) == len(found[1])
+    assert found[2] != found[1]

@@ -104,6 +104,16 @@ def test_bytes_are_those_of_what_is_loaded(both: tuple[Path, Path]) -> None:
     assert weight_bytes(published, 4) == weight_bytes(dense, 4) == loaded
 
 
+def test_bytes_in_fp8_are_those_of_what_stays_so(both: tuple[Path, Path]) -> None:
+    decoder = DsaDecoder(both[0], CPU, torch.float32, keeps_fp8=True)
+    loaded = sum(each.nbytes for each in tensors_of(decoder.weights))
+    # Scales are repeated for gate and up, and for q_a and kv_a, where one ends inside a block, as at these sizes.
+    assert weight_bytes(both[0], 4, keeps_fp8=True) <= loaded
+    assert loaded < weight_bytes(both[0], 4, keeps_fp8=True) * 1.01
+    # Control: the same in the model's dtype.
+    assert weight_bytes(both[0], 4) > 2 * loaded
+
+
 def tensors_of(weights: Any) -> list[Tensor]:
     if isinstance(weights, Tensor):
         return [weights]
