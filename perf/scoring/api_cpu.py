@@ -3,7 +3,7 @@
 usage: python -m perf.scoring.api_cpu --out DIR NAME=PID@URL [NAME=PID@URL ...]
 
 Two checkouts in front of the same models are compared by an API of each: API_BACKEND=host:8001 make serve. PID is
-that of ``hiscore.api``; its children count, too. Processor time, since other work on the machine moves the clock more.
+that of ``hiscore.api``, whose children count. Processor time, since other work moves the clock more.
 """
 
 import statistics
