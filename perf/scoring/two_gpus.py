@@ -11,7 +11,6 @@ differ, or if a device did less than half of its share.
 import argparse
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -72,21 +71,6 @@ def visible(devices: str) -> Iterator[None]:
             del os.environ["CUDA_VISIBLE_DEVICES"]
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
-
-
-def two_instances(source: Path, target: Path) -> Path:
-    """Copy the model repository and give the scorer two instances on one device, counted by their names."""
-    shutil.copytree(source, target)
-    for file, old, new in (
-        ("config.pbtxt", "count: 1", "count: 2"),
-        ("1/model.py", '"device": str(self.scorer.device)', '"device": args["model_instance_name"]'),
-    ):
-        path = target / "scorer" / file
-        text = path.read_text()
-        if old not in text:
-            raise SystemExit(f"the scorer's {file} has no '{old}' to replace")
-        path.write_text(text.replace(old, new))
-    return target
 
 
 def answers_by_device(server: Server, call: Ids, devices: int) -> dict[str, Float32]:
@@ -199,8 +183,7 @@ def main() -> int:
         several = settings
         if device == "cpu":
             limit_threads(device)
-            doubled = two_instances(settings.model_repository, Path(directory) / "models")
-            several = settings.model_copy(update={"model_repository": doubled})
+            several = settings.model_copy(update={"cpu_instances": 2})
         with visible(names[0]) if device == "cuda" else nullcontext():
             one = stack.enter_context(Server(settings, options.out / "server-one.log"))
         every = stack.enter_context(Server(several, options.out / "server-all.log"))
