@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
+from perf.report.parts import Picture, number
+
 COLOURS = ("#2563eb", "#f59e0b", "#dc2626", "#10b981", "#7c3aed", "#64748b", "#db2777", "#0891b2", "#84cc16")
+DASHES = ("-", "--", ":", "-.")
+"""By which lines differ where colours do not."""
 WIDTH = 8.0
 
 
@@ -47,21 +51,23 @@ def png(figure: Figure) -> bytes:
 
 def curves(
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], x: str, y: str, log: bool = True
-) -> bytes:
+) -> Picture:
     """Draw lines, given by name as xs and ys; `log` makes the y axis logarithmic."""
     figure, axes = _axes(4.0)
-    for colour, (name, (xs, ys)) in zip(_colours(len(lines)), lines.items(), strict=True):
-        axes.plot(xs, ys, marker="o", color=colour, label=name)
+    for index, (name, (xs, ys)) in enumerate(lines.items()):
+        colour, dash = COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]
+        axes.plot(xs, ys, marker="o", color=colour, ls=dash, label=name)
     if log:
         _logarithmic(axes)
     axes.set_xlim(left=0)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.legend(frameon=False)
-    return png(figure)
+    ends = (f"{name} from {number(ys[0])} to {number(ys[-1])}" for name, (_, ys) in lines.items())
+    return Picture(png(figure), f"Lines of {y} over {x}: {', '.join(ends)}.")
 
 
-def bars(rows: Sequence[Bar], x: str, at_one: bool = True) -> bytes:
+def bars(rows: Sequence[Bar], x: str, at_one: bool = True) -> Picture:
     """Draw a horizontal bar with its interval for each row; `at_one` adds a line at 1 for ratios."""
     figure, axes = _axes(0.8 + 0.26 * len(rows))
     ys = range(len(rows))
@@ -81,10 +87,11 @@ def bars(rows: Sequence[Bar], x: str, at_one: bool = True) -> bytes:
     if at_one:
         axes.axvline(1.0, color="#111827", lw=0.8, ls="--")
     axes.set_xlabel(x)
-    return png(figure)
+    values = ", ".join(f"{row.label} {row.value:.3g}" for row in rows)
+    return Picture(png(figure), f"Bars of {x}: {values}.")
 
 
-def stacked(rows: Mapping[str, Mapping[str, float]], x: str) -> bytes:
+def stacked(rows: Mapping[str, Mapping[str, float]], x: str) -> Picture:
     """Draw a horizontal bar of named parts for each row; a part has the same colour in all rows."""
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     figure, axes = _axes(1.7 + 0.5 * len(rows))
@@ -100,10 +107,11 @@ def stacked(rows: Mapping[str, Mapping[str, float]], x: str) -> bytes:
     axes.invert_yaxis()
     axes.set_xlabel(x)
     axes.legend(frameon=False, fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    return png(figure)
+    sums = ", ".join(f"{label} {number(sum(parts.values()))}" for label, parts in rows.items())
+    return Picture(png(figure), f"Bars of {x}, made of {', '.join(names)}: {sums}.")
 
 
-def roofline(roofs: Sequence[Roof], points: Sequence[Placed]) -> bytes:
+def roofline(roofs: Sequence[Roof], points: Sequence[Placed]) -> Picture:
     """Draw points under a machine's ceilings on logarithmic axes."""
     figure, axes = _axes(4.2)
     intensities = [point.intensity for point in points] or [1.0]
@@ -122,7 +130,9 @@ def roofline(roofs: Sequence[Roof], points: Sequence[Placed]) -> bytes:
     axes.set_xlabel("FLOP for each byte of weights read")
     axes.set_ylabel("TFLOP/s")
     axes.legend(frameon=False, fontsize=7)
-    return png(figure)
+    reached = ", ".join(f"{point.label} {point.flops / 1e12:.3g}" for point in points)
+    under = " and ".join(roof.label for roof in roofs)
+    return Picture(png(figure), f"TFLOP/s reached over FLOP for each byte read, under {under}: {reached}.")
 
 
 def _axes(height: float) -> tuple[Figure, Any]:

@@ -101,8 +101,8 @@ def _body(section: Section) -> str:
         f"<p{' class=failed' if line.startswith(FAILED) else ''}>{escape(line)}</p>" for line in section.text
     )
     images = "".join(
-        f'<img alt="{escape(name)}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
-        for name, data in section.figures.items()
+        f'<img alt="{escape(picture.alt)}" src="data:image/png;base64,{base64.b64encode(picture.png).decode()}">'
+        for picture in section.figures.values()
     )
     return text + images + "".join(map(_table, section.tables))
 
@@ -126,8 +126,8 @@ def write(directory: Path, title: str | None = None) -> Path:
     plots = directory / "plots"
     plots.mkdir(exist_ok=True)
     for section in found:
-        for name, data in section.figures.items():
-            (plots / f"{name}.png").write_bytes(data)
+        for name, picture in section.figures.items():
+            (plots / f"{name}.png").write_bytes(picture.png)
     file = directory / "report.html"
     file.write_text(render(title or f"hiscore on {device or 'an unnamed machine'}", found), encoding="utf-8")
     return file

@@ -18,13 +18,21 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A figure: PNG bytes, and what it shows for those who cannot see it."""
+
+    png: bytes
+    alt: str
+
+
+@dataclass(frozen=True)
 class Section:
-    """A section of the report: lines of text, tables, and figures as PNG bytes by name."""
+    """A section of the report: lines of text, tables, and figures by name."""
 
     title: str
     text: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    figures: Mapping[str, bytes] = field(default_factory=dict)
+    figures: Mapping[str, Picture] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -85,9 +85,9 @@ RESULTS: dict[str, Any] = {
         "plan": {"request": REQUEST},
         "points": [
             point("alone 300 + 1 x 0", "alone", shape="300 + 1 x 0", avg=2.25),
-            point("Poisson 70/s", "open", offered=70, p99=6.5),
+            point("Poisson 70/s", "open", offered=70, rate=70.0, p99=6.5),
             point("Poisson 70/s, perf_analyzer", "open", offered=70),
-            point("Poisson 100/s", "open", offered=100),
+            point("Poisson 100/s", "open", offered=100, rate=100.0),
             point("1 in flight", "closed"),
             point("4 in flight", "closed", items_per_s=200.0),
         ],

@@ -10,7 +10,7 @@ import pytest
 
 from perf.report import page
 from perf.report.page import SECTIONS, render, sections
-from perf.report.parts import Raw
+from perf.report.parts import Picture, Raw
 from tests.unit.perf.report.made_results import ANALYZER_LOG, RESULTS, made
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -21,7 +21,7 @@ def shown(raw: Raw) -> str:
     return re.sub(r'src="data:image/png;base64,[^"]+"', "", unescape(render("A title", sections(raw))))
 
 
-def figures(raw: Raw) -> dict[str, bytes]:
+def figures(raw: Raw) -> dict[str, Picture]:
     return {name: data for section in sections(raw) for name, data in section.figures.items()}
 
 
@@ -44,6 +44,9 @@ def test_it_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "plots").iterdir())
     assert sources.count("#s0") == 1
     assert html.count("data:image/png") == len(drawn)
+    said = re.findall(r'<img alt="([^"]*)"', html)
+    assert len(said) == len(drawn)
+    assert all(len(text.split()) > 3 for text in said)
 
 
 def test_its_numbers_are_the_raw_ones_and_change_with_them() -> None:
@@ -55,6 +58,15 @@ def test_its_numbers_are_the_raw_ones_and_change_with_them() -> None:
     before, again, after = figures(raw), figures(made()), figures(slower)
     assert before == again
     assert {name for name in before if before[name] != after[name]} == {"open-loop"}
+
+
+def test_latency_beyond_saturation_is_told_and_not_drawn() -> None:
+    raw, kept_up = made(), made()
+    point = open_loop(raw)
+    point["rate"] = 0.5 * point["offered"]
+    assert f"Not drawn: {point['name']}" in shown(raw)
+    assert "Not drawn" not in shown(kept_up)
+    assert figures(raw).get("open-loop") != figures(kept_up)["open-loop"]
 
 
 def test_failures_stand_in_the_report() -> None:
