@@ -36,6 +36,7 @@ class Int8Design:
 
 
 SERVED = Int8Design()
+"""Which projections to keep is for `perf.quality.int8_designs` to say; it has not been recorded yet."""
 
 
 def more_bytes(a: Architecture, number_bytes: int) -> int:
