@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from hiscore.layers import scaled_fp8
+from hiscore.layers.eight_bits import FP8
 from hiscore.layers.moe import looped
-from hiscore.layers.weights import FP8, Experts, Routing, Scales
+from hiscore.layers.weights import Experts, Routing, Scales
 from hiscore.scoring.precision import FP8_CAPABILITY
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
