@@ -22,7 +22,7 @@ from tests.support.api_bodies import BODIES, LABELS, MESSAGES
 
 LOW = {"minimum", "exclusiveMinimum", "minItems", "minLength", "minProperties"}
 HIGH = {"maximum", "exclusiveMaximum", "maxItems", "maxLength", "maxProperties"}
-RATIOS = {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+RATIOS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 GENERATING = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 Make = Callable[[Any], dict[str, Any]]
 
