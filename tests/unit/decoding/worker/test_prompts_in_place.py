@@ -89,7 +89,7 @@ def test_staging_is_memory_that_the_cache_has_anyway(path: Any) -> None:
     assert dense._model.staging.data_ptr() == dense._cache.dense_kv.data_ptr()
 
 
-@pytest.mark.parametrize(("family", "selector"), [("gemma2", "auto"), ("qwen3", "quest"), ("qwen3", "exact")])
+@pytest.mark.parametrize(("family", "selector"), [("gemma3", "auto"), ("qwen3", "quest"), ("qwen3", "exact")])
 def test_where_one_number_is_not_enough_staging_is_a_pool_of_its_own(
     path: Any, family: str, selector: str
 ) -> None:
