@@ -17,7 +17,7 @@ def test_scorer_and_decode_plan_together_and_share_their_weights(start_server, t
     text = server.log_path.read_text()
     assert text.count("memory on host:") == 2
     assert text.count("the weights are those of the other model, mapped") == 1
-    assert "at most 32 streams of 1024 tokens" in text
+    assert "at most 32 sequences of at most 1024 tokens" in text
     # Both map the one file in memory.
     children = psutil.Process(server.pid).children(recursive=True)
     maps = [Path(f"/proc/{child.pid}/maps").read_text() for child in children]
