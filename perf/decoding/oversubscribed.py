@@ -3,7 +3,7 @@
 usage: python -m perf.decoding.oversubscribed --out DIR [--geometry qwen3-0.6b] [--fit 3] [--times 5]
            [--prompt 32000] [--tokens 768] [--arms 2048:4096:2,2048:5120:0]
 
-The budget DEVICE_KV_BYTES (staging, dense layers, buffers, index and tables) holds `fit` dense sequences; `fit` x
+The budget DEVICE_KV_BYTES (dense layers, buffers, index, tables, and staging where there is one) holds `fit` dense sequences; `fit` x
 `times` requests are sent at once. Two rates are reported: of the whole load, prefill included, and of the decode
 steps only.
 """
@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, staging_token_bytes
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.settings import CacheSettings
 from perf.decoding.device_bytes import model_shape, request_bytes
 from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, dtype, shared_weights
@@ -31,11 +30,10 @@ TARGET = 2.5
 
 
 def budget(config: dict[str, Any], load: Load, fit: int) -> int:
-    """Bytes of staging and `fit` dense sequences of the load."""
+    """Bytes of `fit` dense sequences of the load."""
     model = model_shape(config, load.context)
-    staging = -(-load.context // STAGING_PAGE_SIZE) * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype())
     one = request_bytes(model, CacheSettings(selector="dense"), load.context, dtype())
-    return staging + fit * sum(one.values())
+    return fit * sum(one.values())
 
 
 def main() -> int:

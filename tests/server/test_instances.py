@@ -16,14 +16,22 @@ from tests.server.conftest import StartServer
 from tests.server.counters import settled
 from tests.server.generation import grpc_stream, over_grpc
 from tests.server.wire import Refused
+from tests.support.decoding import checkpoint
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 SMALL = 12
-LONG = {"max_tokens": 1_500, "ignore_eos": True}
+LONG = {"max_tokens": 30_000, "ignore_eos": True}
+"""A minute of work or more: cancelled long before its end, however slow all else is."""
 MAX_STREAMS, MAX_QUEUE = 2, 1
 PROMPT = [token % 400 for token in range(300)]
 TOTAL = len(PROMPT) + 3 * SMALL
+
+
+@pytest.fixture(scope="module")
+def patient_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random causal LM with room for `LONG`."""
+    return checkpoint("llama", tmp_path_factory.mktemp("patient-llama"), max_position_embeddings=2**15)
 
 
 def by_device(server: Server, metric: str) -> Counter[str]:
@@ -63,22 +71,22 @@ def prompts_beside_a_long_call(server: Server) -> Counter[str]:
 
 
 def test_an_instance_that_is_busy_leaves_calls_to_one_that_is_not(
-    start_server: StartServer, tiny_llama: Path, tmp_path: Path
+    start_server: StartServer, patient_llama: Path, tmp_path: Path
 ) -> None:
-    settings = {"models": "decode", "cpu_instances": 2, "host_kv_bytes": 2**26, "prefix_cache": False}
-    prompts = prompts_beside_a_long_call(start_server(tiny_llama, **settings))
+    settings = {"models": "decode", "cpu_instances": 2, "host_kv_bytes": 2**28, "prefix_cache": False}
+    prompts = prompts_beside_a_long_call(start_server(patient_llama, **settings))
     assert sorted(prompts) == ["cpu:0", "cpu:1"]
     assert sorted(prompts.values()) == [3 * SMALL, len(PROMPT)]
     # The control: in turn, the busy one gets small calls, too.
-    control = start_server(tiny_llama, model_repository=in_turn(tmp_path / "models"), **settings)
+    control = start_server(patient_llama, model_repository=in_turn(tmp_path / "models"), **settings)
     assert sorted(prompts_beside_a_long_call(control).values())[0] < 3 * SMALL
 
 
 def test_calls_are_refused_only_when_all_instances_are_full(
-    start_server: StartServer, tiny_llama: Path
+    start_server: StartServer, patient_llama: Path
 ) -> None:
     server = start_server(
-        tiny_llama, models="decode", cpu_instances=2, host_kv_bytes=2**26,
+        patient_llama, models="decode", cpu_instances=2, host_kv_bytes=2**28,
         max_streams=MAX_STREAMS, max_queue=MAX_QUEUE,
     )  # fmt: skip
     open_calls = []
@@ -106,7 +114,7 @@ def test_a_large_call_does_not_keep_small_ones_from_the_other_scorer(
     server = start_server(
         tiny_llama, models="scorer", cpu_instances=2, query_cache_bytes=2**24, max_batch_tokens=1_000
     )
-    large, small = 600, 1
+    large, small = 3_000, 1
     with triton.InferenceServerClient(server.grpc_url) as client:
         done: list[object] = []
         client.async_infer("scorer", inputs(large), lambda result, error: done.append(error or result))
