@@ -3,9 +3,9 @@
 usage: python -m perf.decoding.oversubscribed --out DIR [--geometry qwen3-0.6b] [--fit 3] [--times 5]
            [--prompt 32000] [--tokens 768] [--arms 2048:4096:2,2048:5120:0]
 
-The budget DEVICE_KV_BYTES (dense layers, buffers, index, tables, and staging where there is one) holds `fit` dense sequences; `fit` x
-`times` requests are sent at once. Two rates are reported: of the whole load, prefill included, and of the decode
-steps only.
+The budget DEVICE_KV_BYTES (dense layers, buffers, index and tables, and staging where there is one) holds `fit`
+dense sequences; `fit` x `times` requests are sent at once. Two rates are reported: of the whole load, prefill
+included, and of the decode steps only.
 """
 
 import gc
