@@ -45,6 +45,11 @@ class EightBits(Enum):
         """See `kernels.eight_bits`."""
         return FP8_FORMAT if self is EightBits.FP8 else INT8_FORMAT
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability that a GPU needs for it."""
+        return (8, 9) if self is EightBits.FP8 else (9, 0)
+
 
 @dataclass(frozen=True)
 class Quantised:

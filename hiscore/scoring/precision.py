@@ -9,8 +9,6 @@ from hiscore.layers.eight_bits import EightBits
 
 log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CAPABILITIES = {EightBits.FP8: (8, 9), EightBits.INT8: (9, 0)}
-"""Compute capability that a GPU needs for a format."""
 
 
 def use_device(device: str) -> torch.device:
@@ -38,7 +36,7 @@ def pick_dtype(dtype: str, device: torch.device, stored_in_fp8: bool = False) ->
         ValueError: The device does not compute in that format.
     """
     if dtype == "auto" and stored_in_fp8 and device.type == "cuda":
-        has_fp8 = torch.cuda.get_device_capability(device) >= CAPABILITIES[EightBits.FP8]
+        has_fp8 = torch.cuda.get_device_capability(device) >= EightBits.FP8.capability
         return "fp8" if has_fp8 else "bfloat16"
     if dtype == "auto":
         return "bfloat16" if device.type == "cuda" else "float32"
@@ -71,10 +69,10 @@ def _check_format(into: EightBits, device: torch.device) -> None:
     if into is EightBits.INT8 and device.type == "cpu":
         return
     needed = "DTYPE={} needs a CUDA device of compute capability {}.{} or later".format(
-        into.value, *CAPABILITIES[into]
+        into.value, *into.capability
     )
     if device.type != "cuda":
         raise ValueError(f"{needed}, and the scorer runs on the CPU: set DTYPE to bfloat16 or float32")
     capability = torch.cuda.get_device_capability(device)
-    if capability < CAPABILITIES[into]:
+    if capability < into.capability:
         raise ValueError(f"{needed}, and {device} has {capability[0]}.{capability[1]}: set DTYPE to bfloat16")

@@ -25,7 +25,6 @@ from hiscore.scoring.encode import encode_requests
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.precision import CAPABILITIES
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from hiscore.settings import Limits
@@ -173,7 +172,7 @@ def dtypes_of(device: str) -> tuple[str, ...]:
     """The precisions that the device computes in, the reference first."""
     if device == "cpu":
         return "float32", "bfloat16"
-    has_fp8 = torch.cuda.get_device_capability() >= CAPABILITIES[EightBits.FP8]
+    has_fp8 = torch.cuda.get_device_capability() >= EightBits.FP8.capability
     return ("float32", "bfloat16", "fp8") if has_fp8 else ("float32", "bfloat16")
 
 

@@ -15,7 +15,6 @@ from hiscore.layers.eight_bits import EightBits, Fp8Linear, quantise
 from hiscore.layers.weights import Linear
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.precision import CAPABILITIES
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.fp8 import EmulatedLinear, emulated_scorer
@@ -23,7 +22,7 @@ from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import FAMILIES, SIZES, VOCABULARY, make
 from tests.support.truth import Truth
 
-HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= CAPABILITIES[EightBits.FP8]
+HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= EightBits.FP8.capability
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_FP8, reason="no CUDA GPU that computes in fp8")]
 
 LABELS = np.array([5, 77, 401], np.int32)

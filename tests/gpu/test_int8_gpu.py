@@ -9,7 +9,6 @@ import torch
 from hiscore.layers.eight_bits import EightBits, Int8Linear, quantise
 from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.options import ScoreOptions
-from hiscore.scoring.precision import CAPABILITIES
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.strategies import Tokens, random_tokens
@@ -17,7 +16,7 @@ from tests.support.tiny_models import VOCABULARY, make
 from tests.support.truth import Truth
 
 INT8 = EightBits.INT8
-HAS_INT8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= CAPABILITIES[INT8]
+HAS_INT8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= INT8.capability
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not HAS_INT8, reason="no CUDA GPU that computes in int8 here"),

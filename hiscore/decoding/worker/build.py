@@ -25,6 +25,7 @@ from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.pool_report import report_pools
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.layers.eight_bits import EightBits
 from hiscore.models.activations import activation_bytes
 from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.decoder import Decoder, weights_key
@@ -50,7 +51,6 @@ log = logging.getLogger(__name__)
 PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 2_048}
 # Tensors of the size of a step's logits at once: sampling sorts and masks them.
 LOGITS_ALIVE = 4
-FP8_CAPABILITY = (8, 9)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -103,7 +103,7 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
     of_indexer = settings.indexer_dtype == "fp8"
     if (of_indexer or keeps_fp8) and where.type == "cuda":
         found = torch.cuda.get_device_capability(where)
-        if found < FP8_CAPABILITY:
+        if found < EightBits.FP8.capability:
             name = "INDEXER_DTYPE" if of_indexer else "DTYPE"
             raise ValueError(f"{name} is fp8, which needs compute capability 8.9, but {where} has {found}")
     if settings.indexer_prefill == "kernels" and where.type != "cuda":

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool, and how much of it one sequence of the whole context takes.
+    """A pool, and how many sequences it has room for.
 
     Attributes:
         name: For people.
