@@ -19,18 +19,19 @@ from typing import Generic, Protocol, TypeVar
 Request = TypeVar("Request")
 Taken = TypeVar("Taken", contravariant=True)
 
-# Chosen by simulation, see tests/unit/serving/test_queue_order.py.
+# Chosen by simulation, see tests/support/batch_simulator.py: with two batches in flight, a small request waits for
+# two of the smallest at most.
 RECENT = 64
 """Requests whose sizes say what is to be expected: the last that came while others waited or ran."""
 SMALL = RECENT // 8
 """The smallest of these do not count: a probe now and then makes no batch small."""
 FORGET_AFTER = 8
 """One of them is forgotten after so many requests that came alone."""
-SMALL_PER_BATCH = 12
+SMALL_PER_BATCH = 8
 """Small requests that a batch holds while little waits."""
-SMALLEST_BATCH = 1 / 12
+SMALLEST_BATCH = 1 / 16
 """Of a full one, at least: smaller batches would mostly pay for the start of a forward."""
-BEHIND = 3 / 8
+BEHIND = 15 / 32
 """Of a full batch: what waits beyond that makes batches larger."""
 SHARE_OF_OLDEST = 11 / 16
 
@@ -112,12 +113,16 @@ class QueueOrder(Generic[Request]):
         self._shortest_next = used > share and not taken and len(self._waiting) > 1
 
     def _take_shortest(self, batch: OpenBatch[Request], used: int, limit: int, share: int) -> int:
-        """Take the shortest until the batch is full, the last of them in part if it is large. Returns how many."""
+        """Take the shortest until the batch is full, the last of them in part if it is large. Returns how many.
+
+        The first goes along if it would fit a batch by itself, however much the oldest took.
+        """
         requests = 0
         while used < limit and (request := self._shortest()) is not None:
-            price = batch.price(request)
-            fits = price <= limit - used or price > share
-            taken = batch.take(request, limit - used) if fits else None
+            price, room = batch.price(request), limit - used
+            if not requests and price <= limit:
+                room = max(room, min(price, self._max_cost - used))
+            taken = batch.take(request, room) if price <= room or price > share else None
             if taken is None:
                 break
             requests += 1
