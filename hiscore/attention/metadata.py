@@ -8,6 +8,7 @@ from hiscore.arrays import Int32, Int64
 
 NO_SLOT = -1
 """In a slot mapping: this row's key and value are not kept."""
+NO_SLOTS: Int64 = np.empty(0, np.int64)
 MAX_CONTEXT_SLOTS = 2**22
 """Tokens in the KV pool that the groups of one forward may name together."""
 
@@ -26,7 +27,7 @@ class Group:
     """[N]: the pool slots of the tokens at positions 0 to N - 1."""
     context_rows: slice
     """The rows of this forward that hold the rest of the context, in order."""
-    own_slots: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    own_slots: Int64 = field(default_factory=lambda: NO_SLOTS)
     """[M]: the pool slots of the segment's own beginning. Then `context_rows` is empty."""
 
 

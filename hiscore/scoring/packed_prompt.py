@@ -1,11 +1,12 @@
 """A prompt's place in the batch that is being packed, and the pool's slots of its tokens."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from hiscore.arrays import Int64
-from hiscore.attention.metadata import NO_SLOT
+from hiscore.attention.metadata import NO_SLOT, Group
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache, slots_of
 from hiscore.scoring.request import MultiItemPrompt
 
@@ -37,25 +38,41 @@ class PackedPrompt:
         self.begin = begin - cached  # index that token 0 has, or would have, in the batch's sequence
         self.end = self.begin + len(prompt.tokens)
         self.items = items
-        # Of node i, where node 0 is the query and the others are items: tokens bounds[i] to bounds[i + 1].
-        self.bounds = np.concatenate(([0], self.query + np.cumsum(np.append(0, prompt.item_lengths))))
-        # The last token of each item, or of the query for an empty item.
-        self.read_at = np.where(prompt.item_lengths > 0, self.bounds[2:], self.query) - 1
+        self.item_lengths = prompt.item_lengths
+        self._prompt = prompt
         self.slots = np.full(len(prompt.tokens), NO_SLOT, np.int64)
         self.slots[: len(slots)] = slots
 
     def offset_in_node(self, index: int) -> int:
         """How far into the query, or into an item, this index of the batch's sequence is."""
         token = index - self.begin
-        return token - int(self.bounds[np.searchsorted(self.bounds, token, side="right") - 1])
+        return token - self._node(token)[0]
+
+    def groups(self, begin: int, end: int) -> Iterator[Group]:
+        """The groups of a forward that begins and ends at these indices of the batch's sequence."""
+        first, last = max(begin - self.begin, self.cached), min(end, self.end) - self.begin
+        shift = self.begin - begin  # from token to row
+        none = slice(0, 0)
+        items = max(first, self.query)
+        if first < self.query:
+            yield Group(first + shift, min(last, self.query) + shift, self.slots[:first], none)
+        elif first > self.query and (item := self._node(first))[0] < first:
+            # The rest of an item that began in the forward before: it sees that part of itself as well.
+            items = min(last, item[1])
+            own = self.slots[item[0] : first]
+            yield Group(first + shift, items + shift, self.slots[: self.query], none, own)
+        if items < last:
+            in_pool = min(first, self.query)
+            new = slice(in_pool + shift, self.query + shift) if first < self.query else none
+            yield Group(items + shift, last + shift, self.slots[:in_pool], new)
 
     def keep_across(self, boundary: int, cache: PrefixCache) -> list[Allocation]:
         """Allocate slots for the tokens before a forward's end that tokens after it still see."""
         done = boundary - self.begin
         spans = [(0, min(done, self.query), self.end)]
         if done > self.query:
-            node = int(np.searchsorted(self.bounds, done, side="right")) - 1
-            spans.append((int(self.bounds[node]), done, self.begin + int(self.bounds[node + 1])))
+            first, last = self._node(done)
+            spans.append((first, done, self.begin + last))
         allocations = []
         for first, last, read_until in spans:
             missing = first + np.flatnonzero(self.slots[first:last] == NO_SLOT)
@@ -63,3 +80,11 @@ class PackedPrompt:
             allocations.append(Allocation(pages, read_until))
             self.slots[missing] = slots_of(pages)[: len(missing)]
         return allocations
+
+    def _node(self, token: int) -> tuple[int, int]:
+        """Begin and end of the query or item that a token belongs to."""
+        if token < self.query:
+            return 0, self.query
+        ends = self._prompt.item_ends
+        item = int(np.searchsorted(ends, token, side="right"))
+        return int(ends[item - 1]), int(ends[item])

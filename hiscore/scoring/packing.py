@@ -18,13 +18,11 @@ Pure NumPy: knows neither Triton nor a device.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import Forward, Group
+from hiscore.scoring.batch_rows import BatchRows
 from hiscore.scoring.packed_prompt import Allocation, PackedPrompt
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache, QueryKey
 from hiscore.scoring.query_groups import QueryGroup, grouped_by_query
@@ -37,62 +35,6 @@ class Batch:
 
     forwards: tuple[Forward, ...]
     cached_tokens: tuple[int, ...]
-
-
-@dataclass
-class _ForwardBuilder:
-    """Collects one forward, prompt by prompt."""
-
-    rows: int = 0
-    input_ids: list[Int32] = field(default_factory=list)
-    positions: list[Int64] = field(default_factory=list)
-    seqlens: list[Int64] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
-    slot_mapping: list[Int64] = field(default_factory=list)
-    scored_rows: list[Int64] = field(default_factory=list)
-    scored_items: list[Int64] = field(default_factory=list)
-
-    def add(self, p: PackedPrompt, first: int, last: int) -> None:
-        """Add tokens `first` to `last` of a prompt."""
-        shift = self.rows - first  # from token to row
-        spans = np.diff(p.bounds.clip(first, last))
-        nodes = np.flatnonzero(spans)  # the query and items that have a token in this range
-        lengths = spans[nodes]
-        ends = first + np.cumsum(lengths)
-        origins = p.bounds[nodes] - np.where(nodes > 0, p.query, 0)
-        self.input_ids.append(p.tokens[first:last])
-        self.positions.append(np.arange(first, last) - np.repeat(origins, lengths))
-        self.seqlens.append(ends + shift)
-        self.slot_mapping.append(p.slots[first:last])
-        read = np.flatnonzero((p.read_at >= first) & (p.read_at < last))
-        self.scored_rows.append(p.read_at[read] + shift)
-        self.scored_items.append(p.items[read])
-
-        none = slice(0, 0)
-        items = max(first, p.query)
-        if first < p.query:
-            self.groups.append(Group(self.rows, min(last, p.query) + shift, p.slots[:first], none))
-        elif p.bounds[nodes[0]] < first:
-            # The rest of an item that began in the forward before: it sees that part of itself as well.
-            own = p.slots[p.bounds[nodes[0]] : first]
-            items = int(ends[0])
-            self.groups.append(Group(self.rows, items + shift, p.slots[: p.query], none, own))
-        if items < last:
-            in_pool = min(first, p.query)
-            new = slice(in_pool + shift, p.query + shift) if first < p.query else none
-            self.groups.append(Group(items + shift, last + shift, p.slots[:in_pool], new))
-        self.rows = last + shift
-
-    def build(self) -> Forward:
-        return Forward(
-            input_ids=np.concatenate(self.input_ids),
-            positions=np.concatenate(self.positions).astype(np.int32),
-            cu_seqlens=np.concatenate((np.zeros(1), *self.seqlens)).astype(np.int32),
-            groups=tuple(self.groups),
-            slot_mapping=np.concatenate(self.slot_mapping),
-            scored_rows=np.concatenate(self.scored_rows),
-            scored_items=np.concatenate(self.scored_items),
-        )
 
 
 def pack(prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache) -> Batch:
@@ -117,17 +59,19 @@ def pack(prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache) ->
         _keep_across_forwards(packed, ends, cache)
     finally:
         cache.end_batch()
+    if not packed:
+        return Batch((), cached)
+    rows = BatchRows.of(packed)
     forwards = []
     remaining = deque(packed)
     for begin, end in pairwise([0, *ends]):
-        builder = _ForwardBuilder()
-        while remaining and max(begin, remaining[0].begin + remaining[0].cached) < end:
-            p = remaining[0]
-            builder.add(p, max(begin - p.begin, p.cached), min(end, p.end) - p.begin)
-            if p.end > end:
+        groups_of_forward: list[Group] = []
+        while remaining and remaining[0].begin + remaining[0].cached < end:
+            groups_of_forward += remaining[0].groups(begin, end)
+            if remaining[0].end > end:
                 break
             remaining.popleft()
-        forwards.append(builder.build())
+        forwards.append(rows.forward(begin, end, groups_of_forward))
     return Batch(tuple(forwards), cached)
 
 

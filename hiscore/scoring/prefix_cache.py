@@ -97,7 +97,7 @@ class PrefixCache:
             The slots of the query's first tokens, int64, a multiple of `PAGE` long, and how many of these already
             hold keys and values. The forward that computes the others must write them before any later one.
         """
-        if not self.caching:
+        if not self.caching or not key.pages:
             return np.empty(0, np.int64), 0
         hashes = key.pages
         hits = 0
