@@ -45,7 +45,7 @@ def multiply_int8(
         column = within // high * OUTPUTS
         sums = tl.zeros([ROWS, OUTPUTS], tl.int32)
         for begin in range(0, inputs, INPUTS):
-            sums = tl.dot(x.load([first, begin]), weight.load([column, begin]).T, sums)
+            sums = tl.dot(x.load([first, begin]), weight.load([column, begin]).T, sums, out_dtype=tl.int32)
         row, output = first + tl.arange(0, ROWS), column + tl.arange(0, OUTPUTS)
         of_row = tl.load(x_scales + row, mask=row < rows, other=0.0)
         of_output = tl.load(scales + output, mask=output < outputs, other=0.0)

@@ -1,6 +1,7 @@
 """The worker's order on real CUDA streams, with each queue delayed in turn: correct, and wrong without waits."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class Sleeping:
     """A model whose forwards take about 30 ms and whose copies take 120, after which they have landed."""
 
     def __init__(self) -> None:
-        self.cache: Any = None
+        self.cache: Any = SimpleNamespace(sparse=True)
         self.staging = torch.zeros(0)
         self.ops: Any = self
         self.input_ids = torch.zeros(2, dtype=torch.int32)

@@ -21,8 +21,9 @@ from tests.support.layers import DEVICE, random
 
 pytestmark = pytest.mark.slow  # in the interpreter, with sums in a fixed order
 
-# The same sums of float32 in another order: a rounding of each of up to 300 terms of a result near 1.
-NEAR: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-5}
+# The same sums of float32 in another order: a rounding of each of up to 300 terms of a result near 1. Hopper's
+# tensor cores keep 13 bits below the largest product while they add those of a block of 128.
+NEAR: dict[str, Any] = {"atol": 4e-3 if DEVICE == "cuda" else 1e-4, "rtol": 1e-5}
 
 
 def weight(*shape: int, seed: int, rows: int = 128, columns: int = 128) -> tuple[Tensor, Scales]:
@@ -145,6 +146,11 @@ def part(w: Experts, held: slice) -> Experts:
     )
 
 
+def distance(found: Tensor, expected: Tensor) -> float:
+    """The root mean square of the difference, in that of what is expected."""
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-6))
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 30])
 @pytest.mark.parametrize("step", [False, True])
 def test_experts_equal_pytorch(tokens: int, step: bool) -> None:
@@ -154,13 +160,14 @@ def test_experts_equal_pytorch(tokens: int, step: bool) -> None:
     first = torch.arange(tokens, device=DEVICE) * 7 % 5
     chosen = torch.stack((first, (first + 2) % 5), dim=1)
     expected = looped(w, h, chosen)
-    # What is rounded between the products may fall to the other side of a step, for a few of 136 neurons.
-    near = {"atol": 2e-2, "rtol": 1e-2}
+    # What is rounded between the products may fall to the other side of a step, which is 6% of a neuron, for some
+    # of 136: for few where sums differ by their order only, for more where tensor cores add with fewer bits.
+    near = 2e-2 if DEVICE == "cuda" else 5e-3
     found = moe_triton.expert_outputs(w, h, chosen, step)
-    torch.testing.assert_close(found, expected, **near)
+    assert distance(found, expected) <= near
     halves = [part(w, slice(0, 2)), part(w, slice(2, 5))]
     assert torch.equal(sum(moe_triton.expert_outputs(half, h, chosen, step) for half in halves), found)
-    torch.testing.assert_close(sum(looped(half, h, chosen) for half in halves), expected, **near)
+    assert distance(torch.stack([looped(half, h, chosen) for half in halves]).sum(0), expected) <= near
     if tokens > 1:
         alone = moe_triton.expert_outputs(w, h[7:8], chosen[7:8], step)
         assert torch.equal(alone, found[7:8])
@@ -168,7 +175,7 @@ def test_experts_equal_pytorch(tokens: int, step: bool) -> None:
         assert w.down_scales is not None
         other = replace(w.down_scales, of_blocks=w.down_scales.of_blocks.roll(1, 0).contiguous())
         wrong = moe_triton.expert_outputs(replace(w, down_scales=other), h, chosen, step)
-        assert (wrong - expected).abs().max() > 0.2
+        assert distance(wrong, expected) > 10 * near
 
 
 def test_experts_in_fp8_follow_their_dequantised_weights() -> None:
