@@ -4,6 +4,7 @@ Host pages are given out in blocks. A sequence has pages for its tokens and the 
 grows; when a pool runs out, the scheduler preempts. Bookkeeping only: no tensor, no device.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from hiscore.decoding.page_needs import (
 )
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, Found
 from hiscore.decoding.sequence import Sequence
+from hiscore.decoding.spilling import spilled_order
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.interface import NO_PAGES, Growth, Prefix
 
@@ -55,23 +57,22 @@ class BlockManager:
         self,
         needed: PagesNeeded,
         spare: PagesNeeded = NOTHING,
-        preempting: Sequence | None = None,
-        drops_host: bool = False,
+        without: Iterable[Sequence] = (),
+        given_up: int = 0,
     ) -> bool:
         """Whether all that is needed is free.
 
         Args:
             needed: For a sequence that starts.
             spare: What must be left.
-            preempting: Count what is free once this sequence is preempted.
-            drops_host: It gives up its host pages too.
+            without: Count what is free once these are preempted.
+            given_up: And so many blocks of the host.
         """
-        indices, device, host = self.seq_indices.num_free, self.device.num_free, self.host.num_free
+        indices, device, host = self.seq_indices.num_free, self.device.num_free, self.host.num_free + given_up
         kept = self._cache_config.kept_pages - sum(map(self._kept_by, self._holders))
-        if preempting:
-            indices, device = indices + 1, device + len(preempting.device_pages)
-            kept += self._kept_by(preempting)
-            host += self.host.freed_by(self.blocks_of(preempting)) if drops_host else 0
+        for each in without:
+            indices, device = indices + (each.seq_index >= 0), device + len(each.device_pages)
+            kept += self._kept_by(each)
         lent, lendable = needed.staging, self.staging.num_free
         if self._lender is self.device:
             lent, lendable = lent + needed.device + spare.device, device
@@ -118,9 +119,9 @@ class BlockManager:
         """What a sequence that waits needs besides the host pages that it has."""
         config = self._cache_config
         if len(sequence.host_pages):
-            # It may have more pages than its length needs: one that starts over gets all that it had.
+            # It may have more pages than its length needs, and gets back those that were taken.
             held = len(sequence.host_pages) * config.page_size - 1
-            tokens = max(sequence.length, held)
+            tokens = max(sequence.length, held, len(sequence.call.prompt) + sequence.replayed - 1)
             needed = pages_needed(sequence.call, tokens, config, sequence.whole, sequence.length)
             return replace(needed, host=needed.host - len(self.blocks_of(sequence)))
         # One that starts over soon has what it had: with less it would only be preempted again.
@@ -163,9 +164,30 @@ class BlockManager:
         self._lender.free(sequence.borrowed_pages)
         sequence.staging_pages = sequence.borrowed_pages = NO_PAGES
 
-    def free(self, sequence: Sequence, keep_host: bool) -> Release:
-        """Free everything that a sequence holds, except its host pages if it is only preempted (`keep_host`)."""
-        lost = NO_PAGES if keep_host else self.host.release(self.blocks_of(sequence))
+    def left_of(self, sequence: Sequence, given_up: int) -> int:
+        """How many of its first host blocks a sequence keeps when it gives up others.
+
+        Its last ones go first. What is left has all of its prompt, or it is nothing: part of a prompt could not be
+        resumed.
+
+        Args:
+            sequence: One that holds any.
+            given_up: How many blocks are to be free then, if it holds them alone.
+        """
+        blocks = self.blocks_of(sequence)
+        left = len(blocks)
+        if given_up > 0:
+            freed = np.cumsum(self.host.held_once(blocks)[::-1])
+            left = max(0, left - int(np.searchsorted(freed, given_up)) - 1)
+        return left if left * self._cache_config.block_tokens >= len(sequence.call.prompt) else 0
+
+    def freed_by(self, sequence: Sequence, left: int) -> int:
+        """Blocks of the host that are free once a sequence has no more than its first ones."""
+        return int(self.host.held_once(self.blocks_of(sequence)[left:]).sum())
+
+    def free(self, sequence: Sequence, left: int = 0) -> Release:
+        """Free everything that a sequence holds, except its first blocks on the host if it is only preempted."""
+        lost = self.host.release(self.blocks_of(sequence)[left:])
         release = Release(sequence.seq_index, self._pages_of(lost), sequence.device_pages)
         self.free_staging(sequence)
         self.device.free(release.device)
@@ -173,8 +195,7 @@ class BlockManager:
             self.seq_indices.free(np.array([sequence.seq_index], np.int32))
         self._holders.discard(sequence)
         sequence.seq_index, sequence.device_pages = -1, NO_PAGES
-        if not keep_host:
-            sequence.host_pages = NO_PAGES
+        sequence.host_pages = sequence.host_pages[: left * self._cache_config.block_pages]
         return release
 
     def blocks_of(self, sequence: Sequence) -> Int32:
@@ -215,26 +236,3 @@ def staging_pages_in(pages: Int32, cache_config: CacheConfig) -> Int32:
     """The staging pages that larger pages consist of, in order: int32."""
     parts = cache_config.page_size // STAGING_PAGE_SIZE
     return (pages[:, None] * parts + np.arange(parts, dtype=np.int32)).ravel().astype(np.int32)
-
-
-def spilled_order(pages: int, device_pages: Int32, lru_pages: int, ring_pages: int) -> tuple[Int32, int]:
-    """Number the device pages of a resident sequence anew, as LRU area and ring, before its next page begins.
-
-    Args:
-        pages: Pages that it has, all full; at most as many as a buffer has.
-        device_pages: int32 [buffer pages]: the first ones hold these, in order; the others nothing.
-        lru_pages: Pages of the LRU area.
-        ring_pages: Pages of the ring.
-
-    Returns:
-        Its device pages in their new order, int32 [buffer pages], and how many of its first pages are in the LRU
-        area, in order.
-    """
-    # The next page takes its place in the ring.
-    in_ring = np.arange(max(0, pages - ring_pages + 1), pages)
-    spilled = min(lru_pages, pages - len(in_ring))
-    order = np.full(lru_pages + ring_pages, -1, np.int32)
-    order[:spilled] = device_pages[:spilled]
-    order[lru_pages + in_ring % ring_pages] = device_pages[in_ring]
-    order[order < 0] = device_pages[~np.isin(device_pages, order)]
-    return order, spilled

@@ -55,9 +55,9 @@ class HostPool:
             found.append(block)
         return np.array(found, np.int32)
 
-    def freed_by(self, blocks: Int32) -> int:
-        """How many of these blocks could be allocated once one of their holders let go of them."""
-        return int((self._holders[blocks] == 1).sum())
+    def held_once(self, blocks: Int32) -> NDArray[np.bool_]:
+        """Which of some blocks could be allocated once one of their holders let go of them: bool [n]."""
+        return np.asarray(self._holders[blocks] == 1)
 
     def is_held(self, blocks: Int32) -> NDArray[np.bool_]:
         """Which of some blocks sequences hold: bool [n]."""

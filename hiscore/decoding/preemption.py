@@ -2,10 +2,14 @@
 
 For memory: the newest of those that hold some. So the oldest always goes on, with every page if it needs them: it
 ends, then the next is the oldest, and nothing can deadlock. What a preempted sequence has done is lost least often
-if it has done little.
+if it has done little. If the host pool is full it gives up as many of its last blocks as are needed, and later
+repeats their tokens.
 
 For a place: only if the first in the queue has waited several times as long as it would itself run. So a long
-sequence that waits for others as long preempts nobody, and a small one does not wait for a large one to end.
+sequence that waits for others as long preempts nobody, and a small one does not wait for a large one to end, nor
+to repeat what it lost: that is part of its turn. A large one still ends, because at least half of the steps of a
+turn stay (or it has twice as many tokens as when it last lost some, which happens a few times only). So a small
+one waits, beyond its patience, for at most twice as many steps as it takes tokens, if these are not of a prompt.
 """
 
 from collections.abc import Iterable
@@ -32,14 +36,23 @@ class Patience:
         """Whether a sequence has waited long enough at this step."""
         return self.most > 0 and step - waiting.waiting_since >= self.steps(waiting)
 
+    def is_short(self, waiting: Sequence) -> bool:
+        """Whether a sequence will soon have ended once it has started."""
+        return self.steps(waiting) < self.most
+
     def may_preempt(self, running: Sequence, waiting: Sequence) -> bool:
-        """Whether a running sequence has had as long a turn, and would not end soon anyway."""
+        """Whether a running sequence has had as long a turn, and would not end soon anyway; see `can_spare`."""
         steps = self.steps(waiting)
         return running.steps_run >= steps and running.tokens_left > steps
 
     def steps(self, waiting: Sequence) -> int:
         """How long a sequence waits."""
         return min(max(self.least, self.factor * waiting.tokens_left), self.most)
+
+
+def can_spare(holder: Sequence, lost: int) -> bool:
+    """Whether a sequence can repeat so many steps and still get on."""
+    return 2 * lost <= holder.steps_run or holder.received >= 2 * holder.replayed
 
 
 def newest(sequences: Iterable[Sequence], on_host: bool) -> Sequence | None:

@@ -1,6 +1,7 @@
 """All sequences by their status."""
 
 import heapq
+import math
 from itertools import islice
 
 from hiscore.decoding.sequence import Sequence, Status
@@ -11,7 +12,7 @@ LOOK_AHEAD = 16
 Fifo = dict[Sequence, None]  # a set in order of insertion
 
 
-def by_age(sequence: Sequence) -> int:
+def by_age(sequence: Sequence) -> float:
     """A key that sorts the oldest first; one that was preempted for another is new again."""
     return sequence.queue_position
 
@@ -51,6 +52,10 @@ class Queues:
         """Make a sequence the last of those that wait, from this step on."""
         self._queued += 1
         sequence.queue_position, sequence.waiting_since = self._queued, step
+
+    def put_before(self, sequence: Sequence, other: Sequence) -> None:
+        """Let a sequence that waits have its turn just before another."""
+        sequence.queue_position = math.nextafter(other.queue_position, 0.0)
 
     def add(self, sequence: Sequence, step: int) -> None:
         """Queue a new sequence."""

@@ -26,22 +26,27 @@ class Room:
             if not lacks_host and missing.device <= self._blocks.device.num_free:
                 schedule.growths.append(self._blocks.grow(sequence, missing))
                 break
-            if not self._take(sequence, lacks_host, schedule):
+            given_up = missing.host - self._blocks.host.num_free if lacks_host else 0
+            if not self._take(sequence, given_up, schedule):
                 return False
         return True
 
-    def _take(self, sequence: Sequence, lacks_host: bool, schedule: Schedule) -> bool:
-        """Take memory from the newest; returns whether some is free at once."""
+    def _take(self, sequence: Sequence, given_up: int, schedule: Schedule) -> bool:
+        """Take memory from the newest; returns whether some is free at once.
+
+        given_up: Blocks of the host to take; 0: the device's memory.
+        """
+        lacks_host = given_up > 0
         if self._queues.draining or (not lacks_host and self.spill(self._queues.running)):
             return False
         victim = newest([*self._queues.running, *self._queues.preempted], on_host=lacks_host)
         assert victim is not None  # the sequence itself
         if victim.status is Status.PREEMPTED:
-            self.drop_host(victim, schedule.releases)
+            self.take_host(victim, given_up, schedule.releases)
             return True
         # Those that are being prefilled may be newer still: they are preempted when they run.
         if victim is not sequence or not (self._queues.prefilling or self._queues.admitted):
-            victim.drops_host = lacks_host
+            victim.gives_up = given_up
             self._queues.move(victim, Status.DRAINING)
         return False
 
@@ -74,7 +79,8 @@ class Room:
         """What those that run may need next: it is left to them when another starts."""
         return sum((self._blocks.will_grow(each) for each in self._queues.active), NOTHING)
 
-    def drop_host(self, sequence: Sequence, releases: list[Release]) -> None:
-        """Take the host pages of a preempted sequence."""
-        releases.append(self._blocks.free(sequence, keep_host=False))
-        sequence.start_over()
+    def take_host(self, sequence: Sequence, blocks: int, releases: list[Release]) -> None:
+        """Take blocks of the host from a preempted sequence, its last ones, or all if too few would be left."""
+        left = self._blocks.left_of(sequence, blocks)
+        releases.append(self._blocks.free(sequence, left))
+        sequence.go_back(left * self._cache_config.block_tokens)

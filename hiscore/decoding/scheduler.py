@@ -22,6 +22,7 @@ from hiscore.decoding.queues import Queues, by_age
 from hiscore.decoding.room import Room
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence, Status
+from hiscore.decoding.starving import Starving
 from hiscore.decoding.worker.cache_config import CacheConfig
 
 MAX_OVERTAKEN = 16
@@ -42,7 +43,7 @@ class Scheduler:
         self._room = Room(self.queues, self.blocks, cache_config)
         self.preemptions = 0
         self._cache_config = cache_config
-        self._patience = patience
+        self._starving = Starving(self.queues, self.blocks, self._room, patience, cache_config)
         self._releases: list[Release] = []
         self._steps = 0
 
@@ -81,7 +82,7 @@ class Scheduler:
         self._start_waiting(schedule)
         self._schedule_prefill(schedule)
         self._room.recall()
-        self._preempt_for_starving()
+        self._starving.make_room(schedule, self._steps)
         return schedule
 
     def _publish_prompts(self) -> None:
@@ -107,8 +108,7 @@ class Scheduler:
         self._steps += 1
         schedule.decode_batch = make_decode_batch(schedule.stepped)
         for sequence in schedule.stepped:
-            # A step that only repeats what is known is none: everyone's turn must bring something new.
-            sequence.steps_run += sequence.sampled >= sequence.replayed
+            sequence.steps_run += 1
             sequence.sampled += 1
             sequence.in_flight += 1
             if sequence.all_sampled:
@@ -121,12 +121,13 @@ class Scheduler:
         while not (self.queues.active or self.queues.draining) and (
             holder := newest(self.queues.preempted, on_host=True)
         ):
-            self._room.drop_host(holder, schedule.releases)
+            self._room.take_host(holder, len(holder.host_pages), schedule.releases)
             self._start_fitting(schedule)
 
     def _start_fitting(self, schedule: Schedule) -> None:
         passed_over: list[Sequence] = []
         barred: set[Status] = set()
+        keepers: list[Sequence] = []
         front, spare = self.queues.front, None
         for sequence in front:
             if not self.blocks.seq_indices.num_free:
@@ -134,7 +135,9 @@ class Scheduler:
             spare = spare or self._room.spare()
             restored, needed = len(sequence.host_pages) > 0, self.blocks.needed_to_start(sequence)
             # Resuming copies a whole sequence to the device: one in an iteration, or the running ones would stall.
-            wait = sequence.status in barred or (restored and bool(schedule.resumed))
+            wait = restored and bool(schedule.resumed)
+            if sequence.status in barred:
+                wait = wait or not self._starving.may_borrow(sequence, self._steps, keepers, spare)
             if not wait and not passed_over and not self.queues.draining:
                 # The first in the queue: others or itself are spilled for it.
                 while self.blocks.lacks_device_pages(needed, spare):
@@ -150,6 +153,7 @@ class Scheduler:
                     # Preempted sequences hold host pages: they must be able to go on.
                     lacks_host = needed.host > self.blocks.host.num_free
                     barred |= {Status.WAITING} if lacks_host else {Status.WAITING, Status.PREEMPTED}
+                    keepers.append(sequence)
                 continue
             for other in passed_over:
                 other.times_overtaken += 1
@@ -188,38 +192,22 @@ class Scheduler:
                 schedule.admitted.append(sequence)
                 self.queues.move(sequence, Status.ADMITTED)
 
-    def _preempt_for_starving(self) -> None:
-        """Preempt the sequence that has run longest, if the first in the queue has lost its patience."""
-        first = next(iter(self.queues.front), None)
-        if first is None or self.queues.draining or not self._patience.is_lost(first, self._steps):
-            return
-        needed, spare = self.blocks.needed_to_start(first), self._room.spare()
-        if self.blocks.can_allocate(needed, spare):
-            return
-        lacks_host = needed.host + spare.host > self.blocks.host.num_free
-        victims = [each for each in self.queues.running if self._patience.may_preempt(each, first)]
-        victims = [each for each in victims if self.blocks.can_allocate(needed, spare, each, lacks_host)]
-        if victims:
-            victim = max(victims, key=lambda sequence: sequence.steps_run)
-            victim.drops_host = lacks_host
-            self.queues.enqueue(victim, self._steps)
-            self.queues.move(victim, Status.DRAINING)
-
     def _free(self, sequence: Sequence, releases: list[Release]) -> None:
-        """Take back what a sequence holds. One that has not ended is preempted: it may keep its host pages."""
-        drops_host, sequence.drops_host = sequence.ended or sequence.drops_host, False
+        """Take back what a sequence holds. One that has not ended is preempted: it may keep host pages."""
         held = sequence.seq_index >= 0 or len(sequence.host_pages)
-        sequence.is_counted = False
-        if drops_host and sequence.is_indexed and not sequence.has_failed:
+        left = 0 if sequence.ended else self.blocks.left_of(sequence, sequence.gives_up)
+        gives_up = sequence.ended or sequence.gives_up > 0
+        sequence.gives_up, sequence.is_counted = 0, False
+        if gives_up and sequence.is_indexed and not sequence.has_failed:
             self.prefix_cache.publish(sequence, self.blocks.blocks_of(sequence), sequence.length)
-        release = self.blocks.free(sequence, keep_host=not drops_host)
+        release = self.blocks.free(sequence, left)
         if held:
             releases.append(release)
         if sequence.ended:
             self.queues.move(sequence, Status.FINISHED)
             return
         self.preemptions += 1
-        if drops_host:
-            sequence.start_over()
+        if gives_up:
+            sequence.go_back(left * self._cache_config.block_tokens)
         sequence.waiting_since = self._steps
         self.queues.move(sequence, Status.PREEMPTED)

@@ -102,16 +102,16 @@ class Sequence:
         sampled: Tokens sampled by launches, including those still in flight.
         read: Of these, those that have been read.
         output_ids: Generated tokens, as they were sent.
-        replayed: It has started over: so many of `output_ids` are fed once more, and not sent again.
+        replayed: Pages were taken: what it repeats of so many `output_ids` is fed once more, and not sent again.
         in_flight: Launches that have not been read.
         ended: It has had its last output: tokens still in flight are dropped.
         queue_position: The lowest of all that wait comes first.
         waiting_since: The step at which it began to wait.
         whole: It attends to everything for now, and is on the device as a whole.
-        drops_host: When it is preempted its host pages are taken, too.
+        gives_up: Host blocks that are taken when it is preempted: its last ones.
         restored: It was resumed from its host pages, without a prefill.
         times_overtaken: How many later ones have started while it waits.
-        steps_run: Steps since it started or was resumed that gave it a new token.
+        steps_run: Steps since it started or was resumed, less twice those that it has lost meanwhile.
         has_left_queue: Its prefill has begun; for `hiscore.decoding.times`, as the next.
         mask: Tokens that its grammar allows next; None while that is not known.
         is_counted: Its tokens are counted on the device, for penalties.
@@ -143,10 +143,10 @@ class Sequence:
     ended: bool = False
 
     whole: bool = False
-    drops_host: bool = False
+    gives_up: int = 0
     restored: bool = False
 
-    queue_position: int = 0
+    queue_position: float = 0
     waiting_since: int = 0
     times_overtaken: int = 0
     steps_run: int = 0
@@ -197,13 +197,26 @@ class Sequence:
         """Tokens that it may still generate."""
         return self.call.params.max_tokens - self.sampled
 
-    def start_over(self) -> None:
-        """Its pages were taken: it is computed again as it was, prompt by prefill and then step by step.
+    def steps_beyond(self, tokens: int) -> int:
+        """Steps that it repeats if only its first tokens are left."""
+        return max(0, self.length - max(tokens, len(self.call.prompt)))
 
-        So it goes on with the same keys and values, to the bit.
+    def go_back(self, tokens: int) -> None:
+        """Only its first tokens are left: the others are computed again as they were.
+
+        A prompt by prefill and then step by step: so it goes on with the same keys and values, to the bit.
+
+        Args:
+            tokens: All of its prompt and perhaps more, or 0.
         """
-        self.prefilled = self.sampled = self.read = 0
+        if tokens >= self.length:
+            return
+        self.steps_run -= 2 * self.steps_beyond(tokens)
         self.replayed = len(self.output_ids)
+        if not tokens:
+            self.prefilled = self.sampled = self.read = 0
+        else:
+            self.sampled = self.read = tokens - self.prefilled + 1
 
     def replays(self, position: int) -> bool:
         """Whether the token at a position is sampled for nothing, because it is known."""
@@ -223,5 +236,5 @@ class Sequence:
             self.device_pages,
             self.staging_pages,
             full_attention=self.whole or not self.call.params.sparse,
-            first_token=self.output_ids[-1] if self.restored else None,
+            first_token=self.output_ids[min(self.sampled, self.received) - 1] if self.restored else None,
         )

@@ -272,8 +272,10 @@ class HashWorker:
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
         self._raise("release", [seq_index])
         if seq_index < 0:
-            kept = self._take_kept(host_pages) is not None
+            kept = self._take_kept(host_pages, from_end=True)
             self._check(kept or self.cache_config.prefix_cache, "no preempted sequence holds them")
+            if kept:
+                self._keep(kept, host_pages)
         else:
             held = self.sequences.pop(seq_index, None)
             if held is None:
@@ -287,11 +289,11 @@ class HashWorker:
                 if self.cache_config.prefix_cache:  # what can be found again is not given up
                     known = held.length < 0 or np.isin(host_pages, held.host).all()
                     self._check(known, "not its host pages")
-                elif len(host_pages) == 0:
-                    held.device = NO_PAGES
-                    self.kept[held.host.tobytes()] = held
-                elif held.length >= 0:
-                    self._check(np.array_equal(held.host, host_pages), "not its host pages")
+                else:
+                    last = len(host_pages) == 0 or np.array_equal(held.host[-len(host_pages) :], host_pages)
+                    self._check(held.length < 0 or last, "not its last host pages")
+                    if held.length >= 0:
+                        self._keep(held, host_pages)
         slots = _slots(host_pages, self.cache_config.page_size)
 
         def work() -> None:
@@ -375,9 +377,22 @@ class HashWorker:
             copy.seq_index != seq_index for copy in self._copies
         )
 
-    def _take_kept(self, host_pages: Int32) -> Held | None:
-        """The preempted sequence with these pages, to which some may have been added since."""
-        found = [pages for pages in self.kept if len(pages) and host_pages.tobytes().startswith(pages)]
+    def _keep(self, held: Held, given_up: Int32) -> None:
+        """A preempted sequence has what is left on the host without its last pages."""
+        held.device, held.host = NO_PAGES, held.host[: len(held.host) - len(given_up)]
+        held.length = min(held.length, len(held.host) * self.cache_config.page_size)
+        if len(held.host):
+            self.kept[held.host.tobytes()] = held
+
+    def _take_kept(self, host_pages: Int32, from_end: bool = False) -> Held | None:
+        """The preempted sequence with these pages, to which some may have been added since.
+
+        from_end: They are its last.
+        """
+        given = host_pages.tobytes()
+        found = [
+            pages for pages in self.kept if (pages.endswith(given) if from_end else given.startswith(pages))
+        ]
         return self.kept.pop(found[0]) if found else None
 
     def _own(self, name: str, seq_index: int, pages: Int32) -> None:

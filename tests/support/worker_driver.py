@@ -116,7 +116,7 @@ class Driver:
         self.drain(seq_index)
         sequence = self.sequences.pop(seq_index)
         sequence.output_ids = [int(self.worker._runner.input_ids[seq_index])] * sequence.sampled
-        released = self.blocks.free(sequence, keep_host=preempt)
+        released = self.blocks.free(sequence, len(self.blocks.blocks_of(sequence)) if preempt else 0)
         self.worker.release(released.seq_index, released.host, released.device)
         return sequence
 

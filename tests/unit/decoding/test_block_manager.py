@@ -113,14 +113,14 @@ def test_a_prompt_is_prefilled_where_it_stays_and_borrows_pages_only_if_it_does_
     # The longest is spilled, and leaves its own: now there is room, and what was borrowed comes back.
     free = blocks.device.num_free
     whole = next(each for each in blocks._holders if each.whole)
-    blocks.free(whole, keep_host=False)
+    blocks.free(whole)
     assert blocks.can_allocate(needed)
     blocks.allocate(each, needed)
     assert not np.isin(each.staging_pages, each.device_pages).any()
     assert len(each.staging_pages) == 7
     blocks.free_staging(each)
     assert blocks.device.num_free == free + 7 - 5
-    blocks.free(each, keep_host=False)
+    blocks.free(each)
     assert blocks.device.num_free == free + 7
 
 

@@ -44,9 +44,9 @@ def test_a_block_is_free_when_its_last_holder_has_left() -> None:
     pool.publish([A], block)
     pool.hold(pool.find([A]))
     assert pool.is_held(block).all()
-    assert pool.freed_by(block) == 0
+    assert not pool.held_once(block).any()
     pool.release(block)
-    assert (pool.num_free, pool.freed_by(block)) == (0, 1)
+    assert (pool.num_free, pool.held_once(block).tolist()) == (0, [True])
     pool.release(block)
     assert pool.num_free == 1
     with pytest.raises(ValueError, match="double free"):

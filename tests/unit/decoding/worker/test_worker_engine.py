@@ -149,6 +149,33 @@ def test_a_preempted_sequence_goes_on_where_it_was(workers: Any, alone: Any, sel
     assert sum(prefilled) == sum(len(each["tokens"]) for each in calls[:10])
 
 
+@pytest.mark.parametrize("selector", SETTINGS)
+def test_what_was_taken_on_the_host_is_computed_again(workers: Any, alone: Any, selector: str) -> None:
+    """The host pool is full: those that are preempted lose their last pages, or all."""
+    calls, expected = alone(selector, COUNT)
+    short = [i for i, each in enumerate(calls) if len(each["tokens"]) <= 40]
+    worker = late(workers(selector, sequences=8))
+    config = worker.cache_config
+    pages = ((40 + 20) // config.block_tokens + 2) * config.block_pages
+    worker.cache_config = replace(config, host_pages=pages)
+    step, restore, repeated, restored = worker.step, worker.restore, [], []
+
+    def count_and_step(batch: Any) -> Any:
+        repeated.append(0 if batch.forced is None else int((batch.forced >= 0).sum()))
+        return step(batch)
+
+    def count_and_restore(*args: Any) -> None:
+        restored.append(args)
+        restore(*args)
+
+    worker.step, worker.restore = count_and_step, count_and_restore
+    with serving(worker) as client:
+        outcomes = [client.submit(**calls[i]) for i in short * 3]
+        client.wait(outcomes)
+    assert [outcome.tokens for outcome in outcomes] == [expected[i] for i in short * 3]
+    assert len(restored) > 0
+
+
 @pytest.mark.parametrize("spoiled", [False, True])
 @pytest.mark.parametrize("selector", SETTINGS)
 def test_what_comes_back_from_the_host_is_to_the_bit(workers: Any, selector: str, spoiled: bool) -> None:

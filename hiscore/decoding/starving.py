@@ -1,0 +1,91 @@
+"""Room for sequences that have waited longer than their patience; see `hiscore.decoding.preemption`."""
+
+from hiscore.decoding.block_manager import BlockManager
+from hiscore.decoding.page_needs import PagesNeeded
+from hiscore.decoding.preemption import Patience, can_spare
+from hiscore.decoding.queues import Queues
+from hiscore.decoding.room import Room
+from hiscore.decoding.schedule import Schedule
+from hiscore.decoding.sequence import Sequence, Status
+from hiscore.decoding.worker.cache_config import CacheConfig
+
+
+class Starving:
+    """Takes room from those that can spare it, and lends what is kept for others in vain."""
+
+    def __init__(
+        self, queues: Queues, blocks: BlockManager, room: Room, patience: Patience, cache_config: CacheConfig
+    ) -> None:
+        self._queues, self._blocks, self._room = queues, blocks, room
+        self._patience, self._cache_config = patience, cache_config
+
+    def make_room(self, schedule: Schedule, step: int) -> None:
+        """Take what the shortest sequence lacks that has lost its patience, from one that can spare it.
+
+        From a preempted sequence if possible, else from the one that has run longest, which is preempted for it.
+        """
+        starving = [each for each in self._queues.front if self._patience.is_lost(each, step)]
+        if not starving or self._queues.draining:
+            return
+        spare = self._room.spare()
+        for first in sorted(starving, key=self._patience.steps):
+            needed = self._blocks.needed_to_start(first)
+            if not self._blocks.can_allocate(needed, spare):
+                break
+        else:
+            return
+        lacking = max(0, needed.host + spare.host - self._blocks.host.num_free)
+        victim = self._victim(first, needed, spare, lacking)
+        if victim is None:
+            return
+        if lacking:
+            # The victim goes on as soon as it has back what it gave; others use that first, one after the other.
+            for each in starving:
+                if self._blocks.needed_to_start(each).host <= needed.host:
+                    self._queues.put_before(each, victim)
+        if victim.status is Status.PREEMPTED:
+            self._room.take_host(victim, lacking, schedule.releases)
+            return
+        victim.gives_up = lacking
+        if not lacking:
+            self._queues.enqueue(victim, step)
+        self._queues.move(victim, Status.DRAINING)
+
+    def may_borrow(self, sequence: Sequence, step: int, keepers: list[Sequence], spare: PagesNeeded) -> bool:
+        """Whether a sequence may take room that is kept for others.
+
+        It must be short and have lost its patience, and they could not start even if all ended that are younger
+        than they are.
+        """
+        return (
+            self._patience.is_short(sequence)
+            and self._patience.is_lost(sequence, step)
+            and self._blocks.can_allocate(self._blocks.needed_to_start(sequence), spare)
+            and not any(self._fits_without_younger(keeper, spare) for keeper in keepers)
+        )
+
+    def _victim(
+        self, first: Sequence, needed: PagesNeeded, spare: PagesNeeded, lacking: int
+    ) -> Sequence | None:
+        """Who can spare what a sequence needs, `lacking` blocks of the host among it."""
+        holders = [*self._queues.preempted, *self._queues.running] if lacking else list(self._queues.running)
+        victims = []
+        for holder in holders:
+            runs = [holder] if holder.status is Status.RUNNING else []
+            if holder is first or (runs and not self._patience.may_preempt(holder, first)):
+                continue
+            left = self._blocks.left_of(holder, lacking)
+            lost = holder.steps_beyond(left * self._cache_config.block_tokens) if lacking else 0
+            freed = self._blocks.freed_by(holder, left)
+            if can_spare(holder, lost) and self._blocks.can_allocate(needed, spare, runs, freed):
+                victims.append(holder)
+        return max(
+            victims, key=lambda holder: (holder.status is Status.PREEMPTED, holder.steps_run), default=None
+        )
+
+    def _fits_without_younger(self, sequence: Sequence, spare: PagesNeeded) -> bool:
+        needed = self._blocks.needed_to_start(sequence)
+        holders = [*self._queues.active, *self._queues.preempted]
+        younger = [each for each in holders if each.queue_position > sequence.queue_position]
+        freed = sum(self._blocks.freed_by(each, left=0) for each in younger)
+        return self._blocks.can_allocate(needed, spare, younger, freed)
