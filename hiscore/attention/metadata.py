@@ -49,5 +49,7 @@ class Forward:
     """int64 [R]: the rows read out, one for each item; empty items share their query's last row."""
     scored_items: Int64
     """int64 [R]: the item that each scored row belongs to, counted over the whole batch."""
+    angles: Int32 | None = None
+    """int32 [T]: where in the rotary tables each row's angles are; None: at its position."""
     token_types: Int32 | None = None
     """int32 [T], for encoders: which of a pair's two texts each row belongs to."""

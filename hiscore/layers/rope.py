@@ -11,16 +11,26 @@ def context_length(config: Any) -> int:
     """How many positions a model of this config of transformers has.
 
     They are max_position_embeddings, unless YaRN stretches the original context further: Qwen's documentation adds
-    YaRN to a config and leaves max_position_embeddings as it was. With longrope the original context is all.
+    YaRN to a config and leaves max_position_embeddings as it was.
     """
     longest = int(config.max_position_embeddings)
     rope = config.rope_parameters
-    if rope.get("rope_type") == "longrope":
-        # Beyond it all frequencies change: a query's keys would depend on the length of the item behind it.
-        return min(longest, int(rope["original_max_position_embeddings"]))
     if rope.get("rope_type") == "yarn":
         longest = max(longest, int((rope.get("factor") or 1) * rope["original_max_position_embeddings"]))
     return longest
+
+
+def original_context(config: Any) -> int | None:
+    """The longest sequence that longrope's short factors are for; longer ones have other frequencies throughout.
+
+    Args:
+        config: Of transformers.
+
+    Returns:
+        None: no longrope.
+    """
+    rope = config.rope_parameters
+    return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
 
 
 class Rope:
@@ -28,7 +38,8 @@ class Rope:
 
     Attributes:
         cos, sin: float32 [length, head_dim / 2], with the scaling's attention factor. Pairs beyond the rotated
-            dimensions stay as they are.
+            dimensions stay as they are. With longrope, if `length` exceeds the original context, [2 length, ...]:
+            the second half is for sequences that do.
         query_scales: float32 [length], multiplies rotated queries; None: nothing does.
     """
 
@@ -66,6 +77,12 @@ class Rope:
             frequencies, scale = initialise(config, torch.device("cpu"), **extra)
         positions = torch.arange(length, dtype=torch.float32)
         angles = positions[:, None] * frequencies
+        if (
+            parameters.get("rope_type") == "longrope"
+            and length > parameters["original_max_position_embeddings"]
+        ):
+            long_frequencies, _ = initialise(config, torch.device("cpu"), seq_len=length, **extra)
+            angles = torch.cat((angles, positions[:, None] * long_frequencies))
         untouched = (0, head_dim // 2 - len(frequencies))
         self.cos = torch.nn.functional.pad(angles.cos() * scale, untouched, value=1.0).to(device)
         self.sin = torch.nn.functional.pad(angles.sin() * scale, untouched).to(device)

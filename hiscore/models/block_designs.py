@@ -78,7 +78,7 @@ OTHER_BLOCKS = (
     ),
     DecoderFamily(
         name="cohere",
-        known_as="Command R, Aya 23, Aya Expanse",
+        known_as="Command R, Aya 23, Aya Expanse; not Command R+, which normalises q and k",
         own_rules=(key_rule("use_qk_norm", unset, "it normalises q and k (use_qk_norm)"),),
         **COHERE,
     ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hiscore.layers.rope import context_length
+from hiscore.layers.rope import context_length, original_context
 from hiscore.layers.weights import Routing
 from hiscore.models.config_file import check_sizes, malformed_refused, read_config
 from hiscore.models.encoders.families import ENCODER_FAMILIES
@@ -44,6 +44,8 @@ class Architecture:
     """Of a classifier; None: a causal LM."""
     vocab_size: int
     context_length: int
+    original_context: int | None
+    """Of longrope: longer sequences are rotated by its long factors; None: all are rotated alike."""
     layers: int
     hidden_size: int
     intermediate_size: int
@@ -104,7 +106,10 @@ def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple
     with malformed_refused():
         architecture = from_config(config)
     context = context_limit(architecture.context_length, max_context)
-    return replace(architecture, context_length=context), _of_texts(config)
+    original = architecture.original_context
+    if original is not None and context <= original:
+        original = None
+    return replace(architecture, context_length=context, original_context=original), _of_texts(config)
 
 
 def _of_texts(config: Any) -> Any:
@@ -139,6 +144,7 @@ def from_config(whole: Any) -> Architecture:
         labels=whole.num_labels if classifies else None,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
+        original_context=original_context(config),
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -214,6 +220,25 @@ def _windows(family: DecoderFamily, config: Any) -> tuple[int | None, ...]:
     if "sliding_attention" in kinds and config.sliding_window is None:
         raise UnsupportedCheckpoint("layer_types names sliding_attention, and there is no sliding_window")
     return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def generation_context(checkpoint: Path, max_context: int | None) -> int | None:
+    """The setting MAX_CONTEXT as it is for generation: with longrope the original context at most.
+
+    A sequence that grows beyond it would have to be computed again from its first token, as transformers does.
+
+    Args:
+        checkpoint: Its directory.
+        max_context: The setting; None: not set.
+
+    Raises:
+        ValueError: `max_context` exceeds the checkpoint's context.
+    """
+    config = _of_texts(read_config(checkpoint))
+    original = original_context(config)
+    return (
+        max_context if original is None else min(original, context_limit(context_length(config), max_context))
+    )
 
 
 def read_facts(checkpoint: Path, max_context: int | None = None) -> CheckpointFacts:

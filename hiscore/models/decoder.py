@@ -35,6 +35,8 @@ class ModelInputs:
     """int32 [T]"""
     slot_mapping: Sequence[Tensor]
     """For each layer int32 [T]: the pool slot of each row's key and value, -1 for none."""
+    angles: Tensor | None = None
+    """int32 [T]: where in the rotary tables each row's angles are; None: at its position."""
 
 
 class Decoder:
@@ -154,11 +156,12 @@ class Decoder:
         """
         a, layers = self.architecture, self.weights.layers
         table, norm = self.weights.embedding, layers[0].input_norm
+        angles = inputs.positions if inputs.angles is None else inputs.angles
         x, h = ops.embed(inputs.input_ids, table, self._embedding_scale, norm, layers[0].qkv.reads)
         for index, layer in enumerate(layers):
             qkv = ops.project(layer.qkv, h)
             ops.rope_and_cache(
-                layer, self._ropes[index], qkv, inputs.positions, pool[index], inputs.slot_mapping[index]
+                layer, self._ropes[index], qkv, angles, pool[index], inputs.slot_mapping[index]
             )
             attended = attention.attend(index, qkv, pool[index])
             self.after_layer()

@@ -56,7 +56,7 @@ DECODER_FAMILIES: dict[str, DecoderFamily] = {
         ),
         DecoderFamily(
             name="phi3",
-            known_as="Phi-3, Phi-4; with longrope (128k, Phi-4-mini) up to the original context of 4,096 tokens",
+            known_as="Phi-3, Phi-4; with longrope (128k, Phi-4-mini) `decode` ends at the original 4,096 tokens",
             qkv_names=("qkv_proj",),
             gate_up_names=("gate_up_proj",),
             partial_rope=True,

@@ -24,8 +24,8 @@ from hiscore.models.decoder import Decoder, ModelInputs
 
 log = logging.getLogger(__name__)
 
-ROW_FIELDS = 5
-"""Token id, position, begin and end of its segment, KV slot."""
+ROW_FIELDS = 6
+"""Token id, position, place in the rotary tables, begin and end of its segment, KV slot."""
 MIN_ROWS = 128
 """Of any product. For fewer, cuBLAS without split sums (`device.fix_product_sums`) has kernels that take ten times
 as long, and for one row a kernel with other bits."""
@@ -73,8 +73,9 @@ class InputLayout:
         buffer = np.zeros(row_values + ALIGN + cut.tiles.size, np.int32)
         rows = buffer[:row_values].reshape(ROW_FIELDS, self.rows)
         rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
-        rows[2, :count], rows[3, :count] = cut.segment_starts, cut.segment_ends
-        rows[4, :count], rows[4, count:] = forward.slot_mapping, NO_SLOT
+        rows[2, :count] = forward.positions if forward.angles is None else forward.angles
+        rows[3, :count], rows[4, :count] = cut.segment_starts, cut.segment_ends
+        rows[5, :count], rows[5, count:] = forward.slot_mapping, NO_SLOT
         buffer[row_values : row_values + 2] = len(cut.tiles), cut.scored
         buffer[row_values + ALIGN :] = cut.tiles.ravel()
         return buffer, cut.context_slots
@@ -84,12 +85,18 @@ class InputLayout:
         """Of the whole buffer."""
         return ROW_FIELDS * self.rows + ALIGN + self.tiles * TILE_FIELDS
 
-    def views(self, buffer: Tensor, context_slots: Tensor) -> tuple[Tensor, Tensor, Tensor, TileInputs]:
-        """Token ids, positions, slot mapping (int32 [rows] each) and attention's inputs, as views of `buffer`."""
+    def views(
+        self, buffer: Tensor, context_slots: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, TileInputs]:
+        """As views of `buffer`: what rows of `ModelInputs` are, int32 [rows] each, and attention's inputs.
+
+        Returns:
+            Token ids, positions, angles, slot mapping, inputs of attention.
+        """
         rows, rest = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
-        ids, positions, starts, ends, slot_mapping = rows.view(ROW_FIELDS, self.rows)
+        ids, positions, angles, starts, ends, slot_mapping = rows.view(ROW_FIELDS, self.rows)
         inputs = TileInputs(positions, starts, ends, rest[ALIGN:], rest[:2], context_slots)
-        return ids, positions, slot_mapping, inputs
+        return ids, positions, angles, slot_mapping, inputs
 
 
 class CudaRunner:
@@ -160,8 +167,8 @@ class CudaRunner:
         return final
 
     def _body(self, layout: InputLayout) -> tuple[Tensor, Tensor]:
-        ids, positions, slot_mapping, self._attention.inputs = layout.views(self._static, self._slots)
-        inputs = ModelInputs(ids, positions, [slot_mapping] * self._decoder.architecture.layers)
+        ids, positions, angles, slot_mapping, self._attention.inputs = layout.views(self._static, self._slots)
+        inputs = ModelInputs(ids, positions, [slot_mapping] * self._decoder.architecture.layers, angles)
         return self._decoder.body(inputs, self._ops, self._attention, self.pool)
 
     def _tail(self, x: Tensor, attended: Tensor, scored: Tensor) -> Tensor:
@@ -183,7 +190,7 @@ class CudaRunner:
     def _capture_one(self, layout: InputLayout, capture: GraphCapture) -> None:
         # No tiles and no slots: what is compiled and warmed up here reads and writes no real data.
         self._static.zero_()
-        self._static[4 * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
+        self._static[(ROW_FIELDS - 1) * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
         self._outputs.allocate(*self._body(layout))
         torch.cuda.synchronize(self._device)
         self._graphs[layout.rows] = self._captured(capture, lambda: self._outputs.keep(*self._body(layout)))

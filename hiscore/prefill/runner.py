@@ -61,6 +61,7 @@ class TorchRunner:
             torch.from_numpy(forward.input_ids),
             torch.from_numpy(forward.positions),
             [torch.from_numpy(forward.slot_mapping.astype(np.int32))] * self._decoder.architecture.layers,
+            None if forward.angles is None else torch.from_numpy(forward.angles),
         )
         x, attended = self._decoder.body(inputs, self._ops, self._attention, self.pool)
         scored = torch.from_numpy(forward.scored_rows)

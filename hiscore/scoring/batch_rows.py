@@ -12,6 +12,7 @@ import numpy as np
 from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import Forward, Group
 from hiscore.scoring.packed_prompt import PackedPrompt
+from hiscore.scoring.rotations import Rotations
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class BatchRows:
     Attributes:
         tokens: int32 [T].
         positions: int32 [T]: of an item they continue those of its query.
+        angles: int32 [T]: where in the rotary tables each row's angles are; None: at its position.
         slots: int64 [T]: the pool slot of each row's key and value, or `NO_SLOT`.
         segment_ends: int64 [S], ascending: one past the last row of each query and item that has rows.
         read_rows: int64 [R]: the row at which each item is read.
@@ -29,13 +31,14 @@ class BatchRows:
 
     tokens: Int32
     positions: Int32
+    angles: Int32 | None
     slots: Int64
     segment_ends: Int64
     read_rows: Int64
     read_items: Int64
 
     @classmethod
-    def of(cls, packed: Sequence[PackedPrompt]) -> "BatchRows":
+    def of(cls, packed: Sequence[PackedPrompt], rotations: Rotations | None = None) -> "BatchRows":
         """The rows of at least one prompt, whose slots are set."""
         items = [p.item_lengths for p in packed]
         counts = np.array([len(lengths) for lengths in items])
@@ -57,9 +60,15 @@ class BatchRows:
         origins[of_query] = begins
         # The last row of each item, or of the query for an empty item.
         read = np.where(own > 0, ends[is_item], (begins + queries).repeat(counts)) - 1
+        positions = (np.arange(int(ends[-1])) - origins.repeat(computed)).astype(np.int32)
+        angles = None
+        if rotations is not None:
+            tables = np.array([rotations.second if p.is_long else 0 for p in packed], np.int32)
+            angles = positions + tables.repeat(counts + 1).repeat(computed)
         return cls(
             tokens=np.concatenate([p.tokens[p.cached :] for p in packed]),
-            positions=(np.arange(int(ends[-1])) - origins.repeat(computed)).astype(np.int32),
+            positions=positions,
+            angles=angles,
             slots=np.concatenate([p.slots[p.cached :] for p in packed]),
             segment_ends=ends[computed > 0],
             read_rows=read,
@@ -81,4 +90,5 @@ class BatchRows:
             slot_mapping=self.slots[begin:end],
             scored_rows=self.read_rows[read] - begin,
             scored_items=self.read_items[read],
+            angles=None if self.angles is None else self.angles[begin:end],
         )

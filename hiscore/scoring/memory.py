@@ -72,7 +72,8 @@ def plan_memory(
     on_cuda = place.startswith("cuda")
     activations = activation_bytes(a, budget, number_bytes) + head_bytes(a, HEAD_ROWS)
     activations += 0 if on_cuda else CPU_ATTENTION_BYTES
-    tables = len(set(a.rope_kinds)) * a.context_length * a.head_dim * 4
+    positions = a.context_length * (1 if a.original_context is None else 2)
+    tables = len(set(a.rope_kinds)) * positions * a.head_dim * 4
     outputs = output_bytes(a, budget, number_bytes) if on_cuda else 0
     return MemoryPlan(
         place,

@@ -39,6 +39,7 @@ class PackedPrompt:
         self.end = self.begin + len(prompt.tokens)
         self.items = items
         self.item_lengths = prompt.item_lengths
+        self.is_long = prompt.is_long
         self._prompt = prompt
         self.slots = np.full(len(prompt.tokens), NO_SLOT, np.int64)
         self.slots[: len(slots)] = slots

@@ -27,6 +27,7 @@ from hiscore.scoring.packed_prompt import Allocation, PackedPrompt
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache, QueryKey
 from hiscore.scoring.query_groups import QueryGroup, grouped_by_query
 from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.rotations import Rotations
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,16 @@ class Batch:
     cached_tokens: tuple[int, ...]
 
 
-def pack(prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache) -> Batch:
+def pack(
+    prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache, rotations: Rotations | None = None
+) -> Batch:
     """Pack prompts into forwards. A prompt without items costs nothing: no row of it would be read.
 
     Args:
         prompts: In the order of the batch.
         budget: Tokens per forward, at most; at least a page.
         cache: Holds cached queries, and what prompts keep from one forward to the next.
+        rotations: Of longrope beyond the original context; None: all prompts are rotated alike.
 
     Raises:
         PoolExhausted: What a prompt keeps does not fit the pool.
@@ -52,7 +56,7 @@ def pack(prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache) ->
     if budget < PAGE:
         raise ValueError(f"a forward of {budget} tokens is smaller than a page, {PAGE}")
     try:
-        groups = grouped_by_query(prompts, cache.caching)
+        groups = grouped_by_query(prompts, cache.caching, rotations)
         cache.begin_batch(*_claims(groups, budget, cache))
         packed, cached = _place(groups, len(prompts), cache)
         ends = _cut(packed, budget)
@@ -61,7 +65,7 @@ def pack(prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache) ->
         cache.end_batch()
     if not packed:
         return Batch((), cached)
-    rows = BatchRows.of(packed)
+    rows = BatchRows.of(packed, rotations)
     forwards = []
     remaining = deque(packed)
     for begin, end in pairwise([0, *ends]):
@@ -80,16 +84,17 @@ def _place(
 ) -> tuple[list[PackedPrompt], tuple[int, ...]]:
     """Line up all new tokens. Returns what is to be computed, and the cached tokens of each prompt."""
     packed: list[PackedPrompt] = []
-    cached = [0] * prompts
+    cached: dict[int, int] = {}
     end = 0
     for group in groups:
         slots, hit = cache.acquire_query(group.prompt.query_key, group.max_hit)
         packed.append(PackedPrompt(group.prompt, end, slots, hit, group.items))
         end = packed[-1].end
-        cached[group.members[0]] = hit
-        for member in group.members[1:]:
-            cached[member] = group.prompt.query_length  # computed for the first
-    return packed, tuple(cached)
+        for member in group.members:
+            # Computed for the first. What was computed for any of its items was not cached for the prompt.
+            own = hit if member == group.members[0] else group.prompt.query_length
+            cached[member] = min(own, cached.get(member, own))
+    return packed, tuple(cached.get(prompt, 0) for prompt in range(prompts))
 
 
 def _cut(packed: Sequence[PackedPrompt], budget: int) -> list[int]:

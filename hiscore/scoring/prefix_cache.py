@@ -37,9 +37,9 @@ class QueryKey:
     whole: bytes
 
     @classmethod
-    def of(cls, tokens: Int32) -> "QueryKey":
-        """Hash a query, int32 [query]."""
-        hashes = PageHashes(PAGE)
+    def of(cls, tokens: Int32, salt: bytes = b"") -> "QueryKey":
+        """Hash a query, int32 [query]; with other salts its keys and values are others."""
+        hashes = PageHashes(PAGE, salt)
         hashes.extend(tokens)
         return cls(tuple(hashes.pages), hashes.whole())
 

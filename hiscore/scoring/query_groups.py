@@ -11,6 +11,7 @@ import numpy as np
 from hiscore.arrays import Int64
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
+from hiscore.scoring.rotations import Rotations
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,34 @@ class QueryGroup:
         return min(cache.leading_pages(self.prompt.query_key), self.max_hit // PAGE) if cache.caching else 0
 
 
-def grouped_by_query(prompts: Sequence[MultiItemPrompt], together: bool) -> list[QueryGroup]:
-    """Prompts with items: those of one query together, or each by itself."""
-    indices = [i for i, prompt in enumerate(prompts) if len(prompt.item_lengths)]
-    groups: dict[bytes | int, list[int]] = {}
-    for i in indices:
-        groups.setdefault(prompts[i].query_key.whole if together and len(indices) > 1 else i, []).append(i)
-    ends = np.cumsum([len(prompt.item_lengths) for prompt in prompts])
+def grouped_by_query(
+    prompts: Sequence[MultiItemPrompt], together: bool, rotations: Rotations | None = None
+) -> list[QueryGroup]:
+    """Prompts with items: those of one query together, or each by itself.
+
+    Args:
+        prompts: Of the batch.
+        together: Whether prompts of one query are packed as one.
+        rotations: With these, the long items of a prompt are a prompt of their own.
+    """
+    pieces: list[tuple[int, MultiItemPrompt, Int64]] = []
+    first = 0
+    for i, prompt in enumerate(prompts):
+        if items := len(prompt.item_lengths):
+            if rotations is None:
+                pieces.append((i, prompt, np.arange(first, first + items)))
+            else:
+                pieces += ((i, piece, first + chosen) for piece, chosen in rotations.apart(prompt))
+            first += items
+    groups: dict[bytes | int, list[tuple[int, MultiItemPrompt, Int64]]] = {}
+    for place, piece in enumerate(pieces):
+        key = piece[1].query_key.whole if together and len(pieces) > 1 else place
+        groups.setdefault(key, []).append(piece)
     return [
         QueryGroup(
-            prompts[members[0]].with_items_of([prompts[i] for i in members[1:]]),
-            members,
-            np.concatenate([np.arange(ends[i] - len(prompts[i].item_lengths), ends[i]) for i in members]),
+            members[0][1].with_items_of([prompt for _, prompt, _ in members[1:]]),
+            [i for i, _, _ in members],
+            np.concatenate([items for _, _, items in members]),
         )
         for members in groups.values()
     ]

@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from hiscore.arrays import Int32, Int64
+from hiscore.arrays import Bool, Int32, Int64
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.prefix_cache import QueryKey
 
@@ -21,12 +21,14 @@ class MultiItemPrompt:
         query_length: Tokens of the query; 0 for an empty one.
         item_lengths: int64 [items]: tokens of each item; 0 for an empty one.
         first_text: Of pairs (`scoring.pairs`), how many tokens of every item are the query's.
+        is_long: Of longrope, whether each item with the query is longer than the original context (`rotations`).
     """
 
     tokens: Int32
     query_length: int
     item_lengths: Int64
     first_text: int = 0
+    is_long: bool = False
 
     @classmethod
     def of(cls, query: Sequence[int], items: Sequence[Sequence[int]]) -> "MultiItemPrompt":
@@ -38,7 +40,8 @@ class MultiItemPrompt:
     @cached_property
     def query_key(self) -> QueryKey:
         """What the query is looked up by; hashed once."""
-        return QueryKey.of(self.tokens[: self.query_length])
+        # The same tokens have other keys where they are rotated otherwise.
+        return QueryKey.of(self.tokens[: self.query_length], b"long" if self.is_long else b"")
 
     @cached_property
     def item_ends(self) -> Int64:
@@ -58,16 +61,24 @@ class MultiItemPrompt:
         vars(part)["query_key"] = self.query_key  # all parts share it
         return part
 
+    def chosen(self, items: Bool) -> "MultiItemPrompt":
+        """The query with the items that `items`, bool [items], names."""
+        own = self.tokens[self.query_length :][np.repeat(items, self.item_lengths)]
+        tokens = np.concatenate((self.tokens[: self.query_length], own))
+        chosen = replace(self, tokens=tokens, item_lengths=self.item_lengths[items])
+        vars(chosen)["query_key"] = self.query_key
+        return chosen
+
     def with_items_of(self, others: "Sequence[MultiItemPrompt]") -> "MultiItemPrompt":
         """This prompt and the items of others with the same query."""
         if not others:
             return self
         own = [other.tokens[other.query_length :] for other in others]
         lengths = [other.item_lengths for other in others]
-        joined = MultiItemPrompt(
-            np.concatenate((self.tokens, *own)),
-            self.query_length,
-            np.concatenate((self.item_lengths, *lengths)),
+        joined = replace(
+            self,
+            tokens=np.concatenate((self.tokens, *own)),
+            item_lengths=np.concatenate((self.item_lengths, *lengths)),
         )
         vars(joined)["query_key"] = self.query_key
         return joined

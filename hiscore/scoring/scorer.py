@@ -25,6 +25,7 @@ from hiscore.scoring.precision import dtype_of, pick_dtype, use_device, warn_if_
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.readout import scores_from_head, scores_from_pairs
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.rotations import Rotations
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +155,9 @@ class Scorer:
         of = Checkpoint(checkpoint, dtype, max_context, max_batch_tokens)
         self._computation, pool = set_up(self._leader, of, query_cache_bytes, site or Site())
         self._budget = max_batch_tokens
+        self._rotations: Rotations | None = None
+        if a.original_context is not None:
+            self._rotations = Rotations(a.original_context, second=a.context_length)
         self._prefix_cache = PrefixCache(pool.pages, pool.reserve, caching=query_cache_bytes != 0)
         ranks = self._leader.rank.shard.ranks
         log.info(
@@ -203,11 +207,11 @@ class Scorer:
             raise
 
     def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
-        """What is computed for a validated prompt: the prompt itself."""
-        return prompt
+        """What is computed for a validated prompt."""
+        return prompt if self._rotations is None else self._rotations.of(prompt)
 
     def _pack(self, prompts: Sequence[MultiItemPrompt]) -> Batch:
-        return pack(prompts, self._budget, self._prefix_cache)
+        return pack(prompts, self._budget, self._prefix_cache, self._rotations)
 
     def _launch(self, requests: Sequence[ScoreRequest], batch: Batch) -> PendingScores:
         work = partial(compute, forwards=batch.forwards, requests=requests)

@@ -27,7 +27,7 @@ from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.eight_bits import EightBits
 from hiscore.models.activations import activation_bytes
-from hiscore.models.config import Architecture, read_architecture
+from hiscore.models.config import Architecture, generation_context, read_architecture
 from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.deepseek.activations import kernel_prefill_bytes
 from hiscore.models.deepseek.config import DsaArchitecture
@@ -177,7 +177,8 @@ def _share(what: Build, shard: Shard) -> Callable[[str], float]:
     """How much of each tensor a rank loads."""
     if shard.ranks == 1:
         return lambda name: 1.0
-    whole, _ = read_architecture(what.checkpoint, what.settings.max_context)
+    context = generation_context(what.checkpoint, what.settings.max_context)
+    whole, _ = read_architecture(what.checkpoint, context)
     return partial(share_of, a=whole, shard=shard)
 
 
@@ -220,9 +221,10 @@ def build_worker(
         model: DecodeModel = LatentModel(latent, cache, staging_tokens, by_kernels)
         attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
     else:
-        grouped = Decoder(
-            checkpoint, device, dtype, None, settings.max_context, site.weights if site else None, group
-        )
+        context = generation_context(checkpoint, settings.max_context)
+        if context != settings.max_context and cache_config.context_length == context:
+            cache_config = replace(cache_config, context_setting="longrope's original context")
+        grouped = Decoder(checkpoint, device, dtype, None, context, site.weights if site else None, group)
         grouped.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)
         model = GroupedModel(grouped, cache, staging_tokens, prefill_token_budget)
@@ -266,7 +268,7 @@ def _read_shape(
             1, 1, latent.row_dim, windows, latent.context_length, width, key_dtype if fp8 else None,
             indexer.top_k, sharing,
         ), latent  # fmt: skip
-    whole, _ = read_architecture(checkpoint, settings.max_context)
+    whole, _ = read_architecture(checkpoint, generation_context(checkpoint, settings.max_context))
     grouped = of_rank(whole, shard)
     return ModelShape(grouped.kv_heads, 2, grouped.head_dim, grouped.windows, grouped.context_length), grouped
 

@@ -24,7 +24,7 @@ from hiscore.decoding.vllm_inputs import answer_shape, merge_parameters
 from hiscore.decoding.worker.build import make_worker
 from hiscore.errors import to_request_error
 from hiscore.logs import configure_model
-from hiscore.models.config import read_facts
+from hiscore.models.config import generation_context, read_facts
 from hiscore.models.site import Site
 from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.parallel.leader import lead
@@ -63,7 +63,8 @@ class TritonPythonModel:
         use(device, instance.of)
         self.site = Site.in_server(directory, args["model_name"], instance=instance)
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
-        facts, eos_ids = read_facts(checkpoint, settings.max_context), read_eos_ids(checkpoint)
+        context = generation_context(checkpoint, settings.max_context)
+        facts, eos_ids = read_facts(checkpoint, context), read_eos_ids(checkpoint)
         grammars = GrammarCompiler(tokenizer.backend, facts.vocab_size, eos_ids) if tokenizer else None
         prompts = PromptReader(facts, tokenizer, settings.max_text_bytes, grammars)
         self.defaults = NO_DEFAULTS

@@ -47,13 +47,17 @@ def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
         slot_mapping=np.array([7, NO_SLOT, 9, NO_SLOT, 3], np.int64),
         scored_rows=np.array([4], np.int64),
         scored_items=np.array([0], np.int64),
+        angles=np.array([0, 1, 2, 103, 104], np.int32),
     )
     layout = InputLayout(rows=8, tiles=3)
     buffer, slots = layout.pack(forward, rows_per_tile=2)
     assert slots.tolist() == [40, 41]
-    assert len(buffer) == layout.size == 5 * 8 + ALIGN + 3 * TILE_FIELDS
-    ids, positions, slot_mapping, inputs = layout.views(torch.from_numpy(buffer), torch.from_numpy(slots))
+    assert len(buffer) == layout.size == 6 * 8 + ALIGN + 3 * TILE_FIELDS
+    ids, positions, angles, slot_mapping, inputs = layout.views(
+        torch.from_numpy(buffer), torch.from_numpy(slots)
+    )
     assert ids.tolist() == [11, 12, 13, 14, 15, 0, 0, 0]
+    assert angles.tolist() == [0, 1, 2, 103, 104, 0, 0, 0]
     assert positions.tolist() == inputs.positions.tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
     assert slot_mapping.tolist() == [7, NO_SLOT, 9, NO_SLOT, 3, NO_SLOT, NO_SLOT, NO_SLOT]
     assert inputs.segment_starts.tolist() == [0, 0, 2, 2, 2, 0, 0, 0]
