@@ -1,5 +1,7 @@
 """The scorer on one CUDA GPU against transformers in float32, one item at a time."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,11 @@ from hiscore.prefill.cuda_runner import CudaRunner
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
+from tests.support.longrope import both_sides, make_longrope
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import FAMILIES, VOCABULARY, WITHOUT_CLASSIFIER
+from tests.support.truth import Truth
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
@@ -36,6 +40,17 @@ def test_float32_equals_transformers(family: str, labels: int | None, checkpoint
                     ids = [] if labels else LABELS
                     expected = truth.scores(call.query, call.items, ids, options.apply_softmax)
                     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("budget", [2_048, 128])
+def test_longrope_chooses_for_each_item(budget: int, tmp_path: Path) -> None:
+    checkpoint = make_longrope(tmp_path)
+    scorer, truth = Scorer(checkpoint, "cuda", "float32", budget), Truth(checkpoint)
+    batch, options = both_sides(), ScoreOptions(apply_softmax=True)
+    for _ in range(2):
+        for call, found in zip(batch, score(scorer, batch, options), strict=True):
+            expected = truth.scores(call.query, call.items, LABELS, apply_softmax=True)
+            np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

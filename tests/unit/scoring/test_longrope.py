@@ -1,6 +1,5 @@
 """Prompts on both sides of longrope's original context, against transformers, one item at a time, in float32."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,47 +12,24 @@ from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.rotations import Rotations
 from hiscore.scoring.scorer import Scorer
 from tests.support.decoding import build
+from tests.support.longrope import LONGEST, ORIGINAL, both_sides, make_longrope
 from tests.support.scoring import LABELS, score
-from tests.support.strategies import Tokens, random_tokens
-from tests.support.tiny_models import VOCABULARY, make
+from tests.support.strategies import Tokens
 from tests.support.truth import Truth
 
-ORIGINAL, LONGEST = 80, 256
 SOFTMAX = ScoreOptions(apply_softmax=True)
 # What the contract allows between float32 implementations that add in different orders.
 TOLERANCE = 1e-4
-SHAPES = {
-    "short": (70, [3, 10]),
-    "long": (70, [11, 40]),
-    "at the border": (79, [1, 2]),
-    "both": (66, [40, 3, 15, 0, 14, 90]),
-    "a long query": (100, [0, 7]),
-    "no query": (0, [80, 81, 5]),
-}
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = make("phi3", tmp_path_factory.mktemp("longrope"))
-    path = directory / "config.json"
-    config = json.loads(path.read_text())
-    # transformers moves the original context from the one place to the other.
-    config |= {"max_position_embeddings": LONGEST, "original_max_position_embeddings": ORIGINAL}
-    config["rope_parameters"]["original_max_position_embeddings"] = ORIGINAL
-    path.write_text(json.dumps(config | {"sliding_window": None}))
-    return directory
+    return make_longrope(tmp_path_factory.mktemp("longrope"))
 
 
 @pytest.fixture(scope="module")
 def truth(checkpoint: Path) -> Truth:
     return Truth(checkpoint)
-
-
-def calls() -> list[Tokens]:
-    """All shapes. The first two have the same query, short with the items of one, long with the other's."""
-    rng = np.random.default_rng(7)
-    first, second, *others = (random_tokens(rng, *shape, VOCABULARY) for shape in SHAPES.values())
-    return [first, Tokens(first.query, second.items), *others]
 
 
 def check(scorer: Scorer, truth: Truth, batch: list[Tokens]) -> None:
@@ -70,10 +46,10 @@ def test_scores_equal_transformers_one_at_a_time(
     """Each call by itself, then again, and all in one batch; queries from the cache if there is one."""
     scorer = Scorer(checkpoint, "cpu", "float32", budget, cache_bytes)
     assert scorer.facts.context_length == LONGEST
-    for call in calls():
+    for call in both_sides():
         check(scorer, truth, [call])
         check(scorer, truth, [call])
-    check(scorer, truth, calls())
+    check(scorer, truth, both_sides())
 
 
 def test_a_graph_has_the_angles_of_its_batch(
@@ -85,7 +61,7 @@ def test_a_graph_has_the_angles_of_its_batch(
 
     scorer = Scorer(checkpoint, "cpu", "float32", 256)
     use_cuda_runner(scorer, monkeypatch, 256)
-    check(scorer, truth, calls())
+    check(scorer, truth, both_sides())
 
 
 @pytest.mark.parametrize("rotated", ["all as if short", "all as if long"])
@@ -96,7 +72,7 @@ def test_control_one_table_for_all_fails(
     wrong = Rotations(10 * LONGEST if rotated == "all as if short" else -1, LONGEST)
     monkeypatch.setattr(scorer, "_rotations", wrong)
     with pytest.raises(AssertionError):
-        check(scorer, truth, calls())
+        check(scorer, truth, both_sides())
 
 
 def test_control_keys_of_the_other_table_fail(
@@ -105,7 +81,7 @@ def test_control_keys_of_the_other_table_fail(
     """A query that was cached behind short items, taken for long ones."""
     of = QueryKey.of
     monkeypatch.setattr(QueryKey, "of", lambda tokens, salt=b"": of(tokens))
-    short, long, *_ = calls()
+    short, long, *_ = both_sides()
     scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 2**22)
     check(scorer, truth, [short])
     with pytest.raises(AssertionError):
@@ -114,7 +90,7 @@ def test_control_keys_of_the_other_table_fail(
 
 def test_a_query_counts_as_cached_where_all_its_items_found_it(checkpoint: Path) -> None:
     scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 2**22)
-    query, (short, long) = calls()[0].query, ([5, 6], [7] * 20)
+    query, (short, long) = both_sides()[0].query, ([5, 6], [7] * 20)
 
     def cached(*items: list[int]) -> int:
         request = request_of(Tokens(query, list(items)))
@@ -130,17 +106,17 @@ def test_a_query_counts_as_cached_where_all_its_items_found_it(checkpoint: Path)
 def test_what_a_long_prompt_costs_knows_its_cached_query(checkpoint: Path) -> None:
     """The batch is planned with the key under which the query is cached."""
     scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 2**22)
-    long = request_of(calls()[1], scorer)
+    long = request_of(both_sides()[1], scorer)
     before = scorer.plan().price(long, 0)
     scorer.score([long])
-    assert scorer.plan().price(request_of(calls()[1], scorer), 0) == before - 64
+    assert scorer.plan().price(request_of(both_sides()[1], scorer), 0) == before - 64
 
 
 def test_a_context_within_the_original_one_has_one_table(checkpoint: Path, truth: Truth) -> None:
     scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 0, max_context=ORIGINAL)
     assert scorer._rotations is None
     assert len(scorer.runner._decoder._ropes[0].cos) == ORIGINAL
-    check(scorer, truth, calls()[:1])
+    check(scorer, truth, both_sides()[:1])
 
 
 def test_generation_ends_at_the_original_context(checkpoint: Path, checkpoints) -> None:

@@ -1,0 +1,38 @@
+"""A tiny checkpoint with longrope, and calls on both sides of its original context."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.strategies import Tokens, random_tokens
+from tests.support.tiny_models import VOCABULARY, make
+
+ORIGINAL, LONGEST = 80, 256
+SHAPES = {
+    "short": (70, [3, 10]),
+    "long": (70, [11, 40]),
+    "at the border": (79, [1, 2]),
+    "both": (66, [40, 3, 15, 0, 14, 90]),
+    "a long query": (100, [0, 7]),
+    "no query": (0, [80, 81, 5]),
+}
+
+
+def make_longrope(directory: Path) -> Path:
+    """Write the checkpoint."""
+    make("phi3", directory)
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    # transformers moves the original context from the one place to the other.
+    config |= {"max_position_embeddings": LONGEST, "original_max_position_embeddings": ORIGINAL}
+    config["rope_parameters"]["original_max_position_embeddings"] = ORIGINAL
+    path.write_text(json.dumps(config | {"sliding_window": None}))
+    return directory
+
+
+def both_sides() -> list[Tokens]:
+    """All shapes. The first two have the same query, short with the items of one, long with the other's."""
+    rng = np.random.default_rng(7)
+    first, second, *others = (random_tokens(rng, *shape, VOCABULARY) for shape in SHAPES.values())
+    return [first, Tokens(first.query, second.items), *others]
