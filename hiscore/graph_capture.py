@@ -73,6 +73,10 @@ class StaticOutputs:
         if not self._buffers:
             self._buffers = tuple(torch.empty_like(output) for output in outputs)
 
+    def first(self, rows: int) -> tuple[Tensor, ...]:
+        """The first rows of each buffer, as `keep` returns them."""
+        return tuple(buffer[:rows] for buffer in self._buffers)
+
     def keep(self, *outputs: Tensor) -> tuple[Tensor, ...]:
         """Copy outputs to the buffers, as a part of a graph.
 

@@ -155,6 +155,42 @@ def test_auto_on_the_device_as_a_whole_is_dense(workers: Any, dtype: torch.dtype
     assert not same([step[1] for step in dense], [step[1] for step in mixed])
 
 
+@pytest.mark.parametrize("selector", ["dense", "quest"])
+def test_graphs_draw_what_launches_draw(workers: Any, selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = workers(selector, *SPARSE[selector])
+    options = [
+        {"temperature": 1.0, "seed": 1},
+        {},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": 2},
+        {"temperature": 1.3, "min_p": 0.02, "seed": 3},
+    ]
+
+    def drawn(seed: int = 0) -> list[list[int]]:
+        with serving(worker) as client:
+            outcomes = [
+                client.submit(tokens, 24, **{**own, "seed": own.get("seed", 0) + seed})
+                for tokens, own in zip(PROMPTS, options, strict=True)
+            ]
+            client.wait(outcomes)
+        assert client.failures == []
+        return [outcome.tokens for outcome in outcomes]
+
+    launched: list[int] = []
+    sample = worker._runner.sample
+
+    def count_and_sample(seq_indices: Any, sampling: SamplingBatch) -> Tensor:
+        launched.append(len(seq_indices))
+        return sample(seq_indices, sampling)
+
+    monkeypatch.setattr(worker._runner, "sample", count_and_sample)
+    in_graphs, others = drawn(), drawn(seed=9)
+    assert len(launched) > 24
+    monkeypatch.setattr(worker._runner, "sample", lambda *_: None)
+    assert drawn() == in_graphs
+    assert others[1] == in_graphs[1]  # greedy
+    assert others[0] != in_graphs[0]  # the control
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("selector", SPARSE)
 def test_a_graph_gives_what_its_launches_give(workers: Any, selector: str, dtype: torch.dtype) -> None:

@@ -41,7 +41,9 @@ class Capture:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def capture(self, launch: Callable[[], Any], error_mode: str = "global") -> tuple[Graph, Any]:
+    def capture(
+        self, launch: Callable[[], Any], stream: Any = None, error_mode: str = "global"
+    ) -> tuple[Graph, Any]:
         return Graph(launch, self._around), launch()
 
 

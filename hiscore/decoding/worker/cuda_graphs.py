@@ -19,7 +19,10 @@ from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.cuda_queues import CudaQueues
 from hiscore.decoding.worker.device_queues import Queue
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.worker.sampling_graphs import SamplingGraphs
 from hiscore.decoding.worker.step_runner import Attends, StepOutputs, decode_greedily, new_input_ids
+from hiscore.decoding.worker.triton_sampler import sample_rows
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 
 log = logging.getLogger(__name__)
@@ -81,6 +84,7 @@ class GraphRunner:
         self._reaches = buckets_up_to(cache_config.context_length, REACHES, 2**30)
         self._captured: dict[Bucket, CapturedStep] = {}
         self._logits = StaticOutputs()
+        self._sampling = SamplingGraphs(sample_rows, self.input_ids, model.cache)
         with queues.use(Queue.COMPUTE):
             self._capture_all()
 
@@ -88,7 +92,7 @@ class GraphRunner:
         """See `StepRunner`."""
         count, longest = len(seq_indices), int(positions.max()) + 1
         bucket = Bucket(
-            next(rows for rows in self._rows if rows >= count),
+            self._rows_for(count),
             next(reach for reach in self._reaches if reach >= longest),
             attends,
         )
@@ -99,6 +103,13 @@ class GraphRunner:
         logits, slots, readback = self._launch(bucket, padded)
         host_slots, buffer_slots = slots[:, :count]
         return StepOutputs(logits[:count], host_slots, buffer_slots, readback)
+
+    def sample(self, seq_indices: Int32, sampling: SamplingBatch) -> Tensor:
+        """See `StepRunner`."""
+        return self._sampling.sample(self._rows_for(len(seq_indices)), seq_indices, sampling)
+
+    def _rows_for(self, count: int) -> int:
+        return next(rows for rows in self._rows if rows >= count)
 
     def _launch(self, bucket: Bucket, padded: Tensor) -> PaddedOutputs:
         """Run the bucket's graph over pinned int32 [2, rows]: sequence indices and positions."""
@@ -134,8 +145,13 @@ class GraphRunner:
         with GraphCapture(self._device) as capture:
             for bucket in self._buckets():
                 self._captured[bucket] = self._capture(capture, bucket)
+            for rows in reversed(self._rows):
+                self._sampling.capture(capture, self._logits.first(rows)[0], torch.cuda.current_stream())
         log.info(
-            "captured %d CUDA graphs of steps, which hold %d MiB", len(self._captured), capture.bytes >> 20
+            "captured %d CUDA graphs of steps and %d of their sampling, which hold %d MiB",
+            len(self._captured),
+            len(self._rows),
+            capture.bytes >> 20,
         )
 
     def _capture(self, capture: GraphCapture, bucket: Bucket) -> CapturedStep:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hiscore.arrays import Float64
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.device import upload
 
@@ -34,9 +35,7 @@ def sample_batch(logits: Tensor, sampling: SamplingBatch) -> Tensor:
     if not sampling.temperature.any():
         return greedy(logits)
     has_min_p = sampling.min_p is not None and bool(sampling.min_p.any())
-    min_ps = sampling.min_p if has_min_p else np.zeros_like(sampling.top_p)
-    options = [sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms, min_ps]
-    temperature, top_k, top_p, uniforms, min_p = upload(np.array(options, np.float64), logits.device)
+    temperature, top_k, top_p, uniforms, min_p = upload(options_of(sampling), logits.device)
     if logits.is_cuda:
         # Comes with CUDA builds of torch alone.
         from hiscore.decoding.worker.triton_sampler import sample_rows
@@ -47,6 +46,14 @@ def sample_batch(logits: Tensor, sampling: SamplingBatch) -> Tensor:
     filtered = bool((sampling.top_k > 0).any() or (sampling.top_p < 1).any())
     floor = min_p.float() if has_min_p else None
     return sample(logits, temperature.float(), top_k.int(), top_p.float(), uniforms, floor, filtered=filtered)
+
+
+def options_of(sampling: SamplingBatch) -> Float64:
+    """How rows draw, for one copy: float64 [5, R], temperature, top_k, top_p, uniforms and min_p."""
+    min_p = np.zeros_like(sampling.top_p) if sampling.min_p is None else sampling.min_p
+    return np.array(
+        [sampling.temperature, sampling.top_k, sampling.top_p, sampling.uniforms, min_p], np.float64
+    )
 
 
 def sample(

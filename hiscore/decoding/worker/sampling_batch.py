@@ -121,10 +121,13 @@ class SamplingBatch:
     @property
     def is_greedy(self) -> bool:
         """Whether every row takes its model's likeliest token, and reports nothing else."""
+        return self.only_draws and not self.temperature.any()
+
+    @property
+    def only_draws(self) -> bool:
+        """Whether no row has its logits changed before the draw, or reports anything but its token."""
         changes = (self.bias, self.penalties, self.masks)
-        return not (
-            self.temperature.any() or any(each is not None for each in changes) or len(self.logprob_rows)
-        )
+        return all(each is None for each in changes) and not len(self.logprob_rows)
 
     @cached_property
     def logprob_rows(self) -> Int64:

@@ -15,6 +15,7 @@ from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import NOT_FINITE
 from hiscore.decoding.worker.sampler import finite, greedy
+from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.device import upload
 
 COUNTERS = 4
@@ -111,6 +112,18 @@ class StepRunner(Protocol):
         """
         ...
 
+    def sample(self, seq_indices: Int32, sampling: SamplingBatch) -> Tensor | None:
+        """Draw the tokens of the step that was launched last, all at once, instead of its greedy ones.
+
+        Args:
+            seq_indices: int32 [R]: as that step.
+            sampling: Of R rows that `only_draws`.
+
+        Returns:
+            `StepOutputs.readback`; None: this runner launches nothing at once.
+        """
+        ...
+
 
 class EagerRunner:
     """`StepRunner` that launches every operation by itself: for the CPU, where graphs would gain nothing."""
@@ -124,3 +137,6 @@ class EagerRunner:
         both = upload(np.stack((seq_indices, positions)), self.input_ids.device)
         everything = attends is Attends.EVERYTHING
         return decode_greedily(self._model, StepBatch(both[0], both[1]), self.input_ids, self.ops, everything)
+
+    def sample(self, seq_indices: Int32, sampling: SamplingBatch) -> None:
+        return None

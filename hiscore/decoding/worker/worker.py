@@ -188,8 +188,10 @@ class CacheWorker:
         greedy_readback: The readback of greedy tokens, if these were fed already. Returns `StepOutputs.readback`,
         followed by what `logprobs.unpack` reads. failures: Takes those of single sequences, by their index.
         """
-        if greedy_readback is not None and sampling.is_greedy:
-            return greedy_readback
+        if greedy_readback is not None and sampling.only_draws:
+            drawn = greedy_readback if sampling.is_greedy else self._runner.sample(seq_indices, sampling)
+            if drawn is not None:
+                return drawn
         ids, reported, failed = self._sampler.sample(logits, seq_indices, sampling)
         failures |= {int(seq_indices[row]): error for row, error in failed.items()}
         rows = upload(seq_indices.astype(np.int64), self._device)
