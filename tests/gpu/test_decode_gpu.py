@@ -156,13 +156,15 @@ def test_auto_on_the_device_as_a_whole_is_dense(workers: Any, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("selector", ["dense", "quest"])
-def test_graphs_draw_what_launches_draw(workers: Any, selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_sample_what_launches_sample(
+    workers: Any, selector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = workers(selector, *SPARSE[selector])
     options = [
         {"temperature": 1.0, "seed": 1},
         {},
         {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": 2},
-        {"temperature": 1.3, "min_p": 0.02, "seed": 3},
+        {"temperature": 1.3, "min_p": 0.02, "presence_penalty": 1.5, "repetition_penalty": 1.3, "seed": 3},
     ]
 
     def drawn(seed: int = 0) -> list[list[int]]:

@@ -17,6 +17,7 @@ from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
+from hiscore.decoding.worker.triton_penalties import count, penalise
 from hiscore.decoding.worker.triton_sampler import sample_rows
 from hiscore.kernels import block_fp8, gated_mlp, int8
 from hiscore.kernels import gemv as few
@@ -268,6 +269,8 @@ def launch_everything() -> None:
     int8_product(QWEN3)
     rows = torch.zeros(ROWS)
     sample_rows(torch.zeros(ROWS, 151_936), rows, ints(ROWS), rows, rows.double(), rows)
+    penalise(torch.zeros(ROWS, 151_936), ints(ROWS, 151_936), ints(ROWS), rows, rows, rows)
+    count(ints(ROWS, 151_936), ints(ROWS), ints(ROWS).long())
     for dtype in (bfloat16, float32):
         experts((2048, 768, 128, 8), "silu", dtype)
         experts((2880, 2880, 32, 4), "clamped_swiglu", dtype)

@@ -120,6 +120,7 @@ class FakeRunner:
         self._run = run
         self.ops: Any = FakeOps(run)
         self.input_ids = new_input_ids(SEQUENCES, torch.device("cpu"))
+        self.counts = None
 
     def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
         rows = [(self._run.at[i], p) for i, p in zip(seq_indices.tolist(), positions.tolist(), strict=True)]

@@ -22,6 +22,7 @@ from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.sampling_graphs import SamplingGraphs
 from hiscore.decoding.worker.step_runner import Attends, StepOutputs, decode_greedily, new_input_ids
+from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.decoding.worker.triton_sampler import sample_rows
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 
@@ -84,7 +85,7 @@ class GraphRunner:
         self._reaches = buckets_up_to(cache_config.context_length, REACHES, 2**30)
         self._captured: dict[Bucket, CapturedStep] = {}
         self._logits = StaticOutputs()
-        self._sampling = SamplingGraphs(sample_rows, self.input_ids, model.cache)
+        self.counts: TokenCounts | None = None
         with queues.use(Queue.COMPUTE):
             self._capture_all()
 
@@ -145,6 +146,9 @@ class GraphRunner:
         with GraphCapture(self._device) as capture:
             for bucket in self._buckets():
                 self._captured[bucket] = self._capture(capture, bucket)
+            vocabulary = self._logits.first(1)[0].shape[1]
+            self.counts = TokenCounts(len(self.input_ids) - 1, self._device, vocabulary)
+            self._sampling = SamplingGraphs(sample_rows, self.counts.table, self.input_ids, self._model.cache)
             for rows in reversed(self._rows):
                 self._sampling.capture(capture, self._logits.first(rows)[0], torch.cuda.current_stream())
         log.info(

@@ -121,13 +121,13 @@ class SamplingBatch:
     @property
     def is_greedy(self) -> bool:
         """Whether every row takes its model's likeliest token, and reports nothing else."""
-        return self.only_draws and not self.temperature.any()
+        return self.fits_graph and self.penalties is None and not self.temperature.any()
 
     @property
-    def only_draws(self) -> bool:
-        """Whether no row has its logits changed before the draw, or reports anything but its token."""
-        changes = (self.bias, self.penalties, self.masks)
-        return all(each is None for each in changes) and not len(self.logprob_rows)
+    def fits_graph(self) -> bool:
+        """Whether a graph can sample it: only penalties change logits, on tokens that the device has counted."""
+        counted = self.penalties is None or not self.penalties.histories
+        return counted and self.bias is None and self.masks is None and not len(self.logprob_rows)
 
     @cached_property
     def logprob_rows(self) -> Int64:

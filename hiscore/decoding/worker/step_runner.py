@@ -16,6 +16,7 @@ from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import NOT_FINITE
 from hiscore.decoding.worker.sampler import finite, greedy
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.device import upload
 
 COUNTERS = 4
@@ -101,6 +102,8 @@ class StepRunner(Protocol):
     """For the copies beside the forwards."""
     input_ids: Tensor
     """int32 [max_sequences + 1]: the token that each sequence is fed in its next step."""
+    counts: TokenCounts | None
+    """Where `sample` counts tokens; None if it does not."""
 
     def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
         """Launch one step.
@@ -117,7 +120,7 @@ class StepRunner(Protocol):
 
         Args:
             seq_indices: int32 [R]: as that step.
-            sampling: Of R rows that `only_draws`.
+            sampling: Of R rows; it `fits_graph`.
 
         Returns:
             `StepOutputs.readback`; None: this runner launches nothing at once.
@@ -131,6 +134,7 @@ class EagerRunner:
     def __init__(self, model: DecodeModel, ops: CacheOps, max_sequences: int) -> None:
         self.ops = ops
         self.input_ids = new_input_ids(max_sequences, model.staging.device)
+        self.counts: TokenCounts | None = None
         self._model = model
 
     def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:

@@ -22,11 +22,17 @@ class TokenCounts:
     Args:
         max_sequences: Sequences that run at once.
         device: Of the logits.
+        vocabulary: Of the logits; 0: not known yet.
     """
 
-    def __init__(self, max_sequences: int, device: torch.device) -> None:
-        # Takes its room when the first row asks for it; the memory plan counts it.
-        self._table = torch.zeros((max_sequences, 0), dtype=torch.int32, device=device)
+    def __init__(self, max_sequences: int, device: torch.device, vocabulary: int = 0) -> None:
+        # Without a vocabulary it takes its room when the first row asks for it; the memory plan counts it.
+        self._table = torch.zeros((max_sequences, vocabulary), dtype=torch.int32, device=device)
+
+    @property
+    def table(self) -> Tensor:
+        """int32 [max_sequences, vocabulary]; it stays where it is once it has room."""
+        return self._table
 
     def _start(self, histories: Iterable[History], seq_indices: Int32, vocabulary: int) -> None:
         """Count the tokens of sequences that are new on the device."""

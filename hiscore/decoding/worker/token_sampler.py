@@ -38,10 +38,11 @@ class TokenSampler:
     Args:
         max_sequences: Sequences that run at once.
         device: Of the logits.
+        counts: Of their tokens, if others count there too.
     """
 
-    def __init__(self, max_sequences: int, device: torch.device) -> None:
-        self._counts = TokenCounts(max_sequences, device)
+    def __init__(self, max_sequences: int, device: torch.device, counts: TokenCounts | None = None) -> None:
+        self._counts = counts or TokenCounts(max_sequences, device)
 
     def sample(self, logits: Tensor, seq_indices: Int32, sampling: SamplingBatch) -> Sampled:
         """Sample a batch. Biases, penalties and masks change the logits in place.

@@ -50,7 +50,7 @@ class CacheWorker:
         self._model, self._cache, self._runner, self._ops = model, model.cache, runner, runner.ops
         self._queues, self._schedule = queues, schedule
         self._device = model.staging.device
-        self._sampler = TokenSampler(cache_config.max_sequences, self._device)
+        self._sampler = TokenSampler(cache_config.max_sequences, self._device, runner.counts)
         self._full_attention = np.zeros(cache_config.max_sequences, bool)
         self._copies = HostCopies(queues, schedule, self._ops)
         self.read = ResultReader(schedule).read
@@ -188,7 +188,7 @@ class CacheWorker:
         greedy_readback: The readback of greedy tokens, if these were fed already. Returns `StepOutputs.readback`,
         followed by what `logprobs.unpack` reads. failures: Takes those of single sequences, by their index.
         """
-        if greedy_readback is not None and sampling.only_draws:
+        if greedy_readback is not None and sampling.fits_graph:
             drawn = greedy_readback if sampling.is_greedy else self._runner.sample(seq_indices, sampling)
             if drawn is not None:
                 return drawn

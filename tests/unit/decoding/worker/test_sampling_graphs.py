@@ -1,4 +1,4 @@
-"""Graphs draw what the sampler draws by itself. Here a graph is computed when it is replayed."""
+"""Graphs sample what the sampler does by itself. Here a graph is computed when it is replayed."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -8,14 +8,27 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("triton", reason="the Triton language is not installed")
+
+from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.worker.sampler import finite, sample, sample_batch
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.sampling_graphs import SamplingGraphs, padded_options
 from hiscore.decoding.worker.step_runner import COUNTERS, feed, new_input_ids
+from hiscore.decoding.worker.token_counts import TokenCounts
+from hiscore.decoding.worker.token_sampler import TokenSampler
+from hiscore.decoding.worker.triton_sampler import sample_rows
 from tests.support.cuda_runner import Capture
 from tests.unit.decoding.worker.test_step_runner import Counted
+from tests.unit.decoding.worker.test_token_sampler import VOCABULARY, Row, batch_of
 
-VOCABULARY, SEQUENCES = 50, 9
+# Without a GPU kernels run in Triton's interpreter.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_decode_gpu.py has real graphs"),
+]
+
+SEQUENCES = 9
 BUCKETS = (8, 4, 1)
 
 
@@ -37,7 +50,9 @@ class Steps:
         self.cache: Any = Counted()
         self.input_ids = new_input_ids(SEQUENCES, torch.device("cpu"))
         self.logits = torch.zeros(BUCKETS[0], VOCABULARY)
-        self.graphs = SamplingGraphs(draw, self.input_ids, self.cache)
+        self.counts = TokenCounts(SEQUENCES, torch.device("cpu"), VOCABULARY)
+        self.sampler = TokenSampler(SEQUENCES, torch.device("cpu"), self.counts)
+        self.graphs = SamplingGraphs(draw, self.counts.table, self.input_ids, self.cache)
         for rows in BUCKETS:
             self.graphs.capture(Capture(nullcontext), self.logits[:rows])  # type: ignore[arg-type]
 
@@ -66,6 +81,7 @@ def test_graphs_draw_and_feed_what_the_sampler_does(rows: int) -> None:
         assert steps.input_ids[known].tolist() == fed[known].tolist()
         others = np.setdiff1d(np.arange(SEQUENCES), seq_indices)
         assert set(steps.input_ids[others].tolist()) <= {-7}
+        assert not steps.counts.table.any()
 
 
 def test_the_draws_are_those_of_the_launch() -> None:
@@ -83,13 +99,8 @@ def test_the_draws_are_those_of_the_launch() -> None:
     assert first != steps.draw(logits.flip(0), seq_indices, sampling).tolist()
 
 
-@pytest.mark.slow  # Triton's interpreter
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_decode_gpu.py has real graphs")
 def test_kernels_draw_the_same_in_graphs() -> None:
-    triton_sampler = pytest.importorskip(
-        "hiscore.decoding.worker.triton_sampler", reason="the Triton language is not installed"
-    )
-    steps, kernels = Steps(), Steps(triton_sampler.sample_rows)
+    steps, kernels = Steps(), Steps(sample_rows)
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 3
     seq_indices, sampling = np.array([5, 0, 2], np.int32), batch(3, seed=2)
     assert sampling.temperature.any()
@@ -97,8 +108,49 @@ def test_kernels_draw_the_same_in_graphs() -> None:
     assert drawn[0] == drawn[1]
 
 
+def penalised_rows() -> list[Row]:
+    return [
+        Row([1, 2, 2], SamplingParams(), 4),
+        Row([5, 6], SamplingParams(repetition_penalty=1.7), 0),
+        Row([7], SamplingParams(temperature=0.9, frequency_penalty=1.5, presence_penalty=-0.5, seed=3), 2),
+        Row([8, 9, 39], SamplingParams(temperature=1.0, top_k=5, presence_penalty=2.0, seed=4), 3),
+        Row([10], SamplingParams(repetition_penalty=0.5, frequency_penalty=-2.0), 1),
+        Row([11], SamplingParams(temperature=1.0, seed=5), 7),
+    ]
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_penalties_are_those_of_the_sampler(forgets: bool) -> None:
+    """To the bit, whichever of both counted a token. forgets: the control, graphs count none."""
+    rows, steps = penalised_rows(), Steps()
+    alone = TokenSampler(SEQUENCES, torch.device("cpu"))
+    indices = np.array([row.seq_index for row in rows], np.int32)
+    plain = same = 0
+    for step in range(20):
+        logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(step)) * 2
+        sampling = batch_of(rows)
+        assert sampling.fits_graph == (step > 0)  # the device counts their prompts first
+        expected, own = logits.clone(), logits.clone()
+        ids = alone.sample(expected, indices, sampling).ids
+        if sampling.fits_graph and step % 7:
+            counted = steps.counts.table.clone()
+            found = steps.draw(own, indices, sampling)[COUNTERS : COUNTERS + len(rows)]
+            own = steps.logits[: len(rows)]
+            if forgets:
+                steps.counts.table.copy_(counted)
+        else:
+            found = steps.sampler.sample(own, indices, sampling).ids
+        same += torch.equal(own, expected) and torch.equal(found, ids)
+        plain += int((logits.argmax(-1) != ids).sum())
+        for row, token in zip(rows, ids.tolist(), strict=True):
+            row.output.append(token)
+            row.sequence.output_ids.append(token)
+    assert (same == 20) != forgets
+    assert plain > 20, "the control: without penalties and draws other tokens are the largest"
+    assert torch.equal(steps.counts.table, alone._counts.table) != forgets
+
+
 def test_padding_is_greedy_and_feeds_nobody() -> None:
     options = padded_options(4, np.array([6, 2], np.int32), batch(2))
-    assert options.shape == (6, 4)
-    assert options[0].tolist() == [6, 2, -1, -1]
-    assert not options[1:, 2:].any()
+    assert options[:2].tolist() == [[6, 2, -1, -1], [-1] * 4]
+    assert not options[2:, 2:].any()

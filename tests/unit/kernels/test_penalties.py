@@ -1,0 +1,51 @@
+"""Penalties by kernels are those of PyTorch, to the bit. Without a GPU they run in Triton's interpreter."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the Triton language is not installed")
+
+from hiscore.decoding.worker.sampling_batch import History, Penalties
+from hiscore.decoding.worker.token_counts import TokenCounts
+from hiscore.decoding.worker.triton_penalties import BLOCK, count, penalise
+from tests.support.decode_kernels import DEVICE
+
+VOCABULARY = 2 * BLOCK + 9
+SEQ_INDICES = np.array([3, 0, 4, 2], np.int32)
+
+
+def penalties(*histories: History) -> Penalties:
+    """Of rows 0, 2 and 3."""
+    values = ([1.7, 1.0, 0.3], [0.4, -1.1, 0.0], [0.1, 0.7, -2.0])
+    return Penalties(np.array([0, 2, 3]), *(np.array(each, np.float32) for each in values), histories)
+
+
+def histories() -> list[History]:
+    random = np.random.default_rng(0)
+    return [
+        History(row, *(random.integers(0, VOCABULARY, 900).astype(np.int32) for _ in range(2)))
+        for row in (0, 2, 3)
+    ]
+
+
+def test_logits_and_counts_are_those_of_torch() -> None:
+    plain, kernels = (TokenCounts(5, torch.device(DEVICE), VOCABULARY) for _ in range(2))
+    logits = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(0)).to(DEVICE) * 9
+    logits[0, ::50], logits[2, ::70] = -torch.inf, -0.0
+    expected, changed = logits.clone(), logits.clone()
+    plain.penalise(expected, penalties(*histories()), SEQ_INDICES)
+    kernels.penalise(logits.clone(), penalties(*histories()), SEQ_INDICES)  # counts what they are about
+    counted = torch.tensor([3, -1, 4, 2], dtype=torch.int32, device=DEVICE)
+    own = torch.tensor([[1.7, 9.0, 1.0, 0.3], [0.4, 9.0, -1.1, 0.0], [0.1, 9.0, 0.7, -2.0]], device=DEVICE)
+    penalise(changed, kernels.table, counted, *own)
+    assert torch.equal(changed.view(torch.int32), expected.view(torch.int32))
+    assert torch.equal(changed[1], logits[1])
+    # The control: each of the others is changed by each of its own.
+    assert all(int((changed[row] != logits[row]).sum()) > 800 for row in (0, 2, 3))
+    ids = torch.tensor([7, 8, VOCABULARY - 1, 8000], device=DEVICE)
+    before = kernels.table.clone()
+    plain.count(ids, penalties(), SEQ_INDICES)
+    count(kernels.table, counted, ids)
+    assert torch.equal(kernels.table, plain.table)
+    assert int((kernels.table != before).sum()) == 3
