@@ -1,11 +1,11 @@
-"""One server over all visible GPUs against one over the first GPU: throughput in turns, and equal scores.
+"""One server over two and over four GPUs against one over the first: throughput in turns, and equal scores.
 
-usage: python -m perf.scoring.two_gpus --out DIR [--rounds N]
+usage: python -m perf.scoring.two_gpus --out DIR [--gpus 2,4] [--rounds N] [--seconds S]
 
-Both servers run at once, but only one has work at a time. Every answer is compared with the first one to the same
-call, whichever server and device gave it; the scorer's counters tell which devices took part. Without a GPU, two
-instances on the CPU stand in for two GPUs, as a rehearsal whose numbers mean nothing. Exits with 1 if scores
-differ, or if a device did less than half of its share.
+All servers run at once, but only one has work at a time. Every answer is compared with the first one to the same
+call, whichever server and device gave it; the scorer's counters tell which devices took part. Without a GPU,
+instances on the CPU stand in for GPUs, as a rehearsal whose numbers mean nothing. Exits with 1 if scores differ, a
+device did less than half of its share, or several GPUs are below `AIMS`.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from hiscore.launcher import Server
 from hiscore.launcher.device_choice import choose_device
 from hiscore_client import ScoreClient
 from perf.loadgen import load_plan
-from perf.loadgen.generator import Generator
+from perf.loadgen.generators import Generators
 from perf.loadgen.score_check import check_contrast, check_control, scores_of
 from perf.loadgen.scorer_calls import Ids, draw
 from perf.loadgen.served import limit_threads, server_settings
@@ -37,8 +37,10 @@ from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler, visible_gpus
 from perf.machine.interleave import interleave
 from perf.models import checkpoints
-from perf.script import arguments, failed, write_json
+from perf.script import arguments, by_comma, failed, write_json
 
+AIMS = {2: 1.98, 4: 3.9}
+"""How many times the items/s of one GPU so many GPUs should give."""
 # A call alone goes to any idle instance; sent this often, every device answers it at least once.
 MOST_ASKED = 40
 COUNTED_S = 5.0
@@ -99,48 +101,68 @@ def _which_rose(server: Server, before: dict[str, int], items: int) -> str:
 
 
 def measure(
-    servers: dict[str, Server], gpu: GpuSampler, chosen: load_plan.Plan, sizes: Sizes, devices: int
+    servers: Mapping[int, Server], gpu: GpuSampler, chosen: load_plan.Plan, sizes: Sizes
 ) -> dict[str, Any]:
-    """Measure both servers in turns, checking every answer; then compare answers device by device."""
+    """Measure the servers in turns, checking every answer; then compare answers device by device.
+
+    Args:
+        servers: By number of devices, one device first.
+        gpu: Samples the first of them.
+        chosen: The calls, and how much the scores of a call may differ.
+        sizes: How much is measured.
+    """
     calls = draw(np.random.default_rng(0), chosen.request, chosen.pool, chosen.vocabulary, chosen.labels)
     messages = [call.message() for call in calls]
-    in_flight = {"one device": sizes.in_flight, "all devices": sizes.in_flight * devices}
     answers = Answers()
     points: list[Point] = []
     with ExitStack() as stack:
-        meters, generators = {}, {}
-        for name, server in servers.items():
-            meters[name] = Meter(server, gpu, chosen.tolerance, points.append, answers)
-            generators[name] = stack.enter_context(Generator(server.grpc_url, messages))
+        meters = {
+            devices: Meter(server, gpu, chosen.tolerance, points.append, answers)
+            for devices, server in servers.items()
+        }
+        generators = {
+            devices: stack.enter_context(Generators(server.grpc_url, messages, devices))
+            for devices, server in servers.items()
+        }
 
-        def window(name: str) -> float:
-            asked = Window("closed", name, chosen.request, pool="calls", seconds=sizes.seconds)
-            load = partial(generators[name].closed_loop, in_flight[name], sizes.seconds)
-            return meters[name].window(asked, load).items_per_s
+        def window(devices: int) -> float:
+            asked = Window("closed", named(devices), chosen.request, pool="calls", seconds=sizes.seconds)
+            load = partial(generators[devices].closed_loop, sizes.in_flight, sizes.seconds)
+            return meters[devices].window(asked, load).items_per_s
 
-        for name in servers:
-            check_control(generators[name].closed_loop(in_flight[name], sizes.seconds), chosen.tolerance)
-        before = items_by_device(servers["all devices"])
-        found = interleave({name: partial(window, name) for name in servers}, sizes.rounds)
-        after = items_by_device(servers["all devices"])
-    served = {device: count - before.get(device, 0) for device, count in after.items()}
+        for each in generators.values():
+            check_control(each.closed_loop(sizes.in_flight, sizes.seconds), chosen.tolerance)
+        before = {devices: items_by_device(server) for devices, server in servers.items()}
+        arms = {named(devices): partial(window, devices) for devices in servers}
+        found = interleave(arms, sizes.rounds)
+        served = {
+            named(devices): _risen(items_by_device(server), before[devices])
+            for devices, server in servers.items()
+        }
     for name, result in found.items():
-        print(
-            f"{name:12s} {result.value!s} items/s, {in_flight[name]} in flight, x {result.ratio!s}",
-            flush=True,
-        )
+        print(f"{name:10s} {result.value!s} items/s, x {result.ratio!s}", flush=True)
+    most = max(servers)
     return {
         "groups": {
             "devices": {
-                "what": f"one of {devices} devices, or all of them",
+                "what": f"one server over so many devices, {sizes.in_flight} calls in flight for each",
                 "unit": "items a second",
                 "arms": {name: asdict(result) for name, result in found.items()},
             }
         },
         "items_by_device": served,
         "largest_difference": max(point.max_difference for point in points),
-        "alone": compare_devices(servers["all devices"], calls[: sizes.alone], devices, chosen.tolerance),
+        "alone": compare_devices(servers[most], calls[: sizes.alone], most, chosen.tolerance),
     }
+
+
+def named(devices: int) -> str:
+    """The arm's name."""
+    return f"{devices} device{'s' * (devices > 1)}"
+
+
+def _risen(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    return {device: count - before.get(device, 0) for device, count in after.items()}
 
 
 def compare_devices(server: Server, calls: list[Ids], devices: int, tolerance: float) -> dict[str, Any]:
@@ -164,58 +186,73 @@ def compare_devices(server: Server, calls: list[Ids], devices: int, tolerance: f
 
 
 def main() -> int:
-    """Start both servers and measure; writes two_gpus.json."""
+    """Start all servers and measure; writes two_gpus.json."""
     logging.basicConfig(level=logging.WARNING)
     options = parse()
     device, _ = choose_device("auto")
     chosen, sizes = (load_plan.CPU, CPU) if device == "cpu" else (load_plan.GPU, GPU)
-    sizes = replace(sizes, rounds=options.rounds or sizes.rounds)
-    names = visible_gpus() if device == "cuda" else ["first", "second"]
-    if len(names) < 2:
-        raise SystemExit(f"{len(names)} GPU is visible, two or more are needed")
+    sizes = replace(sizes, rounds=options.rounds or sizes.rounds, seconds=options.seconds or sizes.seconds)
+    there = visible_gpus() if device == "cuda" else ["0", "1"]
+    counts = [1, *(options.gpus or [count for count in AIMS if count <= len(there)])]
+    if device == "cuda" and (len(counts) < 2 or max(counts) > len(there)):
+        raise SystemExit(f"{len(there)} GPUs are visible, {max(*counts, 2)} are needed")
     begin = time.perf_counter()
     options.out.mkdir(parents=True, exist_ok=True)
+    limit_threads(device)
     with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu, ExitStack() as stack:
         checkpoints.write(Path(directory) / "checkpoint", device, None)
         settings = server_settings(
             model=f"{directory}/checkpoint", models="scorer", device=device, query_cache_bytes=0,
         )  # fmt: skip
-        several = settings
-        if device == "cpu":
-            limit_threads(device)
-            several = settings.model_copy(update={"cpu_instances": 2})
-        with visible(names[0]) if device == "cuda" else nullcontext():
-            one = stack.enter_context(Server(settings, options.out / "server-one.log"))
-        every = stack.enter_context(Server(several, options.out / "server-all.log"))
-        triton = triton_version(one.http_url)
-        results = measure({"one device": one, "all devices": every}, gpu, chosen, sizes, len(names))
+        servers = {}
+        for count in counts:
+            # A CPU's instances have a setting of their own.
+            of_count = settings.model_copy(update={"cpu_instances": count if device == "cpu" else 1})
+            with visible(",".join(there[:count])) if device == "cuda" else nullcontext():
+                server = Server(of_count, options.out / f"server-{count}.log")
+                servers[count] = stack.enter_context(server)
+        triton = triton_version(servers[1].http_url)
+        results = measure(servers, gpu, chosen, sizes)
     results |= {
         "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
         "sizes": asdict(sizes),
+        "aims": {named(count): aim for count, aim in AIMS.items() if device == "cuda" and count in counts},
         "seconds": time.perf_counter() - begin,
     }
     write_json(options.out / "two_gpus.json", results)
     print(f"items by device {results['items_by_device']}; device by device {results['alone']}")
-    return verdict(results, len(names))
+    wrong = failures(results)
+    for line in wrong:
+        print(failed(line))
+    return 1 if wrong else 0
 
 
-def verdict(results: dict[str, Any], devices: int) -> int:
-    """The exit code: 1 if a device did less than half of its share or never answered a call alone."""
-    served = results["items_by_device"]
-    fair = sum(served.values()) / devices
-    if len(served) != devices or min(served.values()) < fair / 2:
-        print(failed(f"of {devices} devices not all had their share"))
-        return 1
-    if len(results["alone"]["devices"]) != devices:
-        print(failed("not every device answered a call alone, so their scores were not compared one by one"))
-        return 1
-    return 0
+def failures(results: Mapping[str, Any]) -> list[str]:
+    """Lines: servers below their aims, devices that did less than half of a share or answered no call alone."""
+    arms = results["groups"]["devices"]["arms"]
+    found = []
+    for name, aim in results["aims"].items():
+        if (ratio := arms[name]["ratio"]["median"]) < aim:
+            found.append(f"{name} give {ratio:.3f} times the items/s of one, the aim is {aim}")
+    for name, served in results["items_by_device"].items():
+        devices = int(name.split()[0])
+        if len(served) != devices or min(served.values()) < sum(served.values()) / devices / 2:
+            found.append(f"of {name} not all had their share: {served}")
+    most = max(int(name.split()[0]) for name in arms)
+    if len(results["alone"]["devices"]) != most:
+        found.append("not every device answered a call alone, so their scores were not compared one by one")
+    return found
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__, "two_gpus.json and the logs")
+    parser.add_argument(
+        "--gpus", type=lambda text: [int(part) for part in by_comma(text)],
+        help="numbers of GPUs to compare with one, comma-separated; by default 2 and 4, as far as there are",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, help="how often each server is loaded")
+    parser.add_argument("--seconds", type=float, help="length of a window")
     return parser.parse_args()
 
 

@@ -11,17 +11,31 @@ from perf.scoring import two_gpus
 
 
 @pytest.mark.parametrize(
-    ("served", "alone", "code"),
+    ("served", "alone", "ratio", "said"),
     [
-        ({"cuda:0": 500, "cuda:1": 500}, ["cuda:0", "cuda:1"], 0),
-        ({"cuda:0": 700, "cuda:1": 300}, ["cuda:0", "cuda:1"], 0),
-        ({"cuda:0": 800, "cuda:1": 200}, ["cuda:0", "cuda:1"], 1),
-        ({"cuda:0": 1000}, ["cuda:0"], 1),
-        ({"cuda:0": 500, "cuda:1": 500}, ["cuda:1"], 1),
+        ({"cuda:0": 500, "cuda:1": 500}, ["cuda:0", "cuda:1"], 1.98, []),
+        ({"cuda:0": 700, "cuda:1": 300}, ["cuda:0", "cuda:1"], 2.01, []),
+        ({"cuda:0": 800, "cuda:1": 200}, ["cuda:0", "cuda:1"], 2.0, ["of 2 devices not all had their share"]),
+        ({"cuda:0": 1000}, ["cuda:0"], 2.0, ["of 2 devices not all", "not every device answered"]),
+        ({"cuda:0": 500, "cuda:1": 500}, ["cuda:1"], 2.0, ["not every device answered"]),
+        ({"cuda:0": 500, "cuda:1": 500}, ["cuda:0", "cuda:1"], 1.979, ["2 devices give 1.979 times"]),
     ],
 )
-def test_every_device_must_have_had_its_share(served: dict[str, int], alone: list[str], code: int) -> None:
-    assert two_gpus.verdict({"items_by_device": served, "alone": {"devices": alone}}, 2) == code
+def test_several_devices_must_reach_the_aim_and_each_its_share(
+    served: dict[str, int], alone: list[str], ratio: float, said: list[str]
+) -> None:
+    arms = {"1 device": {"ratio": {"median": 1.0}}, "2 devices": {"ratio": {"median": ratio}}}
+    results = {
+        "groups": {"devices": {"arms": arms}},
+        "aims": {"2 devices": two_gpus.AIMS[2]},
+        "items_by_device": {"1 device": {"cuda:0": 1000}, "2 devices": served},
+        "alone": {"devices": alone},
+    }
+    lines = two_gpus.failures(results)
+    assert len(lines) == len(said)
+    assert all(line.startswith(start) for line, start in zip(lines, said, strict=True))
+    # A rehearsal has no aims.
+    assert not [line for line in two_gpus.failures(results | {"aims": {}}) if "times the items" in line]
 
 
 def test_devices_that_disagree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
