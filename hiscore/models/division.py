@@ -12,7 +12,12 @@ SETTING = "TENSOR_PARALLEL"
 
 
 def undivided(
-    ranks: int, heads: int, kv_heads: int, intermediate_size: int, experts: int | None
+    ranks: int,
+    heads: int,
+    kv_heads: int,
+    intermediate_size: int,
+    experts: int | None,
+    shared_width: int | None = None,
 ) -> str | None:
     """Why sizes cannot be divided; None if they can.
 
@@ -22,6 +27,7 @@ def undivided(
         kv_heads: Of keys and values: each rank has some of them, or one that others have, too.
         intermediate_size: Of an MLP.
         experts: Of a layer; None: it has none.
+        shared_width: Neurons of the shared experts together, where they are divided; None: there are none.
     """
     if heads % ranks:
         return f"{SETTING} is {ranks}, which does not divide num_attention_heads {heads}"
@@ -29,6 +35,9 @@ def undivided(
         return f"{SETTING} is {ranks}, neither a divisor nor a multiple of num_key_value_heads {kv_heads}"
     if intermediate_size % ranks:
         return f"{SETTING} is {ranks}, which does not divide intermediate_size {intermediate_size}"
+    if shared_width is not None and shared_width % ranks:
+        product = "moe_intermediate_size x n_shared_experts"
+        return f"{SETTING} is {ranks}, which does not divide {product} {shared_width}"
     if experts is not None and experts < ranks:
         return f"{SETTING} is {ranks}, more than the {experts} experts of a layer"
     return None
@@ -42,7 +51,7 @@ def undividable(config: Mapping[str, Any], ranks: int) -> str | None:
     if isinstance(family, EncoderFamily):
         return f"{SETTING} is {ranks}, and encoders compute on one device"
     if isinstance(family, DsaFamily):
-        return f"{SETTING} is {ranks}, and latent attention ({family.name}) computes on one device"
+        return undivided(ranks, **_latent_sizes(config, ranks))
     return undivided(ranks, **_sizes(family, text_config(config), ranks))
 
 
@@ -54,4 +63,17 @@ def _sizes(family: DecoderFamily, config: Mapping[str, Any], ranks: int) -> dict
         "kv_heads": config.get("num_key_value_heads") or heads,
         "intermediate_size": config.get("intermediate_size") or ranks,
         "experts": config.get(family.experts.count_key) if family.experts else None,
+    }
+
+
+def _latent_sizes(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """As `_sizes`, with latent attention: every rank has the latents, which all heads share."""
+    heads = config.get("num_attention_heads") or ranks
+    width, shared = config.get("moe_intermediate_size"), config.get("n_shared_experts")
+    return {
+        "heads": heads,
+        "kv_heads": heads,
+        "intermediate_size": config.get("intermediate_size") or ranks,
+        "experts": config.get("n_routed_experts"),
+        "shared_width": width * shared if width and shared else None,
     }

@@ -10,7 +10,6 @@ from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.device import upload
-from hiscore.layers.lm_head import LMHead
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.indexer import IndexQuery
@@ -52,7 +51,7 @@ class LatentModel:
             max_elements,
         )
         self.staging = self._staged.pool
-        self._head = LMHead(decoder.weights.head, None)
+        self._head = decoder.head()
 
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
         dense = not self.cache.sparse
@@ -77,8 +76,9 @@ class LatentModel:
         self, ids: Tensor, batch: StepBatch, ops: CacheOps, everything: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         step = LatentStep(self.cache, ops, batch, everything)
-        x, attended = self._decoder.body(ids, batch.positions, step)
-        return self._head.logits(self._decoder.tail(x, attended)), step.host_slots, step.buffer_slots
+        x, attended = self._decoder.body(ids, batch.positions, step, step=True)
+        logits = self._head.logits(self._decoder.tail(x, attended, step=True))
+        return logits, step.host_slots, step.buffer_slots
 
     def index_prompt(self, ops: CacheOps, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
         for layer, keys in zip(self._staged.index_layers, self._staged.index_keys, strict=True):

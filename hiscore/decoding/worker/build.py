@@ -1,8 +1,6 @@
 """Build a worker on a device from settings and a checkpoint."""
 
-import json
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,32 +9,25 @@ import torch
 
 from hiscore.attention.base import AttentionShape
 from hiscore.decoding.kv_cache.cache import KVCache
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache, staging_token_bytes
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache, staging_token_bytes
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.models.gqa import GroupedModel
-from hiscore.decoding.models.mla import CUDA_ELEMENTS, LatentModel
+from hiscore.decoding.models.mla import LatentModel
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
 from hiscore.decoding.worker.interface import Worker
 from hiscore.decoding.worker.memory import memory_budget, plan_memory
+from hiscore.decoding.worker.model_sizes import forward_bytes, is_latent, read_shape, share_in
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.pool_report import report_pools
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.eight_bits import EightBits
-from hiscore.models.activations import activation_bytes
-from hiscore.models.config import Architecture, generation_context, read_architecture
+from hiscore.models.config import generation_context
 from hiscore.models.decoder import Decoder, weights_key
-from hiscore.models.deepseek.activations import kernel_prefill_bytes
-from hiscore.models.deepseek.config import DsaArchitecture
-from hiscore.models.deepseek.config import read_architecture as read_latent_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.fp8_keys import stored_key
-from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
-from hiscore.models.families import DSA_FAMILIES
-from hiscore.models.sharding import of_rank, share_of
 from hiscore.models.site import Site
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.group import Group
@@ -49,8 +40,6 @@ log = logging.getLogger(__name__)
 
 # Tokens of a prefill forward: running sequences may have to wait for one such forward between two tokens.
 PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 2_048}
-# Tensors of the size of a step's logits at once: sampling sorts and masks them.
-LOGITS_ALIVE = 4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -93,7 +82,7 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if where.type == "cuda" else "float32"
-    keeps_fp8 = dtype == "fp8" and _is_latent(Path(settings.checkpoint))
+    keeps_fp8 = dtype == "fp8" and is_latent(Path(settings.checkpoint))
     if dtype in ("fp8", "int8"):
         if not keeps_fp8:
             log.warning(
@@ -136,12 +125,12 @@ def agree(rank: Rank, what: Build) -> MemoryBudget:
 def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     """Work: claim the memory of everything, before any of it is allocated."""
     site: Site = rank.held["site"]
-    shape_of_model, architecture = _read_shape(what.checkpoint, what.settings, rank.shard)
+    shape_of_model, architecture = read_shape(what.checkpoint, what.settings, rank.shard)
     shape, cache_config = plan_cache(what.settings, shape_of_model, memory, what.dtype, what.budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
     size = _weight_bytes(what, rank.shard)
     weights = site.weights_line(size, weights_key(rank.device, what.dtype, shard=rank.shard))
-    activations = _activation_bytes(
+    activations = forward_bytes(
         architecture, what.budget, memory.max_sequences, what.dtype.itemsize, rank.device.type == "cuda",
         shape.top_pages if what.settings.indexer_prefill == "kernels" else None,
     )  # fmt: skip
@@ -169,17 +158,8 @@ def build(rank: Rank, what: Build, memory: MemoryBudget) -> CacheWorker:
 
 
 def _weight_bytes(what: Build, shard: Shard) -> int:
-    share, keeps_fp8 = _share(what, shard), what.keeps_fp8
-    return weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=share, keeps_fp8=keeps_fp8)
-
-
-def _share(what: Build, shard: Shard) -> Callable[[str], float]:
-    """How much of each tensor a rank loads."""
-    if shard.ranks == 1:
-        return lambda name: 1.0
-    context = generation_context(what.checkpoint, what.settings.max_context)
-    whole, _ = read_architecture(what.checkpoint, context)
-    return partial(share_of, a=whole, shard=shard)
+    share = share_in(what.checkpoint, what.settings.max_context, shard)
+    return weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=share, keeps_fp8=what.keeps_fp8)
 
 
 @torch.inference_mode()
@@ -207,14 +187,14 @@ def build_worker(
         group: The ranks that decode together; None: there is one.
         keeps_fp8: See `Build`.
     """
-    model_shape, _ = _read_shape(checkpoint, settings, group.shard if group else WHOLE)
+    model_shape, _ = read_shape(checkpoint, settings, group.shard if group else WHOLE)
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
     staging = staging_tokens * staging_token_bytes(model_shape, dtype)
     report_pools(shape, cache_config, shape.bytes(dtype), staging)
-    if _is_latent(checkpoint):
+    if is_latent(checkpoint):
         fp8_indexer = settings.indexer_dtype == "fp8"
-        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, fp8_indexer, keeps_fp8)
+        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, fp8_indexer, keeps_fp8, group)
         latent.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)
         by_kernels = settings.indexer_prefill == "kernels"
@@ -247,54 +227,3 @@ def _make_runner(
 
     queues = CudaQueues(model.staging.device)
     return queues, GraphRunner(model, attention, value_dim, cache_config, queues)
-
-
-def _is_latent(checkpoint: Path) -> bool:
-    return json.loads((checkpoint / "config.json").read_text())["model_type"] in DSA_FAMILIES
-
-
-def _read_shape(
-    checkpoint: Path, settings: CacheSettings, shard: Shard
-) -> tuple[ModelShape, Architecture | DsaArchitecture]:
-    """What the cache must know of a rank's share of a checkpoint, and its architecture."""
-    if _is_latent(checkpoint):
-        fp8 = settings.indexer_dtype == "fp8"
-        latent, _ = read_latent_architecture(checkpoint, settings.max_context, fp8)
-        windows = (None,) * latent.layers
-        sharing = frozenset(layer for layer, own in enumerate(latent.own_index) if not own)
-        indexer = latent.indexer
-        width, key_dtype = stored_key(indexer, torch.float32)
-        return ModelShape(
-            1, 1, latent.row_dim, windows, latent.context_length, width, key_dtype if fp8 else None,
-            indexer.top_k, sharing,
-        ), latent  # fmt: skip
-    whole, _ = read_architecture(checkpoint, generation_context(checkpoint, settings.max_context))
-    grouped = of_rank(whole, shard)
-    return ModelShape(grouped.kv_heads, 2, grouped.head_dim, grouped.windows, grouped.context_length), grouped
-
-
-def _activation_bytes(
-    a: Architecture | DsaArchitecture,
-    prefill_rows: int,
-    step_rows: int,
-    number_bytes: int,
-    on_cuda: bool,
-    kernels_top_k: int | None = None,
-) -> int:
-    """The most that a prefill forward and the logits of a step take.
-
-    Args:
-        a: Of the checkpoint.
-        prefill_rows: Of a forward.
-        step_rows: Of a step.
-        number_bytes: Of an activation.
-        on_cuda: Whether the device is a GPU.
-        kernels_top_k: Tokens that a row selects, where a prefill with an indexer is by kernels.
-    """
-    # With them a row of counts for each sequence, if penalties are asked for.
-    logits = (LOGITS_ALIVE + 1) * 4 * step_rows * a.vocab_size
-    if isinstance(a, Architecture):
-        return activation_bytes(a, prefill_rows, number_bytes) + logits
-    if kernels_top_k is not None:
-        return kernel_prefill_bytes(a, prefill_rows, kernels_top_k, number_bytes) + logits
-    return 2 * 4 * (CUDA_ELEMENTS if on_cuda else MAX_ELEMENTS) + logits

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
+from hiscore.layers.lm_head import LMHead
 from hiscore.layers.moe import moe, shared_mlp
 from hiscore.layers.weights import Experts, Mlp
 from hiscore.models.deepseek import mla
@@ -64,13 +65,20 @@ class DsaDecoder:
         a = self.architecture
         return AttentionShape(a.heads, 1, a.row_dim, a.attention_scale, None, (None,) * a.layers)
 
-    def body(self, input_ids: Tensor, positions: Tensor, cache: LatentCache) -> tuple[Tensor, Tensor]:
+    def head(self) -> LMHead:
+        """The head over the vocabulary of all ranks."""
+        return LMHead(self.weights.head, None, group=self._group, vocabulary=self.architecture.vocab_size)
+
+    def body(
+        self, input_ids: Tensor, positions: Tensor, cache: LatentCache, step: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Compute all layers up to and including the last one's attention.
 
         Args:
             input_ids: int32 [T].
             positions: int32 [T].
             cache: Prepared for these rows.
+            step: Whether it is a decode step: few rows, for which experts have products of their own.
 
         Returns:
             The residual stream, [T, hidden], and the output of the last attention, [T, heads, latent_rank].
@@ -82,20 +90,21 @@ class DsaDecoder:
             attended = self._attend(index, layer, x, cos, sin, cache)
             self.after_layer()
             if index < last:
-                x = self._after_attention(layer, x, attended)
+                x = self._after_attention(layer, x, attended, step)
         return x, attended
 
-    def tail(self, x: Tensor, attended: Tensor) -> Tensor:
+    def tail(self, x: Tensor, attended: Tensor, step: bool = False) -> Tensor:
         """Compute the rest of the last layer and the final norm, only for the R rows that are read.
 
         Args:
             x: [R, hidden], rows of the residual stream.
             attended: [R, heads, latent_rank].
+            step: See `body`.
 
         Returns:
             [R, hidden]: final hidden states.
         """
-        x = self._after_attention(self.weights.layers[-1], x, attended)
+        x = self._after_attention(self.weights.layers[-1], x, attended, step)
         return rms_norm(x, self.weights.final_norm, self.architecture.norm_eps)
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -105,7 +114,7 @@ class DsaDecoder:
             return table[ids]
         at = ids - shard.span(self.architecture.vocab_size).start
         held = (at >= 0) & (at < len(table))
-        return self._group.sum(table[at.clamp(0, len(table) - 1)] * held[:, None])
+        return self._group.sum(table[torch.where(held, at, 0)].masked_fill_(~held[:, None], 0))
 
     def _attend(
         self, index: int, layer: DsaLayerWeights, x: Tensor, cos: Tensor, sin: Tensor, cache: LatentCache
@@ -119,18 +128,18 @@ class DsaDecoder:
         cache.keep(index, new.row, index_key(layer.indexer, a.indexer, h, cos, sin))
         return cache.attend(index, new.q, index_query(layer.indexer, a.indexer, h, new.q_low, cos, sin))
 
-    def _after_attention(self, layer: DsaLayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+    def _after_attention(self, layer: DsaLayerWeights, x: Tensor, attended: Tensor, step: bool) -> Tensor:
         x = x + self._group.sum(mla.output(layer.attention, attended))
         h = rms_norm(x, layer.mlp_norm, self.architecture.norm_eps)
         if isinstance(layer.mlp, Mlp):
             update = shared_mlp(layer.mlp, h, self.architecture.experts.activation)
         else:
-            update = self._experts(layer.mlp, h)
+            update = self._experts(layer.mlp, h, step)
         return x + self._group.sum(update)
 
-    def _experts(self, experts: Experts, h: Tensor) -> Tensor:
+    def _experts(self, experts: Experts, h: Tensor, step: bool) -> Tensor:
         if not h.is_cuda:
             return moe(experts, h)
         from hiscore.layers import moe_triton
 
-        return moe_triton.moe(experts, h)
+        return moe_triton.moe(experts, h, step)

@@ -223,7 +223,8 @@ def _attention(read: _Reader, prefix: str, a: DsaArchitecture, cuts: DsaCuts) ->
         q_norm=read.tensor(f"{prefix}.q_a_layernorm.weight", a.q_rank),
         latent_norm=read.tensor(f"{prefix}.kv_a_layernorm.weight", a.latent_rank),
         q_up=read.linear(q_up, a.q_rank, cut=cuts.q_up),
-        to_latent=keys.contiguous(),
+        # A copy, even of one head alone, whose keys are contiguous: those of the values can then be freed.
+        to_latent=keys.clone(memory_format=torch.contiguous_format),
         from_latent=values.transpose(1, 2).contiguous(),
         output=read.linear(output, width, a.attention_bias, cuts.output, cuts.adds_biases),
     )

@@ -5,14 +5,17 @@ vocabulary. Every rank has the low-rank projections, the indexer and the latents
 all of them, and one sum over ranks ends each block.
 """
 
+import re
 from dataclasses import dataclass, replace
 
 from hiscore.models.cut import UNCUT, Cut, rows, scaled, shifted
 from hiscore.models.deepseek.config import DsaArchitecture
+from hiscore.models.division import undivided
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.parallel.shard import Shard
 
-SETTING = "TENSOR_PARALLEL"
+DIVIDED = re.compile(r"\.(q_b_proj|kv_b_proj|o_proj|gate_proj|up_proj|down_proj)\.|embed_tokens|lm_head")
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def of_rank(a: DsaArchitecture, shard: Shard) -> DsaArchitecture:
@@ -21,18 +24,9 @@ def of_rank(a: DsaArchitecture, shard: Shard) -> DsaArchitecture:
     Raises:
         UnsupportedCheckpoint: It cannot be divided.
     """
-    sizes = {
-        "num_attention_heads": a.heads,
-        "intermediate_size": a.intermediate_size,
-        "moe_intermediate_size x n_shared_experts": a.shared_width,
-    }
-    for name, size in sizes.items():
-        if size % shard.ranks:
-            raise UnsupportedCheckpoint(f"{SETTING} is {shard.ranks}, which does not divide {name} {size}")
-    if a.experts.count < shard.ranks:
-        raise UnsupportedCheckpoint(
-            f"{SETTING} is {shard.ranks}, more than the {a.experts.count} experts of a layer"
-        )
+    reason = undivided(shard.ranks, a.heads, a.heads, a.intermediate_size, a.experts.count, a.shared_width)
+    if shard.ranks > 1 and reason:
+        raise UnsupportedCheckpoint(reason)
     return replace(
         a,
         heads=a.heads // shard.ranks,
@@ -86,3 +80,21 @@ class DsaCuts:
             shared_down=Cut(columns=shared),
             adds_biases=shard.rank == 0,
         )
+
+
+def share_of(name: str, a: DsaArchitecture, shard: Shard) -> float:
+    """How much of a tensor a rank loads.
+
+    Args:
+        name: As it is stored.
+        a: The whole architecture.
+        shard: The rank.
+    """
+    if shard.ranks == 1:
+        return 1.0
+    if found := EXPERT.search(name):
+        held = DsaCuts.of(a, shard).experts
+        return float(held.start <= int(found.group(1)) < held.stop)
+    if ".experts." in name:
+        return shard.count(a.experts.count) / a.experts.count
+    return 1 / shard.ranks if DIVIDED.search(name) else 1.0

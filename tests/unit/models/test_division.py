@@ -14,6 +14,15 @@ LLAMA: dict[str, Any] = {
     "intermediate_size": 14_336,
 }
 SIX = {"num_attention_heads": 48, "num_key_value_heads": 6}
+DSA: dict[str, Any] = {
+    "model_type": "deepseek_v32",
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18_432,
+    "moe_intermediate_size": 2_048,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+}
 MOE = LLAMA | {"model_type": "qwen3_moe", "num_experts": 4}
 
 
@@ -21,6 +30,7 @@ MOE = LLAMA | {"model_type": "qwen3_moe", "num_experts": 4}
 def test_a_published_size_divides(ranks: int) -> None:
     """Sixteen ranks have each head of keys and values twice."""
     assert undividable(LLAMA, ranks) is None
+    assert undividable(DSA, ranks) is None
 
 
 @pytest.mark.parametrize(
@@ -35,7 +45,9 @@ def test_a_published_size_divides(ranks: int) -> None:
         (LLAMA | {"intermediate_size": 14_338}, 4, "does not divide intermediate_size 14338"),
         (MOE, 8, "more than the 4 experts"),
         ({"model_type": "bert"}, 2, "encoders compute on one device"),
-        ({"model_type": "deepseek_v32"}, 2, r"latent attention \(deepseek_v32\) computes on one device"),
+        (DSA, 3, "does not divide num_attention_heads 128"),
+        (DSA | {"moe_intermediate_size": 2_050}, 4, "moe_intermediate_size x n_shared_experts 2050"),
+        (DSA | {"n_routed_experts": 4}, 8, "more than the 4 experts"),
         # Of a model of texts and images, the tower that reads texts.
         (
             {"model_type": "gemma3", "text_config": LLAMA | {"model_type": "gemma3_text"}},

@@ -9,11 +9,12 @@ import torch
 from hiscore.decoding.worker.build import make_worker
 from hiscore.layers.scaled_fp8 import ScaledLinear
 from hiscore.models.deepseek.config import read_architecture
+from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.parallel.leader import Ranks
 from hiscore.settings import DecodeSettings
 from tests.support import published_dsa, tiny_dsa
 from tests.support.decode_client import serving
-from tests.support.decoding import build
+from tests.support.decoding import build, prompt
 from tests.unit.decoding.worker.test_worker_engine import call
 
 
@@ -71,3 +72,24 @@ def test_a_checkpoint_in_fp8_decodes_in_fp8_if_asked_to(tmp_path: Path) -> None:
     assert found[0] == found[1]
     assert len(found[2]) == len(found[1])
     assert found[2] != found[1]
+
+
+@pytest.mark.slow
+def test_experts_are_told_a_step_from_a_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU their products of few rows are others than those of many."""
+    experts, seen = DsaDecoder._experts, []
+
+    def watched(decoder: DsaDecoder, of: Any, h: torch.Tensor, step: bool) -> torch.Tensor:
+        seen.append((len(h), step))
+        return experts(decoder, of, h, step)
+
+    monkeypatch.setattr(DsaDecoder, "_experts", watched)
+    with serving(build(tiny_dsa.make("deepseek-experts", tmp_path), "dsa")) as client:
+        outcome = client.submit(prompt(20), max_tokens=4)
+        client.wait([outcome])
+    assert client.failures == []
+    routed = tiny_dsa.SIZES["num_hidden_layers"] - tiny_dsa.SIZES["first_k_dense_replace"]
+    # Of the prompt's last layer, only the row that is read.
+    assert seen[:routed] == [(20, False)] * (routed - 1) + [(1, False)]
+    assert seen[routed:]
+    assert set(seen[routed:]) == {(1, True)}

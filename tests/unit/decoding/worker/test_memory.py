@@ -10,13 +10,13 @@ import torch
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache, staging_token_bytes
 from hiscore.decoding.worker import memory
-from hiscore.decoding.worker.build import _activation_bytes
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.memory import (
     default_device_bytes,
     memory_budget,
     plan_memory,
 )
+from hiscore.decoding.worker.model_sizes import forward_bytes
 from hiscore.decoding.worker.pool_report import pools_of
 from hiscore.memory.ledger import Ledger
 from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
@@ -48,7 +48,7 @@ def planned(
     rows = 2_048 if kind == "cuda" else 256
     shape, cache_config = plan_cache(settings, model, budget, dtype, rows)
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype)
-    activations = _activation_bytes(a, rows, budget.max_sequences, dtype.itemsize, kind == "cuda")
+    activations = forward_bytes(a, rows, budget.max_sequences, dtype.itemsize, kind == "cuda")
     return shape, cache_config, plan_memory(device, shape.bytes(dtype), staging, weights, activations)
 
 
@@ -67,7 +67,7 @@ def test_a_prefill_by_kernels_is_planned_with_less_than_one_in_torch() -> None:
     }  # fmt: skip
 
     def bytes_of(top_k: int | None, rows: int = 2_048, **changed: int) -> int:
-        return _activation_bytes(cast(Any, SimpleNamespace(**sizes | changed)), rows, 64, 2, True, top_k)
+        return forward_bytes(cast(Any, SimpleNamespace(**sizes | changed)), rows, 64, 2, True, top_k)
 
     by_kernels = bytes_of(2_048)
     assert 4 * SCORE_ELEMENTS < by_kernels < bytes_of(None)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from hiscore.decoding.worker.interface import Worker
 from hiscore.decoding.worker.parallel_worker import ParallelWorker
 from hiscore.models.config import read_architecture
+from hiscore.models.families import DSA_FAMILIES
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.shard import Shard
 from tests.support import decode_rank_work, rank_work
@@ -35,6 +36,11 @@ SETTINGS = {
     "experts": ("qwen3-moe", ("exact", 16, 24)),
     "sinks": ("gpt-oss", ("exact", 16, 24)),
     "wide norms": ("olmo2", ("exact", 16, 24)),
+    "latents": ("deepseek", ("dsa", 16, 24)),
+    "latents, experts": ("deepseek-experts", ("dsa", 16, 24)),
+    "latents, shared selections": ("glm-alternating", ("dsa", 16, 24)),
+    "latents, GLM experts": ("glm-experts", ("dsa", 16, 24)),
+    "latents, dense": ("glm", ("dense", 16, 24)),
 }
 CALLS: list[Call] = [call(number) for number in range(COUNT)]
 """Short and long, greedy and sampled."""
@@ -83,6 +89,8 @@ def with_a_head_for_each_rank(path: Path, ranks: int) -> Path:
     """
     config = json.loads((path / "config.json").read_text())
     of_texts = config.get("text_config", config)
+    if config["model_type"] in DSA_FAMILIES:
+        return path  # every rank has the latents, and selects as all do
     copies = Shard(0, ranks).copies(of_texts["num_key_value_heads"])
     if copies == 1:
         return path
@@ -109,30 +117,35 @@ def test_tokens_are_those_of_one_rank(name: str, ranks: Ranks, checkpoints: dict
 
 @pytest.mark.parametrize("backup", ["ring", "blocking", "deferred"])
 @pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("name", ["exact", "latents, shared selections"])
 def test_copies_that_are_late_on_one_rank_change_no_token(
-    late: int, backup: str, ranks: Ranks, checkpoints: dict[str, Path]
+    name: str, late: int, backup: str, ranks: Ranks, checkpoints: dict[str, Path]
 ) -> None:
-    path = checkpoints["exact"]
-    found = tokens(together(ranks, path, "exact", late, backup=backup))
-    assert found == alone(with_a_head_for_each_rank(path, ranks.rank.shard.ranks), "exact", backup=backup)
+    path = checkpoints[name]
+    found = tokens(together(ranks, path, name, late, backup=backup))
+    assert found == alone(with_a_head_for_each_rank(path, ranks.rank.shard.ranks), name, backup=backup)
 
 
-def test_a_rank_that_waits_for_no_copy_is_seen(ranks: Ranks, checkpoints: dict[str, Path]) -> None:
+@pytest.mark.parametrize("name", ["exact", "latents, shared selections"])
+def test_a_rank_that_waits_for_no_copy_is_seen(name: str, ranks: Ranks, checkpoints: dict[str, Path]) -> None:
     """The control: on one rank, rows of the ring are overwritten on their way to the host."""
-    path = checkpoints["exact"]
+    path = checkpoints[name]
     long = [{**each, "max_tokens": 60, "sparse": True} for each in CALLS[:4]]
-    expected = tokens(together(ranks, path, "exact", ring=1), long)
+    expected = tokens(together(ranks, path, name, ring=1), long)
     # Other tokens, or numbers that are not finite: memory that was never written is NaN.
     with pytest.raises(AssertionError):
-        assert tokens(together(ranks, path, "exact", ring=1, late=1, deaf=True), long) == expected
+        assert tokens(together(ranks, path, name, ring=1, late=1, deaf=True), long) == expected
 
 
-def test_without_one_ranks_part_of_the_sums_they_differ(ranks: Ranks, checkpoints: dict[str, Path]) -> None:
-    path = checkpoints["exact"]
-    expected = tokens(together(ranks, path, "exact"))
+@pytest.mark.parametrize("name", ["exact", "latents, experts"])
+def test_without_one_ranks_part_of_the_sums_they_differ(
+    name: str, ranks: Ranks, checkpoints: dict[str, Path]
+) -> None:
+    path = checkpoints[name]
+    expected = tokens(together(ranks, path, name))
     ranks.do(partial(rank_work.add_nothing, which=1))
     try:
-        assert tokens(together(ranks, path, "exact")) != expected
+        assert tokens(together(ranks, path, name)) != expected
     finally:
         ranks.do(rank_work.add_again)
 

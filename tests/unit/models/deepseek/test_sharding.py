@@ -16,11 +16,13 @@ from hiscore.layers.weights import Experts, Linear, Mlp
 from hiscore.models.deepseek.config import read_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.loader import DsaWeights, load_weights
-from hiscore.models.deepseek.sharding import of_rank
+from hiscore.models.deepseek.sharding import of_rank, share_of
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.shard import WHOLE, Shard
 from tests.support import dsa_rank_work, published_dsa, tiny_dsa
+from tests.support.weights import held
 
 pytestmark = pytest.mark.slow
 
@@ -118,6 +120,21 @@ def test_a_rank_s_share_is_a_part_of_the_whole(published: Path, ranks: int) -> N
             check_mlp([part.mlp for part in parts if isinstance(part.mlp, Mlp)], whole.mlp)
     assert torch.equal(torch.cat([share.embedding for share in shares]), truth.embedding)
     assert torch.equal(torch.cat([share.head for share in shares]), truth.head)
+
+
+@pytest.mark.parametrize("keeps_fp8", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_holds_the_bytes_that_are_planned(published: Path, ranks: int, keeps_fp8: bool) -> None:
+    architecture, _ = read_architecture(published)
+    for rank in range(ranks):
+        shard = Shard(rank, ranks)
+        loaded = sum(held(weights(published, keeps_fp8, shard)).values())
+        share = partial(share_of, a=architecture, shard=shard)
+        planned = weight_bytes(published, 4, share_of=share, keeps_fp8=keeps_fp8)
+        # What is stored in fp8 keeps the scales of blocks that a cut divides on both sides of it.
+        assert abs(planned - loaded) <= (0.01 * loaded if keeps_fp8 else 0)
+        # Control: an even share of all weights.
+        assert loaded > 1.05 * weight_bytes(published, 4, keeps_fp8=keeps_fp8) / ranks
 
 
 def check_mlp(parts: list[Mlp], whole: Mlp | None) -> None:

@@ -1,0 +1,97 @@
+"""What decode must know of a checkpoint before it is loaded: its sizes, and what a rank has of them."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hiscore.decoding.kv_cache.sizing import ModelShape
+from hiscore.decoding.models.mla import CUDA_ELEMENTS
+from hiscore.models.activations import activation_bytes
+from hiscore.models.config import Architecture, generation_context, read_architecture
+from hiscore.models.deepseek.activations import kernel_prefill_bytes
+from hiscore.models.deepseek.config import DsaArchitecture
+from hiscore.models.deepseek.config import read_architecture as read_latent_architecture
+from hiscore.models.deepseek.fp8_keys import stored_key
+from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
+from hiscore.models.deepseek.sharding import of_rank as latent_of_rank
+from hiscore.models.deepseek.sharding import share_of as latent_share_of
+from hiscore.models.families import DSA_FAMILIES
+from hiscore.models.sharding import of_rank, share_of
+from hiscore.parallel.shard import Shard
+from hiscore.settings import CacheSettings
+
+LOGITS_ALIVE = 4
+"""Tensors of the size of a step's logits at once: sampling sorts and masks them."""
+
+
+def is_latent(checkpoint: Path) -> bool:
+    """Whether a checkpoint has latent attention and an indexer."""
+    return json.loads((checkpoint / "config.json").read_text())["model_type"] in DSA_FAMILIES
+
+
+def read_shape(
+    checkpoint: Path, settings: CacheSettings, shard: Shard
+) -> tuple[ModelShape, Architecture | DsaArchitecture]:
+    """What the cache must know of a rank's share of a checkpoint, and its architecture."""
+    if is_latent(checkpoint):
+        # A rank has every latent and every index key, whatever it has of the heads.
+        fp8 = settings.indexer_dtype == "fp8"
+        latent, _ = read_latent_architecture(checkpoint, settings.max_context, fp8)
+        windows = (None,) * latent.layers
+        sharing = frozenset(layer for layer, own in enumerate(latent.own_index) if not own)
+        indexer = latent.indexer
+        width, key_dtype = stored_key(indexer, torch.float32)
+        return ModelShape(
+            1, 1, latent.row_dim, windows, latent.context_length, width, key_dtype if fp8 else None,
+            indexer.top_k, sharing,
+        ), latent_of_rank(latent, shard)  # fmt: skip
+    whole, _ = read_architecture(checkpoint, generation_context(checkpoint, settings.max_context))
+    grouped = of_rank(whole, shard)
+    return ModelShape(grouped.kv_heads, 2, grouped.head_dim, grouped.windows, grouped.context_length), grouped
+
+
+def share_in(checkpoint: Path, max_context: int | None, shard: Shard) -> Callable[[str], float]:
+    """What says how much of a tensor a rank loads, by the tensor's name.
+
+    Args:
+        checkpoint: A directory.
+        max_context: The setting; None: not set.
+        shard: The rank.
+    """
+    if shard.ranks == 1:
+        return lambda name: 1.0
+    if is_latent(checkpoint):
+        latent, _ = read_latent_architecture(checkpoint, max_context)
+        return partial(latent_share_of, a=latent, shard=shard)
+    whole, _ = read_architecture(checkpoint, generation_context(checkpoint, max_context))
+    return partial(share_of, a=whole, shard=shard)
+
+
+def forward_bytes(
+    a: Architecture | DsaArchitecture,
+    prefill_rows: int,
+    step_rows: int,
+    number_bytes: int,
+    on_cuda: bool,
+    kernels_top_k: int | None = None,
+) -> int:
+    """The most that a prefill forward and the logits of a step take.
+
+    Args:
+        a: Of the checkpoint.
+        prefill_rows: Of a forward.
+        step_rows: Of a step.
+        number_bytes: Of an activation.
+        on_cuda: Whether the device is a GPU.
+        kernels_top_k: Tokens that a row selects, where a prefill with an indexer is by kernels.
+    """
+    # With them a row of counts for each sequence, if penalties are asked for.
+    logits = (LOGITS_ALIVE + 1) * 4 * step_rows * a.vocab_size
+    if isinstance(a, Architecture):
+        return activation_bytes(a, prefill_rows, number_bytes) + logits
+    if kernels_top_k is not None:
+        return kernel_prefill_bytes(a, prefill_rows, kernels_top_k, number_bytes) + logits
+    return 2 * 4 * (CUDA_ELEMENTS if on_cuda else MAX_ELEMENTS) + logits
