@@ -59,12 +59,12 @@ def offload_rows(
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     LINES: tl.constexpr,
 ):  # fmt: skip
-    """Copy one new token per row, in all layers, to the host. Grid: (R, L).
+    """Copy one new token per row, in the host's layers, to the host. Grid: (R, L).
 
     Args:
         buffer: [Ls, device slots, C, kv_heads, D].
         dense_kv: [Ld, host slots, C, kv_heads, D].
-        host_kv: Out: [L, host pages, kv_heads, C, P, D].
+        host_kv: Out: [L, host pages, kv_heads, C, P, D], L of the host's layers.
         layer_index: int32 [L], a sparse layer's position in buffer, or -1 - a dense layer's position in dense_kv.
         buffer_slots: int32 [R].
         host_slots: int32 [R], slots in host pages; -1: no token.
@@ -92,7 +92,7 @@ def offload_rows(
 
 @triton.jit
 def copy_pages(
-    pool, slots, host_kv, host_pages, tokens, units, pool_stride, host_stride,
+    pool, slots, host_kv, host_pages, layers, tokens, units, pool_stride, host_stride,
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     PAGES: tl.constexpr, TO_HOST: tl.constexpr,
 ):  # fmt: skip
@@ -101,7 +101,8 @@ def copy_pages(
     Args:
         pool: [L, slots, C, kv_heads, D], the staging pool.
         slots: int32 [tokens], each token's slot in the pool.
-        host_kv: [L, host pages, kv_heads, C, P, D].
+        host_kv: [Lh, host pages, kv_heads, C, P, D].
+        layers: int32 [Lh], the position in pool of each layer of the host's.
         host_pages: int32 [pages], the host page of token t at t // P.
         units: Pieces of work: PAGES pages of one head and layer each.
     """
@@ -118,7 +119,10 @@ def copy_pages(
         there = token < tokens
         mask = there[:, None] & (d < HEAD_DIM)
         slot = tl.load(slots + token, mask=there, other=0).to(tl.int64)
-        here = pool + layer * pool_stride + ((slot * PARTS + part) * KV_HEADS + head)[:, None] * HEAD_DIM + d
+        in_pool = tl.load(layers + layer).to(tl.int64)
+        here = (
+            pool + in_pool * pool_stride + ((slot * PARTS + part) * KV_HEADS + head)[:, None] * HEAD_DIM + d
+        )
         run = (tl.load(host_pages + page, mask=there, other=0).to(tl.int64) * KV_HEADS + head) * LINES
         there_at = host_kv + layer * host_stride + (run + line % LINES)[:, None] * HEAD_DIM + d
         if TO_HOST:

@@ -162,9 +162,9 @@ class KnownCache:
             self.pages[seq_index][0][positions // self.shape.page_size],
             positions % self.shape.page_size,
         )
-        for layer in range(self.shape.layers):
+        for layer, at in self.cache.on_host.items():
             rows = self.contents(self.number[seq_index], layer, positions)
-            self.cache.host_kv[layer][page, :, :, offset] = rows.transpose(1, 2)
+            self.cache.host_kv[at][page, :, :, offset] = rows.transpose(1, 2)
 
 
 def forget(cache: KVCache, seq_index: int) -> None:

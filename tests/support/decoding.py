@@ -53,11 +53,12 @@ def build(
     indexer_dtype: str = "auto",
     group: Group | None = None,
     keeps_fp8: bool = False,
+    prefix_cache: bool = False,
 ) -> CacheWorker:
     """A worker whose memory is NaN at first and wherever something was released."""
     settings = CacheSettings(
         selector=selector, sparse_top_k=top_k, device_buffer_size=buffer, backup=backup, backup_ring=ring,
-        quest_dense_layers=dense_layers, indexer_dtype=indexer_dtype,
+        quest_dense_layers=dense_layers, indexer_dtype=indexer_dtype, prefix_cache=prefix_cache,
     )  # type: ignore[arg-type]  # fmt: skip
     memory = MemoryBudget(BYTES, BYTES, sequences)
     worker = build_worker(

@@ -166,7 +166,7 @@ class Driver:
 
 
 def host_rows(worker: CacheWorker, sequence: Sequence, positions: Tensor) -> Tensor:
-    """A sequence's keys and values in the host pool: [L, n, C, H, D] for int64 [n] positions."""
+    """A sequence's keys and values in the host pool: [Lh, n, C, H, D] for int64 [n] positions."""
     page = worker.cache_config.page_size
     pages = torch.from_numpy(sequence.host_pages.astype(np.int64))[positions // page]
     return worker._cache.host_kv[:, pages, :, :, positions % page].permute(1, 0, 3, 2, 4)

@@ -1,9 +1,9 @@
 """Every tensor of decoding's KV cache, and how they are allocated.
 
-Keys and values are stored in pages of `page_size` tokens. The host pool holds all pages of all sequences. The
-device holds a small buffer for the sparse layers, into which selected pages are swapped; all pages of the dense
-layers; and the index that a selector reads. Dense layers and index are addressed by host pages, the buffer by
-pages of its own.
+Keys and values are stored in pages of `page_size` tokens. The host pool holds all pages of all sequences, but for
+layers that are on the device alone. The device holds a small buffer for the sparse layers, into which selected
+pages are swapped; all pages of the dense layers; and the index that a selector reads. Dense layers and index are
+addressed by host pages, the buffer by pages of its own.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,12 @@ class HostMemoryRefused(Exception):
 
 @dataclass
 class KVCache:
-    """The tensors. L, Ls, Li, Ld: all, sparse, indexed, dense layers; H: KV heads; C: parts; P: tokens per page.
+    """The tensors. L, Lh, Ls, Li, Ld: all, the host's, sparse, indexed, dense layers; H: KV heads; C: parts;
+    P: tokens per page.
 
     Attributes:
         shape: All sizes.
-        host_kv: [L, host pages, H, C, P, head_dim], pinned beside a CUDA device. A page of one head is contiguous.
+        host_kv: [Lh, host pages, H, C, P, head_dim], pinned beside a CUDA device. A head's page is contiguous.
         dense_kv: [Ld, host pages * P, C, H, head_dim]: a token is at host page * P + offset.
         buffer: [Ls, device pages * P, C, H, head_dim]: a token is at device page * P + offset.
         index: By `CacheShape.index_kind`. bounds: least and greatest key of each page, [Li, host pages, H, 2,
@@ -50,6 +51,7 @@ class KVCache:
         sparse: Position of each sparse layer in `buffer`, `device_page_of`, `host_page_of` and `last_use`.
         indexed: Position of each indexed layer in `index`.
         dense: Position of each dense layer in `dense_kv`.
+        on_host: Position of each layer of the host's in `host_kv`.
         staging: Where prompts are prefilled, [L, slots, C, H, head_dim]: memory that `dense_kv` or `buffer` is
             part of; None: in a pool of its own.
     """
@@ -72,6 +74,7 @@ class KVCache:
     sparse: dict[int, int] = field(default_factory=dict)
     indexed: dict[int, int] = field(default_factory=dict)
     dense: dict[int, int] = field(default_factory=dict)
+    on_host: dict[int, int] = field(default_factory=dict)
     staging: Tensor | None = None
 
     @classmethod
@@ -98,7 +101,11 @@ class KVCache:
         sparse = {layer: at for at, layer in enumerate(shape.sparse_layers)}
         indexed = {layer: at for at, layer in enumerate(shape.indexed_layers)}
         dense = {layer: at for at, layer in enumerate(sorted(shape.dense_layers))}
-        return cls(shape, host_kv, **tensors, sparse=sparse, indexed=indexed, dense=dense, staging=staging)
+        on_host = {layer: at for at, layer in enumerate(shape.host_layers)}
+        return cls(
+            shape, host_kv, **tensors, sparse=sparse, indexed=indexed, dense=dense, on_host=on_host,
+            staging=staging,
+        )  # fmt: skip
 
     def tokens(self, layer: int) -> Tensor:
         """A layer's tokens on the device: [slots, C, H, head_dim] of `dense_kv` or of `buffer`."""
@@ -110,7 +117,7 @@ class KVCache:
 
     def close(self) -> None:
         """Unpin the host pool; it must not be in use any more."""
-        if self.buffer.device.type == "cuda":
+        if self.buffer.device.type == "cuda" and self.host_kv.numel():
             torch.cuda.cudart().cudaHostUnregister(self.host_kv.data_ptr())
 
     def reset(self, host_pages: Tensor, device_pages: Tensor) -> None:
@@ -131,7 +138,7 @@ def _host_pool(size: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
     bytes_ = prod(size) * dtype.itemsize
     memory = _untouched_zeros((bytes_ + HUGE_PAGE,), torch.uint8)
     pool = memory[-memory.data_ptr() % HUGE_PAGE :][:bytes_].view(dtype).view(tuple(size))
-    if pinned:
+    if pinned and bytes_:
         # torch rounds pinned memory up to powers of two, up to twice what is needed.
         error = torch.cuda.cudart().cudaHostRegister(pool.data_ptr(), bytes_, 0)
         if int(error) != 0:

@@ -43,6 +43,7 @@ class CacheShape:
         ring_pages: Pages that follow them and hold the sequence's newest tokens.
         top_pages: Pages selected per sequence and KV head.
         dense_layers: Layers whose KV stays on the device: they attend to everything or to a window.
+        device_only: Dense layers that have no copy on the host, for nothing would ever read it.
         index_kind: Index of the sparse layers' keys.
         index_dim: Length of an index key, for the index of a checkpoint's own indexer ("dsa").
         index_dtype: Of an index; None: that of keys and values.
@@ -67,6 +68,7 @@ class CacheShape:
     ring_pages: int
     top_pages: int
     dense_layers: frozenset[int] = frozenset()
+    device_only: frozenset[int] = frozenset()
     index_kind: IndexKind = "none"
     index_dim: int = 0
     index_dtype: torch.dtype | None = None
@@ -89,6 +91,10 @@ class CacheShape:
         if self.prompts_in == "buffers" and self.dense_layers != frozenset(range(len(self.dense_layers))):
             raise ValueError(
                 f"dense_layers are {sorted(self.dense_layers)}: prompts_in 'buffers' needs the first"
+            )
+        if not self.device_only <= self.dense_layers:
+            raise ValueError(
+                f"device_only is {sorted(self.device_only)}: only dense layers stay on the device"
             )
         if self.sparse_layers and self.index_kind == "none":
             raise ValueError("index_kind is 'none', but only dense layers can do without an index")
@@ -121,6 +127,11 @@ class CacheShape:
         return tuple(layer for layer in range(self.layers) if layer not in self.dense_layers)
 
     @cached_property
+    def host_layers(self) -> tuple[int, ...]:
+        """Layers that have a copy on the host."""
+        return tuple(layer for layer in range(self.layers) if layer not in self.device_only)
+
+    @cached_property
     def indexed_layers(self) -> tuple[int, ...]:
         """Sparse layers that make their own selection."""
         return tuple(layer for layer in self.sparse_layers if layer not in self.sharing_layers)
@@ -138,7 +149,14 @@ class CacheShape:
         }[self.index_kind]
         # Both tables have one width with room for any index into a buffer, so that look-ups need no bounds check.
         table = (self.max_sequences, max(self.max_pages, self.buffer_pages))
-        host = (self.layers, self.host_pages, self.kv_heads, self.kv_parts, self.page_size, self.head_dim)
+        host = (
+            len(self.host_layers),
+            self.host_pages,
+            self.kv_heads,
+            self.kv_parts,
+            self.page_size,
+            self.head_dim,
+        )
         return {
             "host_kv": (host, dtype),
             "dense_kv": ((dense, self.host_pages * self.page_size if dense else 0, *row), dtype),

@@ -154,7 +154,7 @@ def _plan(
     if settings.selector == "auto" and per_host_page:
         # Most of the memory is for sequences that are on the device as a whole.
         fitting = max(max_pages, min(fitting, int(SPILLED_SHARE * free) // per_host_page))
-    on_host = memory.host_bytes // bytes_of["host_kv"]
+    on_host = memory.host_bytes // bytes_of["host_kv"] if bytes_of["host_kv"] else all_pages
     host_pages = min(on_host, all_pages, fitting)
     free -= host_pages * per_host_page
     device_pages = min(free // per_device_page, all_pages) + reserved_pages if buffer_pages else 0
@@ -188,6 +188,7 @@ def _shape_of_one_page(settings: CacheSettings, model: ModelShape, max_sequences
         layers=len(model.windows), kv_heads=model.kv_heads, kv_parts=model.kv_parts, head_dim=model.head_dim,
         page_size=page_size, max_sequences=max_sequences, max_pages=max_pages, host_pages=1, device_pages=1,
         lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=dense_layers,
+        device_only=_device_only(settings, model),
         index_kind=selector.index_kind, index_dim=model.index_dim,
         index_dtype=model.index_dtype if selector.index_kind == "dsa" else None,
         sharing_layers=model.sharing_layers,
@@ -217,6 +218,17 @@ def _dense_layers(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
     return frozenset(
         layer for layer, window in enumerate(model.windows) if layer < first or window is not None
     )
+
+
+def _device_only(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
+    """Layers with a window, unless prompts are to be found on the host.
+
+    A sequence that is preempted keeps their tokens on the device, by its host pages; one that loses those starts
+    over.
+    """
+    if settings.prefix_cache:
+        return frozenset()
+    return frozenset(layer for layer, window in enumerate(model.windows) if window is not None)
 
 
 def _check_memory(name: str, given: int, needed: int, tokens: int) -> None:

@@ -127,7 +127,7 @@ class CacheOps(Protocol):
         ...
 
     def offload_step(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
-        """Copy a step's new tokens, all layers, to the host pool.
+        """Copy a step's new tokens, the host's layers, to the host pool.
 
         Args:
             host_slots: int32 [R], from `slot_mapping`.
@@ -135,7 +135,7 @@ class CacheOps(Protocol):
         """
 
     def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy a prompt, or a part of one that starts at a page, from staging to the host, all layers.
+        """Copy a prompt, or a part of one that starts at a page, from staging to the host, the host's layers.
 
         Args:
             staging: Where the prompt was prefilled.
@@ -144,7 +144,7 @@ class CacheOps(Protocol):
         """
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
-        """Copy a sequence from the host back to staging, all layers.
+        """Copy a sequence from the host back to staging, the host's layers.
 
         Args:
             staging: Updated in place.

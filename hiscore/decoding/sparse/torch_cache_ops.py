@@ -75,19 +75,19 @@ class TorchCacheOps:
         cache, page_size = self._cache, self._cache.shape.page_size
         (kept,) = torch.nonzero(host_slots >= 0, as_tuple=True)
         host, buffer = host_slots[kept].long(), buffer_slots[kept].long()
-        for layer in range(cache.shape.layers):
+        for layer, at in cache.on_host.items():
             tokens = cache.tokens(layer)[host if layer in cache.dense else buffer]
-            cache.host_kv[layer][host // page_size, :, :, host % page_size] = tokens.transpose(1, 2)
+            cache.host_kv[at][host // page_size, :, :, host % page_size] = tokens.transpose(1, 2)
 
     def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         pages, offsets = self._pages_and_offsets(host_pages, len(slots))
-        for layer in range(self._cache.shape.layers):
-            self._cache.host_kv[layer][pages, :, :, offsets] = staging[layer][slots.long()].transpose(1, 2)
+        for layer, at in self._cache.on_host.items():
+            self._cache.host_kv[at][pages, :, :, offsets] = staging[layer][slots.long()].transpose(1, 2)
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         pages, offsets = self._pages_and_offsets(host_pages, len(slots))
-        for layer in range(self._cache.shape.layers):
-            staging[layer][slots.long()] = self._cache.host_kv[layer][pages, :, :, offsets].transpose(1, 2)
+        for layer, at in self._cache.on_host.items():
+            staging[layer][slots.long()] = self._cache.host_kv[at][pages, :, :, offsets].transpose(1, 2)
 
     def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
         if not isinstance(self._selector, DsaSelector):

@@ -24,18 +24,19 @@ class TritonTransfers:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self._padded = max(16, triton.next_power_of_2(cache.shape.head_dim))
-        device, layers = cache.buffer.device, range(cache.shape.layers)
-        # Where to find each layer: its position among the sparse layers, or -1 - its position among the dense
+        device, layers = cache.buffer.device, list(cache.on_host)
+        # Where to find each of them: its position among the sparse layers, or -1 - its position among the dense
         # ones.
         layer_index = [cache.sparse.get(layer, -1 - cache.dense.get(layer, 0)) for layer in layers]
         self._layer_index = torch.tensor(layer_index, dtype=torch.int32, device=device)
+        self._on_host = torch.tensor(layers, dtype=torch.int32, device=device)
         self._sparse = torch.tensor(list(cache.sparse), dtype=torch.int32, device=device)
         self._dense = torch.tensor(list(cache.dense), dtype=torch.int32, device=device)
 
     def offload_step(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
         cache, sizes = self._cache, self._cache.shape
-        if len(host_slots):
-            kv_transfer.offload_rows[(len(host_slots), sizes.layers)](
+        if len(host_slots) and cache.on_host:
+            kv_transfer.offload_rows[(len(host_slots), len(cache.on_host))](
                 cache.buffer, cache.dense_kv, cache.host_kv, self._layer_index, buffer_slots, host_slots,
                 cache.buffer.stride(0), cache.dense_kv.stride(0), cache.host_kv.stride(0),
                 KV_HEADS=sizes.kv_heads, PARTS=sizes.kv_parts, PAGE=sizes.page_size,
@@ -73,7 +74,8 @@ class TritonTransfers:
         pages_at_once, programs = self._copy_launch(COPY_ELEMENTS)
         pairs = swap_counts.numel()
         kv_transfer.swap_in[(min(programs, pairs * swaps.shape[2]),)](
-            cache.host_kv[layer], cache.buffer[cache.sparse[layer]], swaps, swap_counts, pairs, swaps.shape[2],
+            cache.host_kv[cache.on_host[layer]], cache.buffer[cache.sparse[layer]],
+            swaps, swap_counts, pairs, swaps.shape[2],
             KV_HEADS=sizes.kv_heads, PARTS=sizes.kv_parts, PAGE=sizes.page_size,
             HEAD_DIM=sizes.head_dim, PADDED=self._padded,
             PAGES=pages_at_once, PAIRS=triton.next_power_of_2(pairs),
@@ -81,12 +83,14 @@ class TritonTransfers:
 
     def _copy_pages(self, staging: Tensor, slots: Tensor, host_pages: Tensor, to_host: bool) -> None:
         cache, sizes = self._cache, self._cache.shape
+        if not cache.on_host:
+            return
         pages_at_once, programs = self._copy_launch(2 * COPY_ELEMENTS)
-        units = triton.cdiv(len(slots), pages_at_once * sizes.page_size) * sizes.kv_heads * sizes.layers
+        units = triton.cdiv(len(slots), pages_at_once * sizes.page_size) * sizes.kv_heads * len(cache.on_host)
         if to_host and len(slots) > SHORT_OFFLOAD_TOKENS:
             programs = PROMPT_OFFLOAD_PROGRAMS
         kv_transfer.copy_pages[(min(programs, units),)](
-            staging, slots, cache.host_kv, host_pages, len(slots), units,
+            staging, slots, cache.host_kv, host_pages, self._on_host, len(slots), units,
             staging.stride(0), cache.host_kv.stride(0),
             KV_HEADS=sizes.kv_heads, PARTS=sizes.kv_parts, PAGE=sizes.page_size,
             HEAD_DIM=sizes.head_dim, PADDED=self._padded, PAGES=pages_at_once, TO_HOST=to_host,

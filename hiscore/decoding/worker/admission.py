@@ -31,12 +31,13 @@ def fill_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -
 
 
 def index_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -> None:
-    """Copy a prefilled prompt from staging into the dense layers, and take its keys into the index."""
+    """Take a sequence's keys from staging into the index, and what was prefilled into the dense layers."""
     page_size, device = model.cache.shape.page_size, model.staging.device
     positions = np.arange(admission.length)
     host_slots = admission.host_pages[positions // page_size] * page_size + positions % page_size
     to_slots = upload(host_slots.astype(np.int32), device)
     from_slots = upload(staging_slots(admission.staging_pages, admission.length), device)
-    if model.cache.shape.prompts_in != "dense":
+    # Of a restored one they are still there, and some of them nowhere else.
+    if model.cache.shape.prompts_in != "dense" and admission.first_token is None:
         ops.fill_dense(model.staging, from_slots, to_slots)
     model.index_prompt(ops, from_slots, upload(admission.host_pages, device), to_slots)

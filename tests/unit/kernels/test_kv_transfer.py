@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.sparse import triton_transfers
 from hiscore.decoding.sparse.block_tables import slot_mapping
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
@@ -27,14 +28,19 @@ from tests.support.decode_kernels import (
 NEWEST = 5
 
 
-def test_a_steps_tokens_reach_the_host_and_padding_writes_nothing() -> None:
-    known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST, dtype=torch.float32)
+# The dense layer has a copy on the host, or none.
+SHAPES = (SHAPE, replace(SHAPE, device_only=frozenset({1})))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_steps_tokens_reach_the_host_and_padding_writes_nothing(shape: CacheShape) -> None:
+    known = KnownCache(shape, unique_contents(shape), NEWEST, dtype=torch.float32)
     for seq_index, length in ((0, 30), (3, 3), (5, 71)):
         assert known.admit(seq_index, length, length + 9)
     rows = known.rows([5, 0, 3], padding=2)
     known.write(rows)
     cache = on_device(known.cache)
-    ops = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
+    ops = TritonCacheOps(cache, attention_shape(shape, 1), 96)
     host_slots, buffer = slot_mapping(known.cache, rows)
     before = known.cache.host_kv.clone()
     ops.offload_step(host_slots.to(DEVICE), buffer.to(DEVICE))
@@ -68,17 +74,18 @@ def test_new_tokens_go_where_plain_torch_says(ring: int) -> None:
     assert told_apart
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("at_once", [1, 2, 64])
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 27])
 def test_a_prompt_goes_to_the_host_dense_layers_and_buffer_and_back(
-    length: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+    length: int, at_once: int, shape: CacheShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """at_once: pages of 4 tokens that a program copies at a time."""
     monkeypatch.setattr(triton_transfers, "SHORT_OFFLOAD_TOKENS", 8)
-    cache = on_device(KVCache.allocate(SHAPE, torch.float32, torch.device("cpu")))
+    cache = on_device(KVCache.allocate(shape, torch.float32, torch.device("cpu")))
     for tensor in (cache.host_kv, cache.dense_kv, cache.buffer):
         tensor.fill_(-1.0)
-    ops = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
+    ops = TritonCacheOps(cache, attention_shape(shape, 1), 96)
     elements = at_once * SHAPE.kv_parts * SHAPE.page_size * ops._padded // 2
     monkeypatch.setattr(triton_transfers, "COPY_ELEMENTS", elements)
     assert ops._copy_launch(2 * elements)[0] == at_once
@@ -92,10 +99,10 @@ def test_a_prompt_goes_to_the_host_dense_layers_and_buffer_and_back(
     ops.fill_dense(staging, slots, host_slots.int())
     ops.fill_buffer(staging, slots, (host_slots % 48).int())
 
-    plain = KVCache.allocate(SHAPE, torch.float32, torch.device("cpu"))
+    plain = KVCache.allocate(shape, torch.float32, torch.device("cpu"))
     for tensor in (plain.host_kv, plain.dense_kv, plain.buffer):
         tensor.fill_(-1.0)
-    reference = TorchCacheOps(plain, attention_shape(SHAPE, 1))
+    reference = TorchCacheOps(plain, attention_shape(shape, 1))
     reference.offload_prompt(staging.cpu(), slots.cpu(), pages.cpu())
     reference.fill_dense(staging.cpu(), slots.cpu(), host_slots.cpu())
     reference.fill_buffer(staging.cpu(), slots.cpu(), host_slots.cpu() % 48)
@@ -107,5 +114,6 @@ def test_a_prompt_goes_to_the_host_dense_layers_and_buffer_and_back(
     elsewhere = torch.from_numpy(rng.permutation(32)[:length]).int().to(DEVICE)
     ops.restore_prompt(other, elsewhere, pages)
     right = torch.full_like(staging, -2.0)
-    right[:, elsewhere.long()] = staging[:, slots.long()]
+    for layer in shape.host_layers:
+        right[layer, elsewhere.long()] = staging[layer, slots.long()]
     assert_same(other, right)

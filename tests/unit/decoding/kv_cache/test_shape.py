@@ -77,6 +77,7 @@ def test_an_index_has_a_part_for_each_indexed_layer(
 def test_tensors_have_the_shapes_that_their_sizes_say() -> None:
     sizes = {name: size for name, (size, _) in SHAPE.tensors(torch.bfloat16).items()}
     assert sizes["host_kv"] == (4, 80, 3, 2, 4, 8)
+    assert replace(SHAPE, device_only=SHAPE.dense_layers).tensors(torch.float32)["host_kv"][0][0] == 3
     assert sizes["dense_kv"] == (1, 320, 2, 3, 8)
     assert sizes["buffer"] == (3, 192, 2, 3, 8)
     assert sizes["host_block_table"] == sizes["device_block_table"] == (6, 24)

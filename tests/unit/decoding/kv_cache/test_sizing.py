@@ -174,10 +174,41 @@ def test_fewer_dense_layers_leave_room_for_larger_buffers() -> None:
     assert shape.dense_layers == {3}
 
 
+# Gemma 3 12B: five layers with a window, then one without.
+GEMMA_3_12B = ModelShape(8, 2, 256, tuple(None if layer % 6 == 5 else 1_024 for layer in range(48)), 32_768)
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("selector", "device", "tokens", "copied"),
+    [
+        ("quest", 6, 8_608, 8_608),
+        ("quest", 18, 26_624, 21_824),
+        ("dense", 6, 16_384, 16_384),
+        ("dense", 18, 49_152, 21_824),
+    ],
+)
+def test_layers_with_a_window_take_no_memory_on_the_host(
+    selector: str, device: int, tokens: int, copied: int
+) -> None:
+    """Gemma 3 12B with 6 GiB (about a quarter of a GPU of 24 GB) or 18 GiB (80 GB), and 8 GiB of the host.
+
+    copied: tokens where all layers have copies, as for prompts that are to be found.
+    """
+    memory = MemoryBudget(8 * GIB, device * GIB, 64)
+    for prefix_cache, held, per_token in ((False, tokens, 64), (True, copied, 384)):
+        settings = CacheSettings(selector=selector, prefix_cache=prefix_cache)
+        shape, cache_config = plan_cache(settings, GEMMA_3_12B, memory, torch.bfloat16, 2_048)
+        assert shape.host_pages * shape.page_size == held
+        assert shape.bytes(torch.bfloat16)["host_kv"] == held * per_token * 1_024
+        assert shape.bytes(torch.bfloat16)["dense_kv"] == held * (320 if selector == "quest" else 384) * 1_024
+        assert cache_config.host_setting == ("HOST_KV_BYTES" if held < tokens else "DEVICE_KV_BYTES")
+
+
 def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:
     model = ModelShape(2, 2, 16, (128,) * 4, 4_096)
     _, cache_config = plan_cache(
-        CacheSettings(selector="quest"), model, MemoryBudget(MIB * 64, MIB * 64, 4), torch.float32, 1
+        CacheSettings(selector="quest"), model, MemoryBudget(0, MIB * 64, 4), torch.float32, 1
     )
     assert cache_config.dense
     assert cache_config.device_pages == 0

@@ -1,7 +1,6 @@
 """Prefixes found on the host: what follows has the same bits as without, and only that is prefilled."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ SETTINGS = {
 class Seen:
     """A worker that records what it prefills, and the logits after each prompt."""
 
-    def __init__(self, worker: CacheWorker, caching: bool = True) -> None:
-        worker.cache_config = replace(worker.cache_config, prefix_cache=caching)
+    def __init__(self, worker: CacheWorker) -> None:
         self.worker, self.prefilled, self.logits = worker, 0, list[Tensor]()
         prefill, model = worker.prefill, worker._model.prefill
 
@@ -56,7 +54,8 @@ def run(client: Client, *prompts: np.ndarray, **options: Any) -> list[Outcome]:
 def make(path: Callable[[str], Path]) -> Callable[..., Seen]:
     def get(selector: str, caching: bool = True, chunk: int = 64) -> Seen:
         family, top_k, buffer = SETTINGS[selector]
-        return Seen(build(path(family), selector, top_k, buffer, chunk=chunk), caching)
+        worker = build(path(family), selector, top_k, buffer, chunk=chunk, prefix_cache=caching)
+        return Seen(worker)
 
     return get
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # whole models
 
 # Family, tokens selected, tokens in the buffer.
 SETTINGS = {
-    "dense": ("mistral", 16, 24),
+    "dense": ("gemma2", 16, 24),
     "quest": ("qwen3", 96, 96),
     "exact": ("llama-biased", 16, 24),
     "dsa": ("glm-shared", 16, 24),

@@ -82,7 +82,8 @@ class Watched:
         """What is wrong on the host now; the newest tokens may be missing unless all is drained."""
         found, landed = [], 0
         for seq_index, sequence in self.driver.sequences.items():
-            written, length = self._written[seq_index], sequence.length
+            on_host = list(self.worker._cache.on_host)
+            written, length = self._written[seq_index][on_host], sequence.length
             assert written.shape[1] == length
             whole = host_rows(
                 self.worker,
