@@ -15,6 +15,9 @@ from hiscore.layers.eight_bits import (
 from tests.support.layers import DEVICE, random
 
 INT8 = EightBits.INT8
+# What a product is written in. Triton's interpreter cuts bfloat16 off where a GPU rounds; a GPU's large tiles have
+# room for two bytes a number, and it adds a bias to a float32 product without rounding that first.
+OUT = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 
 
 def whole_numbers(*shape: int, seed: int) -> torch.Tensor:
@@ -87,7 +90,7 @@ def test_a_projection_equals_the_product_of_what_was_dequantised(rows: int, dtyp
 def test_a_row_has_the_same_bits_whatever_else_is_in_the_batch() -> None:
     weight, x = quantise(random(64, 1_536, seed=6), INT8), random(300, 1_536, seed=7)
     x[100] *= 1e6
-    linear = Int8Linear(weight, torch.float32)
+    linear = Int8Linear(weight, OUT)
     together = linear(quantise(x, INT8))
     for rows in (1, 2, 17, 128):
         assert torch.equal(linear(quantise(x[:rows], INT8)), together[:rows])
@@ -102,7 +105,7 @@ def test_a_row_has_the_same_bits_whatever_else_is_in_the_batch() -> None:
 def test_what_is_not_finite_shows_in_its_own_row() -> None:
     x = random(4, 96, seed=8)
     x[0], x[1, 3], x[2, 5] = 0, float("nan"), float("-inf")
-    found = Int8Linear(quantise(random(32, 96, seed=9), INT8), torch.float32)(quantise(x, INT8))
+    found = Int8Linear(quantise(random(32, 96, seed=9), INT8), OUT)(quantise(x, INT8))
     assert (found[0] == 0).all()
     assert not found[1].isfinite().any()
     assert not found[2].isfinite().any()
@@ -117,20 +120,19 @@ TILES = pytest.mark.parametrize(
 @TILES
 @pytest.mark.parametrize("biased", [False, True])
 def test_the_kernel_equals_pytorch_to_the_bit(rows: int, outputs: int, inputs: int, biased: bool) -> None:
-    """In float32: Triton's interpreter cuts bfloat16 off where a GPU rounds."""
     pytest.importorskip("triton", reason="the Triton language is not installed")
     from hiscore.kernels.gated_mlp import Tile
     from hiscore.kernels.int8 import multiply_by_tiles
 
     x, weight = whole_numbers(rows, inputs, seed=1), whole_numbers(outputs, inputs, seed=2)
     x_scales, scales = random(rows, 1, seed=3).abs(), random(outputs, 1, seed=4).abs()
-    bias = random(outputs, seed=5) if biased else None
-    expected = Int8Linear(Quantised(weight, scales), torch.float32, bias).reference(Quantised(x, x_scales))
+    bias = random(outputs, seed=5).to(OUT) if biased else None
+    expected = Int8Linear(Quantised(weight, scales), OUT, bias).reference(Quantised(x, x_scales))
     for tile in (Tile(64, 128, 128, 4, 3, 1), Tile(32, 32, 64, 4, 3, 1)):
         for multiprocessors in (1, 132):
-            found = multiply_by_tiles(x, x_scales, weight, scales, bias, torch.float32, tile, multiprocessors)
+            found = multiply_by_tiles(x, x_scales, weight, scales, bias, OUT, tile, multiprocessors)
             assert torch.equal(found, expected)
     # The control: a number off by one.
     weight[0, 0] += 1 if weight[0, 0] < 127 else -1
-    wrong = multiply_by_tiles(x, x_scales, weight, scales, bias, torch.float32, tile, 1)
+    wrong = multiply_by_tiles(x, x_scales, weight, scales, bias, OUT, tile, 1)
     assert not torch.equal(wrong, expected)
