@@ -69,6 +69,7 @@ class Sleeping:
         self.staging = torch.zeros(0)
         self.ops: Any = self
         self.input_ids = torch.zeros(2, dtype=torch.int32)
+        self.counts: Any = None
 
     def forward(self, *_: Any) -> StepOutputs:
         torch.cuda._sleep(50_000_000)

@@ -17,9 +17,8 @@ def test_a_prefix_that_was_found_changes_no_bit(selector: str, tmp_path: Path) -
     family, top_k, buffer = SETTINGS[selector]
     path, logits = checkpoint(family, tmp_path), []
     for caching in (True, False):
-        seen = Seen(
-            build(path, selector, top_k, buffer, chunk=64, device="cuda", dtype=torch.bfloat16), caching
-        )
+        on = {"device": "cuda", "dtype": torch.bfloat16, "prefix_cache": caching}
+        seen = Seen(build(path, selector, top_k, buffer, chunk=64, **on))
         with serving(seen.worker) as client:
             run(client, START, OTHER, LATER)
         assert seen.prefilled == 440 - 128 * caching

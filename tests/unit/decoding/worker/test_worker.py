@@ -46,6 +46,7 @@ class Recorder:
         self.ops: Any = self
         self.input_ids = new_input_ids(4, torch.device("cpu"))
         self.logits = torch.eye(VOCABULARY)
+        self.counts: Any = None
 
     # Queues.
 
@@ -87,6 +88,9 @@ class Recorder:
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
         self.log.append(("prefill", *((chunk.start, chunk.end) for chunk in chunks)))
         return self.logits[: sum(chunk.is_last for chunk in chunks)]
+
+    def sample(self, *_: Any) -> None:
+        """Nothing at once, as on the CPU."""
 
     def forward(self, seq_indices: np.ndarray, positions: np.ndarray, attends: Attends) -> StepOutputs:
         self.log.append(("forward", seq_indices.tolist(), positions.tolist(), attends))
