@@ -1,7 +1,9 @@
 """The cache: built once, complete or not at all, even if another process builds or dies meanwhile."""
 
 import contextlib
+import io
 import os
+import sys
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -108,20 +110,26 @@ def test_control_without_the_lock_builders_collide(monkeypatch: pytest.MonkeyPat
     assert len(builds) == 2
 
 
-def test_one_who_waits_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    entered, leave = Event(), Event()
+def test_one_who_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave, said = Event(), Event(), Event()
+
+    class Stderr(io.StringIO):
+        def write(self, text: str) -> int:
+            if "Waiting for another process" in text:
+                said.set()
+            return len(text)
 
     def build(directory: Path) -> None:
         entered.set()
-        assert leave.wait(10)
+        assert leave.wait(60)
 
+    monkeypatch.setattr(sys, "stderr", Stderr())
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(download_cache.cached, "model", build)
-        assert entered.wait(10)
+        assert entered.wait(60)
+        assert not said.is_set()
         second = pool.submit(download_cache.cached, "model", build)
-        said = ""
-        while "Waiting for another process" not in said:
-            said += capfd.readouterr().err
+        assert said.wait(60)
         leave.set()
         assert first.result() == second.result()
 
