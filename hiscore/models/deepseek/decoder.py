@@ -18,8 +18,9 @@ from hiscore.models.deepseek.config import read_architecture
 from hiscore.models.deepseek.functional import rms_norm
 from hiscore.models.deepseek.indexer import index_key, index_query
 from hiscore.models.deepseek.latent_cache import LatentCache
-from hiscore.models.deepseek.loader import DsaLayerWeights, load_weights
+from hiscore.models.deepseek.loader import load_weights
 from hiscore.models.deepseek.sharding import of_rank
+from hiscore.models.deepseek.weights import DsaLayerWeights
 from hiscore.models.rotary import make_rope
 from hiscore.parallel.group import Alone, Group
 from hiscore.progress import Advance, no_progress

@@ -12,7 +12,7 @@ from torch import Tensor
 from hiscore.models.deepseek import fp8_keys
 from hiscore.models.deepseek.config import Indexer
 from hiscore.models.deepseek.functional import LATENT_EPS, rotate
-from hiscore.models.deepseek.loader import IndexerWeights
+from hiscore.models.deepseek.weights import IndexerWeights
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ query to the latents' space, and another takes its result back. So attention wor
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,13 @@ from hiscore.models.config import ExpertShape
 from hiscore.models.cut import UNCUT, Cut
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.sharding import DsaCuts
+from hiscore.models.deepseek.weights import (
+    DsaLayerWeights,
+    DsaProjection,
+    DsaWeights,
+    IndexerWeights,
+    MlaWeights,
+)
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.expert_loader import read_experts
 from hiscore.models.family import ExpertNames
@@ -30,71 +37,6 @@ log = logging.getLogger(__name__)
 EXPERTS = ExpertNames(
     count_key="n_routed_experts", width_key="moe_intermediate_size", normalise="norm_topk_prob"
 )
-DsaProjection = Linear | ScaledLinear
-"""In the model's dtype, or in fp8."""
-
-
-@dataclass(frozen=True)
-class MlaWeights:
-    """Latent attention of a layer."""
-
-    down: DsaProjection
-    """[q_rank + latent_rank + rope_dim, hidden]: to the low-rank query, the latent, the shared rotary key."""
-    q_norm: Tensor
-    """[q_rank]"""
-    latent_norm: Tensor
-    """[latent_rank]"""
-    q_up: DsaProjection
-    """[heads (nope_dim + rope_dim), q_rank]"""
-    to_latent: Tensor
-    """[heads, nope_dim, latent_rank]: takes a head's query to the latents' space."""
-    from_latent: Tensor
-    """[heads, latent_rank, value_dim]: takes attended latents to a head's values."""
-    output: DsaProjection
-    """[hidden, heads value_dim]"""
-
-
-@dataclass(frozen=True)
-class IndexerWeights:
-    """The lightning indexer of a layer."""
-
-    query: DsaProjection
-    """[index heads index dim, q_rank]"""
-    key: DsaProjection
-    """[index dim, hidden]"""
-    key_norm: Tensor
-    """[index dim]"""
-    key_norm_bias: Tensor
-    """[index dim]"""
-    head_weights: Tensor
-    """[index heads, hidden], in float32 at least, because rounded scores would tie."""
-
-
-@dataclass(frozen=True)
-class DsaLayerWeights:
-    """One layer."""
-
-    input_norm: Tensor
-    """[hidden]"""
-    attention: MlaWeights
-    indexer: IndexerWeights | None
-    """None where the layer uses the selection of an earlier one."""
-    mlp_norm: Tensor
-    """[hidden]"""
-    mlp: Mlp | Experts
-
-
-@dataclass(frozen=True)
-class DsaWeights:
-    """A whole checkpoint on one device."""
-
-    embedding: Tensor
-    """[vocabulary, hidden]"""
-    layers: tuple[DsaLayerWeights, ...]
-    final_norm: Tensor
-    """[hidden]"""
-    head: Tensor
-    """[vocabulary, hidden]"""
 
 
 class _Reader:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.functional import LATENT_EPS, rms_norm, rotate
-from hiscore.models.deepseek.loader import MlaWeights
+from hiscore.models.deepseek.weights import MlaWeights
 from hiscore.numerics import at_least_float32
 
 

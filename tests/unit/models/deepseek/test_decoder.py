@@ -15,7 +15,7 @@ from hiscore.layers.weights import Experts
 from hiscore.models.deepseek import indexer, mla
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
-from hiscore.models.deepseek.loader import DsaLayerWeights
+from hiscore.models.deepseek.weights import DsaLayerWeights
 from tests.support import tiny_dsa
 
 # float64 but for norms, rope tables and indexer, which both compute in float32 from values that agree to 1e-15.

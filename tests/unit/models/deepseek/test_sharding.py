@@ -15,8 +15,9 @@ from hiscore.layers.scaled_fp8 import ScaledLinear
 from hiscore.layers.weights import Experts, Linear, Mlp
 from hiscore.models.deepseek.config import read_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.loader import DsaWeights, load_weights
+from hiscore.models.deepseek.loader import load_weights
 from hiscore.models.deepseek.sharding import of_rank, share_of
+from hiscore.models.deepseek.weights import DsaWeights
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.leader import Ranks
