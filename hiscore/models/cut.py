@@ -1,11 +1,16 @@
 """The part of a tensor that a rank reads."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from hiscore.parallel.shard import Shard
+
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -67,3 +72,17 @@ def shape_of(stored: Any) -> Sequence[int]:
     """The shape of a tensor, or of what safetensors gives for one."""
     shape: Sequence[int] = stored.get_shape() if hasattr(stored, "get_shape") else stored.shape
     return list(shape)
+
+
+def expert_share(name: str, experts: int, shard: Shard) -> float | None:
+    """How much of a tensor of a layer's experts a rank loads; None: the tensor is none of theirs.
+
+    Args:
+        name: As it is stored: of one expert, or of all together.
+        experts: Of a layer.
+        shard: The rank.
+    """
+    if found := EXPERT.search(name):
+        held = shard.span(experts)
+        return float(held.start <= int(found.group(1)) < held.stop)
+    return shard.count(experts) / experts if ".experts." in name else None

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 
 from hiscore.models.config import Architecture
-from hiscore.models.cut import UNCUT, Cut, rows, scaled, shifted
+from hiscore.models.cut import UNCUT, Cut, expert_share, rows, scaled, shifted
 from hiscore.models.division import undivided
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.parallel.shard import Shard
@@ -18,7 +18,6 @@ KV = re.compile(r"\.[kv]_proj\.")
 DIVIDED = re.compile(
     r"\.(q_proj|qkv_proj|o_proj|gate_proj|up_proj|gate_up_proj|down_proj)\.|embed_tokens|lm_head"
 )
-EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def of_rank(a: Architecture, shard: Shard) -> Architecture:
@@ -104,12 +103,9 @@ def share_of(name: str, a: Architecture, shard: Shard) -> float:
     """
     if shard.ranks == 1:
         return 1.0
-    if found := EXPERT.search(name):
-        held = Cuts.of(a, shard).experts
-        return float(held.start <= int(found.group(1)) < held.stop)
-    if ".experts." in name:
-        assert a.experts is not None
-        return shard.count(a.experts.count) / a.experts.count
+    of_experts = expert_share(name, a.experts.count if a.experts else 0, shard)
+    if of_experts is not None:
+        return of_experts
     if KV.search(name):
         return of_rank(a, shard).kv_heads / a.kv_heads
     return 1 / shard.ranks if DIVIDED.search(name) else 1.0

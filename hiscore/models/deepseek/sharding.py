@@ -8,14 +8,13 @@ all of them, and one sum over ranks ends each block.
 import re
 from dataclasses import dataclass, replace
 
-from hiscore.models.cut import UNCUT, Cut, rows, scaled, shifted
+from hiscore.models.cut import UNCUT, Cut, expert_share, rows, scaled, shifted
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.division import undivided
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.parallel.shard import Shard
 
 DIVIDED = re.compile(r"\.(q_b_proj|kv_b_proj|o_proj|gate_proj|up_proj|down_proj)\.|embed_tokens|lm_head")
-EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def of_rank(a: DsaArchitecture, shard: Shard) -> DsaArchitecture:
@@ -92,9 +91,7 @@ def share_of(name: str, a: DsaArchitecture, shard: Shard) -> float:
     """
     if shard.ranks == 1:
         return 1.0
-    if found := EXPERT.search(name):
-        held = DsaCuts.of(a, shard).experts
-        return float(held.start <= int(found.group(1)) < held.stop)
-    if ".experts." in name:
-        return shard.count(a.experts.count) / a.experts.count
+    of_experts = expert_share(name, a.experts.count, shard)
+    if of_experts is not None:
+        return of_experts
     return 1 / shard.ranks if DIVIDED.search(name) else 1.0
