@@ -55,8 +55,10 @@ def conversations(path: Path, count: int) -> None:
     path.write_text(json.dumps(turns))
 
 
-def run_client(options: argparse.Namespace, checkpoint: Path, api: Api, directory: Path) -> dict[str, Any]:
-    """What the client reports.
+def run_client(
+    options: argparse.Namespace, checkpoint: Path, api: Api, directory: Path, log: Path
+) -> dict[str, Any]:
+    """What the client reports; what it prints goes to `log`.
 
     Raises:
         RuntimeError: It failed, or not every request was answered with all of its tokens.
@@ -76,9 +78,9 @@ def run_client(options: argparse.Namespace, checkpoint: Path, api: Api, director
         *(str(part) for key, value in given.items() for part in (f"--{key}", value)),
     ]
     done = subprocess.run(command, capture_output=True, text=True)
-    (options.out / "bench_serving.log").write_text(done.stdout + done.stderr)
+    log.write_text(done.stdout + done.stderr)
     if done.returncode or not report.exists():
-        raise RuntimeError(f"the client ended with {done.returncode}: see bench_serving.log")
+        raise RuntimeError(f"the client ended with {done.returncode}: see {log.name}")
     found = json.loads(report.read_text().splitlines()[-1])
     if found["completed"] != PROMPTS or found["total_output_tokens"] != PROMPTS * options.tokens:
         raise RuntimeError(f"{found['completed']} requests with {found['total_output_tokens']} tokens")
@@ -103,10 +105,20 @@ def main() -> int:
                     options.commit, gpu.device, gpu.driver, triton_version(server.http_url)
                 )
                 with Api(
-                    settings, server.checkpoint, server.grpc_url, server.models, log.with_stem("api")
+                    settings,
+                    server.checkpoint,
+                    server.grpc_url,
+                    server.models,
+                    log.with_stem(f"api-{backup}"),
                 ) as api:
                     try:
-                        found = run_client(options, server.checkpoint, api, Path(directory))
+                        found = run_client(
+                            options,
+                            server.checkpoint,
+                            api,
+                            Path(directory),
+                            log.with_stem(f"client-{backup}"),
+                        )
                     except RuntimeError as error:
                         bad += 1
                         print(failed(f"{backup}: {error}"), flush=True)

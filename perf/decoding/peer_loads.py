@@ -1,12 +1,12 @@
-"""The loads that other engines were measured with: a token's time, tokens/s and first tokens, all of it fitting.
+"""A token's time, tokens/s and first tokens at the loads that other engines were measured with.
 
 usage: python -m perf.decoding.peer_loads --out DIR [--geometry qwen3-0.6b] [--selectors auto,dense]
            [--sample '{"temperature": 0.8, "top_p": 0.95}'] [--loads N,...]
 
-In this process, greedy unless --sample is given. So many callers at once, each sending its next prompt when its
-last one ended. Weights are random, with a real model's geometry. A first token's time and a token's are those of
-each request, as another engine's script takes them. Without a GPU a tiny model takes its place, as a rehearsal
-whose numbers mean nothing.
+In this process, greedy unless --sample is given; all keys and values fit the device. Each of the callers sends
+its next prompt when its last one ended. Weights are random, with a real model's geometry. A first token's time
+and a token's are those of each request, as another engine's script takes them. Without a GPU a tiny model takes
+its place, as a rehearsal whose numbers mean nothing.
 """
 
 import gc
@@ -41,8 +41,8 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Load:
-    """`count` requests, so many at once."""
+class ClosedLoop:
+    """`count` requests, `at_once` of them in flight."""
 
     count: int
     at_once: int
@@ -53,20 +53,20 @@ class Load:
         return f"{self.prompt} in, {self.tokens} out, {self.at_once} at once"
 
 
-WARM_UP = Load(8, 4, 1_024, 64)
-SHORT = (Load(8, 1, 1_024, 128), Load(48, 16, 1_024, 128), Load(96, 32, 1_024, 128))
-ALONE = Load(3, 1, 8_192, 256)
+WARM_UP = ClosedLoop(8, 4, 1_024, 64)
+SHORT = (ClosedLoop(8, 1, 1_024, 128), ClosedLoop(48, 16, 1_024, 128), ClosedLoop(96, 32, 1_024, 128))
+ALONE = ClosedLoop(3, 1, 8_192, 256)
 LOADS = {
-    "qwen3-0.6b": (*SHORT, Load(10, 5, 8_192, 1_500), ALONE),
-    "qwen3-8b": (*SHORT, Load(5, 5, 8_192, 500), ALONE),
-    "tiny": (Load(2, 1, 64, 8), Load(4, 2, 64, 8)),
+    "qwen3-0.6b": (*SHORT, ClosedLoop(10, 5, 8_192, 1_500), ALONE),
+    "qwen3-8b": (*SHORT, ClosedLoop(5, 5, 8_192, 500), ALONE),
+    "tiny": (ClosedLoop(2, 1, 64, 8), ClosedLoop(4, 2, 64, 8)),
 }
 CONTEXTS = {"qwen3-0.6b": 16_384, "qwen3-8b": 16_384, "tiny": 256}
 
 
 @dataclass
-class Caller:
-    """What came of a request."""
+class Request:
+    """When a request was sent and its tokens came."""
 
     sent: float
     times: list[float] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Callers:
         self._lock = threading.Lock()
         self._engine: DecodeEngine | None = None
         self._left: Iterator[Int32] = iter(())
-        self._requests: list[Caller] = []
+        self._requests: list[Request] = []
         self._error: RequestError | None = None
         self._over = threading.Semaphore(0)
 
@@ -106,11 +106,11 @@ class Callers:
             prompt = next(self._left, None)
             if prompt is None:
                 return
-            self._requests.append(Caller(time.perf_counter()))
+            self._requests.append(Request(time.perf_counter()))
             key = len(self._requests) - 1
         self._engine.submit(DecodeCall(prompt, self._options, math.inf), key)
 
-    def run(self, load: Load, vocabulary: int, rng: np.random.Generator) -> dict[str, float]:
+    def run(self, load: ClosedLoop, vocabulary: int, rng: np.random.Generator) -> dict[str, float]:
         """Send a load and wait for its end.
 
         Raises:
@@ -137,11 +137,11 @@ class Callers:
 
 
 def measure(
-    checkpoint: Path, arm: Arm, loads: tuple[Load, ...], vocabulary: int
+    checkpoint: Path, arm: Arm, loads: tuple[ClosedLoop, ...], vocabulary: int
 ) -> Iterator[tuple[str, Any]]:
     """Each load's numbers as soon as it ended."""
     cuda = torch.cuda.is_available()
-    memory = MemoryBudget(*((24 * GIB, 40 * GIB, 32) if cuda else (GIB // 16, GIB // 16, 4)))
+    memory = MemoryBudget(24 * GIB, 40 * GIB, 32) if cuda else MemoryBudget(GIB // 16, GIB // 16, 4)
     worker = build_worker(checkpoint, arm, memory)
     callers = Callers(arm.sampling)
     engine = DecodeEngine(worker, None, frozenset(), 10_000, callers.emit)

@@ -88,7 +88,7 @@ def forward_bytes(
         on_cuda: Whether the device is a GPU.
         kernels_top_k: Tokens that a row selects, where a prefill with an indexer is by kernels.
     """
-    # With them a row of counts for each sequence, if penalties are asked for.
+    # With them a row of counts for each sequence: from the start on a GPU, elsewhere once penalties are asked for.
     logits = (LOGITS_ALIVE + 1) * 4 * step_rows * a.vocab_size
     if isinstance(a, Architecture):
         return activation_bytes(a, prefill_rows, number_bytes) + logits
