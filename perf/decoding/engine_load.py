@@ -190,19 +190,19 @@ class Bench:
         own = staging.numel() * staging.element_size() if cache.staging is None else 0
         return {"staging": own} | sizes
 
-    def run(self, seed: int = 0, tokens: int | None = None) -> Run:
-        """Send the load and wait for its end.
+    def run(self, seed: int = 0, load: Load | None = None) -> Run:
+        """Send a load and wait for its end.
 
         Args:
             seed: Of the prompts.
-            tokens: To generate for each request; by default those of the load.
+            load: By default that for which the bench was made.
 
         Raises:
             RuntimeError: A request failed.
         """
-        load, arrivals = self._load, _Arrivals()
+        load, arrivals = load or self._load, _Arrivals()
         self._arrivals = arrivals
-        given = {"max_tokens": tokens or load.tokens, "ignore_eos": True, **self._sampling}
+        given = {"max_tokens": load.tokens, "ignore_eos": True, **self._sampling}
         options = parse_sampling_params(json.dumps(given))
         rng = np.random.default_rng(seed)
         prompts = rng.integers(0, self._vocabulary, (load.streams, load.prompt)).astype(np.int32)

@@ -12,7 +12,7 @@ and kernels are not profiled.
 import gc
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float)
     """Time per token and its parts; with a floor for dense sequences."""
     bench = Bench(checkpoint, arm, load)
     try:
-        bench.run(tokens=min(20, load.tokens))
+        bench.run(load=replace(load, tokens=min(20, load.tokens)))
         runs = [bench.run(seed=seed) for seed in range(3)]
     finally:
         bench.close()

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def compare(checkpoint: Path, arms: Sequence[Arm], load: Load, rounds: int) -> d
                 print(f"  {arm.name}: {reason}", flush=True)
         runs: dict[str, list[Run]] = {name: [] for name in benches}
         for bench in benches.values():
-            bench.run(tokens=min(load.tokens, 20))
+            bench.run(load=replace(load, tokens=min(load.tokens, 20)))
         for index, name in in_turns(benches, rounds):
             runs[name].append(benches[name].run(seed=index))
         held = {name: bench.device_bytes for name, bench in benches.items()}

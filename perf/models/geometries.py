@@ -64,6 +64,15 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "tie_word_embeddings": True,
     },
+    # For loads whose keys and values fill a host: half of the layers, half of the bytes of a token.
+    "qwen3-0.6b-half": _QWEN3
+    | {
+        "hidden_size": 1_024,
+        "intermediate_size": 3_072,
+        "num_hidden_layers": 14,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
     "qwen3-8b": _QWEN3
     | {
         "hidden_size": 4_096,

@@ -1,0 +1,143 @@
+"""Long prompts, from one sequence to far more than the device holds densely: SELECTOR=auto against dense.
+
+usage: python -m perf.decoding.long_prompts --out DIR [--loads 1,2,4,8,16,32,54] [--fit 6] [--prompt 32768]
+           [--tokens 2048] [--sizes 2048:4096:0] [--geometry qwen3-0.6b-half] [--host-gib 100]
+
+A grid as published for another engine (GitHub, sgl-project/sglang#33075). Both arms have the same
+DEVICE_KV_BYTES, which hold `fit` dense sequences; under auto the index and the pages that a prompt is prefilled
+into are part of it. All requests of a load are sent at once, each with a random prompt, which is prefilled as any
+other. The arms stay in memory side by side and take turns: loads that fit densely, whose times are compared to a
+percent, three times.
+Without a GPU a tiny model takes its place, as a rehearsal whose numbers mean nothing.
+"""
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from perf.decoding.engine_load import Arm, Bench, Load, Run, shared_weights
+from perf.decoding.oversubscribed import budget
+from perf.machine.facts import process_facts
+from perf.machine.interleave import in_turns
+from perf.models import random_checkpoint
+from perf.models.geometries import GEOMETRIES, LATENT
+from perf.script import arguments, by_comma, write_json
+
+GIB = 2**30
+PUBLISHED = {1: 0.92, 2: 0.92, 4: 0.94, 8: 1.19, 16: 1.66, 32: 2.43, 54: 3.00}
+"""Tokens/s over those of dense, by requests at once."""
+AIMS = {1: 0.98, 2: 0.98, 4: 0.98, 54: 3.0}
+ROUNDS = 3
+
+
+def compare(benches: Mapping[str, Bench], load: Load, rounds: int) -> dict[str, Any]:
+    """Medians over rounds of each arm, and of the ratios of the second arm's rates to the first's."""
+    runs: dict[str, list[Run]] = {name: [] for name in benches}
+    for index, name in in_turns(benches, rounds):
+        runs[name].append(benches[name].run(seed=index, load=load))
+    dense, other = runs.values()
+    found: dict[str, Any] = {
+        name: {key: statistics.median(row[key] for row in map(asdict, of)) for key in asdict(of[0])}
+        for name, of in runs.items()
+    }
+    for rate in ("tokens_per_s", "decode_tokens_per_s"):
+        ratios = [getattr(b, rate) / getattr(a, rate) for a, b in zip(dense, other, strict=True)]
+        found[f"{rate}_ratio"] = statistics.median(ratios)
+    return found | {"rounds": rounds, "published_ratio": PUBLISHED.get(load.streams)}
+
+
+def show(load: Load, found: Mapping[str, Any]) -> None:
+    """Print a line for each arm of a load, and one that compares them."""
+    for name in ("dense", "auto"):
+        row = found[name]
+        print(
+            f"{load.streams:3d} at once, {name:5s} {row['tokens_per_s']:8.1f} tokens/s, steps alone "
+            f"{row['decode_tokens_per_s']:8.1f}; {row['rows_per_step']:.1f} rows a step of "
+            f"{row['step_ms']:.2f} ms, first token {row['ttft_ms']:.0f} ms, hit rate {row['hit_rate']:.4f}, "
+            f"{row['preemptions']:.0f} preemptions, {row['seconds']:.1f} s",
+            flush=True,
+        )
+    aim, published = AIMS.get(load.streams), PUBLISHED.get(load.streams)
+    print(
+        f"{load.streams:3d} at once: {found['tokens_per_s_ratio']:.3f} x, steps alone "
+        f"{found['decode_tokens_per_s_ratio']:.3f} x"
+        + (f" (published {published}" + (f", aim {aim})" if aim else ")") if published else ""),
+        flush=True,
+    )
+
+
+def main() -> int:
+    """Measure; writes decode_long_prompts.json after every load."""
+    rehearsal = not torch.cuda.is_available()
+    parser = arguments(__doc__, "decode_long_prompts.json")
+    grouped = [name for name, config in GEOMETRIES.items() if config["model_type"] not in LATENT]
+    parser.add_argument("--geometry", choices=grouped, default="tiny" if rehearsal else "qwen3-0.6b-half")
+    parser.add_argument("--loads", type=by_comma, default=["1", "5"] if rehearsal else [*map(str, PUBLISHED)])
+    parser.add_argument("--fit", type=int, default=3 if rehearsal else 6)
+    parser.add_argument("--prompt", type=int, default=992 if rehearsal else 32_768)
+    parser.add_argument("--tokens", type=int, default=32 if rehearsal else 2_048)
+    parser.add_argument(
+        "--sizes",
+        default="64:128:0" if rehearsal else "2048:4096:0",
+        help="SPARSE_TOP_K:DEVICE_BUFFER_SIZE:QUEST_DENSE_LAYERS of auto",
+    )
+    parser.add_argument("--host-gib", type=float, default=0.25 if rehearsal else 100, help="HOST_KV_BYTES")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of loads that fit densely")
+    options = parser.parse_args()
+    loads = [Load(int(streams), options.prompt, options.tokens) for streams in options.loads]
+    most = max(loads, key=lambda load: load.streams)
+    top_k, buffer, dense_layers = map(int, options.sizes.split(":"))
+    device_bytes = budget(GEOMETRIES[options.geometry], most, options.fit)
+    memory = MemoryBudget(int(options.host_gib * GIB), device_bytes, most.streams)
+    sizes = {"sparse_top_k": top_k, "device_buffer_size": buffer, "quest_dense_layers": dense_layers}
+    arms = (Arm("dense", {"selector": "dense"}), Arm("auto", {"selector": "auto"} | sizes))
+    results: dict[str, Any] = {
+        "machine": process_facts(options.commit),
+        "geometry": options.geometry,
+        "prompt": options.prompt,
+        "tokens": options.tokens,
+        "sizes": sizes,
+        "device_kv_bytes": device_bytes,
+        "pools": {},
+        "loads": {},
+    }
+    print(
+        f"{options.geometry}: prompts of {options.prompt} tokens, {options.tokens} to generate, "
+        f"DEVICE_KV_BYTES={device_bytes} ({device_bytes / GIB:.2f} GiB) hold {options.fit} densely",
+        flush=True,
+    )
+    benches: dict[str, Bench] = {}
+    with tempfile.TemporaryDirectory() as directory, shared_weights():
+        checkpoint = random_checkpoint.write_config(options.geometry, Path(directory), most.context)
+        try:
+            for arm in arms:
+                bench = benches[arm.name] = Bench(checkpoint, arm, most, memory)
+                held = bench.device_bytes | {"host": bench.worker._cache.host_kv.nbytes}
+                results["pools"][arm.name] = held | {"load_s": bench.load_s}
+                print(
+                    f"  {arm.name:5s} {sum(bench.device_bytes.values()) / GIB:.2f} GiB on the device, "
+                    f"{held['host'] / GIB:.2f} on the host, ready after {bench.load_s:.0f} s",
+                    flush=True,
+                )
+                # With everything that the loads will do, spills among it, so that kernels are compiled.
+                bench.run(load=Load(min(most.streams, 2 * options.fit), options.prompt, 16))
+            for load in loads:
+                found = compare(benches, load, options.rounds if load.streams <= options.fit else 1)
+                results["loads"][load.streams] = found
+                show(load, found)
+                write_json(options.out / "decode_long_prompts.json", results)
+        finally:
+            for bench in benches.values():
+                bench.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
