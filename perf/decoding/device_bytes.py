@@ -29,7 +29,7 @@ def model_shape(config: dict[str, Any], context: int) -> ModelShape:
     if config["model_type"] not in LATENT:
         return ModelShape(config["num_key_value_heads"], 2, config["head_dim"], windows, context)
     width = config["kv_lora_rank"] + config["qk_rope_head_dim"]
-    return ModelShape(1, 1, width, windows, context, config["index_head_dim"], config["index_topk"])
+    return ModelShape(1, 1, width, windows, context, config["index_head_dim"], top_k=config["index_topk"])
 
 
 def slot_bytes(model: ModelShape, dtype: torch.dtype = torch.bfloat16) -> int:

@@ -23,3 +23,12 @@ def test_bytes_of_a_request_are_what_a_plan_allocates_for_it() -> None:
     # By hand: two dense layers whole, 4,096 tokens of 26 others.
     assert one["dense_kv"] == 2 * 32_768 * 4_096
     assert one["buffer"] == 26 * 4_096 * 4_096
+
+
+def test_an_indexer_has_its_keys_on_the_device() -> None:
+    model = model_shape(GEOMETRIES["deepseek-v3.2-cut"], 32_768)
+    one = request_bytes(model, CacheSettings(selector="dsa"), 32_768)
+    # By hand: six layers, keys of 128 numbers of two bytes, latents of 576.
+    assert one["index"] == 6 * 32_768 * 256
+    assert one["buffer"] == 6 * 4_096 * 1_152
+    assert one["dense_kv"] == 0
