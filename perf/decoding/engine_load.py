@@ -23,6 +23,8 @@ from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.decoding.worker import build
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
+from hiscore.models.quantization.schemes import in_fp8
+from hiscore.parallel.rank import Rank
 from hiscore.settings import CacheSettings
 from perf.models import random_checkpoint
 
@@ -99,15 +101,30 @@ def shared_weights() -> Iterator[None]:
         yield
 
 
-def build_worker(checkpoint: Path, arm: Arm, memory: MemoryBudget) -> CacheWorker:
-    """Build a worker that leaves out what the arm leaves out.
+def build_worker(
+    checkpoint: Path,
+    arm: Arm,
+    memory: MemoryBudget,
+    rank: Rank | None = None,
+    prefill_tokens: int | None = None,
+) -> CacheWorker:
+    """Build a worker that leaves out what the arm leaves out. Weights that are stored in fp8 stay so.
+
+    Args:
+        checkpoint: Its directory.
+        arm: The settings.
+        memory: Of the pools.
+        rank: Whose share it is; None: there is one.
+        prefill_tokens: Of a forward at most; None: as the product has it.
 
     Raises:
         Unavailable: This machine cannot leave that out.
     """
+    where = rank.device if rank else device()
+    config = json.loads((checkpoint / "config.json").read_text())
     with ExitStack() as stack:
         if arm.left_out == "swap-in":
-            if device().type != "cuda":
+            if where.type != "cuda":
                 raise Unavailable("a swap-in can be left out on a CUDA device only")
             from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
 
@@ -115,21 +132,18 @@ def build_worker(checkpoint: Path, arm: Arm, memory: MemoryBudget) -> CacheWorke
             stack.enter_context(mock.patch.object(TritonCacheOps, "_swap_in", _nothing))
         worker = build.build_worker(
             checkpoint,
-            CacheSettings(max_context=_context(checkpoint), **arm.settings),
+            # It is written for its load.
+            CacheSettings(**{"max_context": config["max_position_embeddings"], **arm.settings}),
             memory,
-            device(),
+            where,
             dtype(),
-            build.PREFILL_TOKEN_BUDGET[device().type],
+            prefill_tokens or build.PREFILL_TOKEN_BUDGET[where.type],
+            group=rank.group if rank else None,
+            keeps_fp8=in_fp8(config),
         )
     if arm.left_out == "backup":
         setattr(worker._ops, "offload_step", _nothing)  # noqa: B010
     return worker
-
-
-def _context(checkpoint: Path) -> int:
-    """Of the checkpoint, which is written for its load."""
-    length: int = json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"]
-    return length
 
 
 def close(worker: CacheWorker) -> None:

@@ -131,3 +131,50 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "index_topk": 64,
     },
 }
+
+_BLOCKS: dict[str, Any] = {
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+    }
+}
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "deepseek-v3.2": _DEEPSEEK
+    | _BLOCKS
+    | {
+        "vocab_size": 129_280,
+        "num_hidden_layers": 61,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 3,
+        "max_position_embeddings": 163_840,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4_096,
+        },
+    },
+    "tiny-deepseek": GEOMETRIES["tiny-dsa"]
+    | _BLOCKS
+    | {
+        "num_hidden_layers": 61,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 3,
+    },
+}
+"""Models as they are published, in fp8, and a tiny one: to be cut to the layers that fit, see `with_layers`."""
+
+
+def with_layers(config: dict[str, Any], dense: int, routed: int) -> dict[str, Any]:
+    """A model's first layers: so many without experts and so many with them."""
+    return config | {"first_k_dense_replace": dense, "num_hidden_layers": dense + routed}

@@ -12,33 +12,49 @@ from unittest import mock
 import torch
 from safetensors.torch import save_file
 
+from hiscore.layers.eight_bits import FP8
 from hiscore.parallel.rank import Rank
-from perf.models.geometries import GEOMETRIES, LATENT
+from perf.models.geometries import GEOMETRIES, LATENT, PUBLISHED
+
+SCALE = 2.0**-6
+"""Of every block in fp8: weights of 0.02 then have most of e4m3's bits."""
+IN_16_BITS = ("embed_tokens", "lm_head", "mlp.gate", "weights_proj")
+"""Modules whose weights are in no checkpoint in fp8."""
 
 
 def config_of(name: str, context: int | None = None) -> dict[str, Any]:
     """The config.json of a geometry; `context` replaces the model's own context length."""
-    config = dict(GEOMETRIES[name])
+    config = dict((GEOMETRIES | PUBLISHED)[name])
     if context:
         config["max_position_embeddings"] = context
     return config
 
 
 def write(name: str, directory: Path, seed: int = 0, device: str = "cpu", context: int | None = None) -> Path:
-    """Write a seeded random checkpoint in bfloat16, with the families' own standard deviation (0.02)."""
-    write_config(name, directory, context)
-    shapes = tensors(config_of(name))
+    """Write a seeded random checkpoint, in bfloat16 or fp8, with the families' own standard deviation (0.02)."""
+    save(config_of(name, context), directory, seed, device)
+    return directory
+
+
+def save(config: dict[str, Any], directory: Path, seed: int = 0, device: str = "cpu") -> None:
+    """As `write`, of a config.json."""
+    save_config(config, directory)
+    shard = Shard(config, seed, device)
     save_file(
-        {key: draw(key, shape, seed, device).cpu() for key, shape in shapes.items()},
+        {name: shard.get_tensor(name).cpu() for name in shard.keys()},  # noqa: SIM118
         directory / "model.safetensors",
     )
-    return directory
 
 
 def write_config(name: str, directory: Path, context: int | None = None) -> Path:
     """Write config.json only; the weights come from `in_memory`."""
+    return save_config(config_of(name, context), directory)
+
+
+def save_config(config: dict[str, Any], directory: Path) -> Path:
+    """As `write_config`, of what it is to contain."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config_of(name, context), indent=2))
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
     return directory
 
 
@@ -50,7 +66,7 @@ def in_memory(device: str, seed: int = 0) -> Iterator[None]:
     """
 
     def shards(checkpoint: Path) -> Iterator[Shard]:
-        yield Shard(tensors(json.loads((checkpoint / "config.json").read_text())), seed, device)
+        yield Shard(json.loads((checkpoint / "config.json").read_text()), seed, device)
 
     with mock.patch("hiscore.models.quantization.tensors._open_shards", shards):
         yield
@@ -64,19 +80,23 @@ def draw_on(rank: Rank) -> None:
 
 
 class Shard:
-    """An open safetensors file, as far as the loader uses it."""
+    """An open safetensors file, as far as the loader uses it. A tensor exists once it is asked for."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]], seed: int, device: str) -> None:
-        self._shapes, self._seed, self._device = shapes, seed, device
+    def __init__(self, config: dict[str, Any], seed: int, device: str) -> None:
+        self._seed, self._device, self._shapes = seed, device, tensors(config)
+        self._scales = scales(config, self._shapes)
 
     def keys(self) -> list[str]:
-        return list(self._shapes)
+        return [*self._shapes, *self._scales]
 
     def get_slice(self, name: str) -> torch.Tensor:
         return self.get_tensor(name)
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        return draw(name, self._shapes[name], self._seed, self._device)
+        if shape := self._scales.get(name):
+            return torch.full(shape, SCALE, device=self._device)
+        values = draw(name, self._shapes[name], self._seed, self._device)
+        return values.mul_(1 / SCALE).to(FP8) if f"{name}_scale_inv" in self._scales else values
 
 
 def draw(name: str, shape: tuple[int, ...], seed: int, device: str) -> torch.Tensor:
@@ -110,6 +130,17 @@ def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             f"model.layers.{layer}.{name}": shape for name, shape in of_layer(config, layer).items()
         }
     return all_shapes
+
+
+def scales(config: dict[str, Any], all_shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the scales of weights in fp8; none where the config names no blocks."""
+    if not (block := config.get("quantization_config", {}).get("weight_block_size")):
+        return {}
+    return {
+        f"{name}_scale_inv": tuple(-(-size // of) for size, of in zip(shape, block, strict=True))
+        for name, shape in all_shapes.items()
+        if len(shape) == 2 and not name.removesuffix(".weight").endswith(IN_16_BITS)
+    }
 
 
 def _grouped_layer(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
