@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from hiscore.attention import tiles
+from hiscore.attention import own_keys
 from hiscore.attention.base import AttentionShape
 from hiscore.kernels.packed_attention import packed_attention
 
@@ -29,24 +29,22 @@ def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
     """Block sizes that fit registers and shared memory, measured on an H200."""
     m = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
-        return Launch(max(m, 32), 32, 4, 1, 1)
+        return Launch(max(m, 32), own_keys.BLOCK, 4, 1, 1)
     if head_dim > 128:
-        return Launch(max(m, 64), 32, 4, 2, 2)
-    return Launch(max(m, 64), 32, 4, 3, 3)
+        return Launch(max(m, 64), own_keys.BLOCK, 4, 2, 2)
+    return Launch(max(m, 64), own_keys.BLOCK, 4, 3, 3)
 
 
 @dataclass
 class TileInputs:
-    """What the kernel reads, on the device; all int32. See `tiles.Tiles`."""
+    """What the kernel reads, on the device; all int32. See `tiles.Tiles` and `own_keys`."""
 
     positions: Tensor
     """[T]"""
     segment_starts: Tensor
     """[T]"""
-    segment_ends: Tensor
-    """[T]"""
     tiles: Tensor
-    """[tiles TILE_FIELDS]"""
+    """[tiles own_keys.FIELDS + columns]"""
     tile_count: Tensor
     """[2]: all tiles, and those that hold a scored row, which come first."""
     context_slots: Tensor
@@ -76,13 +74,13 @@ class TritonAttention:
         # Only scored rows of the last layer are read.
         count = inputs.tile_count[1:] if layer == len(shape.windows) - 1 else inputs.tile_count
         packed_attention[(self._programs,)](
-            qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.segment_ends,
-            inputs.tiles, count, inputs.context_slots,
-            qkv if sinks is None else sinks[layer], shape.scale, shape.soft_cap or 0.0, pool.stride(0),
+            qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.tiles, count,
+            inputs.context_slots, qkv if sinks is None else sinks[layer],
+            shape.scale, shape.soft_cap or 0.0, pool.stride(0),
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim,
             PADDED_DIM=max(16, triton.next_power_of_2(shape.head_dim)),
             WINDOW=shape.windows[layer] or 0, CAPPED=shape.soft_cap is not None, SINKS=sinks is not None,
-            M=launch.m, N=launch.n, TILE_FIELDS=tiles.TILE_FIELDS, PRECISION=self._precision,
+            M=launch.m, N=launch.n, TILE_FIELDS=own_keys.FIELDS, PRECISION=self._precision,
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
         return out

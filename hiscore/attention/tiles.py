@@ -1,7 +1,8 @@
 """Cuts packed rows into tiles for the attention kernel; NumPy only.
 
 A tile is a run of consecutive rows of one group, which share a context. Short items fill tiles as well as long
-ones, and a call has at most three groups, so there are hardly more tiles than the rows need.
+ones, and a call has at most three groups, so there are hardly more tiles than the rows need. What else a tile
+reads, its own segments, is found in `own_keys`.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
 """Attention over packed segments: one persistent kernel, without padding and without a mask in memory.
 
 A tile is a run of consecutive rows of one group, of any segments. All of them see the same context, which is read
-once for the tile, so short items fill a tile as well as long ones. Then come the tile's own segments, where a row
-sees the rows of its segment up to itself. Query heads that share a key head are rows of the same tile.
+once for the tile, so short items fill a tile as well as long ones. Then come the tile's own segments, short ones
+several at once, where a row sees the rows of its segment up to itself. Query heads that share a key head are rows
+of the same tile.
 
 The number of tiles is read from memory, so a launch captured in a CUDA graph serves every batch.
 """
@@ -18,7 +19,6 @@ def packed_attention(
     out,
     positions,
     segment_starts,
-    segment_ends,
     tiles,
     tile_count,
     context_slots,
@@ -44,8 +44,8 @@ def packed_attention(
         qkv: [T, (heads + 2 kv_heads) head_dim].
         pool: [slots, 2, kv_heads, head_dim].
         out: [T, heads head_dim], written.
-        positions, segment_starts, segment_ends: int32 [T].
-        tiles: int32 [tiles, TILE_FIELDS], see `attention.tiles`.
+        positions, segment_starts: int32 [T].
+        tiles: int32 [tiles TILE_FIELDS + columns], see `attention.own_keys`.
         tile_count: int32 [1]: how many of them to compute.
         context_slots: int32 [N].
         sinks: float32 [heads], see `attention.base.AttentionShape`.
@@ -122,29 +122,37 @@ def packed_attention(
                 HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
             )  # fmt: skip
 
-        # The tile's own segments, one after another, in blocks that start where the segment starts. So the order
-        # of a row's sums, and every bit of them, is independent of what else is in the tile.
-        own_end = tl.minimum(first + TILE_ROWS, last)
-        own_row = first
-        while own_row < own_end:
-            segment = tl.load(segment_starts + own_row)
-            segment_end = tl.minimum(tl.load(segment_ends + own_row), own_end)
-            own_begin = segment
+        # The keys of a segment with more of them than the tile has rows, in blocks that start where it starts.
+        long_start, long_end = tl.load(tile + 7), tl.load(tile + 8)
+        long_begin = long_start
+        if WINDOW:
+            long_begin += tl.maximum(first - WINDOW + 1 - long_start, 0) // N * N
+        for begin in range(long_begin, long_end, N):
+            column = begin + n
+            there = column < long_end
+            at = new_kv + column.to(tl.int64) * ROW
+            # The second comparison also excludes columns beyond the segment's last row in this tile.
+            seen = (start == long_start)[:, None] & (column[None, :] <= row[:, None])
             if WINDOW:
-                own_begin += tl.maximum(own_row - WINDOW + 1 - segment, 0) // N * N
-            for begin in range(own_begin, segment_end, N):
-                column = begin + n
-                there = column < segment_end
-                at = new_kv + column.to(tl.int64) * ROW
-                # The second comparison also excludes columns beyond the segment's last row in this tile.
-                seen = (start == segment)[:, None] & (column[None, :] <= row[:, None])
-                if WINDOW:
-                    seen = seen & (row[:, None] - column[None, :] < WINDOW)
-                acc, top, total = _attend(
-                    acc, top, total, q, at, KV_HEADS * HEAD_DIM, there, seen, scale, soft_cap,
-                    HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
-                )  # fmt: skip
-            own_row = segment_end
+                seen = seen & (row[:, None] - column[None, :] < WINDOW)
+            acc, top, total = _attend(
+                acc, top, total, q, at, KV_HEADS * HEAD_DIM, there, seen, scale, soft_cap,
+                HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
+            )  # fmt: skip
+
+        # The keys of the tile's other segments, each in its slot: see `attention.own_keys`.
+        columns_end = tl.load(tile + 10)
+        for begin in range(tl.load(tile + 9), columns_end, N):
+            column = tl.load(tiles + begin + n, mask=begin + n < columns_end, other=-1)
+            there = column >= 0
+            at = new_kv + column.to(tl.int64) * ROW
+            seen = (column[None, :] >= start[:, None]) & (column[None, :] <= row[:, None])
+            if WINDOW:
+                seen = seen & (row[:, None] - column[None, :] < WINDOW)
+            acc, top, total = _attend(
+                acc, top, total, q, at, KV_HEADS * HEAD_DIM, there, seen, scale, soft_cap,
+                HEAD_DIM, PADDED_DIM, CAPPED, PRECISION,
+            )  # fmt: skip
 
         o_offsets = row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
         result = acc / total[:, None]

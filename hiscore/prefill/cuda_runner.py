@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
+from hiscore.attention import own_keys
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
-from hiscore.attention.tiles import TILE_FIELDS, cut_into_tiles, max_tiles
+from hiscore.attention.tiles import cut_into_tiles, max_tiles
 from hiscore.device import OnDevice, Uploads
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 from hiscore.layers.triton_ops import TritonOps
@@ -24,8 +25,8 @@ from hiscore.models.decoder import Decoder, ModelInputs
 
 log = logging.getLogger(__name__)
 
-ROW_FIELDS = 6
-"""Token id, position, place in the rotary tables, begin and end of its segment, KV slot."""
+ROW_FIELDS = 5
+"""Token id, position, place in the rotary tables, begin of its segment, KV slot."""
 MIN_ROWS = 128
 """Of any product. For fewer, cuBLAS without split sums (`device.fix_product_sums`) has kernels that take ten times
 as long, and for one row a kernel with other bits."""
@@ -64,26 +65,28 @@ class InputLayout:
         """Lay out a forward.
 
         Returns:
-            int32 [used]: the buffer up to its last tile.
+            int32 [used]: the buffer up to the last column of its tiles.
             int32 [N]: the slots of all contexts.
         """
         cut = cut_into_tiles(forward, rows_per_tile)
         count = len(forward.input_ids)
         row_values = ROW_FIELDS * self.rows
-        buffer = np.zeros(row_values + ALIGN + cut.tiles.size, np.int32)
+        table = own_keys.with_own_keys(cut, rows_per_tile)
+        buffer = np.zeros(row_values + ALIGN + len(table), np.int32)
         rows = buffer[:row_values].reshape(ROW_FIELDS, self.rows)
         rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
         rows[2, :count] = forward.positions if forward.angles is None else forward.angles
-        rows[3, :count], rows[4, :count] = cut.segment_starts, cut.segment_ends
-        rows[5, :count], rows[5, count:] = forward.slot_mapping, NO_SLOT
+        rows[3, :count] = cut.segment_starts
+        rows[4, :count], rows[4, count:] = forward.slot_mapping, NO_SLOT
         buffer[row_values : row_values + 2] = len(cut.tiles), cut.scored
-        buffer[row_values + ALIGN :] = cut.tiles.ravel()
+        buffer[row_values + ALIGN :] = table
         return buffer, cut.context_slots
 
     @property
     def size(self) -> int:
         """Of the whole buffer."""
-        return ROW_FIELDS * self.rows + ALIGN + self.tiles * TILE_FIELDS
+        tiles = self.tiles * own_keys.FIELDS + own_keys.most_columns(self.rows)
+        return ROW_FIELDS * self.rows + ALIGN + tiles
 
     def views(
         self, buffer: Tensor, context_slots: Tensor
@@ -94,8 +97,8 @@ class InputLayout:
             Token ids, positions, angles, slot mapping, inputs of attention.
         """
         rows, rest = buffer[: ROW_FIELDS * self.rows], buffer[ROW_FIELDS * self.rows :]
-        ids, positions, angles, starts, ends, slot_mapping = rows.view(ROW_FIELDS, self.rows)
-        inputs = TileInputs(positions, starts, ends, rest[ALIGN:], rest[:2], context_slots)
+        ids, positions, angles, starts, slot_mapping = rows.view(ROW_FIELDS, self.rows)
+        inputs = TileInputs(positions, starts, rest[ALIGN:], rest[:2], context_slots)
         return ids, positions, angles, slot_mapping, inputs
 
 

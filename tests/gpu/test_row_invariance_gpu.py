@@ -51,9 +51,9 @@ def test_no_bit_of_a_product_depends_on_its_rows(model: str, blas_settings: None
     assert not any(products().values())
 
 
-@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize(("item", "fixed"), [(100, True), (100, False), (5, True)])
 def test_scores_are_those_of_an_item_alone(
-    fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blas_settings: None
+    item: int, fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blas_settings: None
 ) -> None:
     if not fixed:
         monkeypatch.setattr(precision, "fix_product_sums", lambda: None)
@@ -61,8 +61,9 @@ def test_scores_are_those_of_an_item_alone(
     with random_checkpoint.in_memory("cuda"):
         random_checkpoint.write_config("cut-8b", tmp_path, 8_192)
         scorer = Scorer(tmp_path, "cuda", "bfloat16", 8_192, query_cache_bytes=0)
-    # Alone, an item has 256 rows with padding: a size at which cuBLAS would split the sums of the last product.
-    calls = requests(0, 150_000, item=100)
+    # Alone, an item of 100 has 256 rows with padding: a size at which cuBLAS would split the sums of the last
+    # product. Items of 5 share blocks of keys, so that each is elsewhere in its block than alone.
+    calls = requests(0, 150_000, item)
     one_by_one = np.concatenate([scores(scorer, [item]) for call in calls for item in alone(call)])
     in_calls = np.concatenate([scores(scorer, [call]) for call in calls])
     in_batch = scores(scorer, calls)

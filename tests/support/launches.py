@@ -79,7 +79,7 @@ def scorer(
     sinks = (torch.zeros(heads),) * 2 if with_sinks else None
     shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, cap, windows, sinks)
     attention = TritonAttention(shape, dtype, multiprocessors=132)
-    attention.inputs = TileInputs(ints(ROWS), ints(ROWS), ints(ROWS), ints(6), ints(2), ints(64))
+    attention.inputs = TileInputs(ints(ROWS), ints(ROWS), ints(6), ints(2), ints(64))
     for index in range(len(windows)):
         attention.attend(index, qkv, pool)
 

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
+from hiscore.attention import own_keys
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.metadata import Forward
 from hiscore.attention.packed_triton import TritonAttention
@@ -20,6 +21,16 @@ from tests.support.fixed_sums import fix_sums
 from tests.support.layers import DEVICE, random
 from tests.support.strategies import Tokens, random_tokens
 from tests.unit.attention.test_packed_torch import CALLS
+
+
+def plan(attention: TritonAttention, forward: Forward, rows: int) -> None:
+    """Give `attention` the inputs of a forward, padded to so many rows."""
+    layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
+    buffer, slots = layout.pack(forward, attention.rows_per_tile)
+    *_, attention.inputs = layout.views(
+        torch.from_numpy(buffer).to(DEVICE),
+        torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
+    )
 
 
 @pytest.mark.parametrize("budget", [1_000, 37])
@@ -52,12 +63,7 @@ def test_attention_equals_the_dense_mask(
     attention = TritonAttention(shape, torch.float32, multiprocessors=3)
     for forward in pack(calls, budget, pages).forwards:
         rows = len(forward.input_ids) + 5  # with padding, whose keys and values are never to be read
-        layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
-        buffer, slots = layout.pack(forward, attention.rows_per_tile)
-        *_, attention.inputs = layout.views(
-            torch.from_numpy(buffer).to(DEVICE),
-            torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
-        )
+        plan(attention, forward, rows)
         qkv = random(rows, heads + 2 * kv_heads, head_dim, seed=rows)
         qkv[len(forward.input_ids) :] = float("nan")
         pool = random((reserve + 4) * PAGE, 2, kv_heads, head_dim)
@@ -96,13 +102,7 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
         return attend_once(forward, attention)
 
     def attend_once(forward: Forward, attention: TritonAttention) -> torch.Tensor:
-        rows = len(forward.input_ids)
-        layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
-        buffer, slots = layout.pack(forward, attention.rows_per_tile)
-        *_, attention.inputs = layout.views(
-            torch.from_numpy(buffer).to(DEVICE),
-            torch.from_numpy(np.append(slots, 0).astype(np.int32)).to(DEVICE),
-        )
+        plan(attention, forward, len(forward.input_ids))
         qkv = heads_of[forward.input_ids, forward.positions]
         written = forward.slot_mapping >= 0
         keys, values = qkv[written, heads:].split(kv_heads, dim=1)
@@ -134,3 +134,50 @@ def test_no_bit_of_a_row_depends_on_what_shares_its_forward(window: int | None, 
     )[75:]
     assert not torch.equal(other_order, alone)
     torch.testing.assert_close(other_order, alone, atol=1e-5, rtol=0)
+
+
+# The interpreter's numbers are NumPy's, which has no bfloat16.
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
+SHORT = [1, 2, 3, 5, 8, 13, 16, 17, 31, 33]
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_bit_of_a_short_item_depends_on_where_its_keys_are_in_a_block(
+    dtype: torch.dtype, window: int | None, fixed_sums: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Items of any length, in tiles with others before and behind them, cut by tiles or not: as alone."""
+    heads, kv_heads, head_dim = (4, 2, 16) if DEVICE == "cpu" else (16, 8, 128)
+    query, items = 21, np.random.default_rng(5).permutation(SHORT * (1 if DEVICE == "cpu" else 40)).tolist()
+    shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, None, (window, None))
+    attention = TritonAttention(shape, dtype, multiprocessors=3)
+    qkv = random(query + sum(items), heads + 2 * kv_heads, head_dim).to(dtype)
+    pool = torch.zeros(PAGE, 2, kv_heads, head_dim, device=DEVICE, dtype=dtype)
+
+    def attend(rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        """What the items attend to in one call, whose query and items have these rows."""
+        prompt = random_tokens(np.random.default_rng(0), query, lengths, 100).prompt()
+        (forward,) = pack([prompt], 30_000, PrefixCache(1, 0, caching=False)).forwards
+        plan(attention, forward, len(rows))
+        return attention.attend(0, rows.flatten(1).contiguous(), pool)[query:]
+
+    def alone() -> torch.Tensor:
+        ends = (query + np.cumsum(items)).tolist()
+        return torch.cat(
+            [
+                attend(torch.cat((qkv[:query], qkv[end - length : end])), [length])
+                for length, end in zip(items, ends, strict=True)
+            ]
+        )
+
+    one_by_one = alone()
+    assert bool(one_by_one.isfinite().all())
+    torch.testing.assert_close(attend(qkv, items), one_by_one, atol=0, rtol=0)
+
+    # Control: keys of several items behind one another, where slots should be.
+    monkeypatch.setattr(own_keys, "_widths", lambda most: np.arange(most + 1))
+    unaligned = attend(qkv, items)
+    assert not torch.equal(unaligned, one_by_one)
+    # Results are up to 4, rounded to a last bit of the dtype; of float32 sums see above.
+    close = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(unaligned, one_by_one, atol=close, rtol=0)

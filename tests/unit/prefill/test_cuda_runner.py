@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.metadata import NO_SLOT, Forward, Group
-from hiscore.attention.tiles import TILE_FIELDS
+from hiscore.attention.own_keys import FIELDS
 from hiscore.prefill.cuda_runner import ALIGN, MIN_ROWS, InputLayout, capture_sizes, pad_scored
 
 
@@ -52,7 +52,8 @@ def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
     layout = InputLayout(rows=8, tiles=3)
     buffer, slots = layout.pack(forward, rows_per_tile=2)
     assert slots.tolist() == [40, 41]
-    assert len(buffer) == layout.size == 6 * 8 + ALIGN + 3 * TILE_FIELDS
+    # Two columns for each tile but the last one: its segment has more keys than that has rows.
+    assert len(buffer) == 5 * 8 + ALIGN + 3 * FIELDS + 2 + 2 <= layout.size
     ids, positions, angles, slot_mapping, inputs = layout.views(
         torch.from_numpy(buffer), torch.from_numpy(slots)
     )
@@ -61,8 +62,7 @@ def test_a_forward_is_laid_out_with_padding_that_belongs_to_nothing() -> None:
     assert positions.tolist() == inputs.positions.tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
     assert slot_mapping.tolist() == [7, NO_SLOT, 9, NO_SLOT, 3, NO_SLOT, NO_SLOT, NO_SLOT]
     assert inputs.segment_starts.tolist() == [0, 0, 2, 2, 2, 0, 0, 0]
-    assert inputs.segment_ends.tolist() == [2, 2, 5, 5, 5, 0, 0, 0]
     assert inputs.tile_count.tolist() == [3, 1]
-    assert inputs.tiles.view(-1, TILE_FIELDS)[:, :2].tolist() == [[4, 5], [0, 2], [2, 4]]
+    assert inputs.tiles[: 3 * FIELDS].view(-1, FIELDS)[:, :2].tolist() == [[4, 5], [0, 2], [2, 4]]
     # What is not used of a layout for more tiles is left out of the copy.
     assert len(InputLayout(rows=8, tiles=9).pack(forward, 2)[0]) == len(buffer)
