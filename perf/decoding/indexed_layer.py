@@ -3,6 +3,8 @@
 usage: python -m perf.decoding.indexed_layer --out DIR [--geometry deepseek-v3.2-cut] [--prompts 4096,16384,32768]
            [--streams 1,5] [--rounds 5]
 
+Prefill alone, in less than a minute on a GPU: --prompts 4096,16384 --streams 0 --rounds 3.
+
 Weights are random, with a real model's widths. A prompt runs through all layers in chunks, without the last
 one's MLP and the head; its time is divided by their number. So is a step's, which has both. Arms take turns.
 Without a GPU a tiny model takes its place, and kernels run in Triton's interpreter: a rehearsal whose numbers mean
@@ -130,7 +132,7 @@ def main() -> int:
         "--geometry", choices=latent, default="tiny-dsa" if rehearsal else "deepseek-v3.2-cut"
     )
     parser.add_argument("--prompts", default="66" if rehearsal else "4096,16384,32768")
-    parser.add_argument("--streams", default="1" if rehearsal else "1,5")
+    parser.add_argument("--streams", default="1" if rehearsal else "1,5", help="0: no steps are timed")
     parser.add_argument("--rounds", type=int, default=1 if rehearsal else 5)
     parser.add_argument("--tokens", type=int, default=8 if rehearsal else 200, help="of a stream's steps")
     options = parser.parse_args()
@@ -154,7 +156,7 @@ def main() -> int:
                     flush=True,
                 )
             results["prefill_ms"][prompt] = {name: asdict(arm) for name, arm in found.items()}
-            for count in streams:
+            for count in filter(None, streams):
                 load = Load(count, prompt, options.tokens)
                 found = steps(checkpoint, load, layers, top_k, options.rounds)
                 for name, arm in found.items():
