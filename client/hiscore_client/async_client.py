@@ -18,6 +18,7 @@ from hiscore_client.errors import Cancelled, with_request_id
 from hiscore_client.generated import Chunk
 from hiscore_client.generation import Generation, GenerationOptions, make_generation
 from hiscore_client.grpc_stream import AsyncGrpcStream, make_channel
+from hiscore_client.inference import AsyncInferences
 from hiscore_client.readiness import wait_ready
 from hiscore_client.results import ScoreResult
 from hiscore_client.retry import RetryPolicy
@@ -51,6 +52,7 @@ class AsyncScoreClient:
         self._credentials = credentials or tls.from_environment()
         self._triton: InferenceServerClient | None = None
         self._channel: grpc.aio.Channel | None = None
+        self._inferences: AsyncInferences | None = None
         self._closed = False
 
     async def score(
@@ -157,6 +159,11 @@ class AsyncScoreClient:
         await self.close()
 
     async def _send(self, call: ScoreCall, on_progress: Callable[[int], None] | None) -> ScoreResult:
+        if len(call.chunks) == 1:
+            result = await run_async(call.request(0), self._perform)
+            if on_progress:
+                on_progress(len(result.scores))
+            return call.merge([result])
         slots = asyncio.Semaphore(self._config.max_in_flight)
         tasks: list[asyncio.Task[ScoreResult]] = []
         done = 0
@@ -180,8 +187,6 @@ class AsyncScoreClient:
                 if task is not asyncio.current_task():
                     task.cancel()
 
-        if len(call.chunks) == 1:
-            return call.merge([await send_chunk(0)])
         tasks.extend(asyncio.create_task(send_chunk(index)) for index in range(len(call.chunks)))
         try:
             return call.merge(await asyncio.gather(*tasks))
@@ -192,11 +197,7 @@ class AsyncScoreClient:
     async def _stream(self, generation: Generation) -> AsyncGenerator[Chunk, None]:
         if self._closed:
             raise Cancelled("the client is closed", generation.request_id)
-        if self._channel is None:
-            self._channel = make_channel(
-                grpc.aio, self._config.url, self._credentials, self._config.channel_args()
-            )
-        stream = AsyncGrpcStream(self._channel)
+        stream = AsyncGrpcStream(self._open_channel())
 
         async def perform(step: Rpc | Sleep) -> Any:
             if isinstance(step, Sleep) or step.method not in ("open", "read"):
@@ -219,12 +220,23 @@ class AsyncScoreClient:
             raise Cancelled("the client is closed")
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
-        # gRPC ties a channel to the running event loop, so it is opened by the first call.
+        if step.method == "infer":
+            if self._inferences is None:
+                self._inferences = AsyncInferences(self._open_channel())
+            return await self._unless_closed(self._inferences.infer, step.arguments)
         if self._triton is None:
             self._triton = InferenceServerClient(
                 self._config.url, creds=self._credentials, channel_args=self._config.channel_args()
             )
         return await self._unless_closed(getattr(self._triton, step.method), step.arguments)
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        # gRPC ties a channel to the running event loop, so it is opened by the first call.
+        if self._channel is None:
+            self._channel = make_channel(
+                grpc.aio, self._config.url, self._credentials, self._config.channel_args()
+            )
+        return self._channel
 
     async def _unless_closed(self, method: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
         if self._closed:

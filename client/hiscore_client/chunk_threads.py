@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
 from tritonclient.grpc import InferenceServerClient
 
 from hiscore_client.errors import Cancelled
+from hiscore_client.inference import Inferences
 from hiscore_client.sans_io import Operation, Rpc, Sleep, T, run
 
 
@@ -27,12 +28,15 @@ class ChunkThreads:
     """Runs the chunks of one call, several at a time; the first failure stops the others.
 
     Args:
-        triton: Sends the requests.
+        triton: Asks whether the server lives.
+        inferences: Sends the requests.
         closed: Set once the client has been closed.
     """
 
-    def __init__(self, triton: InferenceServerClient, closed: threading.Event) -> None:
-        self._triton = triton
+    def __init__(
+        self, triton: InferenceServerClient, inferences: Inferences, closed: threading.Event
+    ) -> None:
+        self._triton, self._inferences = triton, inferences
         self._closed = closed
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -100,23 +104,15 @@ class ChunkThreads:
         if step.method != "infer":
             with closed_as_cancelled(self._closed):
                 return getattr(self._triton, step.method)(**step.arguments)
-        answer: Future[Any] = Future()
-
-        def on_answer(result: Any, error: Any) -> None:
-            if error is None:
-                answer.set_result(result)
-            else:
-                answer.set_exception(error)
-
         # Under the lock, so that `stop` cannot miss a request that is just being sent.
         with self._lock:
             if self._stopped.is_set():
                 raise Cancelled("another part of the call has failed")
             with closed_as_cancelled(self._closed):
-                call = self._triton.async_infer(callback=on_answer, **step.arguments)
+                call = self._inferences.start(**step.arguments)
             self._in_flight.add(call)
         try:
-            return answer.result()
+            return self._inferences.finish(call)
         finally:
             with self._lock:
                 self._in_flight.discard(call)

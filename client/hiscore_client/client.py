@@ -19,6 +19,7 @@ from hiscore_client.errors import Cancelled, with_request_id
 from hiscore_client.generated import Chunk
 from hiscore_client.generation import Generation, GenerationOptions, make_generation
 from hiscore_client.grpc_stream import GrpcStream, make_channel
+from hiscore_client.inference import Inferences
 from hiscore_client.readiness import wait_ready
 from hiscore_client.results import ScoreResult
 from hiscore_client.retry import RetryPolicy
@@ -68,6 +69,7 @@ class ScoreClient:
             self._config.url, creds=credentials, channel_args=self._config.channel_args()
         )
         self._channel = make_channel(grpc, self._config.url, credentials, self._config.channel_args())
+        self._inferences = Inferences(self._channel)
         self._closed = threading.Event()
 
     def score(
@@ -249,7 +251,7 @@ class ScoreClient:
             result = run(call.request(0), self._perform)
             add(result)
             return call.merge([result])
-        threads = ChunkThreads(self._triton, self._closed)
+        threads = ChunkThreads(self._triton, self._inferences, self._closed)
         requests = [call.request(index) for index in range(len(call.chunks))]
         return call.merge(threads.run_all(requests, self._config.max_in_flight, add))
 
@@ -274,6 +276,6 @@ class ScoreClient:
     def _perform(self, step: Rpc | Sleep, stream: GrpcStream | None = None) -> Any:
         if isinstance(step, Sleep):
             return self._closed.wait(step.seconds)
-        target = stream if step.method in ("open", "read") else self._triton
+        target = {"infer": self._inferences, "open": stream, "read": stream}.get(step.method, self._triton)
         with closed_as_cancelled(self._closed):
             return getattr(target, step.method)(**step.arguments)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from tritonclient.grpc import service_pb2
 
 from hiscore_client.config import ClientConfig
 from hiscore_client.deadline import Deadline
 from hiscore_client.errors import InvalidRequest
 from hiscore_client.generated import Chunk, parse_chunk
+from hiscore_client.inference import id_tensor, make_request, text_tensor
 from hiscore_client.retry import RetryPolicy, call_with_retries
 from hiscore_client.sans_io import Operation, Rpc
 from hiscore_client.tensors import IdArray, TokenIds, as_id_array, encode_text, encode_texts
@@ -138,20 +138,13 @@ class Generation:
         return parse_chunk(response)
 
     def _request(self, timeout: float | None) -> Any:
-        request = service_pb2.ModelInferRequest(model_name=MODEL, id=self.request_id)
-        if isinstance(self.prompt, bytes):
-            request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
-            request.raw_input_contents.append(len(self.prompt).to_bytes(4, "little") + self.prompt)
-        else:
-            request.inputs.add(name="input_ids", datatype="INT32", shape=[len(self.prompt)])
-            request.raw_input_contents.append(self.prompt.astype("<i4").tobytes())
-        fields = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
-        for name, value in self.parameters.items():
-            setattr(request.parameters[name], fields[type(value)], value)
-        if timeout is not None:
-            # In microseconds; the server then ends the generation, which no caller waits for any more.
-            request.parameters["timeout"].int64_param = max(1, int(timeout * 1e6))
-        return request
+        prompt = (
+            text_tensor("text_input", [self.prompt], batch=False)
+            if isinstance(self.prompt, bytes)
+            else id_tensor("input_ids", self.prompt, batch=False)
+        )
+        # At its timeout the server ends the generation, which no caller waits for any more.
+        return make_request(MODEL, [prompt], self.parameters, self.request_id, timeout)
 
 
 def make_generation(

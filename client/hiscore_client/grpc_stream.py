@@ -69,7 +69,7 @@ class GrpcStream:
         Raises:
             InferenceServerException: The server answered with an error, or the connection failed.
         """
-        with _as_triton_errors():
+        with as_triton_errors():
             response = next(self._call, None)
         if response is not None and response.error_message:
             self.finish()
@@ -106,7 +106,7 @@ class AsyncGrpcStream:
 
     async def read(self) -> Any:
         """As `GrpcStream.read`."""
-        with _as_triton_errors():
+        with as_triton_errors():
             response = await self._call.read()
         if response is grpc.aio.EOF:
             return None
@@ -141,7 +141,8 @@ def parse_error(text: str) -> InferenceServerException:
 
 
 @contextmanager
-def _as_triton_errors() -> Iterator[None]:
+def as_triton_errors() -> Iterator[None]:
+    """Turn gRPC's errors into tritonclient's."""
     try:
         yield
     except grpc.RpcError as error:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hiscore_client.errors import ServerFault
+from hiscore_client.inference import numbers_of
 
 Scores: TypeAlias = npt.NDArray[np.float32]
 
@@ -39,7 +40,7 @@ def parse_result(answer: Any, items: int, labels: int | None, request_id: str) -
     """Read and check the outputs of one request.
 
     Args:
-        answer: A ``tritonclient.grpc.InferResult``.
+        answer: A ``ModelInferResponse``.
         items: Number of items sent.
         labels: Number of labels sent; None for a classifier, which has its own.
         request_id: The call's.
@@ -47,8 +48,8 @@ def parse_result(answer: Any, items: int, labels: int | None, request_id: str) -
     Raises:
         ServerFault: The outputs do not have the promised shapes and types.
     """
-    scores = _output(answer, "scores")
-    usage = _output(answer, "usage")
+    scores = numbers_of(answer, "scores")
+    usage = numbers_of(answer, "usage")
     if scores.dtype != np.float32 or scores.ndim != 3 or scores.shape[:2] != (1, items):
         received = f"{scores.dtype} {list(scores.shape)}"
         raise ServerFault(f"'scores' is {received} for {items} items: expected float32 [1, {items}, labels]")
@@ -84,13 +85,3 @@ def merge_chunks(chunks: Sequence[ScoreResult], request_id: str, pad: bool = Fal
 def _widened(chunk: ScoreResult, columns: int) -> ScoreResult:
     scores = np.pad(chunk.scores, ((0, 0), (0, columns - chunk.scores.shape[1])))
     return ScoreResult(scores, chunk.usage, chunk.request_id)
-
-
-def _output(answer: Any, name: str) -> npt.NDArray[Any]:
-    try:
-        values: npt.NDArray[Any] | None = answer.as_numpy(name)
-    except ValueError:
-        raise ServerFault(f"'{name}' came back with a shape that does not fit its data") from None
-    if values is None:
-        raise ServerFault(f"the answer has no '{name}'")
-    return values

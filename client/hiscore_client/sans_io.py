@@ -13,7 +13,10 @@ from tritonclient.utils import InferenceServerException
 
 @dataclass(frozen=True)
 class Rpc:
-    """Call a method of tritonclient's gRPC client; its blocking and async versions have the same methods."""
+    """Call a method: ``infer`` of `inference`, ``open`` and ``read`` of `grpc_stream`, or one of tritonclient's.
+
+    Blocking and async versions have the same methods.
+    """
 
     method: str
     arguments: dict[str, Any]

@@ -4,25 +4,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tritonclient.grpc import InferInput
-
 from hiscore_client.chunking import split_into_chunks
 from hiscore_client.config import ClientConfig
 from hiscore_client.deadline import Deadline
+from hiscore_client.inference import Tensor, id_tensor, make_request, text_tensor
 from hiscore_client.results import ScoreResult, merge_chunks, parse_result
 from hiscore_client.retry import call_with_retries
 from hiscore_client.sans_io import Operation, Rpc
 from hiscore_client.score_options import ScoreOptions
-from hiscore_client.tensors import (
-    TokenIds,
-    as_id_array,
-    as_id_arrays,
-    encode_text,
-    encode_texts,
-    id_tensor,
-    insert_delimiters,
-    text_tensor,
-)
+from hiscore_client.tensors import TokenIds, as_id_array, encode_text, encode_texts, lay_out
 
 
 @dataclass(frozen=True)
@@ -43,7 +33,7 @@ class ScoreCall:
     config: ClientConfig
     model: str
     chunks: list[slice]
-    inputs: Callable[[slice], list[InferInput]]
+    inputs: Callable[[slice], list[Tensor]]
     labels: int | None
     options: ScoreOptions
     deadline: Deadline
@@ -51,22 +41,16 @@ class ScoreCall:
 
     def request(self, index: int) -> Operation[ScoreResult]:
         """Send one chunk and read its result; its tensors are built when the operation starts."""
-        chunk = self.chunks[index]
-        arguments = {
-            "model_name": self.model,
-            "inputs": self.inputs(chunk),
-            "request_id": self.request_id if len(self.chunks) == 1 else f"{self.request_id}/{index}",
-            "priority": self.options.priority,
-            "parameters": self.options.parameters(chunk),
-            "headers": self.config.metadata() or None,
-        }
+        chunk, options = self.chunks[index], self.options
+        tensors, parameters = self.inputs(chunk), options.parameters(chunk)
+        request_id = self.request_id if len(self.chunks) == 1 else f"{self.request_id}/{index}"
+        metadata = tuple(self.config.metadata().items())
 
         def infer(remaining: float) -> Rpc:
-            if math.isinf(remaining):
-                return Rpc("infer", arguments)
-            # Seconds for gRPC, microseconds for Triton's queue, which drops the call once its time is up.
-            microseconds = max(1, int(remaining * 1e6))
-            return Rpc("infer", {**arguments, "client_timeout": remaining, "timeout": microseconds})
+            # The connection has it, and Triton's queue, which drops the call once its time is up.
+            timeout = None if math.isinf(remaining) else remaining
+            request = make_request(self.model, tensors, parameters, request_id, timeout, options.priority)
+            return Rpc("infer", {"request": request, "timeout": timeout, "metadata": metadata})
 
         answer = yield from call_with_retries(
             infer, self.deadline, self.config.retry, self.config.url, self.request_id
@@ -119,7 +103,7 @@ def text_call(
         columns = len(label_bytes)
     options.check_counts(len(item_bytes), columns or 0)
 
-    def inputs(chunk: slice) -> list[InferInput]:
+    def inputs(chunk: slice) -> list[Tensor]:
         own = options.labels_of(chunk)
         return [
             query_input,
@@ -166,23 +150,22 @@ def ids_call(
         InvalidRequest: An argument that cannot be sent.
     """
     deadline = Deadline(timeout)
-    query = as_id_array("'query_ids'", query_ids)
-    items = as_id_arrays("'item_ids'", item_ids)
+    layout = lay_out(query_ids, item_ids)
+    sizes = layout.sizes()
     labels = as_id_array("'label_token_ids'", label_token_ids)
-    options.check_counts(len(items), len(labels))
+    options.check_counts(len(sizes), len(labels))
 
-    def inputs(chunk: slice) -> list[InferInput]:
-        input_ids, delimiter_indices = insert_delimiters(query, items[chunk])
+    def inputs(chunk: slice) -> list[Tensor]:
+        part = layout.part(chunk)
         return [
-            id_tensor("input_ids", input_ids),
-            id_tensor("delimiter_indices", delimiter_indices),
+            id_tensor("input_ids", part.ids),
+            id_tensor("delimiter_indices", part.delimiters),
             id_tensor("label_token_ids", labels[options.labels_of(chunk)]),
         ]
 
     # n items have n + 1 delimiters: one is counted with each item, one with the query.
-    chunks = split_into_chunks(
-        [len(item) + 1 for item in items], len(query) + 1, config.limits.max_items, config.limits.max_tokens
-    )
+    shared = int(layout.delimiters[0]) + 1
+    chunks = split_into_chunks(sizes, shared, config.limits.max_items, config.limits.max_tokens)
     return ScoreCall(
         config=config,
         model="scorer",

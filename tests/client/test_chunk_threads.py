@@ -3,8 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,39 +21,39 @@ PATIENCE_S = 10
 class FakeCall:
     """A request in flight; cancelling it answers it, unless it has been answered, as in gRPC."""
 
-    def __init__(self, callback: Callable[[Any, Any], None]) -> None:
-        self.callback = callback
-        self.answered = False
+    def __init__(self) -> None:
+        self.answer: Future[Any] = Future()
         self.cancelled = False
 
     def cancel(self) -> None:
-        if not self.answered:
+        if not self.answer.done():
             self.cancelled = True
             self.fail("CANCELLED", "cancelled")
             # Lets the thread of this chunk end before that of the failure, whose error counts nevertheless.
             time.sleep(0.02)
 
     def succeed(self, result: Any) -> None:
-        self.answered = True
-        self.callback(result, None)
+        self.answer.set_result(result)
 
     def fail(self, status: str, message: str) -> None:
-        self.answered = True
-        self.callback(None, InferenceServerException(message, f"StatusCode.{status}"))
+        self.answer.set_exception(InferenceServerException(message, f"StatusCode.{status}"))
 
 
 class FakeTriton:
-    """tritonclient's blocking client: the test answers what is in flight."""
+    """tritonclient's blocking client, and `Inferences`: the test answers what is in flight."""
 
     def __init__(self) -> None:
         self.calls: list[FakeCall] = []
         self.changed = threading.Condition()
 
-    def async_infer(self, callback: Callable[[Any, Any], None], **arguments: Any) -> FakeCall:
+    def start(self, **arguments: Any) -> FakeCall:
         with self.changed:
-            self.calls.append(FakeCall(callback))
+            self.calls.append(FakeCall())
             self.changed.notify_all()
             return self.calls[-1]
+
+    def finish(self, started: FakeCall) -> Any:
+        return started.answer.result()
 
     def is_server_live(self, **arguments: Any) -> bool:
         return True
@@ -64,7 +64,7 @@ class FakeTriton:
     def answer_all(self) -> None:
         """After a test that failed, so that no thread waits for ever."""
         for call in self.calls:
-            if not call.answered:
+            if not call.answer.done():
                 call.fail("INTERNAL", "the test is over")
 
     def wait_for_calls(self, number: int) -> list[FakeCall]:
@@ -80,7 +80,7 @@ def triton() -> FakeTriton:
 
 @pytest.fixture
 def threads(triton: FakeTriton) -> ChunkThreads:
-    return ChunkThreads(triton, threading.Event())  # type: ignore[arg-type]
+    return ChunkThreads(triton, triton, threading.Event())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_request_that_fails_to_start_stops_the_others_too(
 ) -> None:
     first = pool.submit(threads.run, chunk(INFER))
     (call,) = triton.wait_for_calls(1)
-    monkeypatch.setattr(triton, "async_infer", lambda **_: (_ for _ in ()).throw(ValueError("channel")))
+    monkeypatch.setattr(triton, "start", lambda **_: (_ for _ in ()).throw(ValueError("channel")))
     with pytest.raises(ValueError, match="channel"):
         threads.run(chunk(INFER))
     with pytest.raises(InferenceServerException):
@@ -161,14 +161,14 @@ def test_a_request_that_fails_to_start_stops_the_others_too(
 def test_a_closed_channel_is_cancelled(triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = threading.Event()
     closed.set()
-    monkeypatch.setattr(triton, "async_infer", lambda **_: (_ for _ in ()).throw(ValueError("channel")))
+    monkeypatch.setattr(triton, "start", lambda **_: (_ for _ in ()).throw(ValueError("channel")))
     with pytest.raises(Cancelled, match="the client is closed"):
-        ChunkThreads(triton, closed).run(chunk(INFER))  # type: ignore[arg-type]
+        ChunkThreads(triton, triton, closed).run(chunk(INFER))  # type: ignore[arg-type]
 
 
 def test_the_blocking_client_raises_the_first_failure_not_those_it_caused(triton: FakeTriton) -> None:
     with ScoreClient("localhost:1", limits=ChunkLimits(max_items=1), max_in_flight=3) as client:
-        client._triton = triton
+        client._triton = client._inferences = triton
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(client.score, "q", list("abcdef"), labels=["x"])
             triton.wait_for_calls(3)[2].fail("INVALID_ARGUMENT", "bad item")
@@ -182,7 +182,7 @@ def test_the_blocking_client_raises_the_first_failure_not_those_it_caused(triton
 
 
 class AsyncFakeTriton:
-    """tritonclient's asyncio client: the test answers what is in flight."""
+    """`AsyncInferences`: the test answers what is in flight."""
 
     def __init__(self) -> None:
         self.calls: list[asyncio.Future[Any]] = []
@@ -191,15 +191,12 @@ class AsyncFakeTriton:
         self.calls.append(asyncio.get_running_loop().create_future())
         return await self.calls[-1]
 
-    async def close(self) -> None:
-        pass
-
 
 async def test_the_async_client_raises_the_first_failure_and_cancels_the_rest() -> None:
     triton = AsyncFakeTriton()
     policy = RetryPolicy(attempts=1)
     client = AsyncScoreClient("localhost:1", limits=ChunkLimits(max_items=1), retry=policy, max_in_flight=3)
-    client._triton = triton
+    client._inferences = triton  # type: ignore[assignment]
     call = asyncio.create_task(client.score("q", list("abcdef"), labels=["x"]))
     while len(triton.calls) < 3:
         await asyncio.sleep(0)

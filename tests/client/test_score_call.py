@@ -51,7 +51,7 @@ def test_bytes_of_a_request_include_query_and_labels(
 def test_tokens_of_a_request_include_its_delimiters(limit: int) -> None:
     items = [[3, 3, 3], [4], [5, 5]]
     call = ids_call(config(max_tokens=limit), [1, 2], items, [7], ScoreOptions(), None, "id")
-    sizes = [call.inputs(chunk)[0].shape()[1] for chunk in call.chunks]
+    sizes = [call.inputs(chunk)[0].shape[1] for chunk in call.chunks]
     assert max(sizes) <= limit
     # As many as fit: 2 + 1 for the query, one more for each item.
     assert len(sizes) == {8: 2, 9: 2, 10: 2, 11: 2, 12: 1}[limit]
@@ -61,11 +61,13 @@ def test_a_request_has_the_time_left_in_seconds_and_microseconds_and_its_own_id(
     call = text_call(config(max_items=1), "q", ["a", "b"], None, [7], ScoreOptions(), 2.5, "id")
     step = next(call.request(1))
     assert isinstance(step, Rpc)
-    assert 0 < step.arguments["client_timeout"] <= 2.5
-    assert step.arguments["timeout"] == int(step.arguments["client_timeout"] * 1e6)
-    assert step.arguments["request_id"] == "id/1"
+    request, timeout = step.arguments["request"], step.arguments["timeout"]
+    assert 0 < timeout <= 2.5
+    assert request.parameters["timeout"].int64_param == int(timeout * 1e6)
+    assert request.id == "id/1"
     whole = text_call(config(), "q", ["a", "b"], None, [7], ScoreOptions(), None, "id")
     step = next(whole.request(0))
     assert isinstance(step, Rpc)
-    assert step.arguments["request_id"] == "id"
-    assert not {"timeout", "client_timeout"} & set(step.arguments)
+    assert step.arguments["request"].id == "id"
+    assert step.arguments["timeout"] is None
+    assert "timeout" not in step.arguments["request"].parameters

@@ -8,21 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiscore_client import InvalidRequest
-from hiscore_client.tensors import as_id_array, as_id_arrays, encode_text, encode_texts, insert_delimiters
+from hiscore_client.tensors import TokenIds, as_id_array, encode_text, encode_texts, lay_out
 
 token_lists = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 
 
-@given(query=token_lists, items=st.lists(token_lists, max_size=8))
-def test_layout_can_be_taken_apart_again(query: list[int], items: list[list[int]]) -> None:
-    input_ids, delimiters = insert_delimiters(
-        as_id_array("query", query), [as_id_array("item", item) for item in items]
-    )
-    assert input_ids.dtype == delimiters.dtype == np.int32
-    assert delimiters[0] == len(query)
-    assert delimiters[-1] == len(input_ids) - 1
-    assert input_ids[: delimiters[0]].tolist() == query
-    assert [input_ids[start + 1 : end].tolist() for start, end in pairwise(delimiters)] == items
+def as_given(ids: list[int], kind: str) -> TokenIds:
+    return ids if kind == "list" else np.array(ids, np.int64)
+
+
+@pytest.mark.parametrize("kind", ["list", "array"])
+@given(query=token_lists, items=st.lists(token_lists, max_size=8), data=st.data())
+def test_layout_can_be_taken_apart_again(
+    kind: str, query: list[int], items: list[list[int]], data: st.DataObject
+) -> None:
+    whole = lay_out(as_given(query, kind), [as_given(item, kind) for item in items])
+    assert whole.sizes() == [len(item) + 1 for item in items]
+    start = data.draw(st.integers(0, len(items)))
+    stop = data.draw(st.integers(start, len(items)))
+    for layout, expected in ((whole, items), (whole.part(slice(start, stop)), items[start:stop])):
+        ids, delimiters = layout.ids, layout.delimiters
+        assert ids.dtype == delimiters.dtype == np.int32
+        assert delimiters[0] == len(query)
+        assert delimiters[-1] == len(ids) - 1
+        assert ids[: delimiters[0]].tolist() == query
+        assert [ids[begin + 1 : end].tolist() for begin, end in pairwise(delimiters)] == expected
 
 
 @pytest.mark.parametrize(
@@ -59,14 +69,13 @@ def test_text_that_utf8_cannot_hold_is_refused_with_its_place() -> None:
         encode_text("'query'", b"apple")  # type: ignore[arg-type]
 
 
-@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=5))
-def test_lists_are_converted_at_once_as_one_by_one(lists: list[list[int]]) -> None:
-    found = as_id_arrays("'items'", lists)
-    assert [each.tolist() for each in found] == lists
-    assert {each.dtype for each in found} <= {np.dtype(np.int32)}
-
-
-@pytest.mark.parametrize("wrong", ["text", [1.5], [[1], 2], [2**31], [None], 7, [True]])
+@pytest.mark.parametrize("wrong", ["text", [1.5], [[1], 2], [2**31], [None], 7, [True], np.array([0.5])])
 def test_the_place_of_a_wrong_list_is_named(wrong: object) -> None:
-    with pytest.raises(InvalidRequest, match="'items' at place 1"):
-        as_id_arrays("'items'", [[1, 2], wrong, [3]])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest, match="'item_ids' at place 1"):
+        lay_out([5], [[1, 2], wrong, [3]])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest, match="'query_ids'"):
+        lay_out(wrong, [[1, 2]])  # type: ignore[arg-type]
+
+
+def test_numpys_integers_and_true_among_others_are_ids() -> None:
+    assert lay_out([np.int64(7), 8], [[3, True]]).ids.tolist() == [7, 8, 0, 3, 1, 0]
