@@ -2,7 +2,7 @@
 
 The host pool is pinned memory that the multiprocessors read and write themselves: no copy engine, no list of
 copies on the CPU. A page of one head is contiguous there, [C, P, D]; on the device a token is, [C, kv_heads,
-D].
+D]. Of several ranks that share the pool, each stores the pages p with p % RANKS == RANK, at p // RANKS.
 """
 
 import triton
@@ -11,18 +11,23 @@ import triton.language as tl
 
 @triton.jit
 def swap_in(
-    host_kv, buffer, swaps, swap_counts, pairs, width,
+    host_kv, exchange, buffer, swaps, swap_counts, pairs, width, exchange_width,
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
-    PAGES: tl.constexpr, PAIRS: tl.constexpr,
+    PAGES: tl.constexpr, PAIRS: tl.constexpr, RANKS: tl.constexpr, RANK: tl.constexpr,
+    FROM_HOST: tl.constexpr, TO_BUFFER: tl.constexpr,
 ):  # fmt: skip
     """Copy listed pages of single heads from the host. Grid: any number of programs.
 
     The programs share all lists, PAGES of one list at a time. A few saturate the bus; more would only keep
     multiprocessors from other kernels.
 
+    Ranks that share the pool copy in two launches: what they store to `exchange`, with 0 for what others store;
+    then, when these have been merged, from there to the buffer.
+
     Args:
-        host_kv: [host pages, kv_heads, C, P, D], one layer's.
-        buffer: Out: [device slots, C, kv_heads, D], one layer's.
+        host_kv: [stored pages, kv_heads, C, P, D], one layer's; read if FROM_HOST, else `exchange` is.
+        exchange: [pairs, exchange_width, C, P, D]: as the lists.
+        buffer: Out: [device slots, C, kv_heads, D], one layer's; written if TO_BUFFER, else `exchange` is.
         swaps: int32 [R, kv_heads, width, 2], pairs (host page, device page) from `select_pages`.
         swap_counts: int32 [R, kv_heads], pairs per list.
         pairs: R * kv_heads, at most PAIRS.
@@ -47,24 +52,35 @@ def swap_in(
         source = tl.load(listed, mask=there, other=0).to(tl.int64)
         target = tl.load(listed + 1, mask=there, other=0).to(tl.int64)
         mask = there[:, None] & (d < HEAD_DIM)
-        at = ((source * KV_HEADS + head) * LINES + line % LINES)[:, None] * HEAD_DIM + d
-        to = (((target * PAGE + offset) * PARTS + part) * KV_HEADS + head)[:, None] * HEAD_DIM + d
-        # .cg: the host pool changes between steps, which an L1 cache would not see.
-        tl.store(buffer + to, tl.load(host_kv + at, mask=mask, other=0.0, cache_modifier=".cg"), mask=mask)
+        between = ((mine.to(tl.int64) * exchange_width + swap) * LINES + line % LINES)[:, None] * HEAD_DIM + d
+        if FROM_HOST:
+            here = mask
+            if RANKS > 1:
+                here = mask & (source % RANKS == RANK)[:, None]
+            at = ((source // RANKS * KV_HEADS + head) * LINES + line % LINES)[:, None] * HEAD_DIM + d
+            # .cg: the host pool changes between steps, which an L1 cache would not see.
+            value = tl.load(host_kv + at, mask=here, other=0.0, cache_modifier=".cg")
+        else:
+            value = tl.load(exchange + between, mask=mask, other=0.0)
+        if TO_BUFFER:
+            to = (((target * PAGE + offset) * PARTS + part) * KV_HEADS + head)[:, None] * HEAD_DIM + d
+            tl.store(buffer + to, value, mask=mask)
+        else:
+            tl.store(exchange + between, value, mask=mask)
 
 
 @triton.jit
 def offload_rows(
     buffer, dense_kv, host_kv, layer_index, buffer_slots, host_slots, buffer_stride, dense_stride, host_stride,
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
-    LINES: tl.constexpr,
+    LINES: tl.constexpr, RANKS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     """Copy one new token per row, in the host's layers, to the host. Grid: (R, L).
 
     Args:
         buffer: [Ls, device slots, C, kv_heads, D].
         dense_kv: [Ld, host slots, C, kv_heads, D].
-        host_kv: Out: [L, host pages, kv_heads, C, P, D], L of the host's layers.
+        host_kv: Out: [L, stored pages, kv_heads, C, P, D], L of the host's layers.
         layer_index: int32 [L], a sparse layer's position in buffer, or -1 - a dense layer's position in dense_kv.
         buffer_slots: int32 [R].
         host_slots: int32 [R], slots in host pages; -1: no token.
@@ -73,6 +89,8 @@ def offload_rows(
     layer = tl.program_id(1).to(tl.int64)
     host_slot = tl.load(host_slots + row).to(tl.int64)
     if host_slot < 0:
+        return
+    if host_slot // PAGE % RANKS != RANK:
         return
     buffer_slot = tl.load(buffer_slots + row).to(tl.int64)
     index = tl.load(layer_index + layer).to(tl.int64)
@@ -85,7 +103,7 @@ def offload_rows(
         at = dense_kv + (-1 - index) * dense_stride + host_slot * (PARTS * KV_HEADS * HEAD_DIM)
     value = tl.load(at + line[:, None] * HEAD_DIM + d, mask=mask, other=0.0)
     part, head = line // KV_HEADS, line % KV_HEADS
-    page = (host_slot // PAGE * KV_HEADS + head) * PARTS + part
+    page = (host_slot // (PAGE * RANKS) * KV_HEADS + head) * PARTS + part
     to = host_kv + layer * host_stride + (page * PAGE + host_slot % PAGE)[:, None] * HEAD_DIM + d
     tl.store(to, value, mask=mask)
 
@@ -94,14 +112,16 @@ def offload_rows(
 def copy_pages(
     pool, slots, host_kv, host_pages, layers, tokens, units, pool_stride, host_stride,
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
-    PAGES: tl.constexpr, TO_HOST: tl.constexpr,
+    PAGES: tl.constexpr, TO_HOST: tl.constexpr, RANKS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     """Copy a sequence between a pool of tokens and the host. Grid: any number of programs, few; see `swap_in`.
+
+    What other ranks store is not copied to the host, and comes from there as 0.
 
     Args:
         pool: [L, slots, C, kv_heads, D], the staging pool.
         slots: int32 [tokens], each token's slot in the pool.
-        host_kv: [Lh, host pages, kv_heads, C, P, D].
+        host_kv: [Lh, stored pages, kv_heads, C, P, D].
         layers: int32 [Lh], the position in pool of each layer of the host's.
         host_pages: int32 [pages], the host page of token t at t // P.
         units: Pieces of work: PAGES pages of one head and layer each.
@@ -123,12 +143,16 @@ def copy_pages(
         here = (
             pool + in_pool * pool_stride + ((slot * PARTS + part) * KV_HEADS + head)[:, None] * HEAD_DIM + d
         )
-        run = (tl.load(host_pages + page, mask=there, other=0).to(tl.int64) * KV_HEADS + head) * LINES
+        host_page = tl.load(host_pages + page, mask=there, other=0).to(tl.int64)
+        stored = mask
+        if RANKS > 1:
+            stored = mask & (host_page % RANKS == RANK)[:, None]
+        run = (host_page // RANKS * KV_HEADS + head) * LINES
         there_at = host_kv + layer * host_stride + (run + line % LINES)[:, None] * HEAD_DIM + d
         if TO_HOST:
-            tl.store(there_at, tl.load(here, mask=mask, other=0.0), mask=mask)
+            tl.store(there_at, tl.load(here, mask=stored, other=0.0), mask=stored)
         else:
-            tl.store(here, tl.load(there_at, mask=mask, other=0.0, cache_modifier=".cg"), mask=mask)
+            tl.store(here, tl.load(there_at, mask=stored, other=0.0, cache_modifier=".cg"), mask=mask)
 
 
 @triton.jit

@@ -36,6 +36,13 @@ class Group(Protocol):
         """All ranks' tensors, side by side in the order of ranks: [T, n] to [T, ranks n]."""
         ...
 
+    def merge(self, x: Tensor) -> Tensor:
+        """Every element from the one rank that has it, to the bit.
+
+        x is 0 where another rank has the element, and may be overwritten.
+        """
+        ...
+
 
 class Alone(Group):
     """The only rank."""
@@ -50,6 +57,9 @@ class Alone(Group):
         return x
 
     def gather(self, x: Tensor) -> Tensor:
+        return x
+
+    def merge(self, x: Tensor) -> Tensor:
         return x
 
 
@@ -82,6 +92,13 @@ class Distributed(Group):
         if work is not None:
             work.wait()
         return torch.cat(parts, dim=1)
+
+    def merge(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        # As integers: a sum of numbers would make 0 of -0, and other bits of a NaN.
+        words = x.view(-1).view(torch.uint8)
+        self._reduce(words.view(torch.int32) if len(words) % 4 == 0 else words, dist.ReduceOp.SUM)
+        return x
 
     def _reduce(self, x: Tensor, operation: Any) -> Tensor:
         if not x.numel():

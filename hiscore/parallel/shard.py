@@ -19,6 +19,10 @@ class Shard:
         span = self.span(size)
         return int(span.stop) - int(span.start)
 
+    def count_dealt(self, size: int) -> int:
+        """How many of `size` things the rank has if they are dealt out in turn: thing i to rank i % ranks."""
+        return len(range(self.rank, size, self.ranks))
+
     def kv_span(self, kv_heads: int) -> slice:
         """The rank's heads of keys and values: a share of them, or the one that its heads of queries share."""
         if kv_heads >= self.ranks:

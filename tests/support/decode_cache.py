@@ -187,7 +187,8 @@ def poison(cache: KVCache, host_pages: Tensor, device_pages: Tensor) -> None:
         device_pages: int64 [n].
     """
     page, nan = cache.shape.page_size, float("nan")
-    cache.host_kv[:, host_pages.to(cache.host_kv.device)] = nan
+    here, at = cache.stored(host_pages.to(cache.host_kv.device))
+    cache.host_kv[:, at[here]] = nan
     cache.dense_kv.unflatten(1, (-1, page))[:, host_pages if len(cache.dense) else host_pages[:0]] = nan
     cache.buffer.unflatten(1, (-1, page))[:, device_pages] = nan
     if cache.shape.index_kind == "bounds":

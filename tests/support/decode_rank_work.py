@@ -35,3 +35,44 @@ def build_on(
     if late == rank.shard.rank:
         LateCopies(10_000 if deaf else 20, deaf).install(worker)
     rank.held[PLACE] = worker
+
+
+def host_bytes(rank: Rank) -> list[int]:
+    """Bytes of the host pool on each rank."""
+    pool = rank.held[PLACE]._cache.host_kv
+    mine = torch.tensor(
+        [[float(pool.numel() * pool.element_size())]], dtype=torch.float64, device=rank.device
+    )
+    return [int(size) for size in rank.group.gather(mine)[0].tolist()]
+
+
+def keep_to_itself(rank: Rank, which: int) -> None:
+    """From now on a rank takes nothing from what the others merge with it."""
+    if rank.shard.rank == which:
+        whole = rank.group.merge
+
+        def own(x: torch.Tensor) -> torch.Tensor:
+            kept = x.clone()
+            whole(x)
+            return kept
+
+        rank.group.merge = own
+
+
+def merge_again(rank: Rank) -> None:
+    vars(rank.group).pop("merge", None)
+
+
+def store_zeros(rank: Rank, which: int) -> None:
+    """From now on a rank stores zeros on the host."""
+    if rank.shard.rank == which:
+        cache = rank.held[PLACE]._cache
+        write = cache.write_host
+        cache.write_host = lambda layer, kept, *where: write(layer, torch.zeros_like(kept), *where)
+
+
+def offload_nothing(rank: Rank, which: int) -> None:
+    """From now on a rank copies nothing to the host."""
+    if rank.shard.rank == which:
+        ops = rank.held[PLACE]._ops
+        ops.offload_step = ops.offload_prompt = lambda *_: None

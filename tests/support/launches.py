@@ -30,7 +30,9 @@ from hiscore.models.deepseek.config import DsaArchitecture, Indexer
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import Segment
 from hiscore.models.deepseek.latent_cache_triton import KernelLatents
+from hiscore.parallel.shard import Shard
 from tests.support.layers import Tables, layer_of
+from tests.support.shared_host import OneAfterTheOther
 
 ROWS = 3
 # hidden size, MLP's width, heads, KV heads, head dimension: Qwen3-0.6B, SmolLM2-135M, Gemma-2-2B
@@ -46,6 +48,7 @@ LATENT = replace(
     GROUPED, kv_heads=1, kv_parts=1, head_dim=576, page_size=1, max_pages=40_960, lru_pages=4_064, ring_pages=32,
     top_pages=2_048, index_kind="dsa", index_dim=128,
 )  # fmt: skip
+LATENT_OF_FOUR = replace(LATENT, dense_layers=frozenset(), host_share=Shard(1, 4))
 LATENT_FP8 = replace(LATENT, dense_layers=frozenset(), index_dim=132, index_dtype=torch.uint8)
 
 
@@ -123,7 +126,7 @@ def decode(
     with_sinks: bool = False,
 ) -> None:
     """A decode step over a cache, and its copies."""
-    cache = KVCache.allocate(sizes, dtype, torch.device("cpu"))
+    cache = KVCache.allocate(sizes, dtype, torch.device("cpu"), OneAfterTheOther(sizes.host_share))
     windows = tuple(512 if layer in sizes.dense_layers else None for layer in range(sizes.layers))
     sinks = (torch.zeros(heads),) * sizes.layers if with_sinks else None
     shape = AttentionShape(heads, sizes.kv_heads, sizes.head_dim, 0.1, None, windows, sinks)
@@ -296,6 +299,7 @@ def launch_everything() -> None:
             decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
             decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)
             decode(LATENT_FP8, bfloat16, heads=128, value_width=512)
+            decode(LATENT_OF_FOUR, bfloat16, heads=32, value_width=512)
     with mock.patch.object(kernel_ops, "supports_pdl", return_value=True):
         for rows in range(1, few.GEMV_MAX_ROWS + 1):
             chained(QWEN3, rows)

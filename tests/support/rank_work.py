@@ -19,6 +19,14 @@ def exchange(rank: Rank, mine: int) -> tuple[Tensor, Tensor, Tensor]:
     return rank.group.sum(x.clone()), rank.group.max(x.clone()), rank.group.gather(x)
 
 
+def merge(rank: Rank, numbers: Tensor) -> Tensor:
+    """What ranks have of some numbers, dealt out to them in turn."""
+    mine = torch.zeros_like(numbers, device=rank.device)
+    share = slice(rank.shard.rank, None, rank.shard.ranks)
+    mine[share] = numbers[share].to(rank.device)
+    return rank.group.merge(mine)
+
+
 def digest(rank: Rank, payload: bytes) -> list[int]:
     """What each rank has got of the same message, and its process."""
     seen = torch.tensor([[hash_of(payload), os.getpid()]], dtype=torch.float64)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.kv_cache.shape import CacheShape
+from hiscore.parallel.group import Alone, Group
 
 # The host pool is aligned to huge pages. NumPy's memory starts 16 bytes past a page: reads by the device then
 # straddle cache lines, which costs 9% of the bus bandwidth (perf/results/h200/README.md).
@@ -32,7 +33,10 @@ class KVCache:
 
     Attributes:
         shape: All sizes.
-        host_kv: [Lh, host pages, H, C, P, head_dim], pinned beside a CUDA device. A head's page is contiguous.
+        host_kv: [Lh, stored pages, H, C, P, head_dim], pinned beside a CUDA device. A head's page is contiguous.
+            Host page p is at p // ranks, on the rank that stores it (`CacheShape.host_share`).
+        exchange: [n, C, P, head_dim], where ranks that share the host pool bring each other what a step misses in
+            a layer; n is 0 if they do not.
         dense_kv: [Ld, host pages * P, C, H, head_dim]: a token is at host page * P + offset.
         buffer: [Ls, device pages * P, C, H, head_dim]: a token is at device page * P + offset.
         index: By `CacheShape.index_kind`. bounds: least and greatest key of each page, [Li, host pages, H, 2,
@@ -52,12 +56,14 @@ class KVCache:
         indexed: Position of each indexed layer in `index`.
         dense: Position of each dense layer in `dense_kv`.
         on_host: Position of each layer of the host's in `host_kv`.
+        sharers: The ranks that share the host pool.
         staging: Where prompts are prefilled, [L, slots, C, H, head_dim]: memory that `dense_kv` or `buffer` is
             part of; None: in a pool of its own.
     """
 
     shape: CacheShape
     host_kv: Tensor
+    exchange: Tensor
     dense_kv: Tensor
     buffer: Tensor
     index: Tensor
@@ -75,20 +81,28 @@ class KVCache:
     indexed: dict[int, int] = field(default_factory=dict)
     dense: dict[int, int] = field(default_factory=dict)
     on_host: dict[int, int] = field(default_factory=dict)
+    sharers: Group = field(default_factory=Alone)
     staging: Tensor | None = None
 
     @classmethod
-    def allocate(cls, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> "KVCache":
+    def allocate(
+        cls, shape: CacheShape, dtype: torch.dtype, device: torch.device, group: Group | None = None
+    ) -> "KVCache":
         """Allocate an empty cache.
 
         Args:
             shape: All sizes.
             dtype: Of keys and values.
             device: Of everything but the host pool.
+            group: The ranks that decode together; None: there is one.
 
         Raises:
+            ValueError: The host pool is shared by other ranks than those.
             HostMemoryRefused: The host pool cannot be pinned for a CUDA device.
         """
+        sharers = group if group and shape.host_share.ranks > 1 else Alone()
+        if sharers.shard != shape.host_share:
+            raise ValueError(f"host_share is {shape.host_share}, but this is {sharers.shard}")
         sizes = shape.tensors(dtype)
         host_kv = _host_pool(*sizes.pop("host_kv"), pinned=device.type == "cuda")
         zeros = torch.zeros if device.type == "cuda" else _untouched_zeros
@@ -104,7 +118,7 @@ class KVCache:
         on_host = {layer: at for at, layer in enumerate(shape.host_layers)}
         return cls(
             shape, host_kv, **tensors, sparse=sparse, indexed=indexed, dense=dense, on_host=on_host,
-            staging=staging,
+            sharers=sharers, staging=staging,
         )  # fmt: skip
 
     def tokens(self, layer: int) -> Tensor:
@@ -114,6 +128,30 @@ class KVCache:
     def index_of(self, layer: int) -> Tensor:
         """An indexed layer's part of `index`."""
         return self.index[self.indexed[layer]]
+
+    def stored(self, host_pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Which host pages this rank stores, bool, and where in `host_kv`; of others, where their ranks do."""
+        share = self.shape.host_share
+        return host_pages % share.ranks == share.rank, host_pages // share.ranks
+
+    def read_host(self, layer: int, host_pages: Tensor, *where: Tensor | slice) -> Tensor:
+        """A layer's `host_kv` at [host_pages, *where], from the ranks that store the pages.
+
+        All of these ask for the same pages at once.
+        """
+        pool = self.host_kv[self.on_host[layer]]
+        if self.shape.host_share.ranks == 1:
+            return pool[(host_pages, *where)]
+        here, at = self.stored(host_pages)
+        found = pool[(at.where(here, 0), *where)]
+        found[~here] = 0
+        return self.sharers.merge(found)
+
+    def write_host(self, layer: int, kept: Tensor, host_pages: Tensor, *where: Tensor | slice) -> None:
+        """Store what this rank has to store of a layer's `host_kv` at [host_pages, *where]."""
+        here, at = self.stored(host_pages)
+        places = (each[here] if isinstance(each, Tensor) else each for each in where)
+        self.host_kv[self.on_host[layer]][(at[here], *places)] = kept[here]
 
     def close(self) -> None:
         """Unpin the host pool; it must not be in use any more."""

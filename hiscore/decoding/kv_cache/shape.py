@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from hiscore.decoding.worker.cache_config import PromptPool
+from hiscore.parallel.shard import WHOLE, Shard
 
 IndexKind = Literal["none", "bounds", "keys", "dsa"]
 """What a selector reads of the keys: nothing, each page's bounds, all keys, or an indexer's own keys."""
@@ -50,6 +51,8 @@ class CacheShape:
         sharing_layers: Sparse layers that attend to what a layer before them selected; they need no index.
         prompts_in: Where prompts are prefilled. In the device buffers, these have room for all layers, and the
             dense ones must be the first.
+        host_share: Of the host pool's pages, which are dealt out to the ranks: page p is stored by rank
+            p % ranks. By default all are stored here.
 
     Raises:
         ValueError: The sizes do not fit together; the message names the field.
@@ -74,6 +77,7 @@ class CacheShape:
     index_dtype: torch.dtype | None = None
     sharing_layers: frozenset[int] = frozenset()
     prompts_in: PromptPool = "staging"
+    host_share: Shard = WHOLE
 
     def __post_init__(self) -> None:
         positive = (
@@ -136,6 +140,16 @@ class CacheShape:
         """Sparse layers that make their own selection."""
         return tuple(layer for layer in self.sparse_layers if layer not in self.sharing_layers)
 
+    @property
+    def stored_pages(self) -> int:
+        """Pages of the host pool that this rank stores; one at least, which may be nobody's."""
+        return max(self.host_share.count_dealt(self.host_pages), 1)
+
+    @property
+    def most_missing(self) -> int:
+        """Pages that a row and head of a step can miss in a layer."""
+        return min(self.top_pages, self.max_pages)
+
     def tensors(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor of `KVCache`, by its name."""
         row = (self.kv_parts, self.kv_heads, self.head_dim)
@@ -151,14 +165,17 @@ class CacheShape:
         table = (self.max_sequences, max(self.max_pages, self.buffer_pages))
         host = (
             len(self.host_layers),
-            self.host_pages,
+            self.stored_pages,
             self.kv_heads,
             self.kv_parts,
             self.page_size,
             self.head_dim,
         )
+        exchanged = self.max_sequences * self.kv_heads * self.most_missing
+        exchange = (exchanged if sparse and self.host_share.ranks > 1 else 0, *host[3:])
         return {
             "host_kv": (host, dtype),
+            "exchange": (exchange, dtype),
             "dense_kv": ((dense, self.host_pages * self.page_size if dense else 0, *row), dtype),
             "buffer": ((buffered, self.device_pages * self.page_size, *row), dtype),
             "index": (index, self.index_dtype or dtype),

@@ -11,6 +11,7 @@ from hiscore.decoding.kv_cache.shape import CacheShape, newest_selected
 from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig, PromptPool
 from hiscore.decoding.worker.offload_schedule import ring_pages
+from hiscore.parallel.shard import WHOLE, Shard
 from hiscore.settings import CacheSettings
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class ModelShape:
         index_dtype: Its dtype; None: that of keys and values.
         top_k: Tokens that this indexer selects.
         sharing_layers: Layers that attend to what the indexer selected for a layer before them.
+        host_share: See `CacheShape`.
     """
 
     kv_heads: int
@@ -50,6 +52,7 @@ class ModelShape:
     index_dtype: torch.dtype | None = None
     top_k: int | None = None
     sharing_layers: frozenset[int] = frozenset()
+    host_share: Shard = WHOLE
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ def _plan(
     free = memory.device_bytes - staging_bytes
     buffer_pages = min(max_pages, minimal.buffer_pages) if minimal.sparse_layers else 0
     longest = max_pages * per_host_page + buffer_pages * per_device_page
-    host_needed = -(-least_tokens // minimal.page_size) * bytes_of["host_kv"]
+    ranks = model.host_share.ranks
+    host_needed = -(-least_tokens // (minimal.page_size * ranks)) * bytes_of["host_kv"]
     _check_memory("HOST_KV_BYTES", memory.host_bytes, host_needed, least_tokens)
     _check_memory("DEVICE_KV_BYTES", memory.device_bytes, staging_bytes + longest, model.context_length)
     # As many host pages as long sequences fit the device, with all that each of them needs there.
@@ -154,11 +158,11 @@ def _plan(
     if settings.selector == "auto" and per_host_page:
         # Most of the memory is for sequences that are on the device as a whole.
         fitting = max(max_pages, min(fitting, int(SPILLED_SHARE * free) // per_host_page))
-    on_host = memory.host_bytes // bytes_of["host_kv"] if bytes_of["host_kv"] else all_pages
+    on_host = memory.host_bytes // bytes_of["host_kv"] * ranks if bytes_of["host_kv"] else all_pages
     host_pages = min(on_host, all_pages, fitting)
     free -= host_pages * per_host_page
     device_pages = min(free // per_device_page, all_pages) + reserved_pages if buffer_pages else 0
-    shape = replace(minimal, host_pages=host_pages, device_pages=device_pages)
+    shape = replace(minimal, host_pages=host_pages, device_pages=device_pages, host_share=model.host_share)
     cache_config = CacheConfig(
         page_size=shape.page_size, lru_pages=shape.lru_pages, ring_pages=shape.ring_pages,
         host_pages=host_pages, device_pages=device_pages,

@@ -90,7 +90,7 @@ def copy_pages(cache: KVCache, layer: int, host_pages: Tensor, heads: Tensor, de
         heads: int64 [n], KV heads.
         device_pages: int64 [n].
     """
-    copied = cache.host_kv[cache.on_host[layer]][host_pages, heads]  # [n, C, P, head_dim]
+    copied = cache.read_host(layer, host_pages, heads)  # [n, C, P, head_dim]
     buffer = cache.buffer[cache.sparse[layer]].unflatten(0, (-1, cache.shape.page_size))
     buffer[device_pages, :, :, heads] = copied.transpose(1, 2)
 

@@ -14,6 +14,8 @@ from hiscore.decoding.sparse.residency import host_pages_of, resident_pages_of, 
 from hiscore.decoding.sparse.selection import select_all_pages
 from hiscore.decoding.sparse.selectors import make_selector
 
+ALL = slice(None)
+
 
 class TorchCacheOps:
     """`CacheOps` over a cache on the CPU; methods are documented there.
@@ -75,19 +77,21 @@ class TorchCacheOps:
         cache, page_size = self._cache, self._cache.shape.page_size
         (kept,) = torch.nonzero(host_slots >= 0, as_tuple=True)
         host, buffer = host_slots[kept].long(), buffer_slots[kept].long()
-        for layer, at in cache.on_host.items():
+        for layer in cache.on_host:
             tokens = cache.tokens(layer)[host if layer in cache.dense else buffer]
-            cache.host_kv[at][host // page_size, :, :, host % page_size] = tokens.transpose(1, 2)
+            cache.write_host(layer, tokens.transpose(1, 2), host // page_size, ALL, ALL, host % page_size)
 
     def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         pages, offsets = self._pages_and_offsets(host_pages, len(slots))
-        for layer, at in self._cache.on_host.items():
-            self._cache.host_kv[at][pages, :, :, offsets] = staging[layer][slots.long()].transpose(1, 2)
+        for layer in self._cache.on_host:
+            tokens = staging[layer][slots.long()]
+            self._cache.write_host(layer, tokens.transpose(1, 2), pages, ALL, ALL, offsets)
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         pages, offsets = self._pages_and_offsets(host_pages, len(slots))
-        for layer, at in self._cache.on_host.items():
-            staging[layer][slots.long()] = self._cache.host_kv[at][pages, :, :, offsets].transpose(1, 2)
+        for layer in self._cache.on_host:
+            tokens = self._cache.read_host(layer, pages, ALL, ALL, offsets)
+            staging[layer][slots.long()] = tokens.transpose(1, 2)
 
     def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
         if not isinstance(self._selector, DsaSelector):

@@ -16,6 +16,10 @@ COPY_ELEMENTS = 4096
 PROMPT_OFFLOAD_PROGRAMS = 3
 # Offloads of at most this many tokens are too short to hold up anything, and use as many programs as swap-ins.
 SHORT_OFFLOAD_TOKENS = 64
+# Programs that copy what ranks have brought each other, from one place on the device to another.
+PLACING_PROGRAMS = 512
+# Bytes of a restored sequence that ranks merge at once.
+MERGED_BYTES = 2**25
 
 
 class TritonTransfers:
@@ -42,6 +46,7 @@ class TritonTransfers:
                 KV_HEADS=sizes.kv_heads, PARTS=sizes.kv_parts, PAGE=sizes.page_size,
                 HEAD_DIM=sizes.head_dim, PADDED=self._padded,
                 LINES=triton.next_power_of_2(sizes.kv_parts * sizes.kv_heads),
+                RANKS=sizes.host_share.ranks, RANK=sizes.host_share.rank,
             )  # fmt: skip
 
     def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
@@ -49,6 +54,8 @@ class TritonTransfers:
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         self._copy_pages(staging, slots, host_pages, to_host=False)
+        if self._cache.shape.host_share.ranks > 1:
+            self._merge(staging, slots)
 
     def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
         cache, sizes = self._cache, self._cache.shape
@@ -70,16 +77,47 @@ class TritonTransfers:
 
     def _swap_in(self, layer: int, swaps: Tensor, swap_counts: Tensor) -> None:
         """Copy listed pages of a layer from the host: see `kv_transfer.swap_in`."""
+        cache, share = self._cache, self._cache.shape.host_share
+        _, programs = self._copy_launch(COPY_ELEMENTS)
+        if share.ranks == 1:
+            self._launch_swaps(layer, cache.exchange, swaps, swap_counts, programs, True, True)
+            return
+        # All that could be missing: how much is, nobody knows when a graph is captured.
+        missing = cache.exchange[: swap_counts.numel() * min(swaps.shape[2], cache.shape.most_missing)]
+        self._launch_swaps(layer, missing, swaps, swap_counts, programs * share.ranks, True, False)
+        merged = cache.sharers.merge(missing)
+        self._launch_swaps(layer, merged, swaps, swap_counts, PLACING_PROGRAMS, False, True)
+
+    def _launch_swaps(
+        self,
+        layer: int,
+        exchange: Tensor,
+        swaps: Tensor,
+        swap_counts: Tensor,
+        programs: int,
+        from_host: bool,
+        to_buffer: bool,
+    ) -> None:
         cache, sizes = self._cache, self._cache.shape
-        pages_at_once, programs = self._copy_launch(COPY_ELEMENTS)
+        pages_at_once, _ = self._copy_launch(COPY_ELEMENTS)
         pairs = swap_counts.numel()
         kv_transfer.swap_in[(min(programs, pairs * swaps.shape[2]),)](
-            cache.host_kv[cache.on_host[layer]], cache.buffer[cache.sparse[layer]],
-            swaps, swap_counts, pairs, swaps.shape[2],
+            cache.host_kv[cache.on_host[layer]], exchange, cache.buffer[cache.sparse[layer]],
+            swaps, swap_counts, pairs, swaps.shape[2], len(exchange) // pairs,
             KV_HEADS=sizes.kv_heads, PARTS=sizes.kv_parts, PAGE=sizes.page_size,
             HEAD_DIM=sizes.head_dim, PADDED=self._padded,
             PAGES=pages_at_once, PAIRS=triton.next_power_of_2(pairs),
+            RANKS=sizes.host_share.ranks, RANK=sizes.host_share.rank,
+            FROM_HOST=from_host, TO_BUFFER=to_buffer,
         )  # fmt: skip
+
+    def _merge(self, staging: Tensor, slots: Tensor) -> None:
+        """Complete a restored sequence, of which each rank has read what it stores."""
+        tokens = max(1, MERGED_BYTES // (staging[0, 0].numel() * staging.element_size()))
+        for part in slots.split(tokens):
+            for layer in self._cache.on_host:
+                read = staging[layer].index_select(0, part)
+                staging[layer].index_copy_(0, part.long(), self._cache.sharers.merge(read))
 
     def _copy_pages(self, staging: Tensor, slots: Tensor, host_pages: Tensor, to_host: bool) -> None:
         cache, sizes = self._cache, self._cache.shape
@@ -94,6 +132,7 @@ class TritonTransfers:
             staging.stride(0), cache.host_kv.stride(0),
             KV_HEADS=sizes.kv_heads, PARTS=sizes.kv_parts, PAGE=sizes.page_size,
             HEAD_DIM=sizes.head_dim, PADDED=self._padded, PAGES=pages_at_once, TO_HOST=to_host,
+            RANKS=sizes.host_share.ranks, RANK=sizes.host_share.rank,
         )  # fmt: skip
 
     def _copy_launch(self, elements: int) -> tuple[int, int]:

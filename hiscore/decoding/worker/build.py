@@ -196,7 +196,7 @@ def build_worker(
         fp8_indexer = settings.indexer_dtype == "fp8"
         latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, fp8_indexer, keeps_fp8, group)
         latent.after_layer = site.progress if site else no_progress
-        cache = KVCache.allocate(shape, dtype, device)
+        cache = KVCache.allocate(shape, dtype, device, group)
         by_kernels = settings.indexer_prefill == "kernels"
         model: DecodeModel = LatentModel(latent, cache, staging_tokens, by_kernels)
         attention, value_dim = latent.attention_shape, latent.architecture.latent_rank

@@ -64,7 +64,10 @@ def plan_memory(
         activations: Bytes of a prefill forward and of a step's logits.
     """
     pool = MemoryLine("keys and values on the host", sizes["host_kv"], ("HOST_KV_BYTES",))
-    rest = sum(size for name, size in sizes.items() if name not in ("host_kv", "dense_kv", *BUFFERS, *INDEX))
+    counted = ("host_kv", "exchange", "dense_kv", *BUFFERS, *INDEX)
+    rest = sum(size for name, size in sizes.items() if name not in counted)
+    # Written by kernels alone.
+    exchange = sizes["exchange"] if device.type == "cuda" else 0
     of_device = ("DEVICE_KV_BYTES",)
     lines = (
         weights,
@@ -72,6 +75,7 @@ def plan_memory(
         MemoryLine("dense layers", sizes["dense_kv"], of_device),
         MemoryLine("buffers", sum(sizes[name] for name in BUFFERS), of_device),
         MemoryLine("index", sum(sizes[name] for name in INDEX), of_device),
+        MemoryLine("exchange between ranks", exchange, ("MAX_STREAMS",)),
         MemoryLine("block tables", rest, ("MAX_STREAMS",)),
         MemoryLine("activations", activations, ("MAX_STREAMS",)),
         MemoryLine("kernels and libraries", LIBRARY_BYTES[device.type]),

@@ -37,7 +37,8 @@ def read_shape(
 ) -> tuple[ModelShape, Architecture | DsaArchitecture]:
     """What the cache must know of a rank's share of a checkpoint, and its architecture."""
     if is_latent(checkpoint):
-        # A rank has every latent and every index key, whatever it has of the heads.
+        # On the device a rank has every latent and every index key, whatever it has of the heads; on the host the
+        # ranks store the latents once, together.
         fp8 = settings.indexer_dtype == "fp8"
         latent, _ = read_latent_architecture(checkpoint, settings.max_context, fp8)
         windows = (None,) * latent.layers
@@ -46,7 +47,7 @@ def read_shape(
         width, key_dtype = stored_key(indexer, torch.float32)
         return ModelShape(
             1, 1, latent.row_dim, windows, latent.context_length, width, key_dtype if fp8 else None,
-            indexer.top_k, sharing,
+            indexer.top_k, sharing, shard,
         ), latent_of_rank(latent, shard)  # fmt: skip
     whole, _ = read_architecture(checkpoint, generation_context(checkpoint, settings.max_context))
     grouped = of_rank(whole, shard)

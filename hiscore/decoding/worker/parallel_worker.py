@@ -1,10 +1,11 @@
 """`Worker` over several ranks: each has the pages of its own heads, and does what the first one is asked.
 
-Latents have one head, which every rank has: all of them hold, select and offload the same pages.
+Latents have one head, which every rank has: all of them select the same pages and hold them on the device. On the
+host each page is stored by one rank, and a rank that needs it gets it from there (`KVCache.read_host`).
 
 All ranks get the same calls in the same order, and sample from the same logits. So the tokens that each feeds to
-its next step are the same, and only the first rank reads them. What a rank selects, swaps in and offloads is of
-its own heads; its own schedule orders that, whatever the other ranks' copies are doing.
+its next step are the same, and only the first rank reads them. What a rank offloads, and reads
+of the host, is its own; its own schedule orders that, whatever the other ranks' copies are doing.
 """
 
 import time

@@ -77,6 +77,11 @@ def report_pools(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, 
         context,
         "\n".join(rows),
     )
+    if shape.host_share.ranks > 1:
+        log.info(
+            "%d ranks share the host's pages: its bytes are of one rank, its tokens of all of them",
+            shape.host_share.ranks,
+        )
     if cache_config.whole_if_it_fits and not cache_config.dense:
         log.info(
             "%d sequences of %d tokens fit the device as a whole; of others it has a buffer of %d tokens each",

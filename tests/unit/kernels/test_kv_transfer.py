@@ -14,6 +14,7 @@ from hiscore.decoding.sparse import triton_transfers
 from hiscore.decoding.sparse.block_tables import slot_mapping
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
+from hiscore.parallel.shard import Shard
 from tests.support.decode_cache import KnownCache, unique_contents
 from tests.support.decode_kernels import (
     DEVICE,
@@ -24,6 +25,7 @@ from tests.support.decode_kernels import (
     on_device,
     rows_of,
 )
+from tests.support.shared_host import OneAfterTheOther, one_after_the_other
 
 NEWEST = 5
 
@@ -117,3 +119,89 @@ def test_a_prompt_goes_to_the_host_dense_layers_and_buffer_and_back(
     for layer in shape.host_layers:
         right[layer, elsewhere.long()] = staging[layer, slots.long()]
     assert_same(other, right)
+
+
+def cache_of(rank: OneAfterTheOther, host: torch.Tensor) -> KVCache:
+    """A rank's cache, with its share of what one rank alone would have on the host."""
+    shape = replace(SHAPE, host_share=rank.shard)
+    cache = KVCache.allocate(shape, torch.float32, torch.device("cpu"), rank)
+    cache.host_kv.copy_(host[:, rank.shard.rank :: rank.shard.ranks])
+    cache = on_device(cache)
+    cache.sharers = rank
+    return cache
+
+
+@pytest.mark.parametrize(("ranks", "last"), [(2, 0), (2, 1), (3, 1), (4, 3)])
+def test_ranks_store_each_page_once_and_restore_all_of_them(
+    ranks: int, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merged in pieces of three tokens."""
+    monkeypatch.setattr(triton_transfers, "MERGED_BYTES", 3 * 2 * 2 * 4 * 4)
+    known = KnownCache(SHAPE, unique_contents(SHAPE), NEWEST, dtype=torch.float32)
+    assert known.admit(2, 30, 40)
+    rows = known.rows([2], padding=1)
+    known.write(rows)
+    host_slots, buffer = slot_mapping(known.cache, rows)
+    rng = np.random.default_rng(ranks)
+    staging = torch.arange(3 * 32 * 16, dtype=torch.float32, device=DEVICE).view(3, 32, 2, 2, 4)
+    slots = torch.from_numpy(rng.permutation(32)[:27]).int().to(DEVICE)
+    free = np.setdiff1d(np.arange(80), known.pages[2][0])
+    pages = torch.from_numpy(rng.permutation(free)[:7]).int().to(DEVICE)
+    before = known.cache.host_kv.clone()
+    reference = TorchCacheOps(known.cache, attention_shape(SHAPE, 1))
+    reference.offload_step(host_slots, buffer)
+    reference.offload_prompt(staging.cpu(), slots.cpu(), pages.cpu())
+    expected = known.cache.host_kv
+    for rank in one_after_the_other(ranks, last):
+        cache = cache_of(rank, before)
+        for name in ("buffer", "dense_kv"):
+            getattr(cache, name).copy_(getattr(known.cache, name))
+        ops = TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)
+        ops.offload_step(host_slots.to(DEVICE), buffer.to(DEVICE))
+        ops.offload_prompt(staging, slots, pages)
+        assert_same(cache.host_kv, expected[:, rank.shard.rank :: ranks])
+        restored = torch.full_like(staging, -2.0)
+        ops.restore_prompt(restored, slots, pages)
+        right = torch.full_like(staging, -2.0)
+        right[:, slots.long()] = staging[:, slots.long()]
+        # The control: a rank that has got nothing from the others lacks what they store.
+        assert torch.equal(restored, right) == (rank.shard.rank == last)
+    assert len(cache.host_kv[0]) * ranks == SHAPE.host_pages or ranks == 3
+
+
+@pytest.mark.parametrize(("ranks", "last"), [(2, 0), (3, 2), (4, 1)])
+def test_ranks_bring_each_other_the_pages_that_a_step_misses(ranks: int, last: int) -> None:
+    """Lists of different lengths, one of them empty. A sum would change -0, and a NaN's other bits."""
+    rng = np.random.default_rng(ranks)
+    host = torch.from_numpy(rng.standard_normal((3, 80, 2, 2, 4, 4)).astype(np.float32))
+    host[:, ::3, 0] = -0.0
+    host.view(torch.int32)[:, 1::5, 1] = 0x7FC0_1234
+    counts = torch.tensor([[5, 0], [1, 4], [2, 3]], dtype=torch.int32)
+    swaps = np.full((3, 2, 8, 2), 10**6)
+    device_pages = rng.permutation(48)
+    for number, (row, head) in enumerate(np.ndindex(3, 2)):
+        count = int(counts[row, head])
+        swaps[row, head, :count, 0] = rng.permutation(80)[:count]
+        swaps[row, head, :count, 1] = device_pages[8 * number : 8 * number + count]
+    right = torch.full((192, 2, 2, 4), -7.0)
+    for row, head in np.ndindex(3, 2):
+        for source, target in swaps[row, head, : counts[row, head]]:
+            right[4 * target : 4 * target + 4, :, head] = host[2, source, head].transpose(0, 1)
+    listed = torch.from_numpy(swaps).int().to(DEVICE)
+    for rank in one_after_the_other(ranks, last):
+        cache = cache_of(rank, host)
+        cache.buffer.fill_(-7.0)
+        TritonCacheOps(cache, attention_shape(SHAPE, 1), 96)._swap_in(2, listed, counts.to(DEVICE))
+        given = cache.buffer[cache.sparse[2]].cpu()
+        if rank.shard.rank == last:
+            assert_same(given, right)
+        else:
+            assert not torch.equal(given.view(torch.int32), right.view(torch.int32))
+        assert not (cache.buffer[cache.sparse[0]] != -7.0).any()
+
+
+def test_a_cache_shared_by_other_ranks_than_those_that_decode_is_refused() -> None:
+    shape = replace(SHAPE, host_share=Shard(1, 2))
+    for group in (None, OneAfterTheOther(Shard(0, 2)), OneAfterTheOther(Shard(1, 4))):
+        with pytest.raises(ValueError, match="host_share is Shard"):
+            KVCache.allocate(shape, torch.float32, torch.device("cpu"), group)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -45,6 +46,21 @@ def test_sums_maxima_and_parts_are_those_of_all_ranks(ranks: Ranks) -> None:
     assert total.tolist() == [[6.0, 6.0]] * 3
     assert most.tolist() == [[3.0, 3.0]] * 3
     assert parts.tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("length", [7, 8])
+def test_numbers_of_different_ranks_are_merged_to_the_bit(
+    ranks: Ranks, dtype: torch.dtype, length: int
+) -> None:
+    """All bits are there, with -0 and NaN, which a sum would change: the control."""
+    bits = torch.from_numpy(np.random.default_rng(1).integers(0, 256, 8 * length).astype(np.uint8))
+    numbers = bits.view(dtype)[:length].clone()
+    if dtype.is_floating_point:
+        numbers[1], numbers[2] = -0.0, float("nan")
+        assert not torch.equal((numbers + 0.0).view(torch.uint8), numbers.view(torch.uint8))
+    merged = ranks.do(partial(rank_work.merge, numbers=numbers))
+    assert torch.equal(merged.view(torch.uint8), numbers.view(torch.uint8))
 
 
 def test_all_ranks_see_the_bytes_of_each_message_in_order(ranks: Ranks) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hiscore.decoding.kv_cache.shape import MAX_SELECTABLE_PAGES, CacheShape, IndexKind, newest_selected
+from hiscore.parallel.shard import Shard
 
 SHAPE = CacheShape(
     layers=4, kv_heads=3, kv_parts=2, head_dim=8, page_size=4, max_sequences=6, max_pages=24, host_pages=80,
@@ -78,6 +79,7 @@ def test_tensors_have_the_shapes_that_their_sizes_say() -> None:
     sizes = {name: size for name, (size, _) in SHAPE.tensors(torch.bfloat16).items()}
     assert sizes["host_kv"] == (4, 80, 3, 2, 4, 8)
     assert replace(SHAPE, device_only=SHAPE.dense_layers).tensors(torch.float32)["host_kv"][0][0] == 3
+    assert sizes["exchange"] == (0, 2, 4, 8)
     assert sizes["dense_kv"] == (1, 320, 2, 3, 8)
     assert sizes["buffer"] == (3, 192, 2, 3, 8)
     assert sizes["host_block_table"] == sizes["device_block_table"] == (6, 24)
@@ -86,6 +88,19 @@ def test_tensors_have_the_shapes_that_their_sizes_say() -> None:
     # A buffer longer than the longest sequence still has an entry for each of its pages.
     assert replace(SHAPE, max_pages=4).tensors(torch.bfloat16)["device_block_table"][0] == (6, 9)
     assert SHAPE.bytes(torch.bfloat16)["buffer"] == 3 * 192 * 2 * 3 * 8 * 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_ranks_share_the_host_pool_and_nothing_else(ranks: int) -> None:
+    each = [replace(SHAPE, host_share=Shard(rank, ranks)).tensors(torch.bfloat16) for rank in range(ranks)]
+    assert sum(sizes["host_kv"][0][1] for sizes in each) == SHAPE.host_pages
+    # Room for all that a step of 6 rows with 3 heads selects.
+    assert {sizes["exchange"][0] for sizes in each} == {(6 * 3 * 5, 2, 4, 8)}
+    alone = SHAPE.tensors(torch.bfloat16)
+    for sizes in each:
+        assert {name for name in alone if sizes[name] != alone[name]} == {"host_kv", "exchange"}
+    # A rank without a page has one nevertheless: an index needs something to point at.
+    assert replace(SHAPE, host_pages=1, host_share=Shard(1, ranks)).stored_pages == 1
 
 
 def test_what_every_selection_contains() -> None:

@@ -22,6 +22,7 @@ from hiscore.decoding.page_needs import check_fits
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.parallel.shard import Shard
 from hiscore.settings import BackupProtocol, CacheSettings
 
 MIB = 2**20
@@ -106,6 +107,27 @@ def test_only_layers_that_select_for_themselves_hold_an_index() -> None:
         assert planned.indexed_layers == tuple(range(0, 8, 1 if name == "own" else 4))
     assert bytes_["shared"].pop("index") * 4 == bytes_["own"].pop("index") == 8 * 32_768 * 128 * 2
     assert bytes_["shared"] == bytes_["own"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_that_share_the_host_pool_have_room_for_more(ranks: int) -> None:
+    """The same bytes on each hold the pages of all; the device's pools are those of one rank alone."""
+    model = ModelShape(1, 1, 576, (None,) * 8, 32_768, index_dim=128, top_k=2_048)
+    page = 8 * 576 * 2
+    settings = CacheSettings(selector="dsa", max_context=32_768)
+    memory = MemoryBudget(40_000 * page, 2**50, 64)
+    alone, _ = plan_cache(settings, model, memory, torch.bfloat16, 256)
+    assert alone.host_pages == 40_000
+    for rank in range(ranks):
+        shared = replace(model, host_share=Shard(rank, ranks))
+        shape, config = plan_cache(settings, shared, memory, torch.bfloat16, 256)
+        assert shape.host_pages == config.host_pages == 40_000 * ranks
+        assert shape.bytes(torch.bfloat16)["host_kv"] == memory.host_bytes
+        # One sequence needs a share on each rank, and no less.
+        least = replace(memory, host_bytes=32_768 // ranks * page)
+        plan_cache(settings, shared, least, torch.bfloat16, 256)
+        with pytest.raises(ValueError, match="HOST_KV_BYTES"):
+            plan_cache(settings, shared, replace(least, host_bytes=least.host_bytes - 1), torch.bfloat16, 256)
 
 
 def test_index_keys_of_another_dtype_count_with_their_own_bytes() -> None:

@@ -1,5 +1,6 @@
 """Decode's pools at the defaults, for checkpoints and machines of every size."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +23,7 @@ from hiscore.memory.ledger import Ledger
 from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.support import context_limit
+from hiscore.parallel.shard import Shard
 from hiscore.settings import CacheSettings
 from tests.support.geometries import GEOMETRIES, architecture
 
@@ -102,6 +104,21 @@ def test_what_is_planned_is_what_the_pools_may_take(name: str, gpu: float) -> No
     assert sum(line.bytes for line in device.lines if line.name in of_pools) <= gpu * GIB / 4
     assert host.total == shape.bytes(torch.bfloat16)["host_kv"] <= 50 * GIB
     assert cache_config.context_length == min(32_768, architecture(name).context_length) or gpu < 24
+
+
+def test_what_ranks_bring_each_other_of_latents_is_planned() -> None:
+    """DeepSeek-V3.2's rows. On the CPU nothing is written to that memory."""
+    settings = CacheSettings(selector="dsa", max_context=32_768)
+    latents = ModelShape(1, 1, 576, (None,) * 61, 32_768, index_dim=128, top_k=2_048)
+
+    def line(ranks: int, device: torch.device) -> int:
+        model = replace(latents, host_share=Shard(0, ranks))
+        shape, _ = plan_cache(settings, model, MemoryBudget(2**40, 2**40, 64), torch.bfloat16, 2_048)
+        plans = plan_memory(device, shape.bytes(torch.bfloat16), 0, MemoryLine("weights", 1), 1)
+        return sum(x.bytes for each in plans for x in each.lines if x.name == "exchange between ranks")
+
+    assert line(4, CUDA) == 64 * 2_048 * 576 * 2
+    assert line(1, CUDA) == line(4, CPU) == 0
 
 
 def test_defaults_are_shares_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from hiscore.decoding.worker.memory import HOST_SHARE, MAX_SEQUENCES, default_de
 from hiscore.decoding.worker.pool_report import Pool, pools_of, report_pools
 from hiscore.memory.plan import GIB
 from hiscore.models.support import context_limit
+from hiscore.parallel.shard import Shard
 from hiscore.settings import CacheSettings
 from tests.support.geometries import GEOMETRIES, architecture
 
@@ -143,6 +144,21 @@ def test_every_pool_is_logged_and_too_few_sequences_are_warned_of(caplog: pytest
     shape, config, sizes, staging = planned
     report_pools(shape, replace(config, max_sequences=6), sizes, staging)
     assert {each.levelno for each in caplog.records} == {logging.INFO}
+
+
+def test_it_is_said_that_ranks_share_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    """The same bytes on each of four ranks hold four times the tokens."""
+    caplog.set_level(logging.INFO)
+    latents = ModelShape(1, 1, 576, (None,) * 61, 32_768, index_dim=128, top_k=2_048)
+    settings, memory = CacheSettings(selector="dsa"), MemoryBudget(61 * 1_152 * 32_768, 2**40, 8)
+    for ranks, tokens in ((1, 32_768), (4, 131_072)):
+        caplog.clear()
+        model = replace(latents, host_share=Shard(0, ranks))
+        shape, config = plan_cache(settings, model, memory, torch.bfloat16, 2_048)
+        report_pools(shape, config, shape.bytes(torch.bfloat16), 0)
+        row = " ".join(caplog.records[0].getMessage().splitlines()[1].split())
+        assert row == f"host 2.14 GiB {tokens} tokens {ranks} sequences HOST_KV_BYTES"
+        assert ("4 ranks share the host's pages" in caplog.text) == (ranks == 4)
 
 
 def test_dense_has_no_buffers_and_too_small_a_pool_is_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,102 @@
+"""Ranks that share the host pool of latents: each page is stored by one of them, and all get it from there."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hiscore.decoding.worker.parallel_worker import ParallelWorker
+from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.parallel.leader import Ranks
+from tests.support import decode_rank_work
+from tests.support.decode_client import serving
+from tests.support.decoding import build, checkpoint, prompt
+from tests.unit.decoding.worker.test_worker_ranks import CALLS, SETTINGS, together, tokens
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+NAME = "latents, shared selections"
+LONG = [{**each, "max_tokens": 40, "sparse": True} for each in CALLS[:4]]
+"""Calls that are preempted and restored, and select what has long left their buffers."""
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with Ranks([CPU] * request.param) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(SETTINGS[NAME][0], tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[list[int]]:
+    return tokens(build(path, *SETTINGS[NAME][1], dtype=torch.float64), LONG)
+
+
+def test_all_ranks_together_store_what_one_would(ranks: Ranks, path: Path) -> None:
+    alone = build(path, *SETTINGS[NAME][1], dtype=torch.float64)
+    pool = alone._cache.host_kv
+    together(ranks, path, NAME)
+    stored = ranks.do(decode_rank_work.host_bytes)
+    assert sum(stored) == pool.numel() * pool.element_size()
+    assert max(stored) - min(stored) <= pool[:, 0].numel() * pool.element_size()
+
+
+def test_what_a_rank_does_not_get_from_the_others_is_missed(
+    ranks: Ranks, path: Path, expected: list[list[int]]
+) -> None:
+    """The control: one rank attends to what it stores itself, and to zeros."""
+    ranks.do(partial(decode_rank_work.keep_to_itself, which=1))
+    try:
+        assert tokens(together(ranks, path, NAME), LONG) != expected
+    finally:
+        ranks.do(decode_rank_work.merge_again)
+    assert tokens(together(ranks, path, NAME), LONG) == expected
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_what_one_rank_stores_is_what_all_attend_to(
+    which: int, ranks: Ranks, path: Path, expected: list[list[int]]
+) -> None:
+    """The control: a rank's share of the pool is spoiled on its way there, and nothing else is."""
+    worker = together(ranks, path, NAME)
+    ranks.do(partial(decode_rank_work.store_zeros, which=which % ranks.rank.shard.ranks))
+    assert tokens(worker, LONG) != expected
+
+
+def test_a_rank_that_stores_nothing_is_missed(ranks: Ranks, path: Path, expected: list[list[int]]) -> None:
+    """The control: memory that was never written is NaN."""
+    worker = together(ranks, path, NAME)
+    ranks.do(partial(decode_rank_work.offload_nothing, which=1))
+    with pytest.raises(AssertionError):
+        assert tokens(worker, LONG) == expected
+
+
+def test_a_prefix_that_was_found_comes_from_all_ranks(ranks: Ranks, path: Path) -> None:
+    start = prompt(150)
+    later = np.concatenate((start[:130], prompt(10, seed=2)))  # shares four blocks of 32
+
+    def answers(worker: CacheWorker | ParallelWorker, caching: bool) -> list[list[int]]:
+        with serving(worker) as client:
+            outcomes = []
+            for each in (start, later):
+                outcomes.append(client.submit(each, 12, sparse=True))
+                client.wait(outcomes)
+            assert client.stats.cached_tokens == (128 if caching else 0)
+        return [outcome.tokens for outcome in outcomes]
+
+    caching = {"prefix_cache": True, "chunk": 64}
+    alone = build(path, *SETTINGS[NAME][1], dtype=torch.float64, chunk=64)
+    right = answers(alone, caching=False)
+    assert answers(together(ranks, path, NAME, late=1, **caching), caching=True) == right
+    # The control: what one rank has stored is spoiled.
+    spoiled = together(ranks, path, NAME, **caching)
+    ranks.do(partial(decode_rank_work.store_zeros, which=1))
+    assert answers(spoiled, caching=True)[1] != right[1]
