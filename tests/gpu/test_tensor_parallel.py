@@ -1,4 +1,4 @@
-"""The scorer on two GPUs against the scorer on one: sums by NCCL, inside CUDA graphs.
+"""The scorer and decode on two GPUs against one: sums by NCCL, inside CUDA graphs.
 
 Run it alone: `pytest tests/gpu/test_tensor_parallel.py`. The first rank is this process, on the first GPU.
 """
@@ -26,7 +26,7 @@ from tests.support import decode_rank_work, decoding, rank_work, tiny_models
 from tests.support.scoring import score
 from tests.support.strategies import random_tokens
 from tests.support.tiny_models import FAMILIES, VOCABULARY
-from tests.unit.decoding.worker.test_worker_ranks import CALLS, SETTINGS, tokens
+from tests.unit.decoding.worker.test_worker_ranks import CALLS, SETTINGS, tokens, with_a_head_for_each_rank
 
 pytestmark = [
     pytest.mark.gpu,
@@ -126,20 +126,58 @@ def test_bfloat16_is_as_near_to_float32_as_one_gpu_is(geometry: str, ranks: Rank
     assert together <= 2 * alone + 1e-3, (together, alone)
 
 
-@pytest.mark.parametrize("name", ["dense", "quest", "exact", "sinks"])
+def decode_together(ranks: Ranks, path: Path, name: str) -> ParallelWorker:
+    ranks.do(
+        partial(
+            decode_rank_work.build_on, path=path, late=None, deaf=False, given=SETTINGS[name][1],
+            dtype=torch.float32,
+        )
+    )  # fmt: skip
+    return ParallelWorker(ranks)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
 def test_decode_gives_the_tokens_of_one_gpu(name: str, ranks: Ranks, tmp_path: Path) -> None:
-    """Steps are CUDA graphs with sums inside; copies to the host and back are each rank's own."""
+    """Steps are CUDA graphs with sums inside; so is what ranks bring each other of latents on the host."""
     family, given = SETTINGS[name]
     path = decoding.checkpoint(family, tmp_path)
     calls = [{**each, "max_tokens": 12} for each in CALLS]
-    expected = tokens(decoding.build(path, *given, device="cuda:0"), calls)
-    ranks.do(
-        partial(decode_rank_work.build_on, path=path, late=None, deaf=False, given=given, dtype=torch.float32)
-    )
-    found = tokens(ParallelWorker(ranks), calls)
+    one_gpu = decoding.build(with_a_head_for_each_rank(path, len(GPUS)), *given, device="cuda:0")
+    expected = tokens(one_gpu, calls)
+    found = tokens(decode_together(ranks, path, name), calls)
     # In float32 a near tie may be decided the other way, and what follows differs: not in most calls.
     assert sum(one == other for one, other in zip(expected, found, strict=True)) >= len(calls) * 0.7
     assert [one[0] for one in expected] == [other[0] for other in found]
+
+
+@pytest.mark.parametrize("name", ["latents", "latents, shared selections"])
+def test_latents_are_on_the_host_once_and_come_from_both_ranks(
+    name: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    """The controls: one rank stores nothing, or gets nothing from the other."""
+    path = decoding.checkpoint(SETTINGS[name][0], tmp_path)
+    calls = [{**each, "max_tokens": 40, "sparse": True} for each in CALLS[:8]]
+    one_gpu = decoding.build(path, *SETTINGS[name][1], device="cuda:0")
+    pool = one_gpu._cache.host_kv
+    expected = tokens(one_gpu, calls)
+
+    def mostly_the_same(worker: ParallelWorker) -> bool:
+        """See above: near ties."""
+        found = tokens(worker, calls)
+        return sum(one == other for one, other in zip(expected, found, strict=True)) >= len(calls) * 0.7
+
+    worker = decode_together(ranks, path, name)
+    assert sum(ranks.do(decode_rank_work.host_bytes)) == pool.numel() * pool.element_size()
+    assert mostly_the_same(worker)
+    silent = decode_together(ranks, path, name)
+    ranks.do(partial(decode_rank_work.offload_nothing, which=1))
+    with pytest.raises(AssertionError):  # memory that was never written is NaN
+        assert mostly_the_same(silent)
+    ranks.do(partial(decode_rank_work.keep_to_itself, which=1))
+    try:
+        assert not mostly_the_same(decode_together(ranks, path, name))
+    finally:
+        ranks.do(decode_rank_work.merge_again)
 
 
 LOSES_A_RANK = """
