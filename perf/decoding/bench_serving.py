@@ -1,12 +1,12 @@
 """SGLang's own serving benchmark against `decode` through the HTTP API, as it was published for HiSparse.
 
-usage: python -m perf.decoding.bench_serving --out DIR [--model DIR] [--client 'python3 -m sglang.bench_serving']
+usage: python -m perf.decoding.bench_serving --out DIR [--model DIR | --tokenizer DIR] [--client COMMAND]
            [--prompt 8192] [--tokens 1500] [--backups ring,blocking]
 
 30 prompts through /v1/chat/completions, five at a time, arriving at 5.6 a second, greedy: the arguments with which
 SGLang's pull request on asynchronous backup was measured. Each offload protocol has its own server. The client is
-SGLang's, from an environment that has it. The checkpoint needs a chat template. Without a GPU texts are short: a
-rehearsal whose numbers mean nothing.
+SGLang's, from an environment that has it. The checkpoint needs a chat template; --tokenizer has one and gives it
+to random weights of Qwen3-0.6B's geometry. Without a GPU texts are short: a rehearsal whose numbers mean nothing.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from perf.loadgen.served import server_settings
 from perf.loadgen.text_calls import WORDS
 from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler
+from perf.models import checkpoints
 from perf.script import arguments, by_comma, failed, write_json
 
 PROMPTS, AT_ONCE, PER_SECOND = 30, 5, 5.6
@@ -93,10 +94,14 @@ def main() -> int:
     rehearsal = choose_device("auto")[0] == "cpu"
     options = parse(rehearsal)
     options.out.mkdir(parents=True, exist_ok=True)
-    checkpoint = resolve(options.model or DEFAULT_MODEL)
     results: dict[str, Any] = {"prompt": options.prompt, "tokens": options.tokens, "arms": {}}
     bad = 0
-    with GpuSampler() as gpu:
+    with GpuSampler() as gpu, tempfile.TemporaryDirectory() as written:
+        checkpoint = Path(written)
+        if options.tokenizer and not rehearsal:
+            checkpoints.write(checkpoint, "cuda", options.tokenizer, readable=True)
+        else:
+            checkpoint = resolve(options.model or DEFAULT_MODEL)
         for backup in options.backups:
             settings = server_settings(model=str(checkpoint), models="decode", backup=backup, api_port=0)
             log = options.out / f"server-{backup}.log"
@@ -137,6 +142,7 @@ def parse(rehearsal: bool) -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__, "bench_serving.json and logs")
     parser.add_argument("--model", help="a checkpoint with a chat template; default: the default model")
+    parser.add_argument("--tokenizer", type=Path, help="of random weights: a directory with tokenizer.json")
     parser.add_argument(
         "--client", default="python3 -m sglang.bench_serving", help="how SGLang's client is run"
     )

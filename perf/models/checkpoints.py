@@ -5,12 +5,14 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from hiscore.settings import Device
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def write(directory: Path, device: Device, tokenizer: Path | None) -> None:
+def write(directory: Path, device: Device, tokenizer: Path | None, readable: bool = False) -> None:
     """Write random weights: Qwen3-0.6B's geometry for a GPU, a tiny Qwen3 with its own tokenizer for a CPU.
 
     Args:
@@ -18,19 +20,29 @@ def write(directory: Path, device: Device, tokenizer: Path | None) -> None:
         device: Where it will be served.
         tokenizer: Directory whose tokenizer files the GPU's checkpoint gets, so that it can score text. The tiny
             model ignores it: its embedding is too small for another tokenizer's ids.
+        readable: The GPU's checkpoint gets that tokenizer's vocabulary, so that all it generates is text.
     """
+    vocabulary = None
+    if readable and tokenizer:
+        vocabulary = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab_size()
     # In its own process, so that its GPU memory is freed.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(_geometry if device == "cuda" else _tiny, directory).result()
+        if device == "cuda":
+            pool.submit(_geometry, directory, vocabulary).result()
+        else:
+            pool.submit(_tiny, directory).result()
     if tokenizer and device == "cuda":
         for name in TOKENIZER_FILES:
             shutil.copy(tokenizer / name, directory / name)
 
 
-def _geometry(directory: Path) -> None:
+def _geometry(directory: Path, vocabulary: int | None) -> None:
     from perf.models import random_checkpoint
 
-    random_checkpoint.write("qwen3-0.6b", directory, device="cuda")
+    config = random_checkpoint.config_of("qwen3-0.6b")
+    if vocabulary:
+        config["vocab_size"] = vocabulary
+    random_checkpoint.save(config, directory, device="cuda")
 
 
 def _tiny(directory: Path) -> None:
