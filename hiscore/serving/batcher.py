@@ -1,13 +1,13 @@
 """A model's own queue, and the threads that form batches from it and answer them.
 
-Triton's dynamic batcher cannot serve as the queue: any limit or timeout in its config turns off its
-prefetching, and then a request that arrives while the model is busy may sleep for half a second. So `execute` only
-validates requests and queues them here, and a batch is formed at the last moment, by cost, from all that wait.
+Triton's dynamic batcher cannot serve as the queue: with any limit or timeout it stops prefetching, and then a
+request that arrives while the model is busy may sleep for half a second. So `execute` only validates and queues
+requests, and a batch is formed at the last moment, by cost, from all that wait.
 
-While the device computes one batch, the next is launched behind it. Where a launch only queues work on a device,
-it is made by the first thread that sees room: the caller of `submit`, or the thread that has just seen a batch
-end. Switching threads would cost each request 0.3 ms. A launch that computes has its own thread, so that requests
-are still accepted or refused meanwhile. Whose turn it is says `queue_order`.
+While the device computes one batch, the next is launched behind it: where small requests are to be expected, only
+shortly before the first ends (`launch_pace`). A launch that computes has its own thread. One that only queues work
+on a device is made by the first thread that sees that it is time, as switching threads would cost 0.3 ms: the
+caller of `submit`, the one that has just seen a batch end, or an alarm. Whose turn it is says `queue_order`.
 
 A request that finds the model idle may run on the calling thread (`run_alone`), to be answered by what `execute`
 returns: that reaches the caller about 0.9 ms sooner than a response sender does.
@@ -21,7 +21,9 @@ from queue import SimpleQueue
 from typing import Any, Generic
 
 from hiscore.errors import Code, RequestError, to_request_error
+from hiscore.serving.alarm import Alarm
 from hiscore.serving.batched_model import BatchedModel, BatchLimits, Job
+from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.launched_batch import CompletedBatch, FailedBatch, LaunchedBatch
 from hiscore.serving.load_board import LoadBoard
 from hiscore.serving.one_at_a_time import OneAtATime
@@ -41,6 +43,7 @@ class Batcher(Generic[Job]):
         self.board = board or LoadBoard()
         self._waiting = WaitingRequests(model, limits, self.totals, self.board)
         self._in_flight = 0
+        self._pace = LaunchPace()
         self._closing = False
         self._changed = threading.Condition()  # guards all of the above
         # One thread at a time launches, in the order in which batches were formed.
@@ -50,6 +53,7 @@ class Batcher(Generic[Job]):
         self._threads = [
             threading.Thread(target=loop, name=f"hiscore-{loop.__name__[1:]}", daemon=True) for loop in loops
         ]
+        self._alarm = Alarm(self._launch_ready, "hiscore-launch_due") if model.async_launch else None
         for thread in self._threads:
             thread.start()
 
@@ -86,9 +90,8 @@ class Batcher(Generic[Job]):
         Returns:
             The answer or `RequestError`, or None if the job has to be submitted.
         """
-        small = (
-            self._model.async_launch and self._model.plan().price(job, 0) <= self._limits.max_batch_cost // 4
-        )
+        price = self._model.plan().price(job, 0)
+        small = self._model.async_launch and price <= self._limits.max_batch_cost // 4
         with self._changed:
             if not small or self._waiting or self._in_flight or self._closing:
                 return None
@@ -97,7 +100,7 @@ class Batcher(Generic[Job]):
             self.totals.queue_wait.observe(0.0)
         begin = time.monotonic()
         with self._launch_ready.lock:
-            batch = self._try_launch([job])
+            batch = self._try_launch([job], price)
         answers, completed = self._await(batch, 1)
         with self._changed:
             self._waiting.publish_load()
@@ -116,6 +119,8 @@ class Batcher(Generic[Job]):
         self._launched.put(None)
         for thread in self._threads:
             thread.join()
+        if self._alarm:
+            self._alarm.close()
 
     def _launch_all(self) -> None:
         while True:
@@ -126,15 +131,20 @@ class Batcher(Generic[Job]):
             self._launch_ready()
 
     def _can_launch(self) -> bool:
-        return bool(self._waiting) and self._in_flight < self._limits.max_in_flight
+        if not self._waiting or self._in_flight >= self._limits.max_in_flight:
+            return False
+        if self._alarm and self._in_flight and self._waiting.expects_small():
+            self._alarm.set(due := self._pace.due())
+            return due <= time.monotonic()
+        return True
 
     def _launch_due(self) -> None:
-        """Launch batches as long as there is room and work."""
-        while batch := self._next_batch():
-            jobs = [job for _, job in batch]
-            self._launched.put(([request for request, _ in batch], self._try_launch(jobs)))
+        """Launch batches as long as it is time and there is work."""
+        while (batch := self._next_batch())[0]:
+            requests, jobs = zip(*batch[0], strict=True)
+            self._launched.put((list(requests), self._try_launch(list(jobs), batch[1])))
 
-    def _try_launch(self, jobs: list[Job]) -> LaunchedBatch:
+    def _try_launch(self, jobs: list[Job], cost: int) -> LaunchedBatch:
         begin = time.monotonic()
         try:
             return self._model.launch(jobs)
@@ -142,24 +152,24 @@ class Batcher(Generic[Job]):
             return FailedBatch(error)
         finally:
             self.totals.launch_seconds += time.monotonic() - begin
+            with self._changed:
+                self._pace.launched(cost, begin, time.monotonic())
 
-    def _next_batch(self) -> list[tuple[QueuedRequest[Job], Job]]:
-        """Take the next batch, requests and the part of each, and answer those that are late or cancelled."""
+    def _next_batch(self) -> tuple[list[tuple[QueuedRequest[Job], Job]], int]:
+        """Take the next batch, requests and their parts, and its cost; answer those late or cancelled."""
         cancelled = self._cancelled()
         with self._changed:
-            batch, dropped = self._waiting.next_batch(cancelled) if self._can_launch() else ([], [])
-            self._in_flight += bool(batch)
+            parts, cost, dropped = self._waiting.next_batch(cancelled) if self._can_launch() else ([], 0, [])
+            self._in_flight += bool(parts)
             self._changed.notify_all()
         for request, reason in dropped:
             self._answer(request, reason)
-        return batch
+        return parts, cost
 
     def _cancelled(self) -> list[QueuedRequest[Job]]:
         """Those among the first that wait whose callers have gone."""
         with self._changed:
-            if not self._can_launch():
-                return []
-            polled = self._waiting.worth_polling()
+            polled = self._waiting.worth_polling() if self._can_launch() else []
         try:
             return [request for request in polled if request.reply_to.is_cancelled()]
         except Exception:
@@ -206,6 +216,9 @@ class Batcher(Generic[Job]):
             return [answer] * jobs, False
         finally:
             self.totals.device_seconds += time.monotonic() - begin
+            if not isinstance(batch, CompletedBatch):
+                with self._changed:
+                    self._pace.finished(time.monotonic())
 
     def _add_part(self, request: QueuedRequest[Job], answer: Any) -> None:
         """Keep the answer of a request's next part; its last part or its first error answers the request."""
@@ -218,7 +231,7 @@ class Batcher(Generic[Job]):
             self._answer(request, self._join(request))
 
     def _join(self, request: QueuedRequest[Job]) -> Any:
-        """The answer of a request of several parts; an error of its own if they cannot be joined."""
+        """The answer of a request of several parts; an error if they cannot be joined."""
         try:
             return self._model.join(request.job, request.answers)
         except Exception as error:

@@ -1,8 +1,8 @@
-"""Whose turn it is: most of a batch is for those that came first, the rest for the shortest.
+"""Whose turn it is: in turns, most of a batch is for those that came first, or all of it for the small ones.
 
-The shortest first, so that a small request is not held up by the large ones before it. The share of the oldest, so
-that no request starves: whatever comes later, the oldest goes on in every batch. A large request takes part of a
-batch at a time.
+Small ones have turns of their own, so that they are held up neither by the large ones before them nor by a part of
+one in their batch. The oldest goes on in every second batch at least, whatever comes later, so that no request
+starves. A large request takes part of a batch at a time.
 
 A batch that computes holds up whoever comes next. So batches are small while small requests are about, and large
 where no small one is to be expected or much waits: see `QueueOrder.limit`.
@@ -19,8 +19,7 @@ from typing import Generic, Protocol, TypeVar
 Request = TypeVar("Request")
 Taken = TypeVar("Taken", contravariant=True)
 
-# Chosen by simulation, see tests/support/batch_simulator.py: with two batches in flight, a small request waits for
-# two of the smallest at most.
+# Chosen by simulation, see tests/support/batch_simulator.py.
 RECENT = 64
 """Requests whose sizes say what is to be expected: the last that came while others waited or ran."""
 SMALL = RECENT // 8
@@ -29,11 +28,16 @@ FORGET_AFTER = 8
 """One of them is forgotten after so many requests that came alone."""
 SMALL_PER_BATCH = 8
 """Small requests that a batch holds while little waits."""
-SMALLEST_BATCH = 1 / 16
+SMALLEST_BATCH = 7 / 64
 """Of a full one, at least: smaller batches would mostly pay for the start of a forward."""
-BEHIND = 15 / 32
-"""Of a full batch: what waits beyond that makes batches larger."""
+BEHIND = 1 / 8
+"""Of a full batch: of what waits beyond that, a batch holds `OF_BEHIND` more."""
+OF_BEHIND = 1 / 4
+EXPECTED_SMALL = 1 / 2
+"""Of a full batch: where batches are smaller than that, small requests are to be expected."""
 SHARE_OF_OLDEST = 11 / 16
+SHARE_BETWEEN = 31 / 32
+"""The same, between turns of the small ones."""
 
 
 class OpenBatch(Protocol[Taken]):
@@ -65,7 +69,8 @@ class QueueOrder(Generic[Request]):
         self._total = 0
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._alone = 0
-        self._shortest_next = False  # the oldest left them nothing of the last batch
+        self._small_next = False  # the last batch was for the oldest
+        self._shortest_next = False  # and they left the others nothing of it
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -93,33 +98,52 @@ class QueueOrder(Generic[Request]):
 
     def limit(self) -> int:
         """The cost at which a batch is full: a few small requests, or more if much waits."""
-        small = sorted(self._recent)[SMALL] if len(self._recent) > SMALL else self._max_cost
         behind = max(0, self._total - int(BEHIND * self._max_cost))
-        least = max(1, int(SMALLEST_BATCH * self._max_cost))
-        return min(self._max_cost, max(least, SMALL_PER_BATCH * small + behind))
+        return min(self._max_cost, self._least() + int(OF_BEHIND * behind))
+
+    def expects_small(self) -> bool:
+        """Whether small requests are likely to come, which a batch that is launched would hold up."""
+        return self.limit() < EXPECTED_SMALL * self._max_cost
 
     def fill(self, batch: OpenBatch[Request]) -> None:
         """Fill a batch. What is taken whole waits no more; the rest of what is taken in part does."""
         limit = self.limit()
-        share = max(1, int(SHARE_OF_OLDEST * limit))
+        share = max(1, int((SHARE_BETWEEN if self.expects_small() else SHARE_OF_OLDEST) * limit))
+        if self._small_next:
+            self._small_next = False
+            # A small one leaves room for another in the smallest batch.
+            if self._take_shortest(batch, 0, limit, share, at_most=self._least() // 2):
+                return
         if self._shortest_next and self._take_shortest(batch, 0, limit, share):
             self._shortest_next = False
             return
         used = self._take_oldest(batch, limit, share)
         if used > limit:
             # One that cannot be divided: the shortest have their share all the same, if all fits a batch.
-            limit = min(self._max_cost, used + limit - share)
+            limit = min(self._max_cost, used + int((1 - SHARE_OF_OLDEST) * limit))
         taken = self._take_shortest(batch, used, limit, share)
         self._shortest_next = used > share and not taken and len(self._waiting) > 1
+        self._small_next = self.expects_small()
 
-    def _take_shortest(self, batch: OpenBatch[Request], used: int, limit: int, share: int) -> int:
+    def _least(self) -> int:
+        """The cost at which a batch is full while little waits."""
+        small = sorted(self._recent)[SMALL] if len(self._recent) > SMALL else self._max_cost
+        least = max(1, int(SMALLEST_BATCH * self._max_cost), SMALL_PER_BATCH * small)
+        return min(self._max_cost, least)
+
+    def _take_shortest(
+        self, batch: OpenBatch[Request], used: int, limit: int, share: int, at_most: int | None = None
+    ) -> int:
         """Take the shortest until the batch is full, the last of them in part if it is large. Returns how many.
 
-        The first goes along if it would fit a batch by itself, however much the oldest took.
+        The first goes along if it would fit a batch by itself, however much the oldest took. With `at_most` only
+        those that cost no more are taken, and whole.
         """
         requests = 0
         while used < limit and (request := self._shortest()) is not None:
             price, room = batch.price(request), limit - used
+            if at_most is not None and price > min(at_most, room):
+                break
             if not requests and price <= limit:
                 room = max(room, min(price, self._max_cost - used))
             taken = batch.take(request, room) if price <= room or price > share else None

@@ -78,6 +78,10 @@ class WaitingRequests(Generic[Job]):
         full = self._not_started >= limits.max_queue or self._total_cost >= limits.max_total_cost
         self._board.publish(math.inf if full else self._total_cost + alone)
 
+    def expects_small(self) -> bool:
+        """Whether a batch is better formed as late as possible: see `QueueOrder.expects_small`."""
+        return self._order.expects_small()
+
     def worth_polling(self) -> list[QueuedRequest[Job]]:
         """Those among the oldest for which it is worth asking whether the caller has gone."""
         # Each check is a round trip to the server: not for requests that are launched as they come.
@@ -86,8 +90,8 @@ class WaitingRequests(Generic[Job]):
 
     def next_batch(
         self, cancelled: Collection[QueuedRequest[Job]]
-    ) -> tuple[list[tuple[QueuedRequest[Job], Job]], Dropped[Job]]:
-        """Take the next batch: requests and the part of each; and those that are late or cancelled."""
+    ) -> tuple[list[tuple[QueuedRequest[Job], Job]], int, Dropped[Job]]:
+        """Take the next batch: requests and the part of each, its cost; and those that are late or cancelled."""
         now = time.monotonic()
         dropped: Dropped[Job] = []
         for request in cancelled:
@@ -105,7 +109,7 @@ class WaitingRequests(Generic[Job]):
             self._not_started -= 1
             self._totals.queue_wait.observe(now - request.since)
         self.publish_load()
-        return batch.parts, dropped
+        return batch.parts, batch.cost, dropped
 
     def _has_to_start(self, request: QueuedRequest[Job]) -> bool:
         return not request.launched and request in self._order
@@ -127,6 +131,7 @@ class _Batch(Generic[Job]):
         self._plan = model.plan()
         self.parts: list[tuple[QueuedRequest[Job], Job]] = []
         self.started: list[QueuedRequest[Job]] = []
+        self.cost = 0
 
     def price(self, request: QueuedRequest[Job]) -> int:
         return self._plan.price(request.job, request.done or 0)
@@ -140,6 +145,7 @@ class _Batch(Generic[Job]):
         if not request.launched:
             self.started.append(request)
         request.launched += 1
+        self.cost += part.cost
         request.done = part.done
         self.parts.append((request, part.job))
         return part.cost, 0 if part.done is None else max(1, part.left)

@@ -5,8 +5,8 @@ usage: python -m perf.scoring.mixed_lengths --out DIR [--load 0.8] [--seconds S]
 Poisson arrivals of fresh calls of 128 to 8,192 tokens, as many tokens of each size, in this process: through the
 batcher to the scorer, without a server. A call's own service time is the median of what it takes alone, with
 `OUTSIDE_S`, which a server adds to every call; the load is the sum of the calls' own service times over time. The
-arms take the same arrivals, in turns: the scorer's queue order, and first come, first served. Of each the host's
-time for a forward is told by part.
+arms take the same arrivals, in turns: the scorer's queue order, the same with the next batch launched as soon as
+there is room, and first come, first served. Of each the host's time for a forward is told by part.
 """
 
 import gc
@@ -30,9 +30,11 @@ from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import BatchStats, Scorer
+from hiscore.serving import batcher as batcher_module
 from hiscore.serving import waiting
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
+from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.queue_order import OpenBatch, QueueOrder, Request
 from hiscore.serving.queued_request import QueuedRequest
 from perf.machine.facts import process_facts
@@ -75,7 +77,18 @@ class FirstCome(QueueOrder[Request]):
             self.remove(request)
 
 
-ARMS: dict[str, type[QueueOrder[Any]]] = {"queue order": QueueOrder, "first come": FirstCome}
+class AtOnce(LaunchPace):
+    """Never holds a batch back."""
+
+    def due(self) -> float:
+        return 0.0
+
+
+ARMS: dict[str, tuple[type[QueueOrder[Any]], type[LaunchPace]]] = {
+    "queue order": (QueueOrder, LaunchPace),
+    "launched at once": (QueueOrder, AtOnce),
+    "first come": (FirstCome, AtOnce),
+}
 
 
 @dataclass
@@ -109,8 +122,12 @@ class Arm:
 def serving(
     scorer: Scorer, limits: BatchLimits, arm: Arm, name: str = "queue order"
 ) -> Iterator[Batcher[ScoreRequest]]:
-    """The scorer's batcher, with the order of an arm."""
-    with mock.patch.object(waiting, "QueueOrder", ARMS[name]):
+    """The scorer's batcher, with the order and the pace of an arm."""
+    order, pace = ARMS[name]
+    with (
+        mock.patch.object(waiting, "QueueOrder", order),
+        mock.patch.object(batcher_module, "LaunchPace", pace),
+    ):
         batcher = Batcher(BatchedScorer(scorer, arm.count), limits)
     gc.collect()
     gc.freeze()  # as the model does after its start

@@ -10,6 +10,7 @@ from hiscore.errors import Code, RequestError
 from hiscore.serving import waiting
 from hiscore.serving.batched_model import BatchLimits, Part, WholeJobs
 from hiscore.serving.batcher import Batcher
+from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.queued_request import QueuedRequest
 
 FOREVER = float("inf")
@@ -435,3 +436,30 @@ def test_what_cannot_be_answered_harms_no_later_call(device: Device, job: int) -
     assert wait_until(lambda: answered(5))
     assert device.answers[5] == 50
     batcher.close()
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_the_next_batch_is_formed_when_it_is_due(monkeypatch: pytest.MonkeyPatch, small: bool) -> None:
+    """Until then whoever comes may still join it; then it is launched though nothing has finished.
+
+    Where no small requests are to be expected (the control), it is launched at once.
+    """
+    device = Device(async_launch=True)
+    batcher = device.batcher()
+    due = [FOREVER]
+    monkeypatch.setattr(waiting.QueueOrder, "expects_small", lambda self: small)
+    monkeypatch.setattr(LaunchPace, "due", lambda self: due[0])
+    submit(device, batcher, 1)
+    submit(device, batcher, 2)
+    submit(device, batcher, 3)
+    assert device.launched == ([[1]] if small else [[1], [2]])
+    due[0] = time.monotonic() + 0.01
+    submit(device, batcher, 4)
+    if small:
+        assert device.wait(lambda: len(device.launched) == 2)
+        assert device.launched == [[1], [2, 3, 4]]
+    device.finish_all()
+    assert device.wait(lambda: sum(map(len, device.launched)) == 4)
+    device.finish_all()
+    batcher.close()
+    assert device.answers == {job: 10 * job for job in (1, 2, 3, 4)}

@@ -20,13 +20,14 @@ def test_the_simulated_host_and_device_are_those_that_were_measured() -> None:
 def test_short_calls_are_not_held_up_and_long_ones_hardly_later() -> None:
     """First come, first served is the control: there the short ones wait for the long.
 
-    Two batches are in flight here as they are on a GPU; a simulation without the second promised more than was
-    measured.
+    So is the same order with each batch launched as soon as there is room.
     """
     short, long = p99_of(lambda: QueueOrder(BUDGET))
     short_before, long_before = p99_of(lambda: FirstCome(BUDGET))
     assert short <= 3.0 < 4.0 < short_before
     assert long <= 1.3 * long_before
+    short_at_once, _ = p99_of(lambda: QueueOrder(BUDGET), hold=False)
+    assert short_at_once > 3.0
 
 
 def remember(order: QueueOrder[Call], *sizes: int) -> None:
@@ -37,7 +38,7 @@ def remember(order: QueueOrder[Call], *sizes: int) -> None:
 
 
 def test_nothing_starves() -> None:
-    """However many short calls come, a long one goes on in every batch; one that cannot be divided is next."""
+    """However many short calls come, a long one goes on in every second batch; one that cannot be divided, too."""
     for divisible in (True, False):
         order: QueueOrder[Call] = QueueOrder(BUDGET)
         long = Call(-1, 8_192, divisible)
@@ -50,7 +51,7 @@ def test_nothing_starves() -> None:
                 order.add(Call(index, 128), 128, contended=True)
             order.fill(Batch())
             batches += 1
-        assert batches <= (16 if divisible else 2)
+        assert batches <= (16 if divisible else 3)
 
 
 def test_the_shortest_go_along_with_one_that_cannot_be_divided() -> None:
@@ -131,3 +132,20 @@ def test_every_call_is_taken_to_its_end(calls: list[tuple[int, bool, int]], budg
     assert batches <= sum(size for size, _, _ in calls)
     assert all(not call.left or call in removed for call in everything)
     assert list(order) == []
+
+
+def test_small_ones_have_every_second_batch_to_themselves() -> None:
+    """Where they are to be expected; the control is a load of large calls, where the oldest goes along."""
+    for usual, tokens in ((128, 20_000), (1_000, 100_000)):
+        order: QueueOrder[Call] = QueueOrder(BUDGET)
+        remember(order, *64 * [usual])
+        order.add(long := Call(-1, tokens), tokens, contended=True)
+        order.fill(Batch())
+        order.add(small := Call(0, 128), 128, contended=True)
+        second, third = Batch(), Batch()
+        order.fill(second)
+        order.add(Call(1, 128), 128, contended=True)
+        order.fill(third)
+        assert small in [call for call, _ in second.taken]
+        assert (long in [call for call, _ in second.taken]) == (usual == 1_000)
+        assert long in [call for call, _ in third.taken]

@@ -1,0 +1,88 @@
+"""When the next batch is due, by a clock of the test's own."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hiscore.serving.launch_pace import ERRORS, FIRST, WAKE_S, LaunchPace
+
+LAUNCH = 0.0006
+COSTS = (300, 2_000, 8_000, 500)
+
+
+def line(cost: float) -> float:
+    """What a batch takes, in seconds: a floor and 1.7 microseconds a token."""
+    return 0.001 + 1.7e-6 * cost
+
+
+def trained(
+    seconds: Callable[[float], float], costs: tuple[int, ...] = COSTS, batches: int = 200
+) -> LaunchPace:
+    """A pace that has seen batches, one after the other; the last has ended at time 1000.
+
+    Each began in the middle of its launch.
+    """
+    pace = LaunchPace()
+    took = [seconds(costs[index % len(costs)]) for index in range(batches)]
+    now = 1000 - sum(took) - batches * LAUNCH / 2
+    for index, each in enumerate(took):
+        pace.launched(costs[index % len(costs)], now, now + LAUNCH)
+        now += LAUNCH / 2 + each
+        pace.finished(now)
+    return pace
+
+
+def test_the_next_is_due_a_launch_before_the_end() -> None:
+    pace = trained(line)
+    pace.launched(4_000, 1000.0, 1000.0 + LAUNCH)
+    end = 1000.0 + LAUNCH / 2 + line(4_000)
+    # The decaying means weigh batches a little differently, so the line is off by a few parts in a million.
+    assert pace.due() == pytest.approx(end - LAUNCH - WAKE_S, abs=2e-5)
+    pace.launched(500, 1000.001, 1000.001 + LAUNCH)
+    assert pace.due() == pytest.approx(end + line(500) - LAUNCH - WAKE_S, abs=4e-5)
+
+
+def test_what_runs_behind_another_counts_from_its_end() -> None:
+    pace = trained(line)
+    pace.launched(4_000, 1000.0, 1000.0 + LAUNCH)
+    pace.launched(500, 1000.001, 1000.001 + LAUNCH)
+    end = 1000.0 + LAUNCH / 2 + line(4_000)
+    pace.finished(end)
+    assert pace.due() == pytest.approx(end + line(500) - LAUNCH - WAKE_S, abs=4e-5)
+    pace.finished(1000.2)
+    assert pace.due() == 0.0, "nothing runs"
+
+
+def test_nothing_is_held_back_before_enough_is_known() -> None:
+    for batches in range(FIRST):
+        pace = trained(line, batches=batches)
+        pace.launched(8_000, 1000.0, 1000.0)
+        assert pace.due() == 0.0
+
+
+def test_batches_of_one_size_take_their_mean() -> None:
+    pace = trained(line, costs=(2_000,))
+    assert pace.predict(2_000) == pytest.approx(line(2_000))
+    assert pace.predict(100_000) == pytest.approx(line(2_000))
+
+
+def test_where_predictions_err_it_is_due_earlier() -> None:
+    rng = np.random.default_rng(0)
+    exact, rough = trained(line), trained(lambda cost: line(cost) * rng.uniform(0.5, 1.5))
+    for pace in (exact, rough):
+        pace.launched(4_000, 1000.0, 1000.0)
+    early = exact.due() - rough.due()
+    mean_error = np.mean([line(cost) for cost in COSTS]) / 4
+    assert early > 0.5 * ERRORS * mean_error
+
+
+def test_it_learns_when_batches_become_slower() -> None:
+    pace = trained(line)
+    now = 1000.0
+    for index in range(400):
+        cost = COSTS[index % len(COSTS)]
+        pace.launched(cost, now, now)
+        now += 2 * line(cost)
+        pace.finished(now)
+    assert pace.predict(4_000) == pytest.approx(2 * line(4_000), rel=0.05)
