@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
 from hiscore.attention import own_keys
+from hiscore.attention.flashinfer_prefill import FlashInferAttention
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
 from hiscore.attention.tiles import cut_into_tiles, max_tiles
@@ -105,8 +106,15 @@ class InputLayout:
 class CudaRunner:
     """Launches forwards on the current CUDA stream."""
 
-    def __init__(self, decoder: Decoder, slots: int, max_rows: int, pool: Tensor | None = None) -> None:
-        """Allocate a KV pool of `slots` tokens, or use this one, and capture graphs for up to `max_rows` rows."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        slots: int,
+        max_rows: int,
+        pool: Tensor | None = None,
+        of_pages: FlashInferAttention | None = None,
+    ) -> None:
+        """Allocate a KV pool, if there is none, and capture graphs. For the arguments see `make_runner`."""
         a = decoder.architecture
         self._decoder = decoder
         self._device = decoder.device
@@ -117,6 +125,7 @@ class CudaRunner:
         self._attention = TritonAttention(
             decoder.attention_shape, decoder.dtype, properties.multi_processor_count
         )
+        self._of_pages = of_pages
         self.pool = decoder.new_pool(slots) if pool is None else pool
         per_tile = self._attention.rows_per_tile
         # Every group has at least one row, so there are at most as many groups as rows.
@@ -147,10 +156,12 @@ class CudaRunner:
                     f"a forward reads {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit"
                 )
             inputs.append([uploads.add(each) for each in (buffer, slots, pad_scored(forward.scored_rows))])
-        hidden = [
-            self._forward(layout, *(each() for each in parts))[: len(forward.scored_rows)].clone()
-            for forward, layout, parts in zip(forwards, layouts, inputs, strict=True)
-        ]
+        hidden = []
+        for forward, layout, parts in zip(forwards, layouts, inputs, strict=True):
+            if self._of_pages:
+                self._of_pages.plan(forward)
+            final = self._forward(layout, *(each() for each in parts))
+            hidden.append(final[: len(forward.scored_rows)].clone())
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
 
     def _forward(self, layout: InputLayout, buffer: Tensor, slots: Tensor, scored: Tensor) -> Tensor:
@@ -172,7 +183,7 @@ class CudaRunner:
     def _body(self, layout: InputLayout) -> tuple[Tensor, Tensor]:
         ids, positions, angles, slot_mapping, self._attention.inputs = layout.views(self._static, self._slots)
         inputs = ModelInputs(ids, positions, [slot_mapping] * self._decoder.architecture.layers, angles)
-        return self._decoder.body(inputs, self._ops, self._attention, self.pool)
+        return self._decoder.body(inputs, self._ops, self._of_pages or self._attention, self.pool)
 
     def _tail(self, x: Tensor, attended: Tensor, scored: Tensor) -> Tensor:
         return self._decoder.tail(x.index_select(0, scored), attended.index_select(0, scored), self._ops)
@@ -194,6 +205,8 @@ class CudaRunner:
         # No tiles and no slots: what is compiled and warmed up here reads and writes no real data.
         self._static.zero_()
         self._static[(ROW_FIELDS - 1) * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
+        if self._of_pages:
+            self._of_pages.plan_rows(layout.rows)
         self._outputs.allocate(*self._body(layout))
         torch.cuda.synchronize(self._device)
         self._graphs[layout.rows] = self._captured(capture, lambda: self._outputs.keep(*self._body(layout)))

@@ -1,7 +1,7 @@
 """Runs packed prefills: the interface, and its implementation in PyTorch."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from hiscore.attention.packed_torch import TorchAttention
 from hiscore.device import Uploads
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
+
+if TYPE_CHECKING:
+    from hiscore.attention.flashinfer_prefill import FlashInferAttention
 
 
 class ForwardRunner(Protocol):
@@ -68,7 +71,13 @@ class TorchRunner:
         return self._decoder.tail(x[scored], attended[scored], self._ops)
 
 
-def make_runner(decoder: Decoder, slots: int, max_rows: int, pool: Tensor | None = None) -> Runner:
+def make_runner(
+    decoder: Decoder,
+    slots: int,
+    max_rows: int,
+    pool: Tensor | None = None,
+    of_pages: "FlashInferAttention | None" = None,
+) -> Runner:
     """The runner for a decoder's device.
 
     Args:
@@ -76,9 +85,10 @@ def make_runner(decoder: Decoder, slots: int, max_rows: int, pool: Tensor | None
         slots: Tokens that its KV pool holds.
         max_rows: Of one forward.
         pool: Memory to use instead, [layers, slots, 2, kv_heads, head_dim].
+        of_pages: Attention to use instead, on a GPU, if all keys and values are in pages of the pool.
     """
     if decoder.device.type == "cuda":
         from hiscore.prefill.cuda_runner import CudaRunner
 
-        return CudaRunner(decoder, slots, max_rows, pool)
+        return CudaRunner(decoder, slots, max_rows, pool, of_pages)
     return TorchRunner(decoder, slots, pool)

@@ -10,6 +10,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "fp8", "int8"]
 Selector = Literal["auto", "dense", "exact", "quest", "dsa"]
 # How `decode` prefills a checkpoint with an indexer.
 IndexerPrefill = Literal["torch", "kernels"]
+# Kernels of attention in prompts.
+PrefillAttention = Literal["auto", "flashinfer", "triton"]
 # Numbers of the indexer's queries and keys.
 IndexerDtype = Literal["auto", "fp8"]
 # When new keys and values go to the host.
@@ -26,6 +28,7 @@ __all__ = [
     "IndexerDtype",
     "IndexerPrefill",
     "LogFormat",
+    "PrefillAttention",
     "Selector",
     "WatchdogAction",
 ]

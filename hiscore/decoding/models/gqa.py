@@ -3,28 +3,57 @@
 import numpy as np
 from torch import Tensor
 
+from hiscore.attention.flashinfer_prefill import choose_prefill_attention
 from hiscore.attention.metadata import Forward, Group
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.layers.ops import Ops
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.runner import make_runner
+from hiscore.settings.choices import PrefillAttention
 
 
 class GroupedModel:
     """Prefills like the scorer; decodes with the same decoder over pages of the cache."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, staging_tokens: int, prefill_token_budget: int
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        staging_tokens: int,
+        cache_config: CacheConfig,
+        prefill_attention: PrefillAttention,
     ) -> None:
+        """Allocate staging, unless the cache has it.
+
+        Args:
+            decoder: The model.
+            cache: Its keys and values.
+            staging_tokens: Of a staging pool of its own.
+            cache_config: Sizes of a prefill forward.
+            prefill_attention: See PREFILL_ATTENTION.
+        """
         a = decoder.architecture
         self.cache = cache
         self._decoder = decoder
-        self._runner = make_runner(decoder, staging_tokens, prefill_token_budget, cache.staging)
+        max_rows = cache_config.prefill_token_budget
+        staging = decoder.new_pool(staging_tokens) if cache.staging is None else cache.staging
+        of_pages = choose_prefill_attention(
+            prefill_attention,
+            decoder.attention_shape,
+            decoder.dtype,
+            decoder.device,
+            STAGING_PAGE_SIZE,
+            staging.shape[1] // STAGING_PAGE_SIZE,
+            max_rows,
+            min(cache_config.max_sequences, max_rows),
+        )
+        self._runner = make_runner(decoder, staging_tokens, max_rows, staging, of_pages)
         self.staging = self._runner.pool
         self._head = decoder.head()
         self._ops = _make_ops(decoder)

@@ -39,7 +39,7 @@ from hiscore.settings import CacheSettings, DecodeSettings
 log = logging.getLogger(__name__)
 
 # Tokens of a prefill forward: running sequences may have to wait for one such forward between two tokens.
-PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 2_048}
+PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 4_096}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -207,7 +207,7 @@ def build_worker(
         grouped = Decoder(checkpoint, device, dtype, None, context, site.weights if site else None, group)
         grouped.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)
-        model = GroupedModel(grouped, cache, staging_tokens, prefill_token_budget)
+        model = GroupedModel(grouped, cache, staging_tokens, cache_config, settings.prefill_attention)
         attention, value_dim = grouped.attention_shape, None
     queues, runner = _make_runner(model, attention, value_dim, cache_config)
     schedule = OffloadSchedule(

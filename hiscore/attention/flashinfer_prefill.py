@@ -1,0 +1,186 @@
+"""Packed attention by FlashInfer's FlashAttention 3, over prompts whose keys and values are in pages of a pool.
+
+On long prompts it is faster than our own kernel, which shares contexts among segments and needs no pages.
+FlashInfer is optional. It compiles its kernels at the first start, unless they were installed compiled.
+"""
+
+import logging
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiscore.arrays import Int32, Int64
+from hiscore.attention.base import AttentionShape
+from hiscore.attention.metadata import Forward
+from hiscore.device import upload
+from hiscore.settings.choices import PrefillAttention
+
+log = logging.getLogger(__name__)
+
+HEAD_DIMS = (64, 128, 256)
+HOPPER = (9, 0)
+WORKSPACE_BYTES = 2**20
+"""For sums of keys that are split among programs, which these kernels never do."""
+
+
+class FlashInferAttention:
+    """`Attention` over the forward that was planned last.
+
+    Args:
+        shape: Of the model; see `why_not`.
+        dtype: Of queries, keys and values.
+        device: A GPU.
+        page_size: Tokens in a page of the pool.
+        pages: Of the pool.
+        max_rows: Of a forward.
+        max_segments: Of a forward.
+
+    Source: https://docs.flashinfer.ai/api/attention.html
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        page_size: int,
+        pages: int,
+        max_rows: int,
+        max_segments: int,
+    ) -> None:
+        import flashinfer
+
+        self._shape, self._dtype, self._device = shape, dtype, device
+        self._page_size, self._max_segments = page_size, max_segments
+
+        def buffer(size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=device)
+
+        self._kernels = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device),
+            "NHD",
+            use_cuda_graph=True,
+            qo_indptr_buf=buffer(max_segments + 1),
+            paged_kv_indptr_buf=buffer(max_segments + 1),
+            paged_kv_indices_buf=buffer(max(pages, -(-max_rows // page_size))),
+            paged_kv_last_page_len_buf=buffer(max_segments),
+            backend="fa3",
+        )
+        self._uploaded = torch.cuda.Event()
+        self.plan_rows(max_rows)  # the first plan says how large forwards may become
+
+    def plan_rows(self, rows: int) -> None:
+        """Plan so many rows that mean nothing, for a launch that is captured: it checks how many are planned."""
+        anywhere = np.zeros(-(-rows // self._page_size), np.int32)
+        self._plan(np.array([0, rows], np.int32), [anywhere], np.array([rows]))
+
+    def plan(self, forward: Forward) -> None:
+        """Set what `attend`, captured or not, attends to from now on, on the current stream.
+
+        Args:
+            forward: Each group is one segment. A context is in whole pages of slots that follow each other, and so
+                are a segment's own slots behind it.
+        """
+        self._plan(forward.cu_seqlens, *page_tables(forward, self._page_size))
+
+    def _plan(self, edges: Int32, tables: list[Int32], lengths: Int64) -> None:
+        """Plan segments with these rows, pages, and tokens; the rest up to `max_segments` are empty."""
+        # What was planned before may still be on its way from the memory that is written to now.
+        self._uploaded.synchronize()
+        missing = self._max_segments - len(tables)
+        counts = np.array([len(table) for table in tables], np.int64)
+        table_edges = np.concatenate(([0], np.cumsum(counts), np.full(missing, counts.sum())))
+        last_page = np.concatenate((lengths - (counts - 1) * self._page_size, np.zeros(missing, np.int64)))
+        pages = np.concatenate(tables)
+        self._kernels.plan(
+            torch.from_numpy(np.concatenate((edges, np.full(missing, edges[-1]))).astype(np.int32)),
+            torch.from_numpy(table_edges.astype(np.int32)),
+            upload(pages, self._device),
+            torch.from_numpy(last_page.astype(np.int32)),
+            self._shape.heads,
+            self._shape.kv_heads,
+            self._shape.head_dim,
+            self._page_size,
+            causal=True,
+            sm_scale=self._shape.scale,
+            q_data_type=self._dtype,
+            kv_data_type=self._dtype,
+        )
+        self._uploaded.record(torch.cuda.current_stream(self._device))
+
+    def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
+        shape = self._shape
+        q = qkv.view(len(qkv), -1, shape.head_dim)[:, : shape.heads]
+        keys, values = pool.unflatten(0, (-1, self._page_size)).unbind(2)
+        out = torch.empty((len(qkv), shape.heads, shape.head_dim), dtype=qkv.dtype, device=qkv.device)
+        self._kernels.run(q, (keys, values), out=out, enable_pdl=False)
+        return out.flatten(1)
+
+
+def page_tables(forward: Forward, page_size: int) -> tuple[list[Int32], Int64]:
+    """Where each group's keys and values are.
+
+    Args:
+        forward: See `FlashInferAttention.plan`.
+        page_size: Tokens in a page.
+
+    Returns:
+        The pages of each group, int32 [pages], and how many tokens they hold, int64 [groups].
+    """
+    slots = [
+        np.concatenate((group.context_slots, forward.slot_mapping[group.first_row : group.last_row]))
+        for group in forward.groups
+    ]
+    tables = [(each[::page_size] // page_size).astype(np.int32) for each in slots]
+    return tables, np.array([len(each) for each in slots], np.int64)
+
+
+def why_not(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str:
+    """Why these kernels cannot compute what our own can; empty: they can.
+
+    Args:
+        shape: Of the model.
+        dtype: Of queries, keys and values.
+        device: Where.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
+        return "its FlashAttention 3 is for GPUs of compute capability 9.0"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return "its kernels compute in 16 bits"
+    if shape.head_dim not in HEAD_DIMS:
+        return f"its kernels have no heads of {shape.head_dim}"
+    if shape.soft_cap is not None or shape.sinks is not None or any(shape.windows):
+        return "the checkpoint has soft caps, sinks or windows"
+    return ""
+
+
+def choose_prefill_attention(
+    setting: PrefillAttention,
+    shape: AttentionShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    page_size: int,
+    pages: int,
+    max_rows: int,
+    max_segments: int,
+) -> FlashInferAttention | None:
+    """What PREFILL_ATTENTION says; None: our own kernel. For the arguments see `FlashInferAttention`.
+
+    Raises:
+        ValueError: FlashInfer is asked for and cannot be used.
+    """
+    if setting == "triton" or (setting == "auto" and device.type != "cuda"):
+        return None
+    if not (reason := why_not(shape, dtype, device)):
+        try:
+            found = FlashInferAttention(shape, dtype, device, page_size, pages, max_rows, max_segments)
+        except Exception as error:  # it is not installed, or there is no compiler, or one that fails
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        else:
+            log.info("prompts are prefilled by FlashInfer's FlashAttention 3")
+            return found
+    if setting == "flashinfer":
+        raise ValueError(f"PREFILL_ATTENTION is flashinfer, which cannot be used: {reason}")
+    log.info("prompts are prefilled by our own kernel and not by FlashInfer: %s", reason)
+    return None
