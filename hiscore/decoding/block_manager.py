@@ -103,6 +103,8 @@ class BlockManager:
         new, copies = self.host.allocate(needed.host), int(found.copied.sum())
         blocks = found.blocks.copy()
         blocks[found.copied] = new[:copies]
+        sequence.borrowed_blocks = found.blocks[found.copied]
+        self.host.hold(sequence.borrowed_blocks)
         self._add_blocks(sequence, np.concatenate((blocks, new[copies:])))
         sequence.device_pages = self.device.allocate(needed.device)
         sequence.borrowed_pages = self._lender.allocate(needed.staging)
@@ -160,9 +162,10 @@ class BlockManager:
         )  # fmt: skip
 
     def free_staging(self, sequence: Sequence) -> None:
-        """Free a sequence's staging pages."""
+        """Free a sequence's staging pages, and the blocks of others that were copied there."""
         self._lender.free(sequence.borrowed_pages)
-        sequence.staging_pages = sequence.borrowed_pages = NO_PAGES
+        self.host.release(sequence.borrowed_blocks)
+        sequence.staging_pages = sequence.borrowed_pages = sequence.borrowed_blocks = NO_PAGES
 
     def left_of(self, sequence: Sequence, given_up: int) -> int:
         """How many of its first host blocks a sequence keeps when it gives up others.

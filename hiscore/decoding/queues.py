@@ -23,6 +23,7 @@ class Queues:
     def __init__(self) -> None:
         self._of: dict[Status, Fifo] = {status: {} for status in Status if status is not Status.FINISHED}
         self.waiting = self._of[Status.WAITING]
+        self.restoring = self._of[Status.RESTORING]
         self.prefilling = self._of[Status.PREFILLING]
         self.admitted = self._of[Status.ADMITTED]
         self.running = self._of[Status.RUNNING]
@@ -38,9 +39,14 @@ class Queues:
         return self._of[status]
 
     @property
+    def starting(self) -> list[Sequence]:
+        """Those that hold what they need, and do not run yet."""
+        return [*self.restoring, *self.prefilling, *self.admitted]
+
+    @property
     def active(self) -> list[Sequence]:
         """Those that have started and go on."""
-        return [*self.prefilling, *self.admitted, *self.running]
+        return [*self.starting, *self.running]
 
     @property
     def front(self) -> list[Sequence]:

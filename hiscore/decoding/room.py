@@ -45,7 +45,7 @@ class Room:
             self.take_host(victim, given_up, schedule.releases)
             return True
         # Those that are being prefilled may be newer still: they are preempted when they run.
-        if victim is not sequence or not (self._queues.prefilling or self._queues.admitted):
+        if victim is not sequence or not self._queues.starting:
             victim.gives_up = given_up
             self._queues.move(victim, Status.DRAINING)
         return False

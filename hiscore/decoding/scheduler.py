@@ -77,6 +77,9 @@ class Scheduler:
                 self.blocks.free_staging(sequence)
                 sequence.is_indexed = True
                 self.queues.move(sequence, Status.RUNNING)
+        for sequence in list(self.queues.restoring):
+            if is_drained(sequence.seq_index):
+                self._go_on(sequence, schedule)
         self._publish_prompts()
         self._schedule_step(schedule)
         self._start_waiting(schedule)
@@ -167,8 +170,17 @@ class Scheduler:
             sequence.restored = restored
             if restored:
                 schedule.resumed.append(sequence)
-                schedule.admitted.append(sequence)
-            self.queues.move(sequence, Status.ADMITTED if restored else Status.PREFILLING)
+            if self.queues.active and (restored or prefix is not None):
+                # What it goes on with would hold up the others until it is there.
+                self.queues.move(sequence, Status.RESTORING)
+            else:
+                self._go_on(sequence, schedule)
+
+    def _go_on(self, sequence: Sequence, schedule: Schedule) -> None:
+        """Prefill a sequence that has what it needs, or admit it if it was prefilled before it was preempted."""
+        if sequence.restored:
+            schedule.admitted.append(sequence)
+        self.queues.move(sequence, Status.ADMITTED if sequence.restored else Status.PREFILLING)
 
     def _schedule_prefill(self, schedule: Schedule) -> None:
         for sequence, tokens in share_forward(self.queues.prefilling, self._cache_config):

@@ -19,6 +19,8 @@ class Status(Enum):
 
     WAITING = auto()
     """Holds nothing yet."""
+    RESTORING = auto()
+    """Holds all that it needs; what the host has of it is on its way to staging."""
     PREFILLING = auto()
     """Holds all that it needs; parts of its prompt are still to be launched."""
     ADMITTED = auto()
@@ -98,6 +100,7 @@ class Sequence:
         device_pages: int32 [n]: its pages of the device buffer.
         staging_pages: int32 [n]: what its prompt is prefilled into.
         borrowed_pages: int32 [n]: pages that it has only for that.
+        borrowed_blocks: int32 [n]: host blocks of others that it copies from, and holds until then.
         prefilled: Prompt tokens launched.
         sampled: Tokens sampled by launches, including those still in flight.
         read: Of these, those that have been read.
@@ -133,6 +136,7 @@ class Sequence:
     device_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     staging_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     borrowed_pages: Int32 = field(default_factory=lambda: NO_PAGES)
+    borrowed_blocks: Int32 = field(default_factory=lambda: NO_PAGES)
 
     prefilled: int = 0
     sampled: int = 0

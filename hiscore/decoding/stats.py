@@ -143,7 +143,7 @@ class Tally:
             prefix_hits=scheduler.prefix_cache.hits,
             preemptions=scheduler.preemptions,
             waiting=len(scheduler.queues.waiting),
-            prefilling=len(scheduler.queues.prefilling) + len(scheduler.queues.admitted),
+            prefilling=len(scheduler.queues.starting),
             running=len(scheduler.queues.running),
             preempted=len(scheduler.queues.preempted),
             backup_lag=self.total.backup_lag if blocks.seq_indices.num_used else 0,

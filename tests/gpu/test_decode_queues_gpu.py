@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 # More than 1 ms: longer than the host takes to launch a step of the load, which is what makes queues fall behind.
 SLOW = 2_500_000
 DELAYS = {
-    "offload slow": {Queue.COMPUTE: 0, Queue.OFFLOAD: SLOW},
-    "compute slow": {Queue.COMPUTE: SLOW, Queue.OFFLOAD: 0},
+    "copies slow": {Queue.COMPUTE: 0, Queue.OFFLOAD: SLOW, Queue.RESTORE: SLOW},
+    "compute slow": {Queue.COMPUTE: SLOW, Queue.OFFLOAD: 0, Queue.RESTORE: 0},
 }
 PROTOCOLS: list[BackupProtocol] = ["ring", "deferred", "blocking"]
 
@@ -68,8 +68,9 @@ class Sleeping:
         self.cache: Any = SimpleNamespace(sparse=True)
         self.staging = torch.zeros(0)
         self.ops: Any = self
-        self.input_ids = torch.zeros(2, dtype=torch.int32)
+        self.input_ids = torch.zeros(3, dtype=torch.int32)
         self.counts: Any = None
+        self.restoring = 0
 
     def forward(self, *_: Any) -> StepOutputs:
         torch.cuda._sleep(50_000_000)
@@ -79,7 +80,7 @@ class Sleeping:
         torch.cuda._sleep(200_000_000)
 
     def restore_prompt(self, *_: Any) -> None:
-        pass
+        torch.cuda._sleep(self.restoring)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -111,3 +112,22 @@ def test_the_ring_overlaps(protocol: BackupProtocol, monkeypatch: pytest.MonkeyP
     assert waits == [0, 0, int(protocol == "blocking")]
     torch.cuda.synchronize()
     assert worker.drained(0)
+
+
+def test_a_restore_holds_up_no_step() -> None:
+    """Two steps of another sequence have ended before it has landed."""
+    queues, model = CudaQueues(torch.device("cuda")), Sleeping()
+    config = replace(TINY, max_sequences=2)
+    worker = CacheWorker(model, model, queues, OffloadSchedule("ring", 4, 2, 1), config)  # type: ignore[arg-type]
+    worker.restore(0, 1, NO_PAGES, NO_PAGES)
+    model.forward()
+    torch.cuda.synchronize()
+    assert worker.drained(0)
+    model.restoring = 1_000_000_000
+    worker.restore(1, 1, NO_PAGES, NO_PAGES)
+    for position in (1, 2):
+        worker.step(DecodeBatch(np.zeros(1, np.int32), np.array([position], np.int32), greedy(1)))
+    queues._streams[Queue.COMPUTE].synchronize()
+    assert not worker.drained(1)
+    torch.cuda.synchronize()
+    assert worker.drained(1)

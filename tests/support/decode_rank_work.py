@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.parallel_worker import PLACE
 from hiscore.parallel.rank import Rank
 from tests.support.decoding import build
@@ -26,14 +27,14 @@ def build_on(
         rank: One of them.
         path: Of the checkpoint.
         late: The rank whose copies are late; None: none.
-        deaf: Whether its forwards wait for no copy.
+        deaf: Whether its forwards wait for no copy to the host.
         given: Selector, tokens selected and tokens in the buffer.
         dtype: Of weights, keys and values.
         settings: Of `build`.
     """
     worker = build(path, *given, dtype=dtype, device=str(rank.device), group=rank.group, **settings)
     if late == rank.shard.rank:
-        LateCopies(10_000 if deaf else 20, deaf).install(worker)
+        LateCopies(10_000 if deaf else 20, Queue.OFFLOAD if deaf else None).install(worker)
     rank.held[PLACE] = worker
 
 

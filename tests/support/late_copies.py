@@ -1,4 +1,4 @@
-"""Offloads that complete as late as possible."""
+"""Copies from and to the host that complete as late as possible."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,30 +15,33 @@ from hiscore.decoding.worker.worker import CacheWorker
 
 
 class LateCopies(ImmediateQueues):
-    """The CPU's queues, but copies to the host run as late as possible: when a forward waits for them.
+    """The CPU's queues, but copies run as late as possible: when a forward waits for them.
 
     Args:
         patience: How often an event may be polled before its copy runs, so that sequences drain in the end.
-        deaf: The control: forwards wait for nothing.
+        deaf_to: The control: forwards wait for nothing on this queue.
     """
 
-    def __init__(self, patience: int, deaf: bool = False) -> None:
-        self.in_flight: set[int] = set()
-        self._patience, self._deaf = patience, deaf
+    def __init__(self, patience: int, deaf_to: Queue | None = None) -> None:
+        self.in_flight: dict[int, Queue] = {}
+        self._patience, self._deaf_to = patience, deaf_to
         self._numbers, self._asked = count(), 0
         self._queue = Queue.COMPUTE
-        self._offload: deque[Callable[[], None] | int] = deque()
+        self._copies: dict[Queue, deque[Callable[[], None] | int]] = {
+            Queue.OFFLOAD: deque(),
+            Queue.RESTORE: deque(),
+        }
 
     def install(self, worker: CacheWorker) -> CacheWorker:
         """Let the worker launch on these queues."""
-        worker._queues = worker._copies.queues = self
+        worker._queues = worker._copies.queues = worker._restores.queues = self
         worker._ops = worker._copies.ops = _LateOps(worker._ops, self)
         return worker
 
     def copy(self, launch: Callable[[], None]) -> None:
         """Launch a copy on the queue in use."""
-        if self._queue is Queue.OFFLOAD:
-            self._offload.append(launch)
+        if self._queue in self._copies:
+            self._copies[self._queue].append(launch)
         else:
             launch()
 
@@ -52,12 +55,12 @@ class LateCopies(ImmediateQueues):
         return Event(next(self._numbers))
 
     def record(self, event: Event, queue: Queue) -> None:
-        if queue is Queue.OFFLOAD:
-            self._offload.append(event)
-            self.in_flight.add(event)
+        if queue in self._copies:
+            self._copies[queue].append(event)
+            self.in_flight[event] = queue
 
     def wait(self, queue: Queue, event: Event) -> None:
-        if queue is Queue.COMPUTE and not self._deaf:
+        if queue is Queue.COMPUTE and self.in_flight.get(event) is not self._deaf_to:
             self._run_to(event)
 
     def completed(self, event: Event) -> bool:
@@ -73,15 +76,15 @@ class LateCopies(ImmediateQueues):
     @torch.inference_mode()
     def _run_to(self, event: int) -> None:
         while event in self.in_flight:
-            entry = self._offload.popleft()
+            entry = self._copies[self.in_flight[event]].popleft()
             if isinstance(entry, int):
-                self.in_flight.discard(entry)
+                del self.in_flight[entry]
             else:
                 entry()
 
 
 class _LateOps:
-    """A worker's cache operations, with copies to the host through `LateCopies`."""
+    """A worker's cache operations, with copies from and to the host through `LateCopies`."""
 
     def __init__(self, ops: CacheOps, late: LateCopies) -> None:
         self._ops, self._late = ops, late
@@ -91,6 +94,9 @@ class _LateOps:
 
     def offload_prompt(self, *prompt: Tensor) -> None:
         self._late.copy(lambda: self._ops.offload_prompt(*prompt))
+
+    def restore_prompt(self, *prompt: Tensor) -> None:
+        self._late.copy(lambda: self._ops.restore_prompt(*prompt))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ops, name)

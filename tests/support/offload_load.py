@@ -257,6 +257,7 @@ class Run:
             if sequence.resident or p // self.load.page > newest - self._ring
         ]
         self.memory.during = "seed"
+        self.worker._restores.wait_for(sequence.seq_index)  # as `CacheWorker.admit`
         with self.memory.use(Queue.COMPUTE):
             self.memory.copy([(staged[p], self.device_cell(sequence, p)) for p in kept])
         self._running.append(sequence)

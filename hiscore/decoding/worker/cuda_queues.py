@@ -9,7 +9,7 @@ from hiscore.decoding.worker.device_queues import Event, Queue
 
 
 class CudaQueues:
-    """Two CUDA streams and a pool of events, as many as are ever in flight at once.
+    """A CUDA stream for each queue, and a pool of events, as many as are ever in flight at once.
 
     The caching allocator knows nothing of waits: memory that one queue allocates and the other reads must be held
     until the reader has completed, or be announced to the allocator by `Tensor.record_stream`.
@@ -20,6 +20,7 @@ class CudaQueues:
         self._streams = {
             Queue.COMPUTE: torch.cuda.Stream(device, priority=-1),
             Queue.OFFLOAD: torch.cuda.Stream(device, priority=0),
+            Queue.RESTORE: torch.cuda.Stream(device, priority=0),
         }
         self._events: list[torch.cuda.Event] = []
         self._free: list[Event] = []

@@ -1,4 +1,4 @@
-"""The two work queues of a device and the events between them.
+"""The work queues of a device and the events between them.
 
 Work launched on a queue runs in the order of its launches. The queues run side by side, except for what `wait`
 orders. Events follow CUDA's rules: a wait is for the last recording before the wait was issued, and a wait for
@@ -15,14 +15,16 @@ Event = NewType("Event", int)
 
 
 class Queue(Enum):
-    """COMPUTE: prefills, decode steps, everything else that forwards need. OFFLOAD: copies to the host."""
+    """COMPUTE: prefills, decode steps, everything else that forwards need. OFFLOAD: copies to the host. RESTORE:
+    copies of sequences from there."""
 
     COMPUTE = "compute"
     OFFLOAD = "offload"
+    RESTORE = "restore"
 
 
 class DeviceQueues(Protocol):
-    """Two queues and a pool of events. Only `block` makes the host wait."""
+    """The queues and a pool of events. Only `block` makes the host wait."""
 
     def use(self, queue: Queue) -> AbstractContextManager[Any]:
         """Launch everything inside the context on this queue."""

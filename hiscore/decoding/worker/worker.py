@@ -1,8 +1,8 @@
 """The device side of decoding: prefill, decode steps and KV offload for every family, on the CPU and on CUDA.
 
-Forwards go to the COMPUTE queue, copies to the host to the OFFLOAD queue; `OffloadSchedule` says what waits for
-which copy. On a CUDA device the host waits nowhere but in `PendingForward.result`, for one event, and in the
-steps of the `blocking` protocol.
+Forwards go to the COMPUTE queue, copies to the host to the OFFLOAD queue, copies of sequences from there to the
+RESTORE queue; `OffloadSchedule` and `Restores` say what waits for which copy. On a CUDA device the host waits
+nowhere but in `PendingForward.result`, for one event, and in the steps of the `blocking` protocol.
 """
 
 from functools import partial
@@ -28,6 +28,7 @@ from hiscore.decoding.worker.interface import (
 )
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.pending_result import PendingResult
+from hiscore.decoding.worker.restores import Restores
 from hiscore.decoding.worker.result_reader import ResultReader
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import Attends, StepRunner, feed
@@ -45,6 +46,7 @@ class CacheWorker:
         queues: DeviceQueues,
         schedule: OffloadSchedule,
         cache_config: CacheConfig,
+        restore_on: Queue = Queue.RESTORE,
     ) -> None:
         self.cache_config = cache_config
         self._model, self._cache, self._runner, self._ops = model, model.cache, runner, runner.ops
@@ -53,6 +55,10 @@ class CacheWorker:
         self._sampler = TokenSampler(cache_config.max_sequences, self._device, runner.counts)
         self._full_attention = np.zeros(cache_config.max_sequences, bool)
         self._copies = HostCopies(queues, schedule, self._ops)
+        self._restores = Restores(queues, restore_on)
+        # What was prefilled stays in the dense layers, by host page, as long as anybody can find it there.
+        self._stays_on_device = cache_config.prompts_in == "dense"
+        self._to_copy: dict[int, Prefix] = {}  # what was found and needs host pages of its own
         self.read = ResultReader(schedule).read
 
     @torch.inference_mode()
@@ -87,6 +93,8 @@ class CacheWorker:
         last = np.array([chunk.seq_index for chunk in chunks if chunk.is_last], np.int32)
         self._copies.collect()
         self._copies.wait_for(self._schedule.staging_waits_for(np.concatenate(new_pages)))
+        for chunk in chunks:
+            self._restores.wait_for(chunk.seq_index)
         with self._queues.use(Queue.COMPUTE):
             pending = PendingResult(partial(self.read, sampling=sampling), len(last), self._device)
             pending.copy_to_host(self._sample(self._model.prefill(chunks), last, sampling, pending.failures))
@@ -94,6 +102,7 @@ class CacheWorker:
             if len(chunk.host_pages):
                 end = chunk.end if chunk.is_last else self._page_start(chunk.end)
                 try:
+                    self._copy_found(chunk.seq_index)
                     self.offload_prompt(chunk, self._page_start(chunk.start), end)
                 except Exception as error:  # the others of the forward are not concerned
                     pending.failures[chunk.seq_index] = error
@@ -121,39 +130,51 @@ class CacheWorker:
     @torch.inference_mode()
     def fetch(self, prefix: Prefix, behind_copies: bool = False) -> None:
         """See `Worker`; behind_copies: what it reads may still be on its way to the host."""
-        page_size, staging = self.cache_config.page_size, self._model.staging
         self._copies.collect()
         into = prefix.staging_pages[: -(-prefix.tokens // STAGING_PAGE_SIZE)]
         self._copies.wait_for(self._schedule.staging_waits_for(into))
         if behind_copies:
             self._copies.wait_for(self._schedule.all_copies())
-        slots = staging_slots(prefix.staging_pages, prefix.tokens)
-        with self._queues.use(Queue.COMPUTE):
-            on_device, source = upload(slots, self._device), upload(prefix.source_pages, self._device)
-            self._ops.restore_prompt(staging, on_device, source)
-            self._model.restore_index(on_device, source)
+        if not self._stays_on_device:
+            slots = staging_slots(prefix.staging_pages, prefix.tokens)
+            with self._restores.beside_forwards(prefix.seq_index):
+                on_device, source = upload(slots, self._device), upload(prefix.source_pages, self._device)
+                self._ops.restore_prompt(self._model.staging, on_device, source)
+                self._model.restore_index(on_device, source)
         self._schedule.restored(prefix.seq_index, prefix.tokens)
+        if not np.array_equal(prefix.source_pages, prefix.host_pages):
+            self._to_copy[prefix.seq_index] = prefix
+
+    def _copy_found(self, seq_index: int) -> None:
+        """Copy what was found, which is in staging, into those host pages that others do not have."""
+        prefix = self._to_copy.pop(seq_index, None)
+        if prefix is None:
+            return
         own = np.flatnonzero(prefix.source_pages != prefix.host_pages)
-        if len(own):
-            with self._copies.behind_forward():
-                copied = slots.reshape(-1, page_size)[own].ravel()
-                self._ops.offload_prompt(
-                    staging, upload(copied, self._device), upload(prefix.host_pages[own], self._device)
-                )
-            self._copies.prompt_copied(prefix.seq_index, 0, prefix.tokens, into)
+        slots = staging_slots(prefix.staging_pages, prefix.tokens).reshape(-1, self.cache_config.page_size)
+        with self._copies.behind_forward():
+            self._ops.offload_prompt(
+                self._model.staging,
+                upload(slots[own].ravel(), self._device),
+                upload(prefix.host_pages[own], self._device),
+            )
+        into = prefix.staging_pages[: -(-prefix.tokens // STAGING_PAGE_SIZE)]
+        self._copies.prompt_copied(seq_index, 0, prefix.tokens, into)
 
     @torch.inference_mode()
     def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
-        self._copies.collect()
-        self._copies.wait_for(self._schedule.staging_waits_for(staging_pages))
-        with self._queues.use(Queue.COMPUTE):
-            slots = upload(staging_slots(staging_pages, length), self._device)
-            self._ops.restore_prompt(self._model.staging, slots, upload(host_pages, self._device))
+        if not self._stays_on_device:
+            self._copies.collect()
+            self._copies.wait_for(self._schedule.staging_waits_for(staging_pages))
+            with self._restores.beside_forwards(seq_index):
+                slots = upload(staging_slots(staging_pages, length), self._device)
+                self._ops.restore_prompt(self._model.staging, slots, upload(host_pages, self._device))
         self._schedule.restored(seq_index, length)
 
     @torch.inference_mode()
     def admit(self, admission: Admission) -> None:
         self._full_attention[admission.seq_index] = admission.full_attention
+        self._restores.wait_for(admission.seq_index)
         with self._queues.use(Queue.COMPUTE):
             fill_from_staging(self._model, self._ops, admission)
             if admission.first_token is None:
@@ -167,12 +188,14 @@ class CacheWorker:
 
     @torch.inference_mode()  # a held copy may be launched from here
     def drained(self, seq_index: int) -> bool:
-        return self._copies.drained(seq_index)
+        return self._copies.drained(seq_index) and self._restores.landed(seq_index)
 
     @torch.inference_mode()
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:
         if seq_index >= 0:
-            self.drained(seq_index)  # collects what has completed since the last call
+            if not self.drained(seq_index):
+                raise RuntimeError(f"sequence {seq_index} has copies in flight")
+            self._to_copy.pop(seq_index, None)
             self._schedule.release(seq_index)
 
     def _sample(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hiscore.decoding.block_manager import BlockManager, staging_pages_in
 from hiscore.decoding.block_pool import BlockPool
 from hiscore.decoding.page_needs import NOTHING, PagesNeeded, check_fits, pages_needed
+from hiscore.decoding.prefix_cache import PrefixCache
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
@@ -178,3 +179,29 @@ def test_what_could_never_fit_is_refused_with_the_bound(
     with pytest.raises(RequestError, match=message) as refused:
         check_fits(call(*too_much, sparse), cache_config)
     assert refused.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize("ends", ["the other", "itself"])
+def test_blocks_that_are_copied_are_held_until_they_are_in_staging(ends: str) -> None:
+    """Whoever computed them may end before that: nobody else may have them then."""
+    config = replace(TINY, prefix_cache=True, host_pages=12)
+    blocks = BlockManager(config)
+    cache = PrefixCache(blocks.host, config)
+    first, second = started(20), started(20)
+    for each in (first, second):
+        found, needed = cache.take(each), pages_needed(each.call, 20, config)
+        blocks.allocate(each, replace(needed, host=needed.host - len(found.taken)), found)
+        cache.publish(each, blocks.blocks_of(each), 20)
+    assert second.borrowed_blocks.tolist() == first.host_pages[:4].tolist()
+    assert not np.isin(second.host_pages, first.host_pages).any()
+    if ends == "itself":
+        blocks.free(second)
+        assert blocks.host.is_held(first.host_pages).all()
+    else:
+        blocks.free(first)
+        assert not set(blocks.host.allocate(blocks.host.num_free).tolist()) & set(
+            second.borrowed_blocks.tolist()
+        )
+        borrowed = second.borrowed_blocks
+        blocks.free_staging(second)
+        assert not blocks.host.is_held(borrowed).any()

@@ -225,6 +225,7 @@ def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: bool) -
 
 
 def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> None:
+    """Beside the steps of the others, which it joins when its copy has landed."""
     drive = Drive(quantum=10)
     running = fill(drive)
     drive.add(late := sequence())
@@ -248,8 +249,18 @@ def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> Non
     assert length == 8 + received - 1  # all but the newest token have been fed
     while running[0].status is Status.PREEMPTED:
         schedule = drive.go()
-    assert schedule.resumed == schedule.admitted == [running[0]]
-    assert schedule.chunks == []
+    assert schedule.resumed == [running[0]]
+    assert schedule.admitted == schedule.chunks == []
+    drive.undrained = {running[0].seq_index}
+    for _ in range(4):
+        schedule = drive.go()
+        assert schedule.admitted == []
+        assert len(schedule.stepped) == 3
+    assert running[0].status is Status.RESTORING
+    drive.undrained = set()
+    schedule = drive.go()
+    assert schedule.admitted == [running[0]]
+    assert (len(schedule.stepped), schedule.chunks) == (3, [])
     running[0].output_ids[-1] = 5
     admission = running[0].admission()
     assert (admission.length, admission.first_token) == (length, 5)

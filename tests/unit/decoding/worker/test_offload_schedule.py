@@ -21,13 +21,14 @@ from tests.support.tensor_memory import TensorMemory
 PROTOCOLS: list[BackupProtocol] = ["ring", "deferred", "blocking"]
 SLOW = 50.0
 
-# (compute, offload): how long operations take, drawn from these.
+# (compute, offload, restore): how long operations take, drawn from these.
 TIMINGS = {
-    "offload slow": ((1.0,), (SLOW,)),
-    "compute slow": ((SLOW,), (1.0,)),
-    "compute slow now and then": ((1.0, 1.0, 1.0, SLOW), (1.0,)),
-    "offload slow now and then": ((1.0,), (1.0, 1.0, 1.0, SLOW)),
-    "mixed": ((1.0, 7.0, SLOW), (1.0, 7.0, SLOW)),
+    "offload slow": ((1.0,), (SLOW,), (1.0,)),
+    "restore slow": ((1.0,), (1.0,), (SLOW,)),
+    "compute slow": ((SLOW,), (1.0,), (1.0,)),
+    "compute slow now and then": ((1.0, 1.0, 1.0, SLOW), (1.0,), (1.0,)),
+    "offload slow now and then": ((1.0,), (1.0, 1.0, 1.0, SLOW), (1.0,)),
+    "mixed": ((1.0, 7.0, SLOW), (1.0, 7.0, SLOW), (1.0, 7.0, SLOW)),
 }
 
 
@@ -37,8 +38,8 @@ class Queues(Mutated, Simulator):
 
 def queues(timing: str, seed: int = 0) -> Queues:
     draw = random.Random(seed)
-    compute, offload = TIMINGS[timing]
-    return Queues(lambda queue: draw.choice(compute if queue is Queue.COMPUTE else offload))
+    durations = dict(zip(Queue, TIMINGS[timing], strict=True))
+    return Queues(lambda queue: draw.choice(durations[queue]))
 
 
 def run(load: Load, on: Queues, ring: int | None = None) -> Run:
@@ -88,6 +89,8 @@ def test_without_any_kind_of_wait_query_or_record_something_breaks(protocol: Bac
         run(load, on)
         kinds |= set(on.calls)
     assert {call for _, call, _ in kinds} >= {"wait", "completed", "record"}
+    # A restore waits for forwards, and the admission of its sequence for it.
+    assert {("stage", "wait", "restore"), ("seed", "wait", "compute")} <= kinds
     assert ("step", "block", "") in kinds or protocol != "blocking"
     runs = list(itertools.product(loads(protocol), TIMINGS))
     assert {kind for kind in kinds if not any(faults(*x, kind) for x in runs)} == set()

@@ -93,6 +93,7 @@ def test_what_is_found_is_what_is_used(make: Any, selector: str) -> None:
             if spoiled:
                 with torch.inference_mode():
                     seen.worker._cache.host_kv[0] += 1
+                    seen.worker._cache.dense_kv[:1] += 1
             run(client, LATER)
         logits.append(seen.logits[1])
     assert not torch.equal(*logits)

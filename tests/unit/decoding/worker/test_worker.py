@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from hiscore.decoding.worker import worker as worker_module
 from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.device_queues import Event, Queue
-from hiscore.decoding.worker.interface import NO_PAGES, NOT_FINITE, DecodeBatch, PrefillChunk
+from hiscore.decoding.worker.interface import NO_PAGES, NOT_FINITE, Admission, DecodeBatch, PrefillChunk
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
@@ -127,11 +128,40 @@ def step(worker: CacheWorker, position: int) -> None:
     worker.step(DecodeBatch(at(1), at(position), greedy(1)))
 
 
-def test_a_step_under_ring_copies_beside_the_next_and_waits_for_the_copy_a_ring_before() -> None:
+def restore(worker: CacheWorker, seq_index: int = 1) -> None:
+    """Restore 3 tokens of a sequence and wait for their copy."""
+    device: Recorder = worker._queues  # type: ignore[assignment]
+    worker.restore(seq_index, 3, at(5), at(2))
+    device.done.add(worker._restores._in_flight[seq_index])
+    assert worker.drained(seq_index)
+    device.done.clear()
+    device.take()
+
+
+def test_a_restore_runs_beside_forwards_and_what_reads_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Recorder()
     worker = worker_on(device)
     worker.restore(1, 3, at(5), at(2))
-    assert device.take() == [("use", "compute"), ("restore", [32, 33, 34], [5]), ("end",)]
+    assert device.take() == [
+        ("record", 0, "compute"), ("wait", 0, "restore"),
+        ("use", "restore"), ("restore", [32, 33, 34], [5]), ("end",), ("record", 0, "restore"),
+    ]  # fmt: skip
+    for what in ("fill_from_staging", "index_from_staging"):
+        monkeypatch.setattr(worker_module, what, lambda *_: device.log.append(("admit",)))
+    worker.admit(Admission(1, 3, at(5), at(2), at(2), False, first_token=7))
+    assert device.take() == [("wait", 0, "compute"), ("use", "compute"), ("admit",), ("end",)]
+    with pytest.raises(RuntimeError, match="sequence 1 has copies in flight"):
+        worker.release(1, NO_PAGES, NO_PAGES)
+    device.done = {0}
+    assert worker.drained(1)
+    worker.admit(Admission(1, 3, at(5), at(2), at(2), False, first_token=7))
+    assert device.take() == [("use", "compute"), ("admit",), ("end",)]
+
+
+def test_a_step_under_ring_copies_beside_the_next_and_waits_for_the_copy_a_ring_before() -> None:
+    device = Recorder()
+    worker = worker_on(device)
+    restore(worker)
 
     def step_log(position: int, copy_event: int, copied: int) -> list[tuple[Any, ...]]:
         return [
@@ -160,7 +190,7 @@ def test_a_step_under_ring_copies_beside_the_next_and_waits_for_the_copy_a_ring_
 def test_a_step_under_blocking_copies_when_the_host_has_waited_for_its_forward() -> None:
     device = Recorder()
     worker = worker_on(device, "blocking")
-    worker.restore(1, 3, at(5), at(2))
+    restore(worker)
     device.take()
     step(worker, 3)
     forward = [
@@ -196,7 +226,7 @@ def test_where_work_completes_at_once_a_held_copy_has_landed_when_drained_has_la
     device = Recorder()
     device.completed = lambda event: True  # type: ignore[method-assign]
     worker = worker_on(device, "blocking")
-    worker.restore(1, 3, at(5), at(2))
+    restore(worker)
     step(worker, 3)
     assert worker._schedule.lag().tolist() == [0, 1, 0, 0]
     assert worker.drained(1)
@@ -243,8 +273,11 @@ def test_a_prefill_waits_for_the_copies_of_the_staging_pages_that_it_begins() ->
     # Another prompt begins in pages 1 and 7: the last copy that read page 1 is the second.
     worker.prefill([PrefillChunk(2, np.zeros(17, np.int32), 0, at(7, 1), NO_PAGES, False)], greedy(0))
     assert device.take()[0] == ("wait", done, "compute")
+    device.take()
     worker.restore(3, 16, at(30), at(6))
-    assert device.take()[0] == ("use", "compute")  # it has been waited for
+    assert [
+        call for call in device.take() if call[0] == "wait" and call[2] == "compute"
+    ] == []  # has been waited for
 
 
 def test_some_attend_to_everything() -> None:
@@ -253,7 +286,7 @@ def test_some_attend_to_everything() -> None:
     worker = worker_on(device)
     worker._full_attention[2] = True
     for seq_index in (1, 2):
-        worker.restore(seq_index, 3, at(seq_index), at(seq_index))
+        restore(worker, seq_index)
     seen = []
     for indices in (at(1), at(1, 2), at(2), at(1)):
         if len(seen) == 3:
@@ -267,7 +300,7 @@ def test_some_attend_to_everything() -> None:
 def test_greedy_tokens_of_a_step_are_read_as_they_are_and_sampled_ones_are_fed() -> None:
     device = Recorder()
     worker = worker_on(device)
-    worker.restore(1, 3, at(5), at(2))
+    restore(worker)
     result = worker.step(DecodeBatch(at(1), at(3), greedy(1))).result()
     assert result.tokens.tolist() == [COUNTERS]
     assert device.input_ids.tolist() == [0] * 5
@@ -302,7 +335,7 @@ def test_a_result_has_what_was_counted_since_the_last() -> None:
     assert first.tokens.tolist() == [7, 8]
     assert (first.hits, first.misses, first.seconds) == (5, 2, 0.25)
     assert (first.captured_mass, first.captured_rows) == (1.5, 4)
-    worker.restore(1, 3, at(5), at(2))
+    restore(worker)
     step(worker, 3)
     step(worker, 4)
     device.done = {0}
@@ -320,7 +353,7 @@ def test_a_result_has_what_was_counted_since_the_last() -> None:
 def test_a_sequence_with_copies_in_flight_is_not_released_and_one_without_an_index_is(seq_index: int) -> None:
     device = Recorder()
     worker = worker_on(device)
-    worker.restore(seq_index, 3, at(5), at(2))
+    restore(worker, seq_index)
     worker.step(DecodeBatch(at(seq_index), at(3), greedy(1)))
     with pytest.raises(RuntimeError, match=f"sequence {seq_index} has copies in flight"):
         worker.release(seq_index, NO_PAGES, NO_PAGES)

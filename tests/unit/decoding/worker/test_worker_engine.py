@@ -12,6 +12,7 @@ import torch
 
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.sequence import Status
+from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import Code, RequestError
 from tests.support import decode_cache
@@ -229,9 +230,9 @@ def test_poison_is_seen(workers: Any, alone: Any, monkeypatch: pytest.MonkeyPatc
 def test_a_forward_that_waits_for_no_copy_is_seen(workers: Any, selector: str) -> None:
     """The control of late copies: rows of the ring are overwritten on their way to the host."""
     logits = []
-    for deaf in (False, True):
+    for deaf_to in (None, Queue.OFFLOAD):
         worker = workers(selector, ring=1)
-        LateCopies(10_000, deaf).install(worker)
+        LateCopies(10_000, deaf_to).install(worker)
         driver = Driver(worker)
         seq_index, _ = driver.admit(prompt(30), 400)
         found = [driver.step([seq_index], fed=[3 + step]) for step in range(80)]

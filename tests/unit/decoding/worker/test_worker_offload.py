@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hiscore.decoding.models.mla import LatentStep
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.deepseek.latent_cache import StagedLatents
@@ -220,7 +221,7 @@ def test_a_wrong_offload_is_seen(
 @pytest.mark.parametrize("backup", ["ring", "deferred"])
 def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], backup: str) -> None:
     worker = build(path("llama"), "exact", backup=backup)
-    LateCopies(patience=1_000, deaf=True).install(worker)
+    LateCopies(patience=1_000, deaf_to=Queue.OFFLOAD).install(worker)
     faults, _ = life(worker, kept, [30], 60, 12)
     assert any("not what was written" in fault for fault in faults)
     assert any("in time" in fault for fault in faults)

@@ -1,0 +1,83 @@
+"""Sequences that are copied back from the host beside the steps of others: late, and with the same bits."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hiscore.decoding.worker.device_queues import Queue
+from tests.support.decode_client import serving
+from tests.support.decoding import build, prompt
+from tests.support.late_copies import LateCopies
+from tests.support.worker_driver import Driver
+from tests.unit.decoding.worker.test_prefix import LATER, OTHER, SETTINGS, START, Seen, run
+
+PATIENCE = 50
+"""How often an event is asked for before its copy runs; alone, what reads a copy is launched without asking."""
+BESIDE = ["quest", "exact", "dsa"]  # dense layers keep what they have
+
+
+def resumed(path: Path, selector: str, late: LateCopies | None) -> Tensor:
+    """Logits of a sequence that is preempted, and resumed when another has used its staging pages."""
+    _, top_k, buffer = SETTINGS[selector]
+    worker = build(path, selector, top_k, buffer)
+    if late:
+        late.install(worker)
+    driver = Driver(worker)
+    seq_index, _ = driver.admit(prompt(150), 60)
+    for token in range(3):
+        driver.step([seq_index], fed=[token])
+    sequence = driver.leave(seq_index, preempt=True)
+    other, _ = driver.admit(prompt(150, seed=1), 60)
+    driver.drain(other)
+    driver.step([other], fed=[3])
+    seq_index = driver.resume(sequence)
+    return torch.stack([driver.step([other, seq_index], fed=[token, token])[1] for token in range(5)])
+
+
+@pytest.mark.parametrize("selector", SETTINGS)
+def test_a_late_restore_changes_no_bit(path: Callable[[str], Path], selector: str) -> None:
+    of = path(SETTINGS[selector][0])
+    at_once = resumed(of, selector, None)
+    assert at_once.isfinite().all()
+    assert torch.equal(at_once, resumed(of, selector, LateCopies(PATIENCE)))
+
+
+@pytest.mark.parametrize("selector", BESIDE)
+def test_an_admission_that_does_not_wait_for_its_restore_is_seen(
+    path: Callable[[str], Path], selector: str
+) -> None:
+    of = path(SETTINGS[selector][0])
+    deaf = LateCopies(PATIENCE, deaf_to=Queue.RESTORE)
+    assert not torch.equal(resumed(of, selector, None), resumed(of, selector, deaf))
+
+
+def found(path: Path, selector: str, late: LateCopies | None) -> list[Tensor]:
+    """Logits after three prompts, the last of which begins as the first."""
+    _, top_k, buffer = SETTINGS[selector]
+    seen = Seen(build(path, selector, top_k, buffer, chunk=64, prefix_cache=True))
+    if late:
+        late.install(seen.worker)
+    with serving(seen.worker) as client:
+        run(client, START, OTHER, LATER)
+        assert client.stats.cached_tokens == 128
+    return seen.logits
+
+
+@pytest.mark.parametrize("selector", SETTINGS)
+def test_a_prefix_that_comes_late_changes_no_bit(path: Callable[[str], Path], selector: str) -> None:
+    of = path(SETTINGS[selector][0])
+    logits = [found(of, selector, late) for late in (None, LateCopies(PATIENCE))]
+    assert torch.equal(*map(torch.stack, logits))
+
+
+@pytest.mark.parametrize("selector", BESIDE)
+def test_a_prefill_that_does_not_wait_for_its_prefix_is_seen(
+    path: Callable[[str], Path], selector: str
+) -> None:
+    of = path(SETTINGS[selector][0])
+    *_, right = found(of, selector, None)
+    *_, wrong = found(of, selector, LateCopies(PATIENCE, deaf_to=Queue.RESTORE))
+    assert not torch.equal(right, wrong)
