@@ -19,12 +19,14 @@ class BatchLimits:
         max_queue: Requests that wait.
         max_total_cost: Of all requests that wait or are being computed; a single request may cost more.
         max_in_flight: Batches launched and not finished.
+        max_alone_cost: Of a job that an idle model runs on the calling thread; 0: it runs none there.
     """
 
     max_batch_cost: int
     max_queue: int
     max_total_cost: float = math.inf
     max_in_flight: int = 2
+    max_alone_cost: int = 0
 
 
 @dataclass(frozen=True)

@@ -84,14 +84,14 @@ class Batcher(Generic[Job]):
     def run_alone(self, job: Job) -> Any | None:
         """Run a job on the calling thread, if the model is idle.
 
-        Call it from the thread that calls `submit`. Jobs of more than a quarter of a batch are not run: meanwhile
-        no other request could even be refused.
+        Call it from the thread that calls `submit`. Jobs of more than `BatchLimits.max_alone_cost` are not run:
+        meanwhile no other request could even be refused.
 
         Returns:
             The answer or `RequestError`, or None if the job has to be submitted.
         """
         price = self._model.plan().price(job, 0)
-        small = self._model.async_launch and price <= self._limits.max_batch_cost // 4
+        small = bool(self._limits.max_alone_cost) and price <= self._limits.max_alone_cost
         with self._changed:
             if not small or self._waiting or self._in_flight or self._closing:
                 return None

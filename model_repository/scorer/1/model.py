@@ -76,7 +76,13 @@ class TritonPythonModel:
         self.counters = Counters(COUNTERS, labels)
         self.batcher: Batcher[ScoreRequest] = Batcher(
             BatchedScorer(self.scorer, self.record),
-            BatchLimits(settings.max_batch_tokens, settings.max_queue, settings.max_queue_tokens),
+            BatchLimits(
+                settings.max_batch_tokens,
+                settings.max_queue,
+                settings.max_queue_tokens,
+                # On a CPU a call takes too long to keep others waiting for.
+                max_alone_cost=settings.max_batch_tokens // 4 if device.type == "cuda" else 0,
+            ),
             LoadBoard(directory, args["model_name"]),
         )
         self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))

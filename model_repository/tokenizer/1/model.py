@@ -22,6 +22,8 @@ from hiscore.tokenization.tokenizer import load_tokenizer
 
 # Bytes of text encoded in one batch: enough to use every core, few enough that a small request does not wait long.
 MAX_BATCH_BYTES = 2**20
+# Bytes of text that are encoded at once when nothing else is: a few milliseconds.
+MAX_ALONE_BYTES = 2**15
 
 COUNTERS = {
     "hiscore_full_encodes_total": "Calls whose whole query was encoded again with each of its items",
@@ -42,7 +44,7 @@ class TritonPythonModel:
         facts = read_facts(checkpoint, settings.max_context)
         self.batcher: Batcher[TextRequest] = Batcher(
             BatchedTokenizer(load_tokenizer(checkpoint, facts.is_encoder), settings, facts, self.record),
-            BatchLimits(MAX_BATCH_BYTES, settings.max_queue),
+            BatchLimits(MAX_BATCH_BYTES, settings.max_queue, max_alone_cost=MAX_ALONE_BYTES),
         )
         self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))
 

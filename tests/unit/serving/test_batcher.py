@@ -67,8 +67,11 @@ class Device:
     def on_failure(self, error: Exception) -> None:
         self.failures.append(error)
 
-    def batcher(self, max_cost: int = 10, max_queue: int = 100, in_flight: int = 2) -> Batcher[int]:
-        return Batcher(self, BatchLimits(max_cost, max_queue, max_in_flight=in_flight))
+    def batcher(
+        self, max_cost: int = 10, max_queue: int = 100, in_flight: int = 2, max_alone: int = 0
+    ) -> Batcher[int]:
+        limits = BatchLimits(max_cost, max_queue, max_in_flight=in_flight, max_alone_cost=max_alone)
+        return Batcher(self, limits)
 
     def wait(self, condition: Callable[[], bool]) -> bool:
         with self.changed:
@@ -313,17 +316,15 @@ def test_closing_runs_what_waits_and_refuses_what_arrives(device: Device) -> Non
     assert batcher.totals.rejects["full"] == 0
 
 
-def test_nothing_runs_on_the_spot_once_closing() -> None:
-    device = Device(async_launch=True)
-    batcher = device.batcher(max_cost=100)
+def test_nothing_runs_on_the_spot_once_closing(device: Device) -> None:
+    batcher = device.batcher(max_alone=25)
     batcher.close()
     assert batcher.run_alone(1) is None
     assert device.launched == []
 
 
-def test_an_idle_model_runs_a_request_on_the_spot() -> None:
-    device = Device(async_launch=True)
-    batcher = device.batcher(max_cost=100, in_flight=1)
+def test_an_idle_model_runs_a_request_on_the_spot(device: Device) -> None:
+    batcher = device.batcher(max_cost=100, in_flight=1, max_alone=25)
     device.alone = {1, 13, 17, 25}
 
     def run_alone(job: int) -> object:
@@ -337,6 +338,7 @@ def test_an_idle_model_runs_a_request_on_the_spot() -> None:
 
     submit(device, batcher, 5)
     assert batcher.run_alone(1) is None  # another is in flight
+    assert device.wait(lambda: len(device.done) == 1)
     device.done[0].release()
     assert device.wait(lambda: 5 in device.answers)
     assert run_alone(1) == 10
@@ -351,9 +353,8 @@ def test_an_idle_model_runs_a_request_on_the_spot() -> None:
     assert len(device.failures) == 2
 
 
-def test_what_arrives_while_a_request_runs_on_the_spot_follows_it() -> None:
-    device = Device(async_launch=True)
-    batcher = device.batcher(max_cost=100, in_flight=1)
+def test_what_arrives_while_a_request_runs_on_the_spot_follows_it(device: Device) -> None:
+    batcher = device.batcher(max_cost=100, in_flight=1, max_alone=25)
     device.alone = {1}
     answers: list[object] = []
     alone = threading.Thread(target=lambda: answers.append(batcher.run_alone(1)))
@@ -369,8 +370,7 @@ def test_what_arrives_while_a_request_runs_on_the_spot_follows_it() -> None:
     assert (answers, device.answers) == ([10], {2: 20})
 
 
-def test_a_model_that_computes_in_its_launch_runs_nothing_on_the_spot() -> None:
-    device = Device(async_launch=False)
+def test_without_a_limit_for_it_a_model_runs_nothing_on_the_spot(device: Device) -> None:
     batcher = device.batcher()
     assert batcher.run_alone(1) is None
     batcher.close()
@@ -399,10 +399,9 @@ def test_a_call_that_fails_has_no_time(device: Device) -> None:
     assert batcher.totals.call.count == 0
 
 
-def test_a_call_run_on_the_spot_has_a_time() -> None:
-    device = Device(async_launch=True)
+def test_a_call_run_on_the_spot_has_a_time(device: Device) -> None:
     device.alone.add(1)
-    batcher = device.batcher(max_cost=100)
+    batcher = device.batcher(max_alone=25)
 
     def finish() -> None:
         assert device.wait(lambda: len(device.done) == 1)
