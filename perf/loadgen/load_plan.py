@@ -48,6 +48,18 @@ GPU = Plan(
 GPU_QUICK = replace(
     GPU, analyzer_rates=(70,), concurrencies=(1, 4, 16, 32, 64, 128), open_s=10, closed_s=2, alone=200
 )
+# Larger geometries, for their saturation above all: a call takes some 25 to 50 ms.
+GPU_LARGE = replace(
+    GPU,
+    prompts=(Shape(300, 1, 0),),
+    pool=300,
+    rates=(12,),
+    analyzer_rates=(),
+    concurrencies=(4, 8, 16),
+    open_s=12,
+    closed_s=4,
+    alone=110,
+)
 # A rehearsal with a tiny model, to see that everything works: its numbers mean nothing.
 CPU = Plan(
     request=Shape(40, 5, 12),

@@ -12,8 +12,14 @@ from hiscore.settings import Device
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def write(directory: Path, device: Device, tokenizer: Path | None, readable: bool = False) -> None:
-    """Write random weights: Qwen3-0.6B's geometry for a GPU, a tiny Qwen3 with its own tokenizer for a CPU.
+def write(
+    directory: Path,
+    device: Device,
+    tokenizer: Path | None,
+    readable: bool = False,
+    geometry: str = "qwen3-0.6b",
+) -> None:
+    """Write random weights: a model's geometry for a GPU, a tiny Qwen3 with its own tokenizer for a CPU.
 
     Args:
         directory: Where the checkpoint goes.
@@ -21,6 +27,7 @@ def write(directory: Path, device: Device, tokenizer: Path | None, readable: boo
         tokenizer: Directory whose tokenizer files the GPU's checkpoint gets, so that it can score text. The tiny
             model ignores it: its embedding is too small for another tokenizer's ids.
         readable: The GPU's checkpoint gets that tokenizer's vocabulary, so that all it generates is text.
+        geometry: Of the GPU's checkpoint, a name in `perf.models.geometries`.
     """
     vocabulary = None
     if readable and tokenizer:
@@ -28,7 +35,7 @@ def write(directory: Path, device: Device, tokenizer: Path | None, readable: boo
     # In its own process, so that its GPU memory is freed.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         if device == "cuda":
-            pool.submit(_geometry, directory, vocabulary).result()
+            pool.submit(_geometry, geometry, directory, vocabulary).result()
         else:
             pool.submit(_tiny, directory).result()
     if tokenizer and device == "cuda":
@@ -36,10 +43,10 @@ def write(directory: Path, device: Device, tokenizer: Path | None, readable: boo
             shutil.copy(tokenizer / name, directory / name)
 
 
-def _geometry(directory: Path, vocabulary: int | None) -> None:
+def _geometry(name: str, directory: Path, vocabulary: int | None) -> None:
     from perf.models import random_checkpoint
 
-    config = random_checkpoint.config_of("qwen3-0.6b")
+    config = random_checkpoint.config_of(name)
     if vocabulary:
         config["vocab_size"] = vocabulary
     random_checkpoint.save(config, directory, device="cuda")

@@ -1,9 +1,10 @@
 """Load test of `scorer` through a real tritonserver over gRPC: latency, open loop, saturation, cache, text.
 
-usage: python -m perf.scoring.serving --out DIR [--quick] [--tokenizer DIR]
+usage: python -m perf.scoring.serving --out DIR [--quick] [--geometry qwen3-8b] [--dtype fp8] [--tokenizer DIR]
 
-On a GPU the checkpoint has Qwen3-0.6B's geometry and random weights; on a CPU a tiny model takes its place, as a
-rehearsal of the whole run. Exits with 1 if a step failed, for instance because of wrong scores.
+On a GPU the checkpoint has the geometry of Qwen3-0.6B, or another's, and random weights; on a CPU a tiny model in
+float32 takes its place, as a rehearsal of the whole run. Text is scored with the default geometry alone. Exits with 1
+if a step failed, for instance because of wrong scores.
 """
 
 import argparse
@@ -14,13 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from rich.console import Console
 
 from hiscore.launcher import Server
 from hiscore.launcher.device_choice import choose_device
+from hiscore.settings import Device
+from hiscore.settings.choices import Dtype
 from hiscore_client import HiscoreError, ScoreClient
 from perf.loadgen import load_plan
 from perf.loadgen.attempts import Attempts, Result
@@ -32,11 +35,13 @@ from perf.loadgen.window import Meter, Point
 from perf.machine.facts import machine_facts, triton_version
 from perf.machine.gpu_sampler import GpuSampler
 from perf.models import checkpoints
+from perf.models.geometries import GEOMETRIES
 from perf.scoring import serving_table
 from perf.scoring.serving_steps import ServingSteps, cost_of_text
 from perf.scoring.serving_targets import saturation, verdicts
 from perf.script import arguments, write_json
 
+DEFAULT = "qwen3-0.6b"
 console = Console(width=max(128, Console().width))
 
 
@@ -82,8 +87,8 @@ class Run(Attempts):
         return True
 
 
-def measure(run: Run, chosen: load_plan.Plan, gpu: GpuSampler, out: Path) -> dict[str, Any]:
-    """Run all steps against the server and evaluate their numbers."""
+def measure(run: Run, chosen: load_plan.Plan, gpu: GpuSampler, out: Path, judged: bool) -> dict[str, Any]:
+    """Run all steps against the server and evaluate their numbers; `judged`: by the project's targets."""
     url, step = run.server.grpc_url, run.attempt
     rng = np.random.default_rng(0)
     messages = [
@@ -114,7 +119,7 @@ def measure(run: Run, chosen: load_plan.Plan, gpu: GpuSampler, out: Path) -> dic
         "points": [asdict(point) for point in run.points],
         "saturation": saturation(run.points),
         "cost_of_text": cost,
-        "targets": verdicts(run.points, cost) if chosen.vocabulary == load_plan.GPU.vocabulary else [],
+        "targets": verdicts(run.points, cost) if judged else [],
         "skipped": [f"{model}: {reason}" for model, reason in run.server.left_out.items()],
         "failures": run.failures,
     }
@@ -125,21 +130,20 @@ def main() -> int:
     options = parse()
     options.out.mkdir(parents=True, exist_ok=True)
     device, reason = choose_device("auto")
-    chosen = load_plan.CPU if device == "cpu" else load_plan.GPU_QUICK if options.quick else load_plan.GPU
-    chosen = replace(chosen, rates=options.rates or chosen.rates, open_s=options.seconds or chosen.open_s)
-    if options.query_cache_bytes is not None:
-        chosen = replace(chosen, query_cache_bytes=options.query_cache_bytes)
+    chosen = plan_of(options, device)
     console.print(
         f"on {device} ({reason}), request {chosen.request}, {chosen.pool} distinct calls", highlight=False
     )
     limit_threads(device)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu:
-        checkpoints.write(Path(directory), device, options.tokenizer)
+        checkpoints.write(Path(directory), device, options.tokenizer, geometry=options.geometry)
         written = time.perf_counter()
         settings = server_settings(
             model=directory,
             device=device,
+            dtype=options.dtype if device == "cuda" else "auto",
+            models="" if options.geometry == DEFAULT else "scorer",
             query_cache_bytes=chosen.query_cache_bytes,
         )
         with Server(settings, options.out / "server.log") as server:
@@ -150,22 +154,40 @@ def main() -> int:
             triton = triton_version(server.http_url)
             results = {
                 "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
+                "geometry": options.geometry if device == "cuda" else "tiny",
                 "plan": asdict(chosen),
                 "settings": settings.model_dump(mode="json", exclude={"model", "model_repository"}),
                 "ready_s": ready - written,
             }
             run = Run(server, options.out / "failures.txt")
-            results |= measure(run, chosen, gpu, options.out)
+            judged = device == "cuda" and options.geometry == DEFAULT
+            results |= measure(run, chosen, gpu, options.out, judged)
     results["seconds"] = time.perf_counter() - begin
-    write_json(options.out / "serving.json", results)
+    changed = [options.geometry] * (options.geometry != DEFAULT) + [options.dtype] * (options.dtype != "auto")
+    write_json(options.out / f"{'-'.join(['serving', *changed])}.json", results)
     serving_table.show(console, run.points, results)
     return 1 if run.failures else 0
+
+
+def plan_of(options: argparse.Namespace, device: Device) -> load_plan.Plan:
+    """What is sent, and for how long."""
+    chosen = load_plan.GPU_QUICK if options.quick else load_plan.GPU
+    if options.geometry != DEFAULT:
+        chosen = load_plan.GPU_LARGE
+    if device == "cpu":
+        chosen = load_plan.CPU
+    chosen = replace(chosen, rates=options.rates or chosen.rates, open_s=options.seconds or chosen.open_s)
+    if options.query_cache_bytes is not None:
+        chosen = replace(chosen, query_cache_bytes=options.query_cache_bytes)
+    return chosen
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__, "serving.json and the logs")
     parser.add_argument("--quick", action="store_true", help="shorter windows, fewer of them")
+    parser.add_argument("--geometry", choices=GEOMETRIES, default=DEFAULT, help="of the GPU's checkpoint")
+    parser.add_argument("--dtype", choices=get_args(Dtype), default="auto", help="the server's setting")
     parser.add_argument("--rates", type=rates, help="calls a second of the open loops, comma-separated")
     parser.add_argument("--seconds", type=float, help="length of an open-loop window")
     parser.add_argument("--query-cache-bytes", type=int, help="the server's setting; 0: no cache")
