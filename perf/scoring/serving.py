@@ -3,8 +3,8 @@
 usage: python -m perf.scoring.serving --out DIR [--quick] [--geometry qwen3-8b] [--dtype fp8] [--tokenizer DIR]
 
 On a GPU the checkpoint has the geometry of Qwen3-0.6B, or another's, and random weights; on a CPU a tiny model in
-float32 takes its place, as a rehearsal of the whole run. Text is scored with the default geometry alone. Exits with 1
-if a step failed, for instance because of wrong scores.
+float32 takes its place, as a rehearsal of the whole run. Text is scored with the default geometry alone. It exits
+with 1 if a step failed, for instance because of wrong scores.
 """
 
 import argparse
