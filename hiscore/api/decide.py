@@ -140,11 +140,12 @@ class Decider:
             )
             scores[faint] = 0
             scores[faint, : again.scores.shape[1]] = again.scores
+        shares = scores / scores.sum(axis=1, keepdims=True)
         answers, row = [], 0
         for question, own in zip(questions, shifts, strict=True):
             rows = slice(row, row := row + len(own))
             temperature = self._temperatures.get(question.kind, 1.0) if calibrated else 1.0
-            answers.append(_average(scores[rows, : len(question.options)], masses[rows], own, temperature))
+            answers.append(_average(shares[rows, : len(question.options)], masses[rows], own, temperature))
         return Decisions(answers, result.usage.prompt_tokens, result.usage.cached_tokens)
 
     @staticmethod
@@ -169,21 +170,24 @@ class Decider:
             )
 
 
-def _average(scores: Float64, masses: Float64, shifts: Sequence[int], temperature: float) -> Distribution:
+def _average(shares: Float64, masses: Float64, shifts: Sequence[int], temperature: float) -> Distribution:
     """One question's answer.
 
     Args:
-        scores: [shifts, options], in the order in which each prompt has the options.
+        shares: [shifts, options], each row a distribution, in the order in which its prompt has the options.
         masses: [shifts]: of the labels in the whole vocabulary.
         shifts: How far the options were rotated.
         temperature: Divides the logarithms of the probabilities.
     """
-    shares = scores / scores.sum(axis=1, keepdims=True)
-    mean = np.mean([np.roll(row, shift) for row, shift in zip(shares, shifts, strict=True)], axis=0)
+    mean = shares[0]
+    if len(shifts) > 1:
+        mean = np.mean([np.roll(row, shift) for row, shift in zip(shares, shifts, strict=True)], axis=0)
+        mean /= mean.sum()
     if temperature != 1.0:
         powers = (mean / mean.max()) ** (1 / temperature)
         mean = powers / powers.sum()
-    return Distribution((mean / mean.sum()).tolist(), min(float(masses.mean()), 1.0))
+    mass = float(masses[0]) if len(shifts) == 1 else float(masses.mean())
+    return Distribution(mean.tolist(), min(mass, 1.0))
 
 
 def check_question_count(questions: Sequence[object] | Mapping[str, object]) -> None:
