@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -187,15 +188,17 @@ from hiscore.parallel.leader import Ranks
 from tests.support import rank_work
 ranks = Ranks([torch.device("cuda", index) for index in range(2)])
 ranks.do(partial(rank_work.exchange, mine=1))
+ranks.do(partial(rank_work.fill, size=2**28))
 print("ready", flush=True)
 ranks.do(partial(rank_work.end_on, which=1, how=int(signal.{how})))
 """
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-def test_a_lost_rank_ends_the_instance_in_time(how: str) -> None:
+def test_a_lost_rank_ends_the_instance_in_time_and_leaves_nothing(how: str) -> None:
     """The first rank waits for a sum on the GPU, which never comes."""
     root = Path(__file__).parents[2]
+    free = free_on_gpus()
     with subprocess.Popen(
         [sys.executable, "-c", LOSES_A_RANK.format(how=how)],
         stdout=subprocess.PIPE,
@@ -204,7 +207,22 @@ def test_a_lost_rank_ends_the_instance_in_time(how: str) -> None:
     ) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"ready\n"
+        (follower,) = psutil.Process(first.pid).children()
+        # A GiB of each, at least, is gone.
+        assert all(now <= before - 2**30 for now, before in zip(free_on_gpus(), free, strict=True))
         began = time.monotonic()
         assert first.wait(30) == 1
         # The issue's bound; a moment for the interpreter.
         assert time.monotonic() - began < 5
+    psutil.wait_procs([follower], timeout=5)
+    assert not follower.is_running()
+    # The driver clears memory behind a process that has ended.
+    until = time.monotonic() + 10
+    while any(now < before - 2**26 for now, before in zip(free_on_gpus(), free, strict=True)):
+        assert time.monotonic() < until, (free_on_gpus(), free)
+        time.sleep(0.1)
+
+
+def free_on_gpus() -> list[int]:
+    """Bytes that nobody has."""
+    return [torch.cuda.mem_get_info(gpu)[0] for gpu in GPUS]

@@ -19,6 +19,7 @@ from tests.server.busy import score, until_error
 from tests.server.conftest import StartServer
 from tests.server.test_watchdog import SEEN_WITHIN_S, Watched, watched
 from tests.server.wire import Answer, score_tokens
+from tests.support import tiny_dsa
 from tests.support.comparison import INVARIANCE, check, truth_of
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import VOCABULARY
@@ -28,7 +29,28 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 LABELS = [5, 77, 401]
 BUDGET = 64
 TOKENS = 40
+# Few pages on the device, so that most of what is selected is swapped in.
+SMALL = {"sparse_top_k": 16, "device_buffer_size": 24, "backup_ring": 4, "max_streams": 4, "max_context": 512}
 SHAPES = [(13, [3, 7, 7, 0]), (0, [2, 90]), (200, [31, 64, 1]), (1, [5])]
+
+
+def test_a_first_rank_that_is_stopped_takes_the_others_along(tiny_llama: Path, tmp_path: Path) -> None:
+    """It is the process that Triton has started: the watchdog ends it, and then the kernel the others."""
+    with watched(tiny_llama, tmp_path / "log", MODELS="scorer", TENSOR_PARALLEL="2") as server:
+        stub = server.stub("scorer")
+        (follower,) = followers(stub)
+        stub.send_signal(signal.SIGSTOP)
+        server.wait(lambda: server.get("/readyz")[0] == 503, 10)
+        server.wait(lambda: server.get("/readyz")[0] == 200, 120)
+        assert server.restarts() == 1
+        assert not any(rank.is_running() for rank in (stub, follower))
+        assert len(followers(server.stub("scorer"))) == 1
+
+
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random DeepSeek with experts, without a tokenizer."""
+    return tiny_dsa.make("deepseek-experts", tmp_path_factory.mktemp("latents"))
 
 
 def followers(stub: psutil.Process) -> list[psutil.Process]:
@@ -87,6 +109,41 @@ def test_a_lost_rank_ends_the_instance_and_all_of_it_is_restored(
     # `watched` has stopped the server, and looked for processes and shared memory that are left.
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+def test_a_lost_rank_of_decode_ends_every_stream_and_all_of_it_is_restored(
+    how: signal.Signals, latents: Path, tmp_path: Path
+) -> None:
+    """The others wait for what it stores of the host pool, too."""
+    settings = {
+        "MODELS": "decode",
+        "TENSOR_PARALLEL": "2",
+        **{key.upper(): str(of) for key, of in SMALL.items()},
+    }
+    with watched(latents, tmp_path / "log", **settings) as server:
+        assert len(stream(server.address, 1)) == TOKENS
+        stub = server.stub("decode")
+        (follower,) = followers(stub)
+        stop = Event()
+        with ThreadPoolExecutor(3) as pool:
+            calls = [
+                pool.submit(until_error, partial(stream, server.address, seed, 400), stop)
+                for seed in range(3)
+            ]
+            time.sleep(0.5)
+            assert not any(call.done() for call in calls)
+            follower.send_signal(how)
+            server.wait(lambda: server.get("/readyz")[0] == 503, SEEN_WITHIN_S)
+            try:
+                assert all(call.result(timeout=10) for call in calls)
+            finally:
+                stop.set()
+        server.wait(lambda: server.get("/readyz")[0] == 200, 120)
+        assert server.restarts() == 1
+        assert not any(rank.is_running() for rank in (stub, follower))
+        assert len(followers(server.stub("decode"))) == 1
+        assert len(stream(server.address, 1)) == TOKENS
+
+
 def check_four_ranks(server: Watched) -> None:
     """It answers, by four processes, which end with the server."""
     stub = server.stub("scorer")
@@ -125,6 +182,28 @@ def test_both_models_are_divided_and_generate_the_tokens_of_one_rank(
     assert all(len(tokens) == TOKENS for tokens in both[0])
     # They are not all alike, or the comparison would say nothing.
     assert len({tuple(tokens) for tokens in both[0]}) == len(prompts)
+
+
+def test_ranks_that_share_latents_generate_the_tokens_of_one(
+    latents: Path, start_server: StartServer
+) -> None:
+    """DeepSeek's geometry; most of what a step attends to is on the host, on one rank or the other."""
+    both = []
+    for ranks in (1, 2):
+        server = start_server(latents, models="decode", tensor_parallel=ranks, **SMALL)
+        with ThreadPoolExecutor(4) as pool:
+            both.append(list(pool.map(partial(stream, server.grpc_url), range(4))))
+    assert both[0] == both[1]
+    assert all(len(tokens) == TOKENS for tokens in both[0])
+    assert len({tuple(tokens) for tokens in both[0]}) == 4
+
+
+def stream(address: str, seed: int, tokens: int = TOKENS) -> list[int]:
+    """The tokens of a greedy generation behind a prompt of 60 tokens."""
+    prompt = np.random.default_rng(seed).integers(3, tiny_dsa.VOCABULARY, 60).tolist()
+    with ScoreClient(address) as client:
+        chunks = client.generate(prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0, timeout=120)
+        return [token for chunk in chunks for token in chunk.token_ids]
 
 
 def generated(server: Server, prompt: str) -> list[int]:

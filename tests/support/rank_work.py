@@ -45,6 +45,12 @@ def kept(rank: Rank, name: str) -> list[int]:
     return [int(value) for value in rank.group.gather(torch.tensor([[float(rank.held[name])]]))[0].tolist()]
 
 
+def fill(rank: Rank, size: int) -> None:
+    """Numbers in float32 on each rank's device."""
+    rank.held["filled"] = torch.ones(size, device=rank.device)
+    rank.group.sum(torch.ones(1, device=rank.device)).cpu()
+
+
 def fail_on(rank: Rank, which: int) -> None:
     if rank.shard.rank == which:
         raise ValueError("no room here")

@@ -1,5 +1,8 @@
 """The scorer on several ranks against the scorer on one, for every family of decoders, in float32."""
 
+import json
+import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -8,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from hiscore.memory.host import available_host_bytes
 from hiscore.models.config import read_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.sharding import of_rank, share_of
+from hiscore.models.site import Site
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.rank import RankError
@@ -135,3 +140,34 @@ def test_a_start_that_does_not_fit_says_which_rank_lacks_what(ranks: Ranks, tmp_
         Scorer(checkpoint, "cpu", "float32", BUDGET, query_cache_bytes=2**44, leader=ranks)
     # The ranks go on: nothing had been allocated.
     compare(checkpoint, ranks)
+
+
+def test_the_rank_that_is_named_is_one_that_has_no_room_beside_the_others(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """On the CPU they share one memory, which has room for one such pool. The control: for all of less."""
+    checkpoint = tiny_models.make("llama", tmp_path / "checkpoint")
+    server = os.getpid()
+
+    def start(share: float) -> dict[str, int]:
+        """Start with pools of a share of the free memory each; returns what has been claimed."""
+        directory = tmp_path / str(share)
+        directory.mkdir()
+        site = Site.in_server(directory, "scorer", server)
+        pool = int(share * available_host_bytes())
+        try:
+            Scorer(checkpoint, "cpu", "float32", BUDGET, query_cache_bytes=pool, leader=ranks, site=site)
+        finally:
+            ledger = json.loads((directory / f"memory-{server}.json").read_text())
+        claims: dict[str, int] = ledger["host"]["claims"]
+        return claims
+
+    with pytest.raises(RankError) as refused:
+        start(0.6)
+    message = str(refused.value)
+    found = re.match(r"rank (\d) of \d: .*host has .* left, .* are needed: keys and values", message)
+    assert found, message
+    claims = json.loads((tmp_path / f"0.6/memory-{server}.json").read_text())["host"]["claims"]
+    assert len(claims) == 1
+    assert not any(owner.endswith(f"rank {found[1]}") for owner in claims)
+    assert len(start(0.05)) == ranks.rank.shard.ranks
