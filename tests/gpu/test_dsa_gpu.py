@@ -10,11 +10,13 @@ from torch import Tensor
 from hiscore.layers.weights import Routing
 from hiscore.models.config import ExpertShape
 from hiscore.models.deepseek import fp8_keys
-from hiscore.models.deepseek.activations import kernel_prefill_bytes
+from hiscore.models.deepseek.activations import SCORE_ELEMENTS, kernel_prefill_bytes
 from hiscore.models.deepseek.config import DsaArchitecture, Indexer
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
+from hiscore.models.deepseek.mla import Projected
+from hiscore.models.deepseek.weights import MlaWeights
 from tests.support import tiny_dsa
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
@@ -176,3 +178,66 @@ def test_a_prefill_by_kernels_takes_no_more_than_planned() -> None:
     assert peak <= kernel_prefill_bytes(WIDE, rows, WIDE.indexer.top_k, 2)
     # The control: what plain torch gathers for as many rows would not fit.
     assert peak < rows * WIDE.indexer.top_k * WIDE.row_dim
+
+
+def whole_rows(kind: type[StagedLatents], dtype: torch.dtype, parts: list[Segment], scale: float) -> Tensor:
+    """Rows that attend to everything before them, with keys and values expanded."""
+    torch.manual_seed(0)
+    latents = kind(
+        replace(WIDE, attention_scale=scale), 9_000, torch.device("cuda"), dtype, max_elements=2**26
+    )
+    latents.pool[0, :, 0, 0] = random(9_000, WIDE.row_dim, dtype=dtype)
+    rows, none = sum(part.rows for part in parts), torch.empty(0)
+    w = MlaWeights(
+        none, none, none, none,
+        random(128, 128, 512, dtype=dtype) * 512**-0.5, random(128, 512, 128, dtype=dtype) * 512**-0.5, none,
+    )  # fmt: skip
+    nope, turned = random(rows, 128, 192, dtype=dtype).split([128, 64], dim=2)
+    latents.plan(parts)
+    out = latents.attend_whole(0, w, Projected(none, nope, turned, none))
+    assert out is not None
+    return out.float()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_whole_sequences_by_a_kernel_equal_plain_torch_at_real_widths(dtype: torch.dtype) -> None:
+    """A prompt that begins, one row, and rows behind a context of which not all heads are expanded at once."""
+    from hiscore.models.deepseek.latent_cache_triton import KernelLatents
+
+    slots = torch.randperm(9_000, device="cuda")
+    parts = [
+        Segment(slots[:1_000], 1_000),
+        Segment(slots[1_000:1_009], 1),
+        Segment(slots[1_009:], 700, full=True),
+    ]
+    scale = WIDE.attention_scale
+    expected = whole_rows(StagedLatents, dtype, parts, scale)
+    found = whole_rows(KernelLatents, dtype, parts, scale)
+    # bfloat16: weights and output with 8 bits each. float32: 192 products and 7,991 values in another order.
+    bound = 2**-7 if dtype == torch.bfloat16 else 1e-4
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(found, expected, atol=bound * largest, rtol=0)
+    # The control: another scale, that of a cache row.
+    other = whole_rows(KernelLatents, dtype, parts, WIDE.row_dim**-0.5)
+    assert float((other - expected).abs().max()) > 4 * bound * largest
+
+
+@torch.inference_mode()
+def test_a_prefill_of_whole_sequences_takes_no_more_than_planned() -> None:
+    from hiscore.models.deepseek.latent_cache_triton import KernelLatents
+
+    rows, length = 2_048, 32_768
+    latents = KernelLatents(WIDE, length, torch.device("cuda"), torch.bfloat16, max_elements=SCORE_ELEMENTS)
+    none = torch.empty(0)
+    up, down = (random(128, *shape, dtype=torch.bfloat16) for shape in ((128, 512), (512, 128)))
+    nope, turned = random(rows, 128, 192, dtype=torch.bfloat16).split([128, 64], dim=2)
+    latents.plan([Segment(torch.arange(length, device="cuda"), rows, full=True)])
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    w = MlaWeights(none, none, none, none, up, down, none)
+    assert latents.attend_whole(0, w, Projected(none, nope, turned, none)) is not None
+    peak = torch.cuda.max_memory_allocated() - before + nope.nbytes + turned.nbytes
+    assert peak <= kernel_prefill_bytes(WIDE, rows, WIDE.indexer.top_k, 2)
+    # The control: all heads' keys and values at once would not fit.
+    assert peak < length * 128 * 256 * 2

@@ -30,6 +30,8 @@ from hiscore.models.deepseek.config import DsaArchitecture, Indexer
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import Segment
 from hiscore.models.deepseek.latent_cache_triton import KernelLatents
+from hiscore.models.deepseek.mla import Projected
+from hiscore.models.deepseek.weights import MlaWeights
 from hiscore.parallel.shard import Shard
 from tests.support.layers import Tables, layer_of
 from tests.support.shared_host import OneAfterTheOther
@@ -164,14 +166,24 @@ def indexed_prefill(dtype: torch.dtype, fp8: bool) -> None:
     """A prefill's selection and attention at the widths of DeepSeek-V3.2."""
     indexer = Indexer(heads=64, head_dim=128, top_k=2_048, interleaved=False, fp8=fp8)
     sizes = SimpleNamespace(
-        layers=1, own_index=(True,), heads=128, latent_rank=512, rope_dim=64, row_dim=576,
-        attention_scale=0.1, indexer=indexer,
+        layers=1, own_index=(True,), heads=128, latent_rank=512, nope_dim=128, rope_dim=64, value_dim=128,
+        row_dim=576, attention_scale=0.1, indexer=indexer,
     )  # fmt: skip
     latents = KernelLatents(cast(DsaArchitecture, sizes), 4_096, torch.device("cpu"), dtype)
     latents.plan([Segment(torch.arange(4_096), 32)])
     index_dtype = torch.float8_e4m3fn if fp8 else dtype
     index = IndexQuery(torch.zeros(32, 64, 128, dtype=index_dtype), torch.zeros(32, 64))
     latents.attend(0, torch.zeros(32, 128, 576, dtype=dtype), index)
+    if fp8:
+        return
+    # Where no row selects.
+    latents.plan([Segment(torch.arange(32), 32)])
+    nope, turned = torch.zeros(32, 128, 128, dtype=dtype), torch.zeros(32, 128, 64, dtype=dtype)
+    w = SimpleNamespace(
+        to_latent=torch.zeros(128, 128, 512, dtype=dtype), from_latent=torch.zeros(128, 512, 128, dtype=dtype)
+    )
+    out = latents.attend_whole(0, cast(MlaWeights, w), Projected(nope, nope, turned, nope))
+    assert out is not None
 
 
 def chained(sizes: tuple[int, ...], rows: int) -> None:

@@ -14,6 +14,8 @@ from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
+from hiscore.models.deepseek.mla import Projected
+from hiscore.models.deepseek.weights import MlaWeights
 
 # Elements of a prefill's largest temporary on a CUDA device: 1 GiB of float32.
 CUDA_ELEMENTS = 2**28
@@ -140,3 +142,6 @@ class LatentStep:
             raise ValueError(f"layer {layer} shares a selection that no layer before it has made")
         chosen = self._ops.select_pages(layer, self._scores, self._batch)
         return self._ops.attend(layer, q, chosen.lists, self._batch)
+
+    def attend_whole(self, layer: int, w: MlaWeights, new: Projected) -> None:
+        """None: a step has one row of each sequence, for which nothing is expanded."""

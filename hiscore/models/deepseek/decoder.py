@@ -82,7 +82,7 @@ class DsaDecoder:
             step: Whether it is a decode step: few rows, for which experts have products of their own.
 
         Returns:
-            The residual stream, [T, hidden], and the output of the last attention, [T, heads, latent_rank].
+            The residual stream, [T, hidden], and the values of the last attention, [T, heads, value_dim].
         """
         layers, last = self.weights.layers, self.architecture.layers - 1
         cos, sin = self._rope.cos[positions], self._rope.sin[positions]
@@ -99,7 +99,7 @@ class DsaDecoder:
 
         Args:
             x: [R, hidden], rows of the residual stream.
-            attended: [R, heads, latent_rank].
+            attended: [R, heads, value_dim].
             step: See `body`.
 
         Returns:
@@ -123,11 +123,13 @@ class DsaDecoder:
         a = self.architecture
         h = rms_norm(x, layer.input_norm, a.norm_eps)
         new = mla.project(layer.attention, a, h, cos, sin)
-        if layer.indexer is None:
-            cache.keep(index, new.row, None)
-            return cache.attend(index, new.q, None)
-        cache.keep(index, new.row, index_key(layer.indexer, a.indexer, h, cos, sin))
-        return cache.attend(index, new.q, index_query(layer.indexer, a.indexer, h, new.q_low, cos, sin))
+        w, indexer = layer.attention, layer.indexer
+        cache.keep(index, new.row, None if indexer is None else index_key(indexer, a.indexer, h, cos, sin))
+        values = cache.attend_whole(index, w, new)
+        if values is not None:
+            return values
+        selects = None if indexer is None else index_query(indexer, a.indexer, h, new.q_low, cos, sin)
+        return mla.values(w, cache.attend(index, mla.absorbed(w, new), selects))
 
     def _after_attention(self, layer: DsaLayerWeights, x: Tensor, attended: Tensor, step: bool) -> Tensor:
         x = x + self._group.sum(mla.output(layer.attention, attended))

@@ -11,10 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hiscore.models.deepseek import expanded
 from hiscore.models.deepseek.config import DsaArchitecture
+from hiscore.models.deepseek.expanded import Expanded, WholeRows
 from hiscore.models.deepseek.fp8_keys import stored_key
 from hiscore.models.deepseek.indexer import IndexQuery, index_scores, select_positions
-from hiscore.models.deepseek.mla import attend_latents
+from hiscore.models.deepseek.mla import Projected, attend_latents
+from hiscore.models.deepseek.weights import MlaWeights
 
 MAX_ELEMENTS = 2**24
 """Elements of one temporary tensor: 64 MiB of float32, a good size for a CPU."""
@@ -42,6 +45,19 @@ class LatentCache(Protocol):
 
         Returns:
             [T, heads, latent_rank].
+        """
+        ...
+
+    def attend_whole(self, layer: int, w: MlaWeights, new: Projected) -> Tensor | None:
+        """Attend to all tokens, if no row selects and it costs less with keys and values expanded.
+
+        Args:
+            layer: Index among all layers.
+            w: Of the layer.
+            new: Queries of the rows, which have been kept.
+
+        Returns:
+            [T, heads, value_dim]; None: the rows are to `attend`.
         """
         ...
 
@@ -104,12 +120,25 @@ class StagedLatents:
         self._pieces: list[_Piece] = []
         self._new_slots = torch.empty(0, dtype=torch.int64, device=device)
         self._selected: list[Tensor | None] = []
+        self._whole: list[WholeRows] = []
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """Set where the rows of the next forward are."""
         new = [segment.slots[len(segment.slots) - segment.rows :] for segment in segments]
         self._new_slots = torch.cat([self._new_slots[:0], *new])
-        self._divide(segments)
+        self._whole = self._whole_rows(segments)
+        if not self._whole:
+            self._divide(segments)
+
+    def _whole_rows(self, segments: Sequence[Segment]) -> list[WholeRows]:
+        """The rows of the forward, if all attend to whole sequences and `expanded` pays; else none."""
+        if not all(segment.full or len(segment.slots) <= self._top_k for segment in segments):
+            return []
+        found, first = [], 0
+        for segment in segments:
+            found.append(WholeRows(slice(first, first + segment.rows), segment.slots))
+            first += segment.rows
+        return found if expanded.pays(self._a, found) else []
 
     def _divide(self, segments: Sequence[Segment]) -> None:
         """Cut the forward's rows into parts that are computed at once."""
@@ -156,6 +185,28 @@ class StagedLatents:
                 q[piece.rows], pool[slots], hidden, self._a.attention_scale, self._a.latent_rank
             )
         return out
+
+    def attend_whole(self, layer: int, w: MlaWeights, new: Projected) -> Tensor | None:
+        if not self._whole:
+            return None
+        a, pool = self._a, self.pool[layer, :, 0, 0]
+        out = new.nope.new_empty((len(new.nope), a.heads, a.value_dim))
+        for group in expanded.groups(self._whole):
+            rows = pool[torch.cat([each.slots for each in group])]
+            for heads in expanded.heads_at_once(a, len(rows), self._expanded_elements):
+                self._attend_expanded(new, expanded.expand(w, a, rows, heads), group, heads, out)
+        return out
+
+    @property
+    def _expanded_elements(self) -> int:
+        """Numbers of keys and values that are expanded at once, beside which logits exist twice in float32."""
+        return self._max_elements // 4
+
+    def _attend_expanded(
+        self, new: Projected, seen: Expanded, group: Sequence[WholeRows], heads: slice, out: Tensor
+    ) -> None:
+        """Write what some heads attend to; see `expanded.attend`."""
+        expanded.attend(new, seen, group, heads, self._a.attention_scale, self._max_elements // 2, out)
 
     def _select(self, piece: _Piece, index: IndexQuery, keys: Tensor) -> Tensor | None:
         """Positions int32 [rows, top_k], or None where every row sees all its tokens."""

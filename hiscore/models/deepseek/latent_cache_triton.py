@@ -8,11 +8,13 @@ import triton
 from torch import Tensor
 
 from hiscore.device import upload
-from hiscore.kernels import indexer_prefill, listed_attention
+from hiscore.kernels import indexer_prefill, listed_attention, whole_attention
 from hiscore.models.deepseek import fp8_keys
+from hiscore.models.deepseek.expanded import Expanded, WholeRows
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
-from hiscore.models.deepseek.prefill_tiles import NewRows, plan_prefill
+from hiscore.models.deepseek.mla import Projected
+from hiscore.models.deepseek.prefill_tiles import NewRows, plan_prefill, plan_whole
 
 SELECT_BLOCK, SELECT_WARPS = 1024, 8
 
@@ -74,11 +76,33 @@ class KernelLatents(StagedLatents):
         listed_attention.attend_lists[(len(q) * triton.cdiv(heads, launch.m),)](
             q, pool, self._lists, self._begins, self._counts, out, self._a.attention_scale, q.stride(0),
             HEADS=heads, VALUE=value, TAIL=tail,
-            PADDED_VALUE=max(16, triton.next_power_of_2(value)),
-            PADDED_TAIL=max(16, triton.next_power_of_2(tail)), M=launch.m, N=launch.n,
+            PADDED_VALUE=_padded(value), PADDED_TAIL=_padded(tail), M=launch.m, N=launch.n,
             PRECISION=_precision(q.dtype), num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
         return out
+
+    @property
+    def _expanded_elements(self) -> int:
+        # As many bytes as there are of scores, which are float32, in a forward that selects.
+        return 4 * self._max_elements // self.pool.dtype.itemsize
+
+    def _attend_expanded(
+        self, new: Projected, seen: Expanded, group: Sequence[WholeRows], heads: slice, out: Tensor
+    ) -> None:
+        a, launch = self._a, whole_launch(out.dtype)
+        tiles = upload(
+            plan_whole([NewRows(each.count, each.length, True) for each in group], launch.m), out.device
+        )
+        q, turned, out = (part[group[0].rows.start :, heads] for part in (new.nope, new.turned, out))
+        whole_attention.attend_whole[(len(tiles), heads.stop - heads.start)](
+            q, turned, seen.keys, seen.tails, seen.values, tiles, out, a.attention_scale,
+            *q.stride()[:2], *turned.stride()[:2], *seen.keys.stride()[:2], seen.tails.stride(0),
+            *seen.values.stride()[:2], *out.stride()[:2],
+            KEY=a.nope_dim, TAIL=a.rope_dim, VALUE=a.value_dim,
+            PADDED_KEY=_padded(a.nope_dim), PADDED_TAIL=_padded(a.rope_dim), PADDED_VALUE=_padded(a.value_dim),
+            M=launch.m, N=launch.n, FIELDS=tiles.shape[1], PRECISION=_precision(q.dtype),
+            num_warps=launch.warps, num_stages=launch.stages,
+        )  # fmt: skip
 
     def _select_slots(self, part: _Pass, index: IndexQuery, keys: Tensor) -> None:
         """Write the lists of a pass."""
@@ -89,8 +113,7 @@ class KernelLatents(StagedLatents):
         values, scales = fp8_keys.views(keys) if self._a.indexer.fp8 else (keys, keys)
         indexer_prefill.score_tiles[(len(part.tiles), triton.cdiv(part.width, launch.n))](
             q, gates, values, scales, self._slots, part.tiles, scores, q.stride(0), gates.stride(0), part.width,
-            HEADS=heads, HEAD_DIM=key_dim, PADDED=max(16, triton.next_power_of_2(key_dim)),
-            M=max(16, triton.next_power_of_2(heads)), N=launch.n,
+            HEADS=heads, HEAD_DIM=key_dim, PADDED=_padded(key_dim), M=_padded(heads), N=launch.n,
             KEY_STRIDE=values.stride(0), SCALE_STRIDE=scales.stride(0), FP8=self._a.indexer.fp8,
             FIELDS=part.tiles.shape[1], PRECISION=_precision(q.dtype),
             num_warps=launch.warps, num_stages=launch.stages,
@@ -111,6 +134,18 @@ def attention_launch(dtype: torch.dtype) -> Launch:
     if dtype == torch.float32:
         return Launch(m=16, n=16, warps=8, stages=1)
     return Launch(m=64, n=32, warps=8, stages=2)
+
+
+def whole_launch(dtype: torch.dtype) -> Launch:
+    """Block sizes of attention to whole sequences."""
+    if dtype == torch.float32:
+        return Launch(m=16, n=16, warps=4, stages=1)
+    return Launch(m=128, n=64, warps=8, stages=2)
+
+
+def _padded(width: int) -> int:
+    """What a product takes for a width."""
+    return max(16, int(triton.next_power_of_2(width)))
 
 
 def _precision(dtype: torch.dtype) -> str:

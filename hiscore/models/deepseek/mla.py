@@ -1,7 +1,8 @@
-"""Multi-head latent attention in its absorbed form: all heads read the same cache row of a token.
+"""Multi-head latent attention: what new tokens are projected to, and attention in its absorbed form.
 
-A cache row is the token's normalised latent and the rotated key that all heads share. A query is projected to the
-latents' space before attention, and the result is projected back after it.
+A cache row is the token's normalised latent and the rotated key that all heads share. Absorbed, all heads read the
+same row: a query is projected to the latents' space before attention, and the result is projected back after it.
+`expanded` is the other form.
 """
 
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ class Projected:
 
     q_low: Tensor
     """[T, q_rank]: the low-rank query, which the indexer reads too."""
-    q: Tensor
-    """[T, heads, row_dim]"""
+    nope: Tensor
+    """[T, heads, nope_dim]: the part of the queries that is not rotated."""
+    turned: Tensor
+    """[T, heads, rope_dim]: the rotated part."""
     row: Tensor
     """[T, row_dim], for the cache."""
 
@@ -41,15 +44,23 @@ def project(w: MlaWeights, a: DsaArchitecture, h: Tensor, cos: Tensor, sin: Tens
     latent = rms_norm(latent, w.latent_norm, LATENT_EPS)
     row = torch.cat((latent, rotate(shared_key, cos, sin, interleaved=True)), dim=1)
     nope, turned = w.q_up(q_low).unflatten(1, (a.heads, -1)).split([a.nope_dim, a.rope_dim], dim=2)
-    to_latents = (nope.transpose(0, 1) @ w.to_latent).transpose(0, 1)
-    q = torch.cat((to_latents, rotate(turned, cos[:, None], sin[:, None], interleaved=True)), dim=2)
-    return Projected(q_low, q, row)
+    return Projected(q_low, nope, rotate(turned, cos[:, None], sin[:, None], interleaved=True), row)
+
+
+def absorbed(w: MlaWeights, new: Projected) -> Tensor:
+    """Queries in the latents' space, [T, heads, row_dim]."""
+    to_latents = (new.nope.transpose(0, 1) @ w.to_latent).transpose(0, 1)
+    return torch.cat((to_latents, new.turned), dim=2)
+
+
+def values(w: MlaWeights, attended: Tensor) -> Tensor:
+    """Each head's values, [T, heads, value_dim], of attended latents, [T, heads, latent_rank]."""
+    return (attended.transpose(0, 1) @ w.from_latent).transpose(0, 1)
 
 
 def output(w: MlaWeights, attended: Tensor) -> Tensor:
-    """Project the result of attention, [T, heads, latent_rank], to the residual stream, [T, hidden]."""
-    values = attended.transpose(0, 1) @ w.from_latent
-    return w.output(values.transpose(0, 1).flatten(1))
+    """Project attended values, [T, heads, value_dim], to the residual stream, [T, hidden]."""
+    return w.output(attended.flatten(1))
 
 
 def attend_latents(q: Tensor, rows: Tensor, hidden: Tensor, scale: float, latent_rank: int) -> Tensor:

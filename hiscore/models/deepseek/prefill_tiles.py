@@ -100,6 +100,26 @@ def plan_prefill(sequences: list[NewRows], top_k: int, max_scores: int) -> Prefi
     )
 
 
+def plan_whole(sequences: list[NewRows], rows: int) -> Int32:
+    """Tiles of rows that attend to all earlier tokens, those with most tokens first.
+
+    Args:
+        sequences: Their rows, in order.
+        rows: Of a tile at most.
+
+    Returns:
+        int32 [tiles, 4], see `kernels.whole_attention.attend_whole`.
+    """
+    tiles: list[list[int]] = []
+    row = token = 0
+    for each in sequences:
+        before = each.length - each.rows
+        for at in range(0, each.rows, rows):
+            tiles.append([row + at, min(rows, each.rows - at), before + at, token])
+        row, token = row + each.rows, token + each.length
+    return np.array(sorted(tiles, key=lambda tile: -tile[2]), dtype=np.int32)
+
+
 def _passes(tiles: list[list[int]], max_scores: int) -> list[Pass]:
     passes: list[Pass] = []
     taken: list[list[int]] = []
