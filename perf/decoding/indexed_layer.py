@@ -3,7 +3,8 @@
 usage: python -m perf.decoding.indexed_layer --out DIR [--geometry deepseek-v3.2-cut] [--prompts 4096,16384,32768]
            [--streams 1,5] [--rounds 5]
 
-Prefill alone, in less than a minute on a GPU: --prompts 4096,16384 --streams 0 --rounds 3.
+Prefill alone, in less than a minute on a GPU: --prompts 4096,16384 --streams 0 --rounds 3. With --whole rows
+attend to all tokens: with latents absorbed, and with keys and values expanded where that takes less.
 
 Weights are random, with a real model's widths. A prompt runs through all layers in chunks, without the last
 one's MLP and the head; its time is divided by their number. So is a step's, which has both. Arms take turns.
@@ -15,11 +16,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -30,6 +33,7 @@ if not torch.cuda.is_available():
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.models.mla import CUDA_ELEMENTS
 from hiscore.decoding.worker.build import PREFILL_TOKEN_BUDGET
+from hiscore.models.deepseek import expanded
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
@@ -42,17 +46,33 @@ from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES, LATENT
 from perf.script import arguments, by_comma, write_json
 
-PREFILLS: dict[str, tuple[str, str]] = {
-    "torch": ("torch", "auto"),
-    "kernels": ("kernels", "auto"),
-    "kernels, keys in fp8": ("kernels", "fp8"),
+
+@dataclass(frozen=True)
+class Prefill:
+    """An arm: INDEXER_PREFILL and INDEXER_DTYPE, and what rows attend to."""
+
+    how: str
+    numbers: str = "auto"
+    full: bool = False
+    """To everything, as under SELECTOR=dense."""
+    expands: bool = True
+    """Whether keys and values are expanded where that takes less; else latents are absorbed throughout."""
+
+
+PREFILLS = {
+    "torch": Prefill("torch"),
+    "kernels": Prefill("kernels"),
+    "kernels, keys in fp8": Prefill("kernels", "fp8"),
 }
-"""INDEXER_PREFILL and INDEXER_DTYPE of each arm."""
+WHOLE = {
+    "all tokens, absorbed": Prefill("kernels", full=True, expands=False),
+    "all tokens, expanded": Prefill("kernels", full=True),
+}
 STEPS = {"as the model": "auto", "keys in fp8": "fp8"}
 """INDEXER_DTYPE of each arm."""
 
 
-def prefill_s(decoder: DsaDecoder, staged: StagedLatents, length: int, chunk: int) -> float:
+def prefill_s(decoder: DsaDecoder, staged: StagedLatents, length: int, chunk: int, arm: Prefill) -> float:
     """Seconds to run a prompt through all layers.
 
     Args:
@@ -60,16 +80,20 @@ def prefill_s(decoder: DsaDecoder, staged: StagedLatents, length: int, chunk: in
         staged: Of `length` slots at least.
         length: Tokens.
         chunk: Tokens of a forward at most.
+        arm: What rows attend to, and how.
     """
     where = decoder.device
     ids = torch.randint(decoder.architecture.vocab_size, (length,), device=where).int()
     slots, positions = torch.arange(length, device=where), torch.arange(length, device=where).int()
     _synchronize()
     started = time.perf_counter()
-    with torch.inference_mode():
+    with (
+        torch.inference_mode(),
+        nullcontext() if arm.expands else mock.patch.object(expanded, "pays", _never),
+    ):
         for begin in range(0, length, chunk):
             end = min(begin + chunk, length)
-            staged.plan([Segment(slots[:end], end - begin)])
+            staged.plan([Segment(slots[:end], end - begin, arm.full)])
             decoder.body(ids[begin:end], positions[begin:end], staged)
     _synchronize()
     return time.perf_counter() - started
@@ -81,18 +105,25 @@ def loaded(checkpoint: Path, context: int, fp8_indexer: bool) -> DsaDecoder:
     return DsaDecoder(checkpoint, device(), dtype(), context, fp8_indexer)
 
 
-def prefills(checkpoint: Path, context: int, length: int, chunk: int, rounds: int) -> dict[str, ArmResult]:
+def _never(*_: Any) -> bool:
+    """In place of `expanded.pays`."""
+    return False
+
+
+def prefills(
+    checkpoint: Path, context: int, length: int, chunk: int, rounds: int, kinds: Mapping[str, Prefill]
+) -> dict[str, ArmResult]:
     """Milliseconds of a layer for a prompt, by arm."""
     arms: dict[str, Callable[[], float]] = {}
-    for name, (how, numbers) in PREFILLS.items():
-        decoder = loaded(checkpoint, context, numbers == "fp8")
+    for name, arm in kinds.items():
+        decoder = loaded(checkpoint, context, arm.numbers == "fp8")
         a = decoder.architecture
-        if how == "kernels":
+        if arm.how == "kernels":
             staged: StagedLatents = KernelLatents(a, length, device(), dtype(), max_elements=SCORE_ELEMENTS)
         else:
             elements = CUDA_ELEMENTS if device().type == "cuda" else MAX_ELEMENTS
             staged = StagedLatents(a, length, device(), dtype(), max_elements=elements)
-        run = partial(prefill_s, decoder, staged, length, chunk)
+        run = partial(prefill_s, decoder, staged, length, chunk, arm)
         # Compiles the kernels.
         run()
         arms[name] = lambda run=run, layers=a.layers: 1e3 * run() / layers  # type: ignore[misc]
@@ -133,13 +164,18 @@ def main() -> int:
     )
     parser.add_argument("--prompts", default="66" if rehearsal else "4096,16384,32768")
     parser.add_argument("--streams", default="1" if rehearsal else "1,5", help="0: no steps are timed")
+    parser.add_argument(
+        "--whole", action="store_true", help="prefill that attends to all tokens, in two ways"
+    )
     parser.add_argument("--rounds", type=int, default=1 if rehearsal else 5)
     parser.add_argument("--tokens", type=int, default=8 if rehearsal else 200, help="of a stream's steps")
     options = parser.parse_args()
+    kinds = WHOLE if options.whole else PREFILLS
     config = random_checkpoint.config_of(options.geometry)
     layers, top_k = config["num_hidden_layers"], config["index_topk"]
     prompts, streams = ([int(each) for each in by_comma(x)] for x in (options.prompts, options.streams))
     context = Load(1, max(prompts), options.tokens).context
+    name_of_file = f"indexed_layer-{options.geometry}{'-whole' if options.whole else ''}.json"
     results: dict[str, Any] = {
         "machine": process_facts(options.commit), "geometry": options.geometry, "layers": layers,
         "rounds": options.rounds, "prefill_ms": {}, "step_ms": {},
@@ -148,7 +184,7 @@ def main() -> int:
         checkpoint = random_checkpoint.write_config(options.geometry, Path(directory), context)
         chunk = PREFILL_TOKEN_BUDGET[device().type]
         for prompt in prompts:
-            found = prefills(checkpoint, context, prompt, chunk, options.rounds)
+            found = prefills(checkpoint, context, prompt, chunk, options.rounds, kinds)
             for name, arm in found.items():
                 print(
                     f"prefill of {prompt} tokens, {name}: {arm.value} ms a layer, "
@@ -165,7 +201,7 @@ def main() -> int:
                         flush=True,
                     )
                 results["step_ms"][f"{count} x {prompt}"] = {name: asdict(arm) for name, arm in found.items()}
-            write_json(options.out / f"indexed_layer-{options.geometry}.json", results)
+            write_json(options.out / name_of_file, results)
     return 0
 
 
