@@ -69,6 +69,9 @@ WIDE: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     with Ranks(GPUS) as ranks:
+        # What they import for their work takes seconds in which a rank may be silent: only now is that no hang.
+        for module in (rank_work, decode_rank_work):
+            ranks.prepare(module.arrive)
         yield ranks
 
 
@@ -187,7 +190,7 @@ from functools import partial
 from hiscore.parallel.leader import Ranks
 from tests.support import rank_work
 ranks = Ranks([torch.device("cuda", index) for index in range(2)])
-ranks.do(partial(rank_work.exchange, mine=1))
+ranks.prepare(rank_work.arrive)
 ranks.do(partial(rank_work.fill, size=2**28))
 print("ready", flush=True)
 ranks.do(partial(rank_work.end_on, which=1, how=int(signal.{how})))
