@@ -9,7 +9,8 @@ For a place: only if the first in the queue has waited several times as long as 
 sequence that waits for others as long preempts nobody, and a small one does not wait for a large one to end, nor
 to repeat what it lost: that is part of its turn. A large one still ends, because at least half of the steps of a
 turn stay (or it has twice as many tokens as when it last lost some, which happens a few times only). So a small
-one waits, beyond its patience, for at most twice as many steps as it takes tokens, if these are not of a prompt.
+one waits, beyond its patience, for at most twice as many steps as it takes tokens; what it takes of a prompt costs
+a prefill, but no steps.
 """
 
 from collections.abc import Iterable

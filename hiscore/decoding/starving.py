@@ -55,7 +55,7 @@ class Starving:
         """Whether a sequence may take room that is kept for others.
 
         It must be short and have lost its patience, and they could not start even if all ended that are younger
-        than they are.
+        than they are and will end soon.
         """
         return (
             self._patience.is_short(sequence)
@@ -87,5 +87,6 @@ class Starving:
         needed = self._blocks.needed_to_start(sequence)
         holders = [*self._queues.active, *self._queues.preempted]
         younger = [each for each in holders if each.queue_position > sequence.queue_position]
+        younger = [each for each in younger if self._patience.is_short(each)]
         freed = sum(self._blocks.freed_by(each, left=0) for each in younger)
         return self._blocks.can_allocate(needed, spare, younger, freed)

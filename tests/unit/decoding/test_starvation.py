@@ -29,6 +29,8 @@ FULL = replace(
     device_pages=0, max_sequences=8, prefill_token_budget=128, context_length=1600,
 )  # fmt: skip
 LARGE = {"prompt": 100, "max_tokens": 1440}
+# Two of these fill twice as many blocks from the start, nearly all with their prompts; each may have all of them.
+LONG_PROMPT = {"prompt": 1500, "max_tokens": 1600}
 MOST_STEPS = 10_000
 
 
@@ -40,6 +42,8 @@ class Load:
         larges: How many large requests.
         callers: How many callers.
         prompt: Tokens of their prompts; each asks for 8 more.
+        large: Tokens of the large ones' prompts and answers.
+        since: The step at which the small ones begin to call.
         waits: Steps from each small call to its end.
         ends: The steps at which the large ones ended with all of their tokens.
         repeated: Tokens that were fed more than once.
@@ -48,13 +52,17 @@ class Load:
     larges: int
     callers: int
     prompt: int
+    large: dict[str, int] = field(default_factory=lambda: LARGE)
+    since: int = LARGE["max_tokens"] // 2
     waits: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     repeated: int = 0
     engine: DecodeEngine = field(init=False)
 
     def run(self) -> "Load":
-        self.worker = HashWorker(FULL)
+        blocks = sum(self.large.values()) // STAGING_PAGE_SIZE + 4
+        tokens = blocks * STAGING_PAGE_SIZE
+        self.worker = HashWorker(replace(FULL, context_length=tokens, host_pages=blocks))
         self.worker.on_step = self._on_step
         self._calls: dict[Any, tuple[DecodeCall, int]] = {}
         self._tokens: dict[Any, list[int]] = {}
@@ -69,7 +77,7 @@ class Load:
         )
         self._larges = [Caller(-1 - number) for number in range(self.larges)]
         for caller in self._larges:
-            self._submit(caller, long_call(caller.name % 61, **LARGE))
+            self._submit(caller, long_call(caller.name % 61, **self.large))
         assert self._done.wait(120)
         self.engine.close()
         assert not failures
@@ -81,8 +89,7 @@ class Load:
         self.engine.submit(call, caller)
 
     def _on_step(self, rows: DecodeBatch) -> None:
-        # Once the large ones have half of their tokens.
-        if self.worker.steps == LARGE["max_tokens"] // 2:
+        if self.worker.steps == self.since:
             for number in range(self.callers):
                 self._submit(Caller(number), long_call(number, self.prompt, 8))
         if rows.forced is not None:
@@ -121,18 +128,37 @@ class Load:
 LOADS = pytest.mark.parametrize(("larges", "callers", "prompt"), [(2, 1, 60), (3, 4, 250)])
 
 
+def assert_bounded(load: Load) -> None:
+    """Nobody waits for long, and the large ones end."""
+    assert max(load.waits) <= load.bound
+    # One after the other; at least half of their steps stay, and small ones have the rest.
+    steps = load.larges * load.large["max_tokens"]
+    assert len(load.ends) == load.larges
+    assert load.ends[-1] <= 2 * steps
+    assert load.repeated < steps
+
+
 @pytest.mark.slow
 @LOADS
 def test_small_ones_wait_for_what_they_take_and_large_ones_get_on(
     larges: int, callers: int, prompt: int
 ) -> None:
-    load = Load(larges, callers, prompt).run()
-    assert max(load.waits) <= load.bound
-    # One after the other; at least half of their steps stay, and small ones have the rest.
-    steps = larges * LARGE["max_tokens"]
-    assert len(load.ends) == larges
-    assert load.ends[-1] <= 2 * steps
-    assert load.repeated < steps
+    assert_bounded(Load(larges, callers, prompt).run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [False, True])
+def test_room_that_was_taken_of_a_prompt_is_not_kept_for_it_until_another_large_one_ends(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kept: the control, whoever is younger counts as one that ends soon."""
+    if kept:
+        monkeypatch.setattr(Patience, "is_short", lambda *args: True)
+    load = Load(2, 1, 250, LONG_PROMPT, since=20).run()
+    if kept:
+        assert max(load.waits) > 1.5 * load.bound
+    else:
+        assert_bounded(load)
 
 
 @pytest.mark.slow
