@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hiscore.device import free_bytes
+from hiscore.graph_capture import StaticOutputs
 from hiscore.memory.plan import MemoryLine
 from hiscore.models.activations import output_bytes
 from hiscore.models.config import read_architecture
@@ -55,3 +56,20 @@ def test_the_scorer_takes_what_it_plans(tmp_path: Path) -> None:
     unplanned = allocated - stored - scorer.runner.pool.nbytes - shared
     tables = 2**28  # rotary tables, inputs of graphs
     assert unplanned < tables < own - shared
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_all_graphs_leave_their_outputs_in_one_place(
+    static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without static outputs (the control) every graph keeps its own."""
+    if not static:
+        monkeypatch.setattr(StaticOutputs, "keep", lambda self, *outputs: outputs)
+    checkpoint = random_checkpoint.write_config("tiny", tmp_path)
+    with random_checkpoint.in_memory("cuda"):
+        runner = Scorer(checkpoint, "cuda", "bfloat16", 1_024, query_cache_bytes=0).runner
+    for graphs in (runner._graphs, runner._tails):
+        outputs = zip(*(outputs for _, outputs in graphs.values()), strict=True)
+        places = [{output.data_ptr() for output in each} for each in outputs]
+        assert len(graphs) > 4
+        assert all((len(each) == 1) == static for each in places), places

@@ -1,4 +1,4 @@
-"""On a GPU in bfloat16: a score does not move with what shares its batch, at the widths of an 8B model."""
+"""On a GPU in bfloat16, at the widths of an 8B model: a score moves neither with its batch nor under load."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +9,13 @@ import torch
 
 from hiscore import device
 from hiscore.scoring import precision
+from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
 from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES
 from perf.scoring.row_invariance import alone, differing_rows, requests, scores, shapes_of
+from tests.support.strategies import Tokens, random_tokens
+from tests.support.under_load import scores_alone, scores_under_load
 
 pytestmark = pytest.mark.gpu
 LAYERS = 4
@@ -68,4 +71,30 @@ def test_scores_are_those_of_an_item_alone(
     in_calls = np.concatenate([scores(scorer, [call]) for call in calls])
     in_batch = scores(scorer, calls)
     moved = max(np.abs(in_calls - one_by_one).max(), np.abs(in_batch - one_by_one).max())
+    assert bool(moved < MOVED) == fixed, moved
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_scores_under_load_are_those_of_an_item_alone(
+    fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blas_settings: None
+) -> None:
+    """Threads, two batches in flight, parts of calls, and queries that come from the cache."""
+    if not fixed:
+        monkeypatch.setattr(precision, "fix_product_sums", lambda: None)
+    monkeypatch.setitem(GEOMETRIES, "cut-8b", GEOMETRIES["qwen3-8b"] | {"num_hidden_layers": LAYERS})
+    with random_checkpoint.in_memory("cuda"):
+        random_checkpoint.write_config("cut-8b", tmp_path, 8_192)
+        scorer = Scorer(tmp_path, "cuda", "bfloat16", 4_096, query_cache_bytes=2**28)
+    rng = np.random.default_rng(0)
+    shared = rng.integers(0, 150_000, 100).tolist()
+    calls = []
+    for index in range(200):
+        items = rng.integers(1, 200, int(rng.choice([1, 3, 10, 60]))).tolist()
+        call = random_tokens(rng, int(rng.integers(2, 300)), items, 150_000)
+        calls.append(Tokens(shared, call.items) if index % 4 == 0 else call)
+    options = ScoreOptions(apply_softmax=True)
+    found, stats = scores_under_load(scorer, calls, options, 4_096)
+    assert stats.cached_tokens > 0
+    truth = scores_alone(scorer, calls, options)
+    moved = max(np.abs(scores - alone).max() for scores, alone in zip(found, truth, strict=True))
     assert bool(moved < MOVED) == fixed, moved

@@ -148,3 +148,13 @@ def test_any_texts_equal_transformers(
         return
     answer = score_texts(lm, query, items, LABELS, way, item_first=item_first)
     check(answer.scores, truth(tiny_lm, query, items, LABELS, item_first), over_vocabulary=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tiny_temperature_makes_the_likeliest_label_certain(way: str, lm: Server) -> None:
+    """1e-310 has fewer bits than other numbers, and dividing logits by it gives infinities: that was INTERNAL."""
+    call = Tokens([11, 12, 13], [[14], [15, 16], []])
+    ordinary = score_tokens(lm, call, LABELS, way, apply_softmax=True).scores
+    certain = score_tokens(lm, call, LABELS, way, apply_softmax=True, temperature=1e-310).scores
+    assert np.array_equal(certain, np.eye(len(LABELS))[ordinary.argmax(axis=1)])
+    assert ordinary.max() < 1, "the control: with an ordinary temperature no label is certain"

@@ -67,6 +67,14 @@ def test_a_config_may_ask_for_biases() -> None:
     assert (a.qkv_bias, a.output_bias, a.mlp_bias) == (True, True, True)
 
 
+def test_a_qwen2_has_the_same_biases_whatever_its_config_says() -> None:
+    """transformers' never reads `attention_bias`; a qwen3 (the control) obeys it."""
+    for asked in (True, False):
+        qwen2, qwen3 = (architecture(name, attention_bias=asked) for name in ("qwen2", "qwen3"))
+        assert (qwen2.qkv_bias, qwen2.output_bias) == (True, False)
+        assert (qwen3.qkv_bias, qwen3.output_bias) == (asked, asked)
+
+
 def test_windows_come_from_layer_types_or_hold_for_all_layers() -> None:
     assert architecture("mistral", sliding_window=5).windows == (5,) * LAYERS
     assert architecture("mistral", sliding_window=None).windows == (None,) * LAYERS

@@ -1,5 +1,6 @@
 """The scorer against transformers, one item at a time, for every family, in float32."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,17 +9,21 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from hiscore.attention.metadata import Group
 from hiscore.errors import RequestError
+from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.scoring import scorer as scorer_module
-from hiscore.scoring.options import ScoreOptions
+from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.packing import Batch, pack
+from hiscore.scoring.readout import scores_from_head
 from hiscore.scoring.request import ScoreRequest
 from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import LABELS, score
 from tests.support.strategies import Tokens, random_tokens, tokens
 from tests.support.tiny_models import CONTEXT, FAMILIES, FIRST, VOCABULARY, WITHOUT_CLASSIFIER
+from tests.support.truth import Truth
 
 # What the contract allows between float32 implementations that add in different orders.
 TOLERANCE = 1e-4
@@ -250,6 +255,62 @@ def test_a_model_that_gives_nan_gives_errors_not_scores(checkpoints) -> None:
             check(answer.scores, expected, options)
 
 
+def dividing_first(values: np.ndarray, options: ScoreOptions, is_classifier: bool) -> np.ndarray:
+    """A softmax that divides before it subtracts the maximum."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        divided = values.astype(np.float64) / options.temperature
+        powers = np.exp(divided - divided.max(axis=1, keepdims=True))
+    return scores_from_head(
+        (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32), ScoreOptions(), False
+    )
+
+
+@pytest.mark.parametrize("temperature", ["1e-310", "1e-320", "5e-324"])
+def test_a_tiny_temperature_gives_scores_and_no_error(
+    temperature: str, checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is the most likely label, with certainty. The control fails the call, as ours once did."""
+    call = random_tokens(np.random.default_rng(2), 13, [3, 7, 1], VOCABULARY)
+    options = parse_options(f'{{"apply_softmax": true, "temperature": {temperature}}}')
+    own = replace(options, label_counts=(3, 3, 3))
+    for labels in (None, 3):
+        checkpoint, truth = checkpoints("llama", labels)
+        likely = truth.scores(call.query, call.items, [] if labels else LABELS, apply_softmax=True)
+        scorer = Scorer(checkpoint, "cpu", "float32", 4_096)
+        ids = np.array([] if labels else LABELS, np.int32)
+        requests = [ScoreRequest(call.prompt(), ids, options)]
+        if not labels:
+            requests.append(ScoreRequest.of(call.prompt(), np.tile(ids, 3), own))
+        for answer in scorer.score(requests)[0]:
+            assert not isinstance(answer, RequestError)
+            assert np.array_equal(answer.scores, np.eye(3)[likely.argmax(axis=1)])
+        with monkeypatch.context() as patched:
+            patched.setattr(scorer_module, "scores_from_head", dividing_first)
+            (answer,), _ = scorer.score([ScoreRequest(call.prompt(), ids, options)])
+            assert isinstance(answer, RequestError)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_qwen2_obeys_its_weights_not_attention_bias(asked: bool, checkpoints, tmp_path: Path) -> None:
+    """As transformers: its queries, keys and values have biases whatever the config says, its output none."""
+    checkpoint, _ = checkpoints("qwen2")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": asked}))
+    (tmp_path / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
+    call = random_tokens(np.random.default_rng(2), 13, [3, 7, 1], VOCABULARY)
+    expected = Truth(tmp_path).scores(call.query, call.items, LABELS, apply_softmax=True)
+    options = ScoreOptions(apply_softmax=True)
+    check(score(Scorer(tmp_path, "cpu", "float32", 4_096), [call], options)[0], expected, options)
+    # The control: without the biases the scores are others.
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {name: 0 * tensor if name.endswith(".bias") else tensor for name, tensor in weights.items()},
+        tmp_path / "model.safetensors",
+    )
+    with pytest.raises(AssertionError):
+        check(score(Scorer(tmp_path, "cpu", "float32", 4_096), [call], options)[0], expected, options)
+
+
 def test_bfloat16_stays_near_float32(checkpoints) -> None:
     """8 bits of mantissa through four layers; the bound is twice what was seen over all families."""
     call = random_tokens(np.random.default_rng(8), 13, [3, 7, 12], VOCABULARY)
@@ -261,10 +322,6 @@ def test_bfloat16_stays_near_float32(checkpoints) -> None:
 
 
 def test_a_weight_that_the_config_does_not_announce_is_an_error(checkpoints, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    from hiscore.models.errors import UnsupportedCheckpoint
-
     checkpoint, _ = checkpoints("llama")
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     tensors = load_file(checkpoint / "model.safetensors")
