@@ -103,6 +103,18 @@ class TritonBatching(QueueSettings):
     max_batch_calls: PositiveInt = Field(default=64, description="calls that Triton hands to a model at once")
 
 
+class Wakefulness(Settings):
+    """Whether cores wait awake."""
+
+    section = "Queues"
+
+    spin: NonNegativeInt = Field(
+        default=0,
+        description="milliseconds that the machine's cores are kept awake after the last work "
+        "([what for and at what cost](operations.md#cores-that-sleep)); 0: they sleep as they please",
+    )
+
+
 class Lifecycle(Settings):
     """Starting and stopping."""
 
@@ -154,6 +166,7 @@ class ServeSettings(
     ScoringSettings,
     Limits,
     TritonBatching,
+    Wakefulness,
     ApiSettings,
     Network,
     Precision,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import psutil
 
 from hiscore.arrays import Float32
 from hiscore.launcher import Server
@@ -91,6 +92,8 @@ class Point:
     """Peak memory in use on the device, by all processes; None without a GPU."""
     max_difference: float = 0.0
     """Largest difference of a score from the first answer to the same call."""
+    cpu_s: float = 0.0
+    """CPU time of the whole machine, load generator included."""
 
 
 class Answers:
@@ -145,14 +148,15 @@ class Meter:
                 be fresh was served from the cache.
             UnsoundLoad: Too few calls were answered, or an open loop did not offer its load.
         """
-        before, begin = counters(self._server), time.perf_counter()
+        before, begin, cpu_before = counters(self._server), time.perf_counter(), cpu_seconds()
         samples = run()
-        end, after = time.perf_counter(), counters(self._server)
+        end, after, cpu_after = time.perf_counter(), counters(self._server), cpu_seconds()
         risen = {key: value - before.get(key, 0) for key, value in after.items()}
         budget = self._server.settings.max_batch_tokens
         assert budget is not None, "the launcher has chosen it"
         point = summarise(window, samples, risen, budget)
         point.gpu_busy = self._gpu.busy(begin + RAMP * (end - begin), end)
+        point.cpu_s = cpu_after - cpu_before
         point.gpu_memory_gib = self._gpu.memory_gib(begin, end)
         point.max_difference = self._answers.difference(window.pool, samples, window.shape)
         self._keep(point)
@@ -168,6 +172,12 @@ class Meter:
         if window.offered:
             check_open_loop(window.name, samples, window.offered)
         return point
+
+
+def cpu_seconds() -> float:
+    """What all cores have spent on anything so far."""
+    spent = psutil.cpu_times()
+    return float(spent.user + spent.nice + spent.system)
 
 
 def counters(server: Server) -> dict[str, float]:

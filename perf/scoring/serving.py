@@ -74,7 +74,8 @@ class Run(Attempts):
         self.points.append(point)
         seconds = time.perf_counter() - self._begin
         line = (
-            f"{point.rate:7.1f} req/s  p50 {point.p50:8.2f}  p99 {point.p99:8.2f} ms  failed {point.failed}"
+            f"{point.rate:7.1f} req/s  avg {point.avg:8.2f}  p50 {point.p50:8.2f}  p99 {point.p99:8.2f} ms  "
+            f"CPU {point.cpu_s:6.1f} s  failed {point.failed}"
         )
         console.print(f"{seconds:6.1f} s  {point.name:38s} {line}", highlight=False)
 
@@ -145,6 +146,7 @@ def main() -> int:
             dtype=options.dtype if device == "cuda" else "auto",
             models="" if options.geometry == DEFAULT else "scorer",
             query_cache_bytes=chosen.query_cache_bytes,
+            spin=options.spin,
         )
         with Server(settings, options.out / "server.log") as server:
             ready = time.perf_counter()
@@ -191,6 +193,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rates", type=rates, help="calls a second of the open loops, comma-separated")
     parser.add_argument("--seconds", type=float, help="length of an open-loop window")
     parser.add_argument("--query-cache-bytes", type=int, help="the server's setting; 0: no cache")
+    parser.add_argument("--spin", type=int, default=0, help="the server's setting, milliseconds")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json, to score text as well")
     return parser.parse_args()
 

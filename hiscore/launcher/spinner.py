@@ -1,0 +1,47 @@
+"""The processes that keep cores awake beside a server: the setting SPIN.
+
+A core that idles halts, and waking it takes up to some tenths of a millisecond in a virtual machine. A call pays
+that for most of the threads that it passes: gRPC's, Triton's, the model's, and back. None of them can be told to
+wait awake, so what is kept awake are the cores.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from hiscore.launcher import die_with_parent, spin
+
+
+class Spinner:
+    """Processes in a session of their own; they end when the thread that creates this object does."""
+
+    def __init__(self, milliseconds: int, directory: Path, server: int) -> None:
+        """Start them.
+
+        Args:
+            milliseconds: How long they spin after the last work.
+            directory: The server's own, where its models have made their boards.
+            server: Its process id.
+        """
+        boards = [str(path) for path in sorted(directory.glob(f"loads-*-{server}"))]
+        python = [sys.executable, "-I", "-S"]
+        self._popen = subprocess.Popen(
+            [
+                *(*python, die_with_parent.__file__, str(os.getpid())),
+                *(*python, spin.__file__, str(milliseconds / 1e3), *boards),
+            ],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process id of the first, and of the group of all."""
+        return self._popen.pid
+
+    def close(self) -> None:
+        """End them."""
+        os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()

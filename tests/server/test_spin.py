@@ -1,0 +1,45 @@
+"""A server whose cores are kept awake: the same answers, and nothing left of what keeps them awake."""
+
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from hiscore.launcher import Server
+from hiscore.settings import ServeSettings
+from hiscore_client import ScoreClient
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+
+def spinners() -> list[psutil.Process]:
+    """This process's children that keep cores awake, and theirs."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        command = child.cmdline() if child.status() != psutil.STATUS_ZOMBIE else []
+        found += [child] * any(word.endswith("/launcher/spin.py") for word in command)
+    return found
+
+
+def scores(server: Server) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    with ScoreClient(server.grpc_url) as client:
+        query, items = rng.integers(0, 90, 40).tolist(), rng.integers(0, 90, (12, 7)).tolist()
+        return client.score_ids(query, items, [5, 6], apply_softmax=True).scores
+
+
+def test_spinning_changes_no_answer_and_ends_with_the_server(tiny_llama: Path, tmp_path: Path) -> None:
+    ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)
+    settings = ServeSettings(model=str(tiny_llama), models="scorer", device="cpu", spin=20, **ports)
+    with Server(settings, tmp_path / "log") as server:
+        awake = scores(server)
+        assert spinners()
+        server.kill()
+        assert not spinners()
+        server.restart()
+        assert spinners()
+        for process in spinners():
+            process.suspend()
+        np.testing.assert_array_equal(scores(server), awake)
+    assert not spinners()

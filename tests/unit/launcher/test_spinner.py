@@ -1,0 +1,108 @@
+"""The processes that keep cores awake."""
+
+import math
+import os
+import signal
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from hiscore.launcher.spin import LOOK_S, has_work, keep_awake
+from hiscore.launcher.spinner import Spinner
+from hiscore.serving.load_board import LoadBoard
+
+CORES = len(os.sched_getaffinity(0))
+
+
+class Time:
+    """Goes on by a second with every look, and by what is slept."""
+
+    def __init__(self, work: set[int], end: int) -> None:
+        self.now, self._work, self._end = -1, work, end
+        self.asleep: list[int] = []
+
+    def clock(self) -> float:
+        self.now += 1
+        return self.now
+
+    def busy(self) -> bool:
+        return self.now in self._work
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds == LOOK_S
+        self.asleep.append(self.now)
+
+    def ended(self) -> bool:
+        return self.now >= self._end
+
+    def run(self, spin_s: float) -> list[int]:
+        """When a process slept."""
+        keep_awake(self.busy, spin_s, self.ended, self.clock, self.sleep)
+        assert self.now == self._end
+        return self.asleep
+
+
+def test_a_core_is_kept_awake_while_there_is_work_and_for_a_time_after_it() -> None:
+    assert Time({2, 3, 4, 9}, 14).run(spin_s=3) == [0, 1, 7, 8, 12, 13, 14]
+    # Work within that time begins it anew.
+    assert Time({2, 4, 6}, 10).run(spin_s=3) == [0, 1, 9, 10]
+
+
+def test_controls_without_work_it_sleeps_and_without_an_end_of_the_time_it_never_does() -> None:
+    assert Time(set(), 3).run(spin_s=3) == [0, 1, 2, 3]
+    assert Time({0}, 30).run(spin_s=math.inf) == []
+
+
+def test_work_is_what_an_instance_has_to_do() -> None:
+    free = [math.inf] * 3
+
+    def work(*loads: float) -> bool:
+        return has_work([memoryview(array("d", [*loads, *free])) for _ in range(2)])
+
+    assert not has_work([])
+    assert not work()
+    assert not work(0.0, 0.0)
+    assert work(0.0, 120.0)
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def started(spinner: Spinner) -> list[psutil.Process]:
+    """Its processes, all of them at work."""
+    first = psutil.Process(spinner.pid)
+    assert wait_until(lambda: len(first.children()) == CORES - 1)
+    processes = [first, *first.children()]
+    assert wait_until(lambda: all(len(each.cpu_affinity()) == 1 for each in processes))
+    return processes
+
+
+def test_each_core_has_a_process_below_all_others_until_it_is_closed(tmp_path: Path) -> None:
+    LoadBoard(tmp_path, "scorer", server=7)
+    spinner = Spinner(2, tmp_path, server=7)
+    processes = started(spinner)
+    assert {os.sched_getscheduler(each.pid) for each in processes} == {os.SCHED_IDLE}
+    assert {each.cpu_affinity()[0] for each in processes} == os.sched_getaffinity(0)
+    assert len(alive(processes)) == CORES
+    spinner.close()
+    assert wait_until(lambda: not alive(processes))
+
+
+def test_all_end_with_the_first(tmp_path: Path) -> None:
+    """As it does when the launcher is killed."""
+    LoadBoard(tmp_path, "scorer", server=7).publish(1.0)  # they spin
+    spinner = Spinner(2, tmp_path, server=7)
+    processes = started(spinner)
+    processes[0].send_signal(signal.SIGKILL)
+    assert wait_until(lambda: not alive(processes))
