@@ -1,9 +1,10 @@
 """What the HTTP API adds to a call: the same calls over gRPC, with the API's own prompts, in turns on one server.
 
-usage: python -m perf.scoring.api_overhead --out DIR [--tokenizer DIR | --model DIR] [--processes N]
+usage: python -m perf.scoring.api_overhead --out DIR [--tokenizer DIR | --model DIR] [--processes N] [--quick]
 
 On a GPU it serves Qwen3-0.6B's geometry with random weights and the tokenizer of --tokenizer, a directory with
 tokenizer.json. On a CPU it rehearses with the default model, few calls and short texts. The prefix cache is off.
+--quick: a quarter of the calls, and no throughput.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,8 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return float(sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True))))
 
 
-def measure(server: Server, processes: int, sizes: Sizes, log: Path) -> dict[str, Any]:
-    """All calls one at a time, then the throughput of the first."""
+def measure(server: Server, processes: int, sizes: Sizes, log: Path, quick: bool) -> dict[str, Any]:
+    """All calls one at a time, then the throughput of the first two."""
     calls = make_calls(sizes, server.checkpoint)
     settings = server_settings(model=str(server.checkpoint), api_port=0, api_processes=processes)
     with Api(settings, server.checkpoint, server.grpc_url, server.models, log) as api:
@@ -131,7 +132,7 @@ def measure(server: Server, processes: int, sizes: Sizes, log: Path) -> dict[str
             call.name: {
                 way: calls_a_second(way, urls[way], call, sizes.callers, sizes.seconds) for way in WAYS
             }
-            for call in calls[:2]
+            for call in calls[: 0 if quick else 2]
         }
     for name, found in throughput.items():
         share = found["http"] / found["grpc"]
@@ -148,6 +149,8 @@ def main() -> int:
     options = parse()
     device, _ = choose_device("auto")
     sizes = CPU if device == "cpu" else GPU
+    if options.quick:
+        sizes = replace(sizes, calls=max(sizes.calls // 4, 2))
     begin = time.perf_counter()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, GpuSampler() as gpu:
@@ -161,7 +164,7 @@ def main() -> int:
         )
         with Server(settings, options.out / "server.log") as server:
             triton = triton_version(server.http_url)
-            results = measure(server, options.processes, sizes, options.out / "api.log")
+            results = measure(server, options.processes, sizes, options.out / "api.log", options.quick)
     results |= {
         "machine": machine_facts(options.commit, gpu.device, gpu.driver, triton),
         "processes": options.processes,
@@ -179,6 +182,7 @@ def parse() -> argparse.Namespace:
     parser = arguments(__doc__, "api_overhead.json and logs")
     parser.add_argument("--tokenizer", type=Path, help="a directory with tokenizer.json")
     parser.add_argument("--model", help="serve this checkpoint instead")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the calls, and no throughput")
     parser.add_argument("--processes", type=int, default=4, help="of the API")
     options = parser.parse_args()
     if not options.model and not options.tokenizer and choose_device("auto")[0] == "cuda":
