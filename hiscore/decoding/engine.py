@@ -89,7 +89,9 @@ class DecodeEngine:
         check_fits(call, self._cache_config)
         skip = call.params.skip_special_tokens
         detokenizer = self._detokenizer(skip) if self._detokenizer else None
-        self._inbox.put(Sequence(call, reply_to, StopChecker(call.params, self._eos_ids, detokenizer)))
+        sequence = Sequence(call, reply_to, StopChecker(call.params, self._eos_ids, detokenizer))
+        self._scheduler.prefix_cache.hash_prompt(sequence)
+        self._inbox.put(sequence)
 
     def cancel(self, reply_to: Any) -> None:
         """End a sequence, from any thread. Its last output says "cancelled", unless it has ended meanwhile."""

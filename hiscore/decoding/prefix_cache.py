@@ -53,6 +53,11 @@ class PrefixCache:
         self.hits = self.cached_tokens = 0
         self._host, self._config = host, cache_config
 
+    def hash_prompt(self, sequence: Sequence) -> None:
+        """Do what takes long in `take`: on any thread, before the sequence is scheduled."""
+        if self._config.prefix_cache:
+            self._hashes(sequence)
+
     def take(self, sequence: Sequence) -> Found:
         """Find the beginning of a sequence's prompt, and hold the blocks that it takes.
 

@@ -147,6 +147,8 @@ class Scheduler:
                     if not self._room.spill([sequence, *self.queues.running]) or self.queues.draining:
                         break
                     needed = self.blocks.needed_to_start(sequence)
+            # What is found spares blocks of the host alone.
+            wait = wait or not self.blocks.can_allocate(replace(needed, host=0), spare)
             found = NOTHING_FOUND if wait or restored else self.prefix_cache.take(sequence)
             needed = replace(needed, host=needed.host - len(found.taken))
             if wait or not self.blocks.can_allocate(needed, spare):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hiscore.decoding import scheduler as scheduler_module
 from hiscore.decoding.preemption import Patience
+from hiscore.decoding.prefix_cache import Found, PrefixCache
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.scheduler import MAX_OVERTAKEN, Scheduler
@@ -214,7 +215,7 @@ def test_small_sequences_pass_a_large_one_meanwhile() -> None:
     assert (runs.status, large.status) == (Status.RUNNING, Status.WAITING)
 
 
-def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: bool) -> list[Sequence]:
+def fill(drive: Drive, number: int = 4, max_tokens: int = 60, **options: Any) -> list[Sequence]:
     """As many sequences as may run in `TINY`, started one after the other: the first has run longest."""
     sequences = []
     for _ in range(number):
@@ -583,3 +584,26 @@ def test_one_that_starts_over_and_is_preempted_again_keeps_all_of_its_pages() ->
     assert scheduler.blocks.host.num_used == scheduler.blocks.device.num_used == len(each.host_pages)
     drive.until(each, Status.FINISHED)
     assert each.received == 60
+
+
+def test_the_prefix_of_one_that_lacks_other_pages_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every step, for all that wait: what is found spares blocks of the host alone."""
+    looked_up: list[Sequence] = []
+    take = PrefixCache.take
+
+    def count(cache: PrefixCache, each: Sequence) -> Found:
+        looked_up.append(each)
+        return take(cache, each)
+
+    monkeypatch.setattr(PrefixCache, "take", count)
+    # Five device pages for each of those that run: two run, and there is an index for more.
+    drive = Drive(replace(TINY, prefix_cache=True, device_pages=10))
+    running, late = fill(drive, 2, prompt=40), sequence(prompt=40)
+    drive.add(late)
+    drive.go(10)
+    assert late.status is Status.WAITING
+    assert late not in looked_up
+    drive.scheduler.end(running[0])
+    drive.until(late, Status.RUNNING)
+    assert looked_up.count(late) == 1
+    assert late.cached_tokens > 0
