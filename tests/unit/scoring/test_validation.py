@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
+from hiscore.scoring import validation
 from hiscore.scoring.labels import check_label_inputs
 from hiscore.scoring.layout import unpack
 from hiscore.scoring.request import MultiItemPrompt
@@ -93,3 +96,23 @@ def test_bad_labels_are_refused(labels: np.ndarray, facts: CheckpointFacts, says
     with pytest.raises(RequestError) as error:
         check_labels(labels, LIMITS, facts)
     assert says in error.value.message
+
+
+@given(
+    items=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=8), min_size=1, max_size=8),
+    slots=st.sampled_from([1, 2, 2**20]),
+)
+def test_labels_given_twice_are_found_however_they_share_slots(items: list[list[int]], slots: int) -> None:
+    counts, ids = [len(own) for own in items], int32(*(label for own in items for label in own))
+    twice = any(len(set(own)) < len(own) for own in items)
+    limits = Limits(max_labels=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "MOST_SLOTS", slots)
+        if not twice:
+            assert check_labels(ids, limits, FACTS, counts, len(items)) is ids
+            return
+        with pytest.raises(RequestError, match="more than once for item") as caught:
+            check_labels(ids, limits, FACTS, counts, len(items))
+    words = caught.value.message.split()
+    label, item = int(words[words.index("holds") + 1]), int(words[-1])
+    assert items[item].count(label) > 1
