@@ -1,0 +1,97 @@
+"""What mixed_lengths compares: orders of the queue and paces of launches, and what was done under each."""
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from hiscore.arrays import Float64
+from hiscore.scoring.batched_scorer import BatchedScorer
+from hiscore.scoring.request import ScoreRequest
+from hiscore.scoring.scorer import BatchStats, Scorer
+from hiscore.serving import batcher as batcher_module
+from hiscore.serving import waiting
+from hiscore.serving.batched_model import BatchLimits
+from hiscore.serving.batcher import Batcher
+from hiscore.serving.launch_pace import LaunchPace
+from hiscore.serving.queue_order import OpenBatch, QueueOrder, Request
+from perf.scoring import host_parts
+
+
+class FirstCome(QueueOrder[Request]):
+    """Whole calls as they come, up to a full batch."""
+
+    def fill(self, batch: OpenBatch[Request]) -> None:
+        used = 0
+        for request in list(self):
+            price = batch.price(request)
+            if used and used + price > self._max_cost:
+                return
+            batch.take(request, max(price, self._max_cost), at_least_one=True)
+            used += price
+            self.remove(request)
+
+
+class AtOnce(LaunchPace):
+    """Never holds a batch back."""
+
+    def due(self) -> float:
+        return 0.0
+
+
+ARMS: dict[str, tuple[type[QueueOrder[Any]], type[LaunchPace]]] = {
+    "queue order": (QueueOrder, LaunchPace),
+    "launched at once": (QueueOrder, AtOnce),
+    "first come": (FirstCome, AtOnce),
+}
+
+
+@dataclass
+class Arm:
+    """What an arm did in its windows.
+
+    Attributes:
+        took: Seconds of each call, by window.
+        forwards: Of the device.
+        tokens: Computed by them.
+        launch_s: Spent by the host in launches.
+        answer_s: And in answers.
+        parts: Seconds of the host by part: see `host_parts`.
+    """
+
+    took: list[Float64] = field(default_factory=list)
+    forwards: int = 0
+    tokens: int = 0
+    launch_s: float = 0.0
+    answer_s: float = 0.0
+    parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def count(self, stats: BatchStats | None) -> None:
+        """A batch has been answered."""
+        if stats:
+            self.forwards += stats.forwards
+            self.tokens += stats.tokens
+
+
+@contextmanager
+def serving(
+    scorer: Scorer, limits: BatchLimits, arm: Arm, name: str = "queue order"
+) -> Iterator[Batcher[ScoreRequest]]:
+    """The scorer's batcher, with the order and the pace of an arm."""
+    order, pace = ARMS[name]
+    with (
+        mock.patch.object(waiting, "QueueOrder", order),
+        mock.patch.object(batcher_module, "LaunchPace", pace),
+    ):
+        batcher = Batcher(BatchedScorer(scorer, arm.count), limits)
+    gc.collect()
+    gc.freeze()  # as the model does after its start
+    with host_parts.timed(arm.parts):
+        yield batcher
+        batcher.close()
+    gc.unfreeze()
+    arm.launch_s += batcher.totals.launch_seconds
+    arm.answer_s += batcher.totals.answer_seconds
