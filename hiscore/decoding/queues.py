@@ -35,9 +35,6 @@ class Queues:
         """Whether there is any sequence."""
         return any(self._of.values())
 
-    def __getitem__(self, status: Status) -> Fifo:
-        return self._of[status]
-
     @property
     def starting(self) -> list[Sequence]:
         """Those that hold what they need, and do not run yet."""

@@ -40,7 +40,7 @@ class BatchRows:
     @classmethod
     def of(cls, packed: Sequence[PackedPrompt], rotations: Rotations | None = None) -> "BatchRows":
         """The rows of at least one prompt, whose slots are set."""
-        items = [p.item_lengths for p in packed]
+        items = [p.prompt.item_lengths for p in packed]
         counts = np.array([len(lengths) for lengths in items])
         queries = np.array([p.query for p in packed])
         begins = np.array([p.begin for p in packed])
@@ -63,10 +63,10 @@ class BatchRows:
         positions = (np.arange(int(ends[-1])) - origins.repeat(computed)).astype(np.int32)
         angles = None
         if rotations is not None:
-            tables = np.array([rotations.second if p.is_long else 0 for p in packed], np.int32)
+            tables = np.array([rotations.second if p.prompt.is_long else 0 for p in packed], np.int32)
             angles = positions + tables.repeat(counts + 1).repeat(computed)
         return cls(
-            tokens=np.concatenate([p.tokens[p.cached :] for p in packed]),
+            tokens=np.concatenate([p.prompt.tokens[p.cached :] for p in packed]),
             positions=positions,
             angles=angles,
             slots=np.concatenate([p.slots[p.cached :] for p in packed]),

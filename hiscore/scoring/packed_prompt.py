@@ -32,17 +32,18 @@ class PackedPrompt:
             cached: Its first tokens that are not computed.
             items: int64 [items]: the index of each among all items of the batch.
         """
-        self.query = prompt.query_length
-        self.tokens = prompt.tokens
+        self.prompt = prompt
         self.cached = cached
         self.begin = begin - cached  # index that token 0 has, or would have, in the batch's sequence
         self.end = self.begin + len(prompt.tokens)
         self.items = items
-        self.item_lengths = prompt.item_lengths
-        self.is_long = prompt.is_long
-        self._prompt = prompt
         self.slots = np.full(len(prompt.tokens), NO_SLOT, np.int64)
         self.slots[: len(slots)] = slots
+
+    @property
+    def query(self) -> int:
+        """Tokens of the query."""
+        return self.prompt.query_length
 
     def offset_in_node(self, index: int) -> int:
         """How far into the query, or into an item, this index of the batch's sequence is."""
@@ -86,6 +87,6 @@ class PackedPrompt:
         """Begin and end of the query or item that a token belongs to."""
         if token < self.query:
             return 0, self.query
-        ends = self._prompt.item_ends
+        ends = self.prompt.item_ends
         item = int(np.searchsorted(ends, token, side="right"))
         return int(ends[item - 1]), int(ends[item])

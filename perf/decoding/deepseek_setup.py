@@ -57,7 +57,7 @@ def routed_that_fit(setup: Setup, spare_gib: float) -> int:
     """Layers with experts for which a rank's device has room, beside those without and `spare_gib`."""
     checkpoint, ranks = setup.checkpoint(DENSE, 1), setup.leader.rank.shard.ranks
     config = with_layers(setup.config, DENSE, 1)
-    share = share_in(checkpoint, setup.context, Shard(0, ranks))
+    share = share_in(checkpoint, Shard(0, ranks))
     shapes = random_checkpoint.tensors(config)
     in_fp8 = random_checkpoint.scales(config, shapes)
     sizes = {

@@ -41,6 +41,7 @@ class ModelShape:
         top_k: Tokens that this indexer selects.
         sharing_layers: Layers that attend to what the indexer selected for a layer before them.
         host_share: See `CacheShape`.
+        context_setting: What decides `context_length`.
     """
 
     kv_heads: int
@@ -53,6 +54,7 @@ class ModelShape:
     top_k: int | None = None
     sharing_layers: frozenset[int] = frozenset()
     host_share: Shard = WHOLE
+    context_setting: str = "MAX_CONTEXT"
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ def _plan(
         host_pages=host_pages, device_pages=device_pages,
         staging_pages=staging_pages, max_sequences=memory.max_sequences,
         prefill_token_budget=prefill_token_budget, context_length=model.context_length,
+        context_setting=model.context_setting,
         dense=not shape.sparse_layers, whole_if_it_fits=settings.selector == "auto",
         host_setting="DEVICE_KV_BYTES" if fitting < on_host else "HOST_KV_BYTES",
         block_size=max(BLOCK, shape.page_size), prefix_cache=settings.prefix_cache,

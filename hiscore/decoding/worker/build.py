@@ -25,7 +25,6 @@ from hiscore.decoding.worker.pool_report import report_pools
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.eight_bits import EightBits
-from hiscore.models.config import generation_context
 from hiscore.models.decoder import Decoder, weights_key
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.site import Site
@@ -158,7 +157,7 @@ def build(rank: Rank, what: Build, memory: MemoryBudget) -> CacheWorker:
 
 
 def _weight_bytes(what: Build, shard: Shard) -> int:
-    share = share_in(what.checkpoint, what.settings.max_context, shard)
+    share = share_in(what.checkpoint, shard)
     return weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=share, keeps_fp8=what.keeps_fp8)
 
 
@@ -201,9 +200,7 @@ def build_worker(
         model: DecodeModel = LatentModel(latent, cache, staging_tokens, by_kernels)
         attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
     else:
-        context = generation_context(checkpoint, settings.max_context)
-        if context != settings.max_context and cache_config.context_length == context:
-            cache_config = replace(cache_config, context_setting="longrope's original context")
+        context = model_shape.context_length
         grouped = Decoder(checkpoint, device, dtype, None, context, site.weights if site else None, group)
         grouped.after_layer = site.progress if site else no_progress
         cache = KVCache.allocate(shape, dtype, device)

@@ -49,25 +49,28 @@ def read_shape(
             1, 1, latent.row_dim, windows, latent.context_length, width, key_dtype if fp8 else None,
             indexer.top_k, sharing, shard,
         ), latent_of_rank(latent, shard)  # fmt: skip
-    whole, _ = read_architecture(checkpoint, generation_context(checkpoint, settings.max_context))
+    context = generation_context(checkpoint, settings.max_context)
+    whole, _ = read_architecture(checkpoint, context)
     grouped = of_rank(whole, shard)
-    return ModelShape(grouped.kv_heads, 2, grouped.head_dim, grouped.windows, grouped.context_length), grouped
+    return ModelShape(
+        grouped.kv_heads, 2, grouped.head_dim, grouped.windows, grouped.context_length,
+        context_setting="MAX_CONTEXT" if context == settings.max_context else "longrope's original context",
+    ), grouped  # fmt: skip
 
 
-def share_in(checkpoint: Path, max_context: int | None, shard: Shard) -> Callable[[str], float]:
+def share_in(checkpoint: Path, shard: Shard) -> Callable[[str], float]:
     """What says how much of a tensor a rank loads, by the tensor's name.
 
     Args:
         checkpoint: A directory.
-        max_context: The setting; None: not set.
         shard: The rank.
     """
     if shard.ranks == 1:
         return lambda name: 1.0
     if is_latent(checkpoint):
-        latent, _ = read_latent_architecture(checkpoint, max_context)
+        latent, _ = read_latent_architecture(checkpoint)
         return partial(latent_share_of, a=latent, shard=shard)
-    whole, _ = read_architecture(checkpoint, generation_context(checkpoint, max_context))
+    whole, _ = read_architecture(checkpoint)
     return partial(share_of, a=whole, shard=shard)
 
 

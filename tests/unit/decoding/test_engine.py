@@ -300,7 +300,7 @@ def test_an_end_at_each_stage_gives_everything_back(stage: Status, how: str) -> 
 
         def schedule_and_end(drained: Callable[[int], bool]) -> Any:
             scheduled = plan(drained)
-            for sequence in engine._scheduler.queues[stage]:
+            for sequence in getattr(engine._scheduler.queues, stage.name.lower()):
                 if not sequence.ended and len(ended) < 6 and sequence.reply_to not in ended:
                     ended.append(sequence.reply_to)
                     if how == "cancel":

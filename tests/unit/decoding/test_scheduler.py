@@ -161,7 +161,7 @@ def test_a_prefill_forward_is_full_and_the_oldest_has_a_half(
     pending = [(at, sequence(prompt=length, max_tokens=1)) for length, at in prompts]
     for iteration in range(8 + sum(length for length, _ in prompts)):
         drive.add(*(each for at, each in pending if at == iteration))
-        ahead = list(drive.scheduler.queues[Status.PREFILLING])
+        ahead = list(drive.scheduler.queues.prefilling)
         unfilled = {
             each: each.prompt_left
             for _, each in pending

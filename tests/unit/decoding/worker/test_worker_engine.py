@@ -265,7 +265,7 @@ def test_an_abort_at_each_stage_gives_everything_back(
 
         def schedule_and_abort(drained: Callable[[int], bool]) -> Any:
             scheduled = schedule(drained)
-            for sequence in scheduler.queues[stage]:
+            for sequence in getattr(scheduler.queues, stage.name.lower()):
                 if not sequence.ended and len(aborted) < 3 and sequence.reply_to not in aborted:
                     aborted.append(sequence.reply_to)
                     client.engine.cancel(sequence.reply_to)
