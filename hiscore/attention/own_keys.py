@@ -34,37 +34,43 @@ def with_own_keys(cut: Tiles, rows_per_tile: int) -> Int32:
         int32 [tiles FIELDS + columns]; a column is a row of the forward, or `NO_KEY`.
     """
     count = len(cut.tiles)
-    table = np.zeros((count, FIELDS), np.int32)
-    table[:, :TILE_FIELDS] = cut.tiles
     in_row_order = cut.tiles[:, 0].argsort()
-    begins, ends = cut.tiles[in_row_order, :2].T
+    begins, ends = cut.tiles[:, 0][in_row_order], cut.tiles[:, 1][in_row_order]
     # A segment's first row in each of its tiles.
     is_first = cut.segment_starts == np.arange(len(cut.segment_starts))
     is_first[begins] = True
     first = is_first.nonzero()[0]
-    tile = begins.searchsorted(first, "right") - 1
-    start = cut.segment_starts[first]
-    keys = np.minimum(cut.segment_ends[first], ends[tile]) - start
+    of_tile = first.searchsorted(begins)
+    tile = np.zeros(len(first), np.int64)
+    tile[of_tile[1:]] = 1
+    tile = tile.cumsum()
+    starts = cut.segment_starts[first]
+    keys = np.minimum(cut.segment_ends[first], ends[tile]) - starts
 
-    # Only a segment that began in an earlier tile can have so many.
+    own = np.zeros((count, FIELDS - TILE_FIELDS), np.int64)
+    # Only the first segment of a tile can have so many: it began in an earlier one.
     long = keys > rows_per_tile
-    table[in_row_order[tile[long]], TILE_FIELDS] = start[long]
-    table[in_row_order[tile[long]], TILE_FIELDS + 1] = (start + keys)[long]
-
-    tile, start, keys = tile[~long], start[~long], keys[~long]
+    own[tile[long], 0], own[tile[long], 1] = starts[long], (starts + keys)[long]
+    keys[long] = 0
     widths = _widths(rows_per_tile)[keys]
-    # The widest slots first, so that each begins at a multiple of its width.
+    # The widest slots of a tile first, so that each begins at a multiple of its width.
     order = (tile * (BLOCK + 1) - np.minimum(widths, BLOCK)).argsort(kind="stable")
-    tile, start, keys, widths = tile[order], start[order], keys[order], widths[order]
-    edges = np.append(0, widths.cumsum())
-    columns = np.full(edges[-1], NO_KEY, np.int32)
-    which = np.arange(keys.sum())
-    before = keys.cumsum() - keys
-    columns[which + (edges[:-1] - before).repeat(keys)] = which + (start - before).repeat(keys)
-    of_tile = tile.searchsorted(np.arange(count + 1))
-    table[in_row_order, TILE_FIELDS + 2] = table.size + edges[of_tile[:-1]]
-    table[in_row_order, TILE_FIELDS + 3] = table.size + edges[of_tile[1:]]
-    return np.concatenate((table.ravel(), columns))
+    starts, keys, widths = starts[order], keys[order], widths[order]
+    ends_of_slots, before = widths.cumsum(), keys.cumsum() - keys
+    slots = ends_of_slots - widths
+    columns = np.full(ends_of_slots[-1], NO_KEY, np.int32)
+    which = np.arange(before[-1] + keys[-1])
+    columns[which + (slots - before).repeat(keys)] = which + (starts - before).repeat(keys)
+    own[:, 2] = slots[of_tile]
+    own[:-1, 3], own[-1, 3] = own[1:, 2], len(columns)
+    own[:, 2:] += count * FIELDS
+
+    table = np.empty(count * FIELDS + len(columns), np.int32)
+    table[count * FIELDS :] = columns
+    fields = table[: count * FIELDS].reshape(count, FIELDS)
+    fields[:, :TILE_FIELDS] = cut.tiles
+    fields[in_row_order, TILE_FIELDS:] = own
+    return table
 
 
 @cache
@@ -72,6 +78,7 @@ def _widths(most: int) -> Int64:
     """Columns for 0 to `most` keys."""
     keys = np.arange(most + 1)
     slots = 2 ** np.ceil(np.log2(np.maximum(keys, 1))).astype(np.int64)
+    slots[0] = 0
     return np.where(keys > BLOCK, -(-keys // BLOCK) * BLOCK, slots)
 
 

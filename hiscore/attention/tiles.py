@@ -49,8 +49,9 @@ def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:
     begin = first + rows_per_tile * index_in_group
     end = np.minimum(begin + rows_per_tile, last)
     slot_end = np.cumsum(groups[:, 2])[group_of_tile]
-    fields = (begin, end, slot_end - slots, slot_end, context_begin, context_end, own)
-    tiles = np.stack(fields, axis=1, dtype=np.int32)
+    tiles = np.empty((len(begin), TILE_FIELDS), np.int32)
+    for place, field in enumerate((begin, end, slot_end - slots, slot_end, context_begin, context_end, own)):
+        tiles[:, place] = field
     scored_rows = np.sort(forward.scored_rows)
     is_scored = np.searchsorted(scored_rows, begin) < np.searchsorted(scored_rows, end)
     edges = forward.cu_seqlens
