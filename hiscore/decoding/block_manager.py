@@ -69,10 +69,9 @@ class BlockManager:
             given_up: And so many blocks of the host.
         """
         indices, device, host = self.seq_indices.num_free, self.device.num_free, self.host.num_free + given_up
-        kept = self._cache_config.kept_pages - sum(map(self._kept_by, self._holders))
-        for each in without:
+        preempted = list(without)
+        for each in preempted:
             indices, device = indices + (each.seq_index >= 0), device + len(each.device_pages)
-            kept += self._kept_by(each)
         lent, lendable = needed.staging, self.staging.num_free
         if self._lender is self.device:
             lent, lendable = lent + needed.device + spare.device, device
@@ -80,9 +79,15 @@ class BlockManager:
             indices > 0
             and needed.host + spare.host <= host
             and needed.device + spare.device <= device
-            and needed.kept + spare.kept <= kept
             and lent <= lendable
+            # The last, for it takes longest: it is asked of all that wait, at every step.
+            and needed.kept + spare.kept <= self._kept_free(preempted)
         )
+
+    def _kept_free(self, without: list[Sequence]) -> int:
+        """Device pages that are left for sequences to keep, once some are preempted."""
+        held = sum(map(self._kept_by, self._holders)) - sum(map(self._kept_by, without))
+        return self._cache_config.kept_pages - held
 
     def lacks_device_pages(self, needed: PagesNeeded, spare: PagesNeeded) -> bool:
         """Whether device pages are all that a sequence lacks to start, and others can be spilled for them."""

@@ -74,7 +74,8 @@ class PrefixCache:
 
     def give_back(self, found: Found) -> None:
         """Let go of what was taken for a sequence that does not start yet."""
-        self._host.release(found.taken)
+        if len(found.blocks):
+            self._host.release(found.taken)
 
     def count(self, sequence: Sequence, tokens: int) -> None:
         """A sequence starts with so many tokens that were found."""
