@@ -11,6 +11,11 @@ from hiscore.attention.base import AttentionShape
 from hiscore.kernels.packed_attention import packed_attention
 
 
+REGISTERS = 65_536
+"""Of a multiprocessor. Threads get multiples of 8."""
+WARP = 32
+
+
 @dataclass(frozen=True)
 class Launch:
     """How the kernel is launched."""
@@ -23,6 +28,11 @@ class Launch:
     stages: int
     programs: int
     """Per multiprocessor."""
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, so that all programs of a multiprocessor run at once."""
+        return min(255, REGISTERS // (self.programs * self.warps * WARP) // 8 * 8)
 
 
 def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
@@ -81,6 +91,6 @@ class TritonAttention:
             PADDED_DIM=max(16, triton.next_power_of_2(shape.head_dim)),
             WINDOW=shape.windows[layer] or 0, CAPPED=shape.soft_cap is not None, SINKS=sinks is not None,
             M=launch.m, N=launch.n, TILE_FIELDS=own_keys.FIELDS, PRECISION=self._precision,
-            num_warps=launch.warps, num_stages=launch.stages,
+            num_warps=launch.warps, num_stages=launch.stages, maxnreg=launch.registers,
         )  # fmt: skip
         return out

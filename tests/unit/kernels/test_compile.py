@@ -59,6 +59,8 @@ def test_they_fit_a_multiprocessor_and_its_registers(compiled_kernels: list[dict
     for each in compiled_kernels:
         assert each["shared"] <= SHARED_BYTES, each
         assert each["stack"] <= SPILL_BYTES_OF.get(each["kernel"], SPILL_BYTES), each
+        # More would leave no room for as many programs as are launched on a multiprocessor.
+        assert each["registers"] <= each["options"].get("maxnreg", 255), each
 
 
 @pytest.mark.slow
