@@ -10,7 +10,6 @@ from hiscore.attention import own_keys
 from hiscore.attention.base import AttentionShape
 from hiscore.kernels.packed_attention import packed_attention
 
-
 REGISTERS = 65_536
 """Of a multiprocessor. Threads get multiples of 8."""
 WARP = 32
