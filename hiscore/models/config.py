@@ -10,15 +10,14 @@ from typing import Any
 
 from hiscore.layers.rope import context_length, original_context
 from hiscore.layers.weights import Routing
-from hiscore.models.config_file import check_sizes, malformed_refused, read_config
-from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.config_file import check_sizes, malformed_refused, of_texts, read_config
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.families import DECODER_FAMILIES
 from hiscore.models.family import DecoderFamily, Flag
 from hiscore.models.positions import rope_kinds
 from hiscore.models.quantization.schemes import in_fp8
-from hiscore.models.support import CheckpointFacts, context_limit, is_classifier, unscorable
-from hiscore.models.text_towers import TEXT_TOWERS, text_config
+from hiscore.models.support import context_limit, is_classifier, unscorable
+from hiscore.models.text_towers import text_config
 
 SIZES = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -109,17 +108,12 @@ def read_architecture(checkpoint: Path, max_context: int | None = None) -> tuple
     original = architecture.original_context
     if original is not None and context <= original:
         original = None
-    return replace(architecture, context_length=context, original_context=original), _of_texts(config)
-
-
-def _of_texts(config: Any) -> Any:
-    """What a config of transformers says of the model of texts."""
-    return config.get_text_config() if config.model_type in TEXT_TOWERS else config
+    return replace(architecture, context_length=context, original_context=original), of_texts(config)
 
 
 def from_config(whole: Any) -> Architecture:
     """Translate a transformers config of one of `DECODER_FAMILIES`, or of one of `TEXT_TOWERS`."""
-    config = _of_texts(whole)
+    config = of_texts(whole)
     family = DECODER_FAMILIES[config.model_type]
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     classifies = is_classifier(whole.architectures)
@@ -220,45 +214,3 @@ def _windows(family: DecoderFamily, config: Any) -> tuple[int | None, ...]:
     if "sliding_attention" in kinds and config.sliding_window is None:
         raise UnsupportedCheckpoint("layer_types names sliding_attention, and there is no sliding_window")
     return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def generation_context(checkpoint: Path, max_context: int | None) -> int | None:
-    """The setting MAX_CONTEXT as it is for generation: with longrope the original context at most.
-
-    A sequence that grows beyond it would have to be computed again from its first token, as transformers does.
-
-    Args:
-        checkpoint: Its directory.
-        max_context: The setting; None: not set.
-
-    Raises:
-        ValueError: `max_context` exceeds the checkpoint's context.
-    """
-    config = _of_texts(read_config(checkpoint))
-    original = original_context(config)
-    return (
-        max_context if original is None else min(original, context_limit(context_length(config), max_context))
-    )
-
-
-def read_facts(checkpoint: Path, max_context: int | None = None) -> CheckpointFacts:
-    """Sizes and kind of any checkpoint that transformers knows, served or not.
-
-    Args:
-        checkpoint: Its directory.
-        max_context: The setting; None: not set.
-
-    Raises:
-        ValueError: `max_context` exceeds the checkpoint's context.
-    """
-    whole = read_config(checkpoint)
-    config = _of_texts(whole)
-    encoder = ENCODER_FAMILIES.get(config.model_type)
-    context = encoder.context_length(config) if encoder else context_length(config)
-    return CheckpointFacts(
-        vocab_size=config.vocab_size,
-        context_length=context_limit(context, max_context),
-        is_classifier=is_classifier(whole.architectures),
-        is_encoder=encoder is not None,
-        token_types=getattr(config, "type_vocab_size", 0) if encoder else 0,
-    )

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.text_towers import TEXT_TOWERS
 
 
 def read_config(checkpoint: Path) -> Any:
@@ -42,3 +43,8 @@ def check_sizes(sizes: Mapping[str, Any]) -> None:
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
             raise UnsupportedCheckpoint(f"{name} is {size!r}, not a positive whole number")
+
+
+def of_texts(config: Any) -> Any:
+    """What a config of transformers says of the model of texts."""
+    return config.get_text_config() if config.model_type in TEXT_TOWERS else config

@@ -8,10 +8,10 @@ from hiscore.device import free_bytes, memory_of
 from hiscore.layers.lm_head import LMHead
 from hiscore.memory.ledger import Ledger
 from hiscore.memory.plan import MemoryLine, MemoryPlan
-from hiscore.models.config import read_facts
 from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.encoder import Encoder, read_encoder_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.facts import read_facts
 from hiscore.models.site import Site
 from hiscore.models.support import CheckpointFacts, has_tokenizer
 from hiscore.models.weight_bytes import weight_bytes

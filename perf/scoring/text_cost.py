@@ -26,7 +26,7 @@ from hiscore.checkpoint import resolve
 from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.launcher.device_choice import choose_device
-from hiscore.models.config import read_facts
+from hiscore.models.facts import read_facts
 from hiscore.scoring.encode import encode_requests
 from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.settings import DEFAULT_MODEL, Limits

@@ -29,7 +29,7 @@ from hiscore.errors import RequestError
 from hiscore.launcher import Server
 from hiscore.launcher import server as server_module
 from hiscore.launcher.command import tritonserver_flags
-from hiscore.models.config import read_facts
+from hiscore.models.facts import read_facts
 from hiscore.scoring import packing
 from hiscore.scoring import scorer as scorer_module
 from hiscore.scoring.encode import TokenizedRequest, encode_requests

@@ -10,7 +10,7 @@ import torch
 from hiscore.decoding.kv_cache.sizing import ModelShape
 from hiscore.decoding.models.mla import CUDA_ELEMENTS
 from hiscore.models.activations import activation_bytes
-from hiscore.models.config import Architecture, generation_context, read_architecture
+from hiscore.models.config import Architecture, read_architecture
 from hiscore.models.deepseek.activations import kernel_prefill_bytes
 from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.config import read_architecture as read_latent_architecture
@@ -18,6 +18,7 @@ from hiscore.models.deepseek.fp8_keys import stored_key
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
 from hiscore.models.deepseek.sharding import of_rank as latent_of_rank
 from hiscore.models.deepseek.sharding import share_of as latent_share_of
+from hiscore.models.facts import generation_context
 from hiscore.models.families import DSA_FAMILIES
 from hiscore.models.sharding import of_rank, share_of
 from hiscore.parallel.shard import Shard

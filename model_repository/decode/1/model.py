@@ -24,7 +24,7 @@ from hiscore.decoding.vllm_inputs import answer_shape, merge_parameters
 from hiscore.decoding.worker.build import make_worker
 from hiscore.errors import to_request_error
 from hiscore.logs import configure_model
-from hiscore.models.config import generation_context, read_facts
+from hiscore.models.facts import generation_context, read_facts
 from hiscore.models.site import Site
 from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.parallel.leader import lead

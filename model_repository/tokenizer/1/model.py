@@ -7,7 +7,7 @@ import numpy as np
 
 from hiscore.errors import RequestError
 from hiscore.logs import configure_model
-from hiscore.models.config import read_facts
+from hiscore.models.facts import read_facts
 from hiscore.parameters import one_row
 from hiscore.scoring.batched_tokenizer import BatchedTokenizer, EncodeStats
 from hiscore.scoring.encoding_plan import TextRequest

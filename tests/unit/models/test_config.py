@@ -9,8 +9,9 @@ import pytest
 from transformers import AutoConfig
 
 from hiscore.layers.rope import context_length
-from hiscore.models.config import from_config, read_architecture, read_facts
+from hiscore.models.config import from_config, read_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.facts import read_facts
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
 from tests.support.comparison import check

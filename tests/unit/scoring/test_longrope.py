@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hiscore.models.config import generation_context, read_facts
+from hiscore.models.facts import generation_context, read_facts
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.prefix_cache import QueryKey
 from hiscore.scoring.request import ScoreRequest

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hiscore.attention.metadata import Forward
 from hiscore.errors import RequestError
-from hiscore.models.config import read_facts
+from hiscore.models.facts import read_facts
 from hiscore.scoring import pair_scorer
 from hiscore.scoring.encode import encode_requests
 from hiscore.scoring.encoding_plan import TextRequest

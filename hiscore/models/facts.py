@@ -1,0 +1,50 @@
+"""What is asked of a checkpoint before anything of it is loaded: its kind, vocabulary and longest sequence."""
+
+from pathlib import Path
+
+from hiscore.layers.rope import context_length, original_context
+from hiscore.models.config_file import of_texts, read_config
+from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.support import CheckpointFacts, context_limit, is_classifier
+
+
+def generation_context(checkpoint: Path, max_context: int | None) -> int | None:
+    """The setting MAX_CONTEXT as it is for generation: with longrope the original context at most.
+
+    A sequence that grows beyond it would have to be computed again from its first token, as transformers does.
+
+    Args:
+        checkpoint: Its directory.
+        max_context: The setting; None: not set.
+
+    Raises:
+        ValueError: `max_context` exceeds the checkpoint's context.
+    """
+    config = of_texts(read_config(checkpoint))
+    original = original_context(config)
+    return (
+        max_context if original is None else min(original, context_limit(context_length(config), max_context))
+    )
+
+
+def read_facts(checkpoint: Path, max_context: int | None = None) -> CheckpointFacts:
+    """Sizes and kind of any checkpoint that transformers knows, served or not.
+
+    Args:
+        checkpoint: Its directory.
+        max_context: The setting; None: not set.
+
+    Raises:
+        ValueError: `max_context` exceeds the checkpoint's context.
+    """
+    whole = read_config(checkpoint)
+    config = of_texts(whole)
+    encoder = ENCODER_FAMILIES.get(config.model_type)
+    context = encoder.context_length(config) if encoder else context_length(config)
+    return CheckpointFacts(
+        vocab_size=config.vocab_size,
+        context_length=context_limit(context, max_context),
+        is_classifier=is_classifier(whole.architectures),
+        is_encoder=encoder is not None,
+        token_types=getattr(config, "type_vocab_size", 0) if encoder else 0,
+    )
