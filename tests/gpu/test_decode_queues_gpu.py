@@ -46,7 +46,11 @@ def run(load: Load, delay: str, drop: Kind | None = None) -> Queues:
 
 
 def loads(protocol: BackupProtocol) -> list[Load]:
-    return [Load(protocol, page, 3, seed=page, steps=20) for page in (1, 4)]
+    # The latter two restore sequences into staging that forwards still read.
+    return [
+        Load(protocol, page, 3, seed, steps)
+        for page, seed, steps in ((1, 1, 20), (4, 4, 20), (4, 9, 20), (4, 5, 40))
+    ]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
