@@ -137,7 +137,7 @@ def build_worker(
             memory,
             where,
             dtype(),
-            prefill_tokens or build.PREFILL_TOKEN_BUDGET[where.type],
+            prefill_tokens or build.prefill_token_budget(checkpoint, where),
             group=rank.group if rank else None,
             keeps_fp8=in_fp8(config),
         )

@@ -32,7 +32,7 @@ if not torch.cuda.is_available():
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.models.mla import CUDA_ELEMENTS
-from hiscore.decoding.worker.build import PREFILL_TOKEN_BUDGET
+from hiscore.decoding.worker.build import prefill_token_budget
 from hiscore.models.deepseek import expanded
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder
@@ -182,7 +182,7 @@ def main() -> int:
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as directory, shared_weights():
         checkpoint = random_checkpoint.write_config(options.geometry, Path(directory), context)
-        chunk = PREFILL_TOKEN_BUDGET[device().type]
+        chunk = prefill_token_budget(checkpoint, device())
         for prompt in prompts:
             found = prefills(checkpoint, context, prompt, chunk, options.rounds, kinds)
             for name, arm in found.items():

@@ -39,7 +39,20 @@ log = logging.getLogger(__name__)
 
 # Tokens of a prefill forward: running sequences may have to wait for one such forward between two tokens.
 PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 4_096}
+LATENT_PREFILL_TOKEN_BUDGET = 2_048
+"""With an indexer: so many tokens the models select, and a forward whose rows all see fewer selects none."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def prefill_token_budget(checkpoint: str | Path, device: torch.device) -> int:
+    """Tokens of a prefill forward.
+
+    Args:
+        checkpoint: Its directory.
+        device: Where it is served.
+    """
+    budget = PREFILL_TOKEN_BUDGET[device.type]
+    return min(budget, LATENT_PREFILL_TOKEN_BUDGET) if is_latent(Path(checkpoint)) else budget
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
             raise ValueError(f"{name} is fp8, which needs compute capability 8.9, but {where} has {found}")
     if settings.indexer_prefill == "kernels" and where.type != "cuda":
         raise ValueError("INDEXER_PREFILL is kernels, which need a GPU, but DEVICE is cpu: set it to torch")
-    what = Build(settings, DTYPES[dtype], PREFILL_TOKEN_BUDGET[where.type], keeps_fp8)
+    what = Build(settings, DTYPES[dtype], prefill_token_budget(settings.checkpoint, where), keeps_fp8)
     leader.prepare(partial(enter, site=site))
     memory = leader.do(partial(agree, what=what))
     leader.prepare(partial(claim, what=what, memory=memory))

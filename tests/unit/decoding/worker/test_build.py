@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hiscore.decoding.worker.build import make_worker
+from hiscore.decoding.worker.build import make_worker, prefill_token_budget
 from hiscore.layers.scaled_fp8 import ScaledLinear
 from hiscore.models.deepseek.config import read_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
@@ -14,7 +14,7 @@ from hiscore.parallel.leader import Ranks
 from hiscore.settings import DecodeSettings
 from tests.support import published_dsa, tiny_dsa
 from tests.support.decode_client import serving
-from tests.support.decoding import build, prompt
+from tests.support.decoding import build, checkpoint, prompt
 from tests.unit.decoding.worker.test_worker_engine import call
 
 
@@ -93,3 +93,9 @@ def test_experts_are_told_a_step_from_a_prefill(tmp_path: Path, monkeypatch: pyt
     assert seen[:routed] == [(20, False)] * (routed - 1) + [(1, False)]
     assert seen[routed:]
     assert set(seen[routed:]) == {(1, True)}
+
+
+def test_the_first_part_of_a_prompt_sees_no_more_than_an_indexer_selects(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    assert prefill_token_budget(checkpoint("glm-shared", tmp_path / "glm"), device) == 2_048
+    assert prefill_token_budget(checkpoint("qwen3", tmp_path / "qwen3"), device) == 4_096
