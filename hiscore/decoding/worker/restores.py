@@ -33,13 +33,15 @@ class Restores:
 
     @contextmanager
     def beside_forwards(self, seq_index: int) -> Iterator[None]:
-        """Launch a sequence's copy."""
+        """Launch a sequence's copy. If part of it fails to launch, what was launched is in flight all the same."""
         computed = self._record(Queue.COMPUTE)
         self.queues.wait(self._queue, computed)
         self.queues.recycle(computed)
-        with self.queues.use(self._queue):
-            yield
-        self._in_flight[seq_index] = self._record(self._queue)
+        try:
+            with self.queues.use(self._queue):
+                yield
+        finally:
+            self._in_flight[seq_index] = self._record(self._queue)
 
     def wait_for(self, seq_index: int) -> None:
         """Run what is launched on the COMPUTE queue from now on behind a sequence's copy, if it has one."""

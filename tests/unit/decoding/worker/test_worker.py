@@ -11,7 +11,14 @@ from torch import Tensor
 from hiscore.decoding.worker import worker as worker_module
 from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.device_queues import Event, Queue
-from hiscore.decoding.worker.interface import NO_PAGES, NOT_FINITE, Admission, DecodeBatch, PrefillChunk
+from hiscore.decoding.worker.interface import (
+    NO_PAGES,
+    NOT_FINITE,
+    Admission,
+    DecodeBatch,
+    PrefillChunk,
+    Prefix,
+)
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
@@ -156,6 +163,27 @@ def test_a_restore_runs_beside_forwards_and_what_reads_it_waits(monkeypatch: pyt
     assert worker.drained(1)
     worker.admit(Admission(1, 3, at(5), at(2), at(2), False, first_token=7))
     assert device.take() == [("use", "compute"), ("admit",), ("end",)]
+
+
+def test_a_prefix_whose_second_copy_fails_to_launch_is_drained_when_the_first_has_landed() -> None:
+    device = Recorder()
+
+    def no_memory(*_: Tensor) -> None:
+        raise MemoryError
+
+    device.restore_index = no_memory  # type: ignore[attr-defined]
+    worker = worker_on(device)
+    with pytest.raises(MemoryError):
+        worker.fetch(Prefix(1, 4, at(5), at(5), at(2)))
+    assert device.take() == [
+        ("record", 0, "compute"), ("wait", 0, "restore"),
+        ("use", "restore"), ("restore", [32, 33, 34, 35], [5]), ("end",), ("record", 0, "restore"),
+    ]  # fmt: skip
+    assert not worker.drained(1)
+    with pytest.raises(RuntimeError, match="sequence 1 has copies in flight"):
+        worker.release(1, NO_PAGES, NO_PAGES)
+    device.done = {0}
+    worker.release(1, NO_PAGES, NO_PAGES)
 
 
 def test_a_step_under_ring_copies_beside_the_next_and_waits_for_the_copy_a_ring_before() -> None:
