@@ -32,7 +32,7 @@ class FlashInferAttention:
         dtype: Of queries, keys and values.
         device: A GPU.
         page_size: Tokens in a page of the pool.
-        pages: Of the pool.
+        pages: Of the longest segment and its context.
         max_rows: Of a forward.
         max_segments: Of a forward.
 
@@ -63,7 +63,7 @@ class FlashInferAttention:
             use_cuda_graph=True,
             qo_indptr_buf=buffer(max_segments + 1),
             paged_kv_indptr_buf=buffer(max_segments + 1),
-            paged_kv_indices_buf=buffer(max(pages, -(-max_rows // page_size))),
+            paged_kv_indices_buf=buffer(max(max_segments * pages, -(-max_rows // page_size))),
             paged_kv_last_page_len_buf=buffer(max_segments),
             backend="fa3",
         )
@@ -86,7 +86,8 @@ class FlashInferAttention:
 
     def _plan(self, edges: Int32, tables: list[Int32], lengths: Int64) -> None:
         """Plan segments with these rows, pages, and tokens; the rest up to `max_segments` are empty."""
-        # What was planned before may still be on its way from the memory that is written to now.
+        # What was planned before may still be on its way from the memory that is written to now: it goes ahead of
+        # the forward that is running, so this is hardly ever a wait.
         self._uploaded.synchronize()
         missing = self._max_segments - len(tables)
         counts = np.array([len(table) for table in tables], np.int64)
@@ -175,7 +176,12 @@ def choose_prefill_attention(
     if not (reason := why_not(shape, dtype, device)):
         try:
             found = FlashInferAttention(shape, dtype, device, page_size, pages, max_rows, max_segments)
-        except Exception as error:  # it is not installed, or there is no compiler, or one that fails
+        except ImportError as error:
+            reason = str(error)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # there is no compiler, or one that fails
+            log.warning("FlashInfer cannot be used", exc_info=error)
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
         else:
             log.info("prompts are prefilled by FlashInfer's FlashAttention 3")

@@ -1,8 +1,8 @@
 """`Runner` on CUDA: Triton kernels between the matrix products, and one CUDA graph for each number of rows.
 
-The host launches forwards without waiting: the inputs of a whole batch travel in one pinned copy, a captured graph
-replays all layers, and another one the tail of the rows that are read, if they are not too many. Rows are padded
-to the next captured number. Padding belongs to no segment and no tile, so no real row reads it.
+The host launches forwards without waiting for them: the inputs of a whole batch travel in one pinned copy, a
+captured graph replays all layers, and another one the tail of the rows that are read, if they are not too many.
+Rows are padded to the next captured number. Padding belongs to no segment and no tile, so no real row reads it.
 """
 
 import logging
@@ -70,18 +70,27 @@ class InputLayout:
             int32 [N]: the slots of all contexts.
         """
         cut = cut_into_tiles(forward, rows_per_tile)
-        count = len(forward.input_ids)
         row_values = ROW_FIELDS * self.rows
         table = own_keys.with_own_keys(cut, rows_per_tile)
         buffer = np.zeros(row_values + ALIGN + len(table), np.int32)
-        rows = buffer[:row_values].reshape(ROW_FIELDS, self.rows)
-        rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
-        rows[2, :count] = forward.positions if forward.angles is None else forward.angles
-        rows[3, :count] = cut.segment_starts
-        rows[4, :count], rows[4, count:] = forward.slot_mapping, NO_SLOT
+        self._fill(buffer[:row_values], forward)[3, : len(forward.input_ids)] = cut.segment_starts
         buffer[row_values : row_values + 2] = len(cut.tiles), cut.scored
         buffer[row_values + ALIGN :] = table
         return buffer, cut.context_slots
+
+    def pack_rows(self, forward: Forward) -> Int32:
+        """What `pack` lays out of a forward's rows, without what is for our own attention."""
+        buffer = np.zeros(ROW_FIELDS * self.rows, np.int32)
+        self._fill(buffer, forward)
+        return buffer
+
+    def _fill(self, buffer: Int32, forward: Forward) -> Int32:
+        rows = buffer.reshape(ROW_FIELDS, self.rows)
+        count = len(forward.input_ids)
+        rows[0, :count], rows[1, :count] = forward.input_ids, forward.positions
+        rows[2, :count] = forward.positions if forward.angles is None else forward.angles
+        rows[4, :count], rows[4, count:] = forward.slot_mapping, NO_SLOT
+        return rows
 
     @property
     def size(self) -> int:
@@ -112,7 +121,7 @@ class CudaRunner:
         slots: int,
         max_rows: int,
         pool: Tensor | None = None,
-        of_pages: FlashInferAttention | None = None,
+        paged_attention: FlashInferAttention | None = None,
     ) -> None:
         """Allocate a KV pool, if there is none, and capture graphs. For the arguments see `make_runner`."""
         a = decoder.architecture
@@ -125,7 +134,7 @@ class CudaRunner:
         self._attention = TritonAttention(
             decoder.attention_shape, decoder.dtype, properties.multi_processor_count
         )
-        self._of_pages = of_pages
+        self._paged_attention = paged_attention
         self.pool = decoder.new_pool(slots) if pool is None else pool
         per_tile = self._attention.rows_per_tile
         # Every group has at least one row, so there are at most as many groups as rows.
@@ -150,7 +159,7 @@ class CudaRunner:
         uploads = uploads or Uploads(self._device)
         inputs: list[list[OnDevice]] = []
         for forward, layout in zip(forwards, layouts, strict=True):
-            buffer, slots = layout.pack(forward, self._attention.rows_per_tile)
+            buffer, slots = self._pack(layout, forward)
             if len(slots) > MAX_CONTEXT_SLOTS:
                 raise ValueError(
                     f"a forward reads {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit"
@@ -158,11 +167,16 @@ class CudaRunner:
             inputs.append([uploads.add(each) for each in (buffer, slots, pad_scored(forward.scored_rows))])
         hidden = []
         for forward, layout, parts in zip(forwards, layouts, inputs, strict=True):
-            if self._of_pages:
-                self._of_pages.plan(forward)
+            if self._paged_attention:
+                self._paged_attention.plan(forward)
             final = self._forward(layout, *(each() for each in parts))
             hidden.append(final[: len(forward.scored_rows)].clone())
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+
+    def _pack(self, layout: InputLayout, forward: Forward) -> tuple[Int32, Int32]:
+        if self._paged_attention:
+            return layout.pack_rows(forward), np.empty(0, np.int32)
+        return layout.pack(forward, self._attention.rows_per_tile)
 
     def _forward(self, layout: InputLayout, buffer: Tensor, slots: Tensor, scored: Tensor) -> Tensor:
         """The final states of the rows read, with padding: overwritten by the next forward."""
@@ -183,7 +197,7 @@ class CudaRunner:
     def _body(self, layout: InputLayout) -> tuple[Tensor, Tensor]:
         ids, positions, angles, slot_mapping, self._attention.inputs = layout.views(self._static, self._slots)
         inputs = ModelInputs(ids, positions, [slot_mapping] * self._decoder.architecture.layers, angles)
-        return self._decoder.body(inputs, self._ops, self._of_pages or self._attention, self.pool)
+        return self._decoder.body(inputs, self._ops, self._paged_attention or self._attention, self.pool)
 
     def _tail(self, x: Tensor, attended: Tensor, scored: Tensor) -> Tensor:
         return self._decoder.tail(x.index_select(0, scored), attended.index_select(0, scored), self._ops)
@@ -205,8 +219,8 @@ class CudaRunner:
         # No tiles and no slots: what is compiled and warmed up here reads and writes no real data.
         self._static.zero_()
         self._static[(ROW_FIELDS - 1) * layout.rows : ROW_FIELDS * layout.rows] = NO_SLOT
-        if self._of_pages:
-            self._of_pages.plan_rows(layout.rows)
+        if self._paged_attention:
+            self._paged_attention.plan_rows(layout.rows)
         self._outputs.allocate(*self._body(layout))
         torch.cuda.synchronize(self._device)
         self._graphs[layout.rows] = self._captured(capture, lambda: self._outputs.keep(*self._body(layout)))

@@ -76,7 +76,7 @@ def make_runner(
     slots: int,
     max_rows: int,
     pool: Tensor | None = None,
-    of_pages: "FlashInferAttention | None" = None,
+    paged_attention: "FlashInferAttention | None" = None,
 ) -> Runner:
     """The runner for a decoder's device.
 
@@ -85,10 +85,10 @@ def make_runner(
         slots: Tokens that its KV pool holds.
         max_rows: Of one forward.
         pool: Memory to use instead, [layers, slots, 2, kv_heads, head_dim].
-        of_pages: Attention to use instead, on a GPU, if all keys and values are in pages of the pool.
+        paged_attention: Attention to use instead, on a GPU, if all keys and values are in pages of the pool.
     """
     if decoder.device.type == "cuda":
         from hiscore.prefill.cuda_runner import CudaRunner
 
-        return CudaRunner(decoder, slots, max_rows, pool, of_pages)
+        return CudaRunner(decoder, slots, max_rows, pool, paged_attention)
     return TorchRunner(decoder, slots, pool)

@@ -19,7 +19,7 @@ pytestmark = [
     ),
 ]
 
-PAGE, PAGES, MAX_ROWS, SEGMENTS = 16, 64, 512, 5
+PAGE, SEGMENT_PAGES, MAX_ROWS, SEGMENTS = 16, 64, 512, 5
 SHAPE = AttentionShape(8, 2, 128, 128**-0.5, None, (None, None))
 ROW = SHAPE.heads + 2 * SHAPE.kv_heads
 # Weights of a softmax in bfloat16, and its output: 2**-8 of values around 1 each, and their sums' own rounding.
@@ -28,7 +28,9 @@ TOLERANCE = 2e-2
 
 @pytest.fixture(scope="module")
 def attention() -> FlashInferAttention:
-    return FlashInferAttention(SHAPE, torch.bfloat16, torch.device("cuda"), PAGE, PAGES, MAX_ROWS, SEGMENTS)
+    return FlashInferAttention(
+        SHAPE, torch.bfloat16, torch.device("cuda"), PAGE, SEGMENT_PAGES, MAX_ROWS, SEGMENTS
+    )
 
 
 def rows_of(sequence: int, start: int, end: int) -> Tensor:
@@ -72,6 +74,16 @@ def test_it_computes_attention_over_pages(attention: FlashInferAttention) -> Non
     attention.plan(forward)
     spoilt = attention.attend(0, qkv.flatten(1), pool)
     assert (spoilt.cpu().double() - truth).abs().max() > TOLERANCE
+
+
+def test_segments_may_share_more_pages_than_the_pool_has(attention: FlashInferAttention) -> None:
+    pool, shared = new_pool(), pages(0, 288)
+    attend(attention, [(0, shared, 0, 288)], pool)
+    chunks = [(sequence, [*shared, 40 + sequence], 288, 293) for sequence in range(SEGMENTS)]
+    assert sum(len(table) for _, table, _, _ in chunks) > PAGES
+    out, forward, qkv = attend(attention, chunks, pool)
+    truth = dense_attention(forward, SHAPE, None, qkv.cpu(), pool.cpu().nan_to_num())
+    assert (out.cpu().double() - truth).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("cuts", [[16], [128], [16, 160, 272], [256]])

@@ -43,17 +43,17 @@ class GroupedModel:
         self._decoder = decoder
         max_rows = cache_config.prefill_token_budget
         staging = decoder.new_pool(staging_tokens) if cache.staging is None else cache.staging
-        of_pages = choose_prefill_attention(
+        paged_attention = choose_prefill_attention(
             prefill_attention,
             decoder.attention_shape,
             decoder.dtype,
             decoder.device,
             STAGING_PAGE_SIZE,
-            staging.shape[1] // STAGING_PAGE_SIZE,
+            -(-cache_config.context_length // STAGING_PAGE_SIZE),
             max_rows,
             min(cache_config.max_sequences, max_rows),
         )
-        self._runner = make_runner(decoder, staging_tokens, max_rows, staging, of_pages)
+        self._runner = make_runner(decoder, staging_tokens, max_rows, staging, paged_attention)
         self.staging = self._runner.pool
         self._head = decoder.head()
         self._ops = _make_ops(decoder)
