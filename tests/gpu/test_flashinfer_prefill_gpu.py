@@ -19,7 +19,8 @@ pytestmark = [
     ),
 ]
 
-PAGE, SEGMENT_PAGES, MAX_ROWS, SEGMENTS = 16, 64, 512, 5
+PAGE, PAGES, MAX_ROWS, SEGMENTS = 16, 64, 512, 5
+SEGMENT_PAGES = 19
 SHAPE = AttentionShape(8, 2, 128, 128**-0.5, None, (None, None))
 ROW = SHAPE.heads + 2 * SHAPE.kv_heads
 # Weights of a softmax in bfloat16, and its output: 2**-8 of values around 1 each, and their sums' own rounding.
