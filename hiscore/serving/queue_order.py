@@ -113,6 +113,7 @@ class QueueOrder(Generic[Request]):
             self._small_next = False
             # A small one leaves room for another in the smallest batch.
             if self._take_shortest(batch, 0, limit, share, at_most=self._least() // 2):
+                self._shortest_next = False  # two turns in a row would hold up the oldest
                 return
         if self._shortest_next and self._take_shortest(batch, 0, limit, share):
             self._shortest_next = False

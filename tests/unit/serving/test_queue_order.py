@@ -1,5 +1,7 @@
 """Whose turn it is: by example, and simulated under load (`tests/support/batch_simulator.py`)."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,21 +39,36 @@ def remember(order: QueueOrder[Call], *sizes: int) -> None:
         order.remove(call)
 
 
-def test_nothing_starves() -> None:
-    """However many short calls come, a long one goes on in every second batch; one that cannot be divided, too."""
-    for divisible in (True, False):
-        order: QueueOrder[Call] = QueueOrder(BUDGET)
-        long = Call(-1, 8_192, divisible)
-        for index in range(64):
-            order.add(Call(index, 128), 128, contended=True)
-        order.add(long, 8_192, contended=True)
-        batches = 0
-        while long.left:
-            for index in range(64):
-                order.add(Call(index, 128), 128, contended=True)
-            order.fill(Batch())
-            batches += 1
-        assert batches <= (16 if divisible else 3)
+@pytest.mark.parametrize("divisible", [True, False])
+@pytest.mark.parametrize("tokens", [8_192, BUDGET])
+def test_nothing_starves(divisible: bool, tokens: int) -> None:
+    """However many short and middling calls come, the oldest goes on in every second batch."""
+    order: QueueOrder[Call] = QueueOrder(BUDGET)
+    went_on = []
+    for index in range(60):
+        for short in range(64):
+            order.add(Call(short, 128), 128, contended=True)
+        order.add(Call(64, 1_024), 1_024, contended=True)
+        if index % 10 == 0:
+            order.add(Call(-1, tokens, divisible), tokens, contended=True)
+        oldest, batch = next(iter(order)), Batch()
+        order.fill(batch)
+        went_on.append(oldest in [call for call, _ in batch.taken])
+    assert all(one or next_one for one, next_one in pairwise(went_on))
+
+
+def test_after_one_that_fills_a_batch_the_others_have_one() -> None:
+    """The small ones, or those of middling size if there is no small one; never first these and then those."""
+    order: QueueOrder[Call] = QueueOrder(BUDGET)
+    remember(order, *64 * [128])
+    for size in (BUDGET, BUDGET, 128, 128, 1_024):
+        order.add(Call(size, size, divisible=False), size, contended=True)
+    batches = []
+    for _ in range(4):
+        batch = Batch()
+        order.fill(batch)
+        batches.append([call.index for call, _ in batch.taken])
+    assert batches == [[BUDGET], [128, 128], [BUDGET], [1_024]]
 
 
 def test_the_shortest_go_along_with_one_that_cannot_be_divided() -> None:
