@@ -11,10 +11,10 @@ from collections import deque
 
 FORGET = 1 / 64
 """Weight of the latest batch in what is remembered of all."""
-FIRST = 16
+WARM_UP_BATCHES = 16
 """Batches before predictions count."""
 ERRORS = 2.0
-"""How often the mean error of a prediction the next batch is early."""
+"""How many mean prediction errors early the next batch is launched."""
 WAKE_S = 2e-4
 """What a thread may take to wake up."""
 
@@ -59,7 +59,7 @@ class LaunchPace:
 
     def due(self) -> float:
         """When the next batch is to be launched, on the monotonic clock; 0: at once."""
-        if not self._running or self._seen < FIRST:
+        if not self._running or self._seen < WARM_UP_BATCHES:
             return 0.0
         end = max(self._last_end, self._running[0][1])
         end += sum(self.predict(cost) for cost, _ in self._running)

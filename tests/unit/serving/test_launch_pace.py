@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hiscore.serving.launch_pace import ERRORS, FIRST, WAKE_S, LaunchPace
+from hiscore.serving.launch_pace import ERRORS, WAKE_S, WARM_UP_BATCHES, LaunchPace
 
 LAUNCH = 0.0006
 COSTS = (300, 2_000, 8_000, 500)
@@ -55,7 +55,7 @@ def test_what_runs_behind_another_counts_from_its_end() -> None:
 
 
 def test_nothing_is_held_back_before_enough_is_known() -> None:
-    for batches in range(FIRST):
+    for batches in range(WARM_UP_BATCHES):
         pace = trained(line, batches=batches)
         pace.launched(8_000, 1000.0, 1000.0)
         assert pace.due() == 0.0
