@@ -134,8 +134,10 @@ class Batcher(Generic[Job]):
         if not self._waiting or self._in_flight >= self._limits.max_in_flight:
             return False
         if self._alarm and self._in_flight and self._waiting.expects_small():
-            self._alarm.set(due := self._pace.due())
-            return due <= time.monotonic()
+            due = self._pace.due()
+            if due > time.monotonic():
+                self._alarm.set(due)
+                return False
         return True
 
     def _launch_due(self) -> None:

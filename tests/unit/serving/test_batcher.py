@@ -462,3 +462,25 @@ def test_the_next_batch_is_formed_when_it_is_due(monkeypatch: pytest.MonkeyPatch
     device.finish_all()
     batcher.close()
     assert device.answers == {job: 10 * job for job in (1, 2, 3, 4)}
+
+
+@pytest.mark.parametrize(("due", "alarms"), [(0.0, []), (1.0, []), (FOREVER, [FOREVER])])
+def test_no_alarm_is_set_for_what_is_due(
+    monkeypatch: pytest.MonkeyPatch, due: float, alarms: list[float]
+) -> None:
+    """It would wake a thread that finds nothing to do."""
+    device = Device(async_launch=True)
+    batcher = device.batcher()
+    times: list[float] = []
+    monkeypatch.setattr(waiting.QueueOrder, "expects_small", lambda self: True)
+    monkeypatch.setattr(LaunchPace, "due", lambda self: due)
+    monkeypatch.setattr(batcher._alarm, "set", times.append)
+    submit(device, batcher, 1)
+    submit(device, batcher, 2)
+    assert sorted(set(times)) == alarms
+    assert device.launched == ([[1]] if alarms else [[1], [2]])
+    monkeypatch.undo()
+    device.finish_all()
+    assert device.wait(lambda: len(device.launched) == 2)
+    device.finish_all()
+    batcher.close()
