@@ -133,11 +133,10 @@ class Batcher(Generic[Job]):
     def _can_launch(self) -> bool:
         if not self._waiting or self._in_flight >= self._limits.max_in_flight:
             return False
-        if self._alarm and self._in_flight and self._waiting.expects_small():
-            due = self._pace.due()
-            if due > time.monotonic():
-                self._alarm.set(due)
-                return False
+        alarm = self._alarm if self._in_flight and self._waiting.expects_small() else None
+        if alarm and (due := self._pace.due()) > time.monotonic():
+            alarm.set(due)
+            return False
         return True
 
     def _launch_due(self) -> None:
@@ -149,13 +148,14 @@ class Batcher(Generic[Job]):
     def _try_launch(self, jobs: list[Job], cost: int) -> LaunchedBatch:
         begin = time.monotonic()
         try:
-            return self._model.launch(jobs)
+            batch = self._model.launch(jobs)
         except Exception as error:
             return FailedBatch(error)
         finally:
             self.totals.launch_seconds += time.monotonic() - begin
-            with self._changed:
-                self._pace.launched(cost, begin, time.monotonic())
+        with self._changed:
+            self._pace.launched(cost, begin, time.monotonic())
+        return batch
 
     def _next_batch(self) -> tuple[list[tuple[QueuedRequest[Job], Job]], int]:
         """Take the next batch, requests and their parts, and its cost; answer those late or cancelled."""
@@ -203,24 +203,23 @@ class Batcher(Generic[Job]):
 
     def _await(self, batch: LaunchedBatch, jobs: int) -> tuple[Sequence[Any], bool]:
         """Wait for a batch. Returns one answer per job, and whether it completed: else all are the same error."""
-        begin = time.monotonic()
+        begin, completed = time.monotonic(), False
         try:
             answers = batch.finish()
             if len(answers) != jobs:
                 raise ValueError(f"a batch of {jobs} jobs has {len(answers)} answers")
-            return answers, True
+            completed = True
         except Exception as error:
-            answer = to_request_error(error)
+            answers = [to_request_error(error)] * jobs
             try:
                 self._model.on_failure(error)
             except Exception:
                 log.exception("on_failure raised")
-            return [answer] * jobs, False
-        finally:
-            self.totals.device_seconds += time.monotonic() - begin
-            if not isinstance(batch, CompletedBatch):
-                with self._changed:
-                    self._pace.finished(time.monotonic())
+        self.totals.device_seconds += time.monotonic() - begin
+        if not isinstance(batch, CompletedBatch | FailedBatch):
+            with self._changed:
+                (self._pace.finished if completed else self._pace.forget)(time.monotonic())
+        return answers, completed
 
     def _add_part(self, request: QueuedRequest[Job], answer: Any) -> None:
         """Keep the answer of a request's next part; its last part or its first error answers the request."""

@@ -49,6 +49,11 @@ class LaunchPace:
         self._cost_squared += (cost * cost - self._cost_squared) * weight
         self._cost_seconds += (cost * seconds - self._cost_seconds) * weight
 
+    def forget(self, now: float) -> None:
+        """The oldest batch has failed: what it took says nothing about others."""
+        self._running.popleft()
+        self._last_end = now
+
     def predict(self, cost: float) -> float:
         """Seconds that a batch of this cost takes."""
         variance = self._cost_squared - self._cost**2

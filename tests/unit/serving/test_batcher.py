@@ -293,6 +293,37 @@ def test_a_batch_that_fails_affects_no_other(device: Device, unlucky: int, where
     assert device.counted == [[1], [19]]
 
 
+class Pace(LaunchPace):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def launched(self, cost: float, began: float, now: float) -> None:
+        self.told.append("launched")
+        super().launched(cost, began, now)
+
+    def finished(self, now: float) -> None:
+        self.told.append("finished")
+        super().finished(now)
+
+    def forget(self, now: float) -> None:
+        self.told.append("forgotten")
+        super().forget(now)
+
+
+def test_the_pace_learns_from_no_batch_that_fails(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what a launch takes, nor what a batch takes."""
+    monkeypatch.setattr("hiscore.serving.batcher.LaunchPace", Pace)
+    batcher = device.batcher(in_flight=1, max_cost=1)
+    for job in (13, 17, LOSES_ITS_ANSWER, 1):
+        submit(device, batcher, job)
+        assert wait_until(lambda job=job: device.finish_all() or job in device.answers)
+    batcher.close()
+    assert batcher._pace.told == [*2 * ["launched", "forgotten"], "launched", "finished"]
+
+
 def test_closing_runs_what_waits_and_refuses_what_arrives(device: Device) -> None:
     batcher = device.batcher(max_cost=1, in_flight=1)
     submit(device, batcher, 1, 2, 3)

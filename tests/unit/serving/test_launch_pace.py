@@ -54,6 +54,23 @@ def test_what_runs_behind_another_counts_from_its_end() -> None:
     assert pace.due() == 0.0, "nothing runs"
 
 
+def test_batches_that_failed_teach_nothing() -> None:
+    """What follows them counts from the end of the last. The control: counted as finished, they bend the line."""
+    pace, bent = trained(line), trained(line)
+    for failed in range(32):
+        for each in (pace, bent):
+            each.launched(8_000, 1000.0 + failed, 1000.0 + failed)
+        pace.forget(1000.0 + failed)
+        bent.finished(1000.0 + failed)
+    assert pace.predict(8_000) == trained(line).predict(8_000)
+    assert bent.predict(8_000) < 0.8 * line(8_000)
+    pace.launched(4_000, 1040.0, 1040.0)
+    before = pace.due()
+    pace.launched(500, 1040.5, 1040.5)
+    pace.forget(1041.0)
+    assert pace.due() == pytest.approx(before + 1.0 + pace.predict(500) - pace.predict(4_000))
+
+
 def test_nothing_is_held_back_before_enough_is_known() -> None:
     for batches in range(WARM_UP_BATCHES):
         pace = trained(line, batches=batches)
