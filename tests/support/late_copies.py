@@ -36,6 +36,12 @@ class LateCopies(ImmediateQueues):
         """Let the worker launch on these queues."""
         worker._queues = worker._copies.queues = worker._restores.queues = self
         worker._ops = worker._copies.ops = _LateOps(worker._ops, self)
+        restore_index = worker._model.restore_index
+
+        def late_index(slots: Tensor, host_pages: Tensor) -> None:
+            self.copy(lambda: restore_index(slots, host_pages))
+
+        worker._model.restore_index = late_index  # type: ignore[method-assign]
         return worker
 
     def copy(self, launch: Callable[[], None]) -> None:
@@ -48,8 +54,10 @@ class LateCopies(ImmediateQueues):
     @contextmanager
     def use(self, queue: Queue) -> Iterator[None]:
         self._queue = queue
-        yield
-        self._queue = Queue.COMPUTE
+        try:
+            yield
+        finally:
+            self._queue = Queue.COMPUTE
 
     def event(self) -> Event:
         return Event(next(self._numbers))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hiscore.decoding.worker.device_queues import Queue
+from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_client import serving
 from tests.support.decoding import build, prompt
 from tests.support.late_copies import LateCopies
@@ -81,3 +82,23 @@ def test_a_prefill_that_does_not_wait_for_its_prefix_is_seen(
     *_, right = found(of, selector, None)
     *_, wrong = found(of, selector, LateCopies(PATIENCE, deaf_to=Queue.RESTORE))
     assert not torch.equal(right, wrong)
+
+
+class LateIndex(LateCopies):
+    """Tokens are in staging at once, and only the keys that select among them come late."""
+
+    def install(self, worker: CacheWorker) -> CacheWorker:
+        at_once = worker._ops.restore_prompt
+        super().install(worker)
+        worker._ops.restore_prompt = at_once  # type: ignore[method-assign]
+        return worker
+
+
+@pytest.mark.parametrize("deaf_to", [None, Queue.RESTORE])
+def test_a_prefill_that_does_not_wait_for_the_index_is_seen(
+    path: Callable[[str], Path], deaf_to: Queue | None
+) -> None:
+    of = path(SETTINGS["dsa"][0])
+    *_, right = found(of, "dsa", None)
+    *_, late = found(of, "dsa", LateIndex(PATIENCE, deaf_to))
+    assert torch.equal(right, late) == (deaf_to is None)
