@@ -137,7 +137,8 @@ class Scheduler:
                 return
             spare = spare or self._room.spare()
             restored, needed = len(sequence.host_pages) > 0, self.blocks.needed_to_start(sequence)
-            # Resuming copies a whole sequence to the device: one in an iteration, or the running ones would stall.
+            # One resumes in an iteration: it is copied as a whole. Where ranks share the host pool, the running
+            # ones wait for that; elsewhere for what its admission copies on the device.
             wait = restored and bool(schedule.resumed)
             if sequence.status in barred:
                 wait = wait or not self._starving.may_borrow(sequence, self._steps, keepers, spare)
@@ -172,8 +173,9 @@ class Scheduler:
             sequence.restored = restored
             if restored:
                 schedule.resumed.append(sequence)
-            if self.queues.active and (restored or prefix is not None):
-                # What it goes on with would hold up the others until it is there.
+            is_copied = restored or prefix is not None
+            if is_copied and self.queues.active and self._cache_config.restores_beside_forwards:
+                # What reads the copy would make the others wait for it.
                 self.queues.move(sequence, Status.RESTORING)
             else:
                 self._go_on(sequence, schedule)

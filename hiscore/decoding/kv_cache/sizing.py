@@ -174,7 +174,7 @@ def _plan(
         dense=not shape.sparse_layers, whole_if_it_fits=settings.selector == "auto",
         host_setting="DEVICE_KV_BYTES" if fitting < on_host else "HOST_KV_BYTES",
         block_size=max(BLOCK, shape.page_size), prefix_cache=settings.prefix_cache,
-        prompts_in=shape.prompts_in, reserved_pages=reserved_pages,
+        prompts_in=shape.prompts_in, reserved_pages=reserved_pages, host_is_shared=ranks > 1,
     )  # fmt: skip
     return shape, cache_config
 

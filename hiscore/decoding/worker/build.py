@@ -15,7 +15,7 @@ from hiscore.decoding.models.gqa import GroupedModel
 from hiscore.decoding.models.mla import LatentModel
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
-from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues, Queue
+from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
 from hiscore.decoding.worker.interface import Worker
 from hiscore.decoding.worker.memory import memory_budget, plan_memory
 from hiscore.decoding.worker.model_sizes import forward_bytes, is_latent, read_shape, share_in
@@ -223,8 +223,7 @@ def build_worker(
     schedule = OffloadSchedule(
         settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.prompt_pages
     )
-    restore_on = Queue.COMPUTE if shape.host_share.ranks > 1 else Queue.RESTORE
-    return CacheWorker(model, runner, queues, schedule, cache_config, restore_on)
+    return CacheWorker(model, runner, queues, schedule, cache_config)
 
 
 def _make_runner(

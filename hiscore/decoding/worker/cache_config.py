@@ -33,6 +33,7 @@ class CacheConfig:
         prefix_cache: What sequences leave on the host is found by others that begin alike.
         prompts_in: Where prompts are prefilled.
         reserved_pages: Device pages that sequences must be able to leave to a prompt that borrows them.
+        host_is_shared: Ranks store host pages for each other, and exchange them between their forwards.
     """
 
     page_size: int
@@ -52,6 +53,15 @@ class CacheConfig:
     prefix_cache: bool = False
     prompts_in: PromptPool = "staging"
     reserved_pages: int = 0
+    host_is_shared: bool = False
+
+    @property
+    def restores_beside_forwards(self) -> bool:
+        """Whether sequences are copied from the host while the forwards of others run.
+
+        What stays in the dense layers is not copied at all.
+        """
+        return self.prompts_in != "dense" and not self.host_is_shared
 
     @property
     def prompt_pages(self) -> int:

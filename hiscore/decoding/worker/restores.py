@@ -27,7 +27,7 @@ class Restores:
         queue: Where they run.
     """
 
-    def __init__(self, queues: DeviceQueues, queue: Queue = Queue.RESTORE) -> None:
+    def __init__(self, queues: DeviceQueues, queue: Queue) -> None:
         self.queues, self._queue = queues, queue
         self._in_flight: dict[int, Event] = {}
 

@@ -47,7 +47,6 @@ class CacheWorker:
         queues: DeviceQueues,
         schedule: OffloadSchedule,
         cache_config: CacheConfig,
-        restore_on: Queue = Queue.RESTORE,
     ) -> None:
         self.cache_config = cache_config
         self._model, self._cache, self._runner, self._ops = model, model.cache, runner, runner.ops
@@ -56,7 +55,7 @@ class CacheWorker:
         self._sampler = TokenSampler(cache_config.max_sequences, self._device, runner.counts)
         self._full_attention = np.zeros(cache_config.max_sequences, bool)
         self._copies = HostCopies(queues, schedule, self._ops)
-        self._restores = Restores(queues, restore_on)
+        self._restores = Restores(queues, Queue.COMPUTE if cache_config.host_is_shared else Queue.RESTORE)
         # What was prefilled stays in the dense layers, by host page, as long as anybody can find it there.
         self._stays_on_device = cache_config.prompts_in == "dense"
         self._to_copy: dict[int, Prefix] = {}  # what was found and needs host pages of its own

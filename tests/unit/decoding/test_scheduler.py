@@ -274,6 +274,39 @@ def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> Non
     assert running[0].received == 60
 
 
+BESIDE = [({}, True), (KINDS[3], False), ({"host_is_shared": True}, False)]
+"""Of `CacheConfig`, and whether copies from the host run beside forwards."""
+
+
+@pytest.mark.parametrize(("kind", "beside"), BESIDE)
+def test_who_is_resumed_loses_an_iteration_only_to_a_copy_beside_forwards(
+    kind: dict[str, Any], beside: bool
+) -> None:
+    drive = Drive(replace(TINY, **kind), quantum=10)
+    first, *_ = fill(drive)
+    drive.add(sequence())
+    drive.until(first, Status.PREEMPTED)
+    while not (schedule := drive.go()).resumed:
+        assert first.status is Status.PREEMPTED
+    assert schedule.resumed == [first]
+    assert len(schedule.stepped) == 3
+    assert schedule.admitted == ([] if beside else [first])
+    assert drive.go().admitted == ([first] if beside else [])
+
+
+@pytest.mark.parametrize(("kind", "beside"), BESIDE)
+def test_who_begins_as_another_loses_an_iteration_only_to_a_copy_beside_forwards(
+    kind: dict[str, Any], beside: bool
+) -> None:
+    drive = Drive(replace(TINY, prefix_cache=True, **kind))
+    fill(drive, 1, prompt=40)
+    drive.go(2)
+    drive.add(later := sequence(prompt=40))
+    schedules = [drive.go() for _ in range(2)]
+    assert [each for each, _ in schedules[0].fetched] == [later]
+    assert [schedule.prefilling for schedule in schedules] == ([[], [later]] if beside else [[later], []])
+
+
 @pytest.mark.parametrize("preempt", [False, True])
 def test_who_starts_begins_its_turn_anew(preempt: bool) -> None:
     """If its counts were kept, it would bar all others as soon as it waits again, or be preempted at once."""

@@ -116,12 +116,14 @@ def test_ranks_that_share_the_host_pool_have_room_for_more(ranks: int) -> None:
     page = 8 * 576 * 2
     settings = CacheSettings(selector="dsa", max_context=32_768)
     memory = MemoryBudget(40_000 * page, 2**50, 64)
-    alone, _ = plan_cache(settings, model, memory, torch.bfloat16, 256)
+    alone, config = plan_cache(settings, model, memory, torch.bfloat16, 256)
     assert alone.host_pages == 40_000
+    assert not config.host_is_shared
     for rank in range(ranks):
         shared = replace(model, host_share=Shard(rank, ranks))
         shape, config = plan_cache(settings, shared, memory, torch.bfloat16, 256)
         assert shape.host_pages == config.host_pages == 40_000 * ranks
+        assert config.host_is_shared
         assert shape.bytes(torch.bfloat16)["host_kv"] == memory.host_bytes
         # One sequence needs a share on each rank, and no less.
         least = replace(memory, host_bytes=32_768 // ranks * page)

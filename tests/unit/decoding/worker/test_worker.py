@@ -123,11 +123,18 @@ class Recorder:
         return log
 
 
-def worker_on(device: Any, protocol: BackupProtocol = "ring", width: int = 2, page: int = 4) -> CacheWorker:
+def worker_on(
+    device: Any,
+    protocol: BackupProtocol = "ring",
+    width: int = 2,
+    page: int = 4,
+    host_is_shared: bool = False,
+) -> CacheWorker:
     sizes = dict.fromkeys(("lru_pages", "ring_pages", "host_pages", "device_pages"), 0)
     config = CacheConfig(
-        page_size=page, **sizes, staging_pages=8, max_sequences=4, prefill_token_budget=0, context_length=0
-    )
+        page_size=page, **sizes, staging_pages=8, max_sequences=4, prefill_token_budget=0, context_length=0,
+        host_is_shared=host_is_shared,
+    )  # fmt: skip
     return CacheWorker(device, device, device, OffloadSchedule(protocol, width, 4, 8), config)
 
 
@@ -163,6 +170,13 @@ def test_a_restore_runs_beside_forwards_and_what_reads_it_waits(monkeypatch: pyt
     assert worker.drained(1)
     worker.admit(Admission(1, 3, at(5), at(2), at(2), False, first_token=7))
     assert device.take() == [("use", "compute"), ("admit",), ("end",)]
+
+
+def test_where_ranks_share_the_host_pool_a_restore_is_between_forwards() -> None:
+    """They exchange what they read there, in the order of their COMPUTE queues."""
+    device = Recorder()
+    worker_on(device, host_is_shared=True).restore(1, 3, at(5), at(2))
+    assert [call for call in device.take() if call[0] == "use"] == [("use", "compute")]
 
 
 def test_a_prefix_whose_second_copy_fails_to_launch_is_drained_when_the_first_has_landed() -> None:
