@@ -33,7 +33,7 @@ class CacheConfig:
         prefix_cache: What sequences leave on the host is found by others that begin alike.
         prompts_in: Where prompts are prefilled.
         reserved_pages: Device pages that sequences must be able to leave to a prompt that borrows them.
-        host_is_shared: Ranks store host pages for each other, and exchange them between their forwards.
+        host_is_shared: Ranks store host pages for each other, and exchange them on their COMPUTE queues.
     """
 
     page_size: int

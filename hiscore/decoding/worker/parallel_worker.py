@@ -4,8 +4,9 @@ Latents have one head, which every rank has: all of them select the same pages a
 host each page is stored by one rank, and a rank that needs it gets it from there (`KVCache.read_host`).
 
 All ranks get the same calls in the same order, and sample from the same logits. So the tokens that each feeds to
-its next step are the same, and only the first rank reads them. What a rank offloads, and reads
-of the host, is its own; its own schedule orders that, whatever the other ranks' copies are doing.
+its next step are the same, and only the first rank reads them. Each rank copies to its own part of the host pool,
+in the order of its own schedule, whatever the other ranks' copies are doing. It reads heads there by itself.
+Latents all ranks read together: they exchange them on their COMPUTE queues, in one order.
 """
 
 import time
