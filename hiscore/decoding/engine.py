@@ -16,10 +16,10 @@ from typing import Any
 from hiscore.decoding.deadlines import Deadlines
 from hiscore.decoding.in_flight import InFlight
 from hiscore.decoding.inbox import Inbox
+from hiscore.decoding.launching import fail_each, launch
 from hiscore.decoding.masks import MaskThreads
 from hiscore.decoding.page_needs import check_fits, fill_max_tokens
 from hiscore.decoding.preemption import Patience
-from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.scheduler import Scheduler
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.stats import EngineStats, Tally
@@ -125,7 +125,7 @@ class DecodeEngine:
         busy = True
         while self._receive(poll=not busy):
             schedule = self._scheduler.schedule(self._worker.drained)
-            launched = self._launch(schedule)
+            launched = launch(self._worker, schedule, self._fail_only)
             self.times.leave_queue(schedule.prefilling)
             self._update_room()
             # The device is busy with this iteration: time to read the one before.
@@ -146,7 +146,7 @@ class DecodeEngine:
         for reply_to in cancelled:
             if (ending := self._live.get(id(reply_to))) is not None:
                 self._cancel(ending)
-        self._fail_each(self._masks.collect())
+        fail_each(self._masks.collect(), self._fail_only)
         for sequence, late in self._deadlines.expired(time.monotonic(), self._live):
             if sequence.status is Status.WAITING:
                 self._tally.count_rejection("late")
@@ -157,38 +157,6 @@ class DecodeEngine:
         if sequence.status is Status.WAITING:
             self._tally.count_rejection("cancelled")
         self._end(sequence, Output([], sequence.stop_checker.flush(), "cancelled", sequence.usage))
-
-    def _launch(self, schedule: Schedule) -> list[InFlight]:
-        worker = self._worker
-        launched: list[InFlight] = []
-        for release in schedule.releases:
-            worker.release(release.seq_index, release.host, release.device)
-        if schedule.decode_batch is not None:
-            with self._fail_only(schedule.stepped, launching=True):
-                if schedule.growths:
-                    worker.grow(schedule.growths)
-                step = worker.step(schedule.decode_batch)
-                launched.append(InFlight(step, schedule.stepped, schedule.stepped))
-                self._fail_each(launched[-1].failed)
-        for sequence in schedule.resumed:
-            with self._fail_only([sequence]):
-                worker.restore(
-                    sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages
-                )
-        for sequence, prefix in schedule.fetched:
-            with self._fail_only([sequence]):
-                worker.fetch(prefix)
-        if schedule.sampling is not None:
-            with self._fail_only(schedule.prefilling, launching=True):
-                prefill = worker.prefill(schedule.chunks, schedule.sampling)
-                prompt_tokens = sum(len(chunk.tokens) for chunk in schedule.chunks)
-                launched.append(InFlight(prefill, schedule.prefilling, schedule.completed, prompt_tokens))
-                self._fail_each(launched[-1].failed)
-        for sequence in schedule.admitted:
-            if not sequence.ended:
-                with self._fail_only([sequence]):
-                    worker.admit(sequence.admission())
-        return launched
 
     def _update_room(self) -> None:
         queues, blocks = self._scheduler.queues, self._scheduler.blocks
@@ -213,11 +181,6 @@ class DecodeEngine:
                         self._append(sequence, token, result.logprobs.get(row))
                         sent += 1
             self._tally.add(result, self._cache_config, sent, entry.prompt_tokens)
-
-    def _fail_each(self, failed: list[tuple[Sequence, Exception]]) -> None:
-        for sequence, error in failed:
-            with self._fail_only([sequence]):
-                raise error
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
         if token == NOT_FINITE:
