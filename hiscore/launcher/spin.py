@@ -43,8 +43,8 @@ def keep_awake(
 
 
 def has_work(boards: "Sequence[memoryview[float]]") -> bool:
-    """Whether an instance has something to do. Infinite are places that no instance has."""
-    return any(0.0 < load < math.inf for board in boards for load in board)
+    """Whether an instance has something to do; one that is full, infinitely much. Free places are negative."""
+    return any(load > 0.0 for board in boards for load in board)
 
 
 def _map(path: str) -> "memoryview[float]":

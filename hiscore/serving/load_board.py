@@ -15,6 +15,8 @@ from array import array
 from pathlib import Path
 
 MAX_INSTANCES = 64
+FREE = -1.0
+"""The load of a place that no instance has."""
 POLL_S = 0.002
 """How soon an instance that waits for its turn notices it. Meanwhile another takes the calls."""
 
@@ -42,7 +44,7 @@ class LoadBoard:
         """Say how much there is to do.
 
         Args:
-            load: In whatever unit the instances of the model agree on; infinite: no call could even wait.
+            load: In whatever unit the instances of the model agree on, at least 0; infinite: no call could wait.
         """
         self._loads[self._own] = load
 
@@ -61,19 +63,20 @@ class LoadBoard:
             time.sleep(POLL_S)
 
     def _least_of_others(self) -> float:
-        return min((load for place, load in enumerate(self._loads) if place != self._own), default=math.inf)
+        others = (load for place, load in enumerate(self._loads) if place != self._own and load != FREE)
+        return min(others, default=math.inf)
 
     def _join(self, path: Path) -> None:
-        """Map the board, and take the first free place: one that nobody has is infinite."""
+        """Map the board, and take the first free place."""
         with open(path, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not os.fstat(file.fileno()).st_size:
-                file.write(array("d", [math.inf] * MAX_INSTANCES).tobytes())
+                file.write(array("d", [FREE] * MAX_INSTANCES).tobytes())
                 file.flush()
             self._loads = memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
-            if math.inf not in self._loads:
+            if FREE not in self._loads:
                 raise ValueError(f"a model has at most {MAX_INSTANCES} instances")
-            self._own = list(self._loads).index(math.inf)
+            self._own = list(self._loads).index(FREE)
             self.publish(0.0)
             # The map has a descriptor of its own, which would keep the lock.
             fcntl.flock(file, fcntl.LOCK_UN)

@@ -4,12 +4,12 @@ import math
 import os
 import signal
 import time
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+from hiscore.launcher import spin
 from hiscore.launcher.spin import LOOK_S, has_work, keep_awake
 from hiscore.launcher.spinner import Spinner
 from hiscore.serving.load_board import LoadBoard
@@ -56,16 +56,22 @@ def test_controls_without_work_it_sleeps_and_without_an_end_of_the_time_it_never
     assert Time({0}, 30).run(spin_s=math.inf) == []
 
 
-def test_work_is_what_an_instance_has_to_do() -> None:
-    free = [math.inf] * 3
+def test_work_is_what_an_instance_has_to_do(tmp_path: Path) -> None:
+    """One whose queue is full has; a place that no instance has, has not."""
 
     def work(*loads: float) -> bool:
-        return has_work([memoryview(array("d", [*loads, *free])) for _ in range(2)])
+        directory = tmp_path / "-".join(map(str, loads))
+        directory.mkdir()
+        for model in ("decode", "scorer"):
+            for load in loads:
+                LoadBoard(directory, model, server=7).publish(load)
+        return has_work([spin._map(str(path)) for path in sorted(directory.iterdir())])
 
     assert not has_work([])
-    assert not work()
+    assert not work(0.0)
     assert not work(0.0, 0.0)
     assert work(0.0, 120.0)
+    assert work(0.0, math.inf)
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:

@@ -44,7 +44,7 @@ def test_there_is_room_elsewhere_until_all_are_full(tmp_path: Path) -> None:
     assert not first.is_next
     second.publish(math.inf)
     assert not first.others_have_room()
-    # All are next: whoever is called refuses.
+    # All are next, as places that no instance has do not count: whoever is called refuses.
     assert first.is_next
     assert second.is_next
 
