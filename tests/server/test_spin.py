@@ -1,5 +1,9 @@
 """A server whose cores are kept awake: the same answers, and nothing left of what keeps them awake."""
 
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +18,33 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
 def spinners() -> list[psutil.Process]:
-    """This process's children that keep cores awake, and theirs."""
+    """This process's children that keep cores awake, and theirs: one for each core."""
+
+    def find() -> list[psutil.Process]:
+        found = []
+        for child in alive(psutil.Process().children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                found += [child] * any(word.endswith("/launcher/spin.py") for word in child.cmdline())
+        return found
+
+    assert wait_until(lambda: len(find()) == len(os.sched_getaffinity(0)))
+    return find()
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended, whoever their parent is by now."""
     found = []
-    for child in psutil.Process().children(recursive=True):
-        command = child.cmdline() if child.status() != psutil.STATUS_ZOMBIE else []
-        found += [child] * any(word.endswith("/launcher/spin.py") for word in command)
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            found += [process] * (process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return found
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
 
 
 def scores(server: Server) -> np.ndarray:
@@ -33,13 +58,13 @@ def test_spinning_changes_no_answer_and_ends_with_the_server(tiny_llama: Path, t
     ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)
     settings = ServeSettings(model=str(tiny_llama), models="scorer", device="cpu", spin=20, **ports)
     with Server(settings, tmp_path / "log") as server:
-        awake = scores(server)
-        assert spinners()
+        awake, before = scores(server), spinners()
+        assert alive(before) == before
         server.kill()
-        assert not spinners()
+        assert wait_until(lambda: not alive(before))
         server.restart()
-        assert spinners()
-        for process in spinners():
+        after = spinners()
+        for process in after:
             process.suspend()
         np.testing.assert_array_equal(scores(server), awake)
-    assert not spinners()
+    assert wait_until(lambda: not alive(after))
