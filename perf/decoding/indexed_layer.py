@@ -4,7 +4,7 @@ usage: python -m perf.decoding.indexed_layer --out DIR [--geometry deepseek-v3.2
            [--streams 1,5] [--rounds 5]
 
 Prefill alone, in less than a minute on a GPU: --prompts 4096,16384 --streams 0 --rounds 3. With --whole rows
-attend to all tokens: with latents absorbed, and with keys and values expanded where that takes less.
+attend to all tokens: with latents absorbed, and with keys and values expanded.
 
 Weights are random, with a real model's widths. A prompt runs through all layers in chunks, without the last
 one's MLP and the head; its time is divided by their number. So is a step's, which has both. Arms take turns.
@@ -17,12 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -33,7 +31,6 @@ if not torch.cuda.is_available():
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.models.mla import CUDA_ELEMENTS
 from hiscore.decoding.worker.build import prefill_token_budget
-from hiscore.models.deepseek import expanded
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
@@ -56,7 +53,7 @@ class Prefill:
     full: bool = False
     """To everything, as under SELECTOR=dense."""
     expands: bool = True
-    """Whether keys and values are expanded where that takes less; else latents are absorbed throughout."""
+    """Whether keys and values are expanded; else latents are absorbed."""
 
 
 PREFILLS = {
@@ -80,17 +77,14 @@ def prefill_s(decoder: DsaDecoder, staged: StagedLatents, length: int, chunk: in
         staged: Of `length` slots at least.
         length: Tokens.
         chunk: Tokens of a forward at most.
-        arm: What rows attend to, and how.
+        arm: What rows attend to.
     """
     where = decoder.device
     ids = torch.randint(decoder.architecture.vocab_size, (length,), device=where).int()
     slots, positions = torch.arange(length, device=where), torch.arange(length, device=where).int()
     _synchronize()
     started = time.perf_counter()
-    with (
-        torch.inference_mode(),
-        nullcontext() if arm.expands else mock.patch.object(expanded, "pays", _never),
-    ):
+    with torch.inference_mode():
         for begin in range(0, length, chunk):
             end = min(begin + chunk, length)
             staged.plan([Segment(slots[:end], end - begin, arm.full)])
@@ -105,11 +99,6 @@ def loaded(checkpoint: Path, context: int, fp8_indexer: bool) -> DsaDecoder:
     return DsaDecoder(checkpoint, device(), dtype(), context, fp8_indexer)
 
 
-def _never(*_: Any) -> bool:
-    """In place of `expanded.pays`."""
-    return False
-
-
 def prefills(
     checkpoint: Path, context: int, length: int, chunk: int, rounds: int, kinds: Mapping[str, Prefill]
 ) -> dict[str, ArmResult]:
@@ -119,7 +108,9 @@ def prefills(
         decoder = loaded(checkpoint, context, arm.numbers == "fp8")
         a = decoder.architecture
         if arm.how == "kernels":
-            staged: StagedLatents = KernelLatents(a, length, device(), dtype(), max_elements=SCORE_ELEMENTS)
+            staged: StagedLatents = KernelLatents(
+                a, length, device(), dtype(), max_elements=SCORE_ELEMENTS, expands=arm.expands
+            )
         else:
             elements = CUDA_ELEMENTS if device().type == "cuda" else MAX_ELEMENTS
             staged = StagedLatents(a, length, device(), dtype(), max_elements=elements)

@@ -101,7 +101,8 @@ def wide(dtype: torch.dtype, slots: int, fp8: bool = False) -> list[StagedLatent
     sizes = replace(WIDE, indexer=replace(WIDE.indexer, fp8=fp8))
     found = []
     for kind in (StagedLatents, KernelLatents):
-        found.append(kind(sizes, slots, torch.device("cuda"), dtype, max_elements=2**26))
+        # Rows that attend to all tokens do so by lists, too.
+        found.append(kind(sizes, slots, torch.device("cuda"), dtype, max_elements=2**26, expands=False))
         found[-1].pool[0, :, 0, 0], found[-1].index_keys[0] = pool, keys
     return found
 
@@ -180,7 +181,7 @@ def test_a_prefill_by_kernels_takes_no_more_than_planned() -> None:
     assert peak < rows * WIDE.indexer.top_k * WIDE.row_dim
 
 
-def whole_rows(kind: type[StagedLatents], dtype: torch.dtype, parts: list[Segment], scale: float) -> Tensor:
+def full_rows(kind: type[StagedLatents], dtype: torch.dtype, parts: list[Segment], scale: float) -> Tensor:
     """Rows that attend to everything before them, with keys and values expanded."""
     torch.manual_seed(0)
     latents = kind(
@@ -192,9 +193,9 @@ def whole_rows(kind: type[StagedLatents], dtype: torch.dtype, parts: list[Segmen
         none, none, none, none,
         random(128, 128, 512, dtype=dtype) * 512**-0.5, random(128, 512, 128, dtype=dtype) * 512**-0.5, none,
     )  # fmt: skip
-    nope, turned = random(rows, 128, 192, dtype=dtype).split([128, 64], dim=2)
+    nope, rotated = random(rows, 128, 192, dtype=dtype).split([128, 64], dim=2)
     latents.plan(parts)
-    out = latents.attend_whole(0, w, Projected(none, nope, turned, none))
+    out = latents.attend_full(0, w, Projected(none, nope, rotated, none))
     assert out is not None
     return out.float()
 
@@ -212,15 +213,53 @@ def test_whole_sequences_by_a_kernel_equal_plain_torch_at_real_widths(dtype: tor
         Segment(slots[1_009:], 700, full=True),
     ]
     scale = WIDE.attention_scale
-    expected = whole_rows(StagedLatents, dtype, parts, scale)
-    found = whole_rows(KernelLatents, dtype, parts, scale)
+    expected = full_rows(StagedLatents, dtype, parts, scale)
+    found = full_rows(KernelLatents, dtype, parts, scale)
     # bfloat16: weights and output with 8 bits each. float32: 192 products and 7,991 values in another order.
     bound = 2**-7 if dtype == torch.bfloat16 else 1e-4
     largest = float(expected.abs().max())
     torch.testing.assert_close(found, expected, atol=bound * largest, rtol=0)
     # The control: another scale, that of a cache row.
-    other = whole_rows(KernelLatents, dtype, parts, WIDE.row_dim**-0.5)
+    other = full_rows(KernelLatents, dtype, parts, WIDE.row_dim**-0.5)
     assert float((other - expected).abs().max()) > 4 * bound * largest
+
+
+@torch.inference_mode()
+def test_expanded_rows_have_the_same_bits_wherever_they_are_cut() -> None:
+    """At real widths, alone and beside another prompt, of a sequence whose later rows select."""
+    from hiscore.models.deepseek.latent_cache_triton import KernelLatents
+
+    torch.manual_seed(0)
+    dtype, none, seen = torch.bfloat16, torch.empty(0), WIDE.indexer.top_k
+    latents = KernelLatents(WIDE, 4_000, torch.device("cuda"), dtype, max_elements=2**26)
+    latents.pool[0, :, 0, 0] = random(4_000, WIDE.row_dim, dtype=dtype)
+    up, down = (random(128, *shape, dtype=dtype) * 512**-0.5 for shape in ((128, 512), (512, 128)))
+    w = MlaWeights(none, none, none, none, up, down, none)
+    nope, rotated = random(3_000, 128, 192, dtype=dtype).split([128, 64], dim=2)
+    slots = torch.randperm(4_000, device="cuda")
+
+    def rows(begin: int, end: int, company: int = 0) -> Tensor:
+        other = [Segment(slots[3_000 : 3_000 + company], company)] if company else []
+        latents.plan([*other, Segment(slots[:end], end - begin)])
+        both = [torch.cat((part[:company], part[begin:end])) for part in (nope, rotated)]
+        new = Projected(both[0], both[0], both[1], both[0])
+        out = latents.attend_full(0, w, new)
+        assert out is not None
+        return out[company : company + min(end, seen) - begin]
+
+    whole = rows(0, 3_000)
+    assert len(whole) == seen
+    for begin, end, company in (
+        (0, 300, 0),
+        (960, 1_000, 0),
+        (0, 1_024, 700),
+        (2_047, 2_048, 0),
+        (2_000, 2_100, 9),
+    ):
+        assert torch.equal(rows(begin, end, company), whole[begin : min(end, seen)])
+    # The control: the first token shows in the last row.
+    latents.pool[0, slots[0], 0, 0] += 10
+    assert not torch.equal(rows(2_047, 2_048), whole[-1:])
 
 
 @torch.inference_mode()
@@ -231,13 +270,13 @@ def test_a_prefill_of_whole_sequences_takes_no_more_than_planned() -> None:
     latents = KernelLatents(WIDE, length, torch.device("cuda"), torch.bfloat16, max_elements=SCORE_ELEMENTS)
     none = torch.empty(0)
     up, down = (random(128, *shape, dtype=torch.bfloat16) for shape in ((128, 512), (512, 128)))
-    nope, turned = random(rows, 128, 192, dtype=torch.bfloat16).split([128, 64], dim=2)
+    nope, rotated = random(rows, 128, 192, dtype=torch.bfloat16).split([128, 64], dim=2)
     latents.plan([Segment(torch.arange(length, device="cuda"), rows, full=True)])
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     w = MlaWeights(none, none, none, none, up, down, none)
-    assert latents.attend_whole(0, w, Projected(none, nope, turned, none)) is not None
-    peak = torch.cuda.max_memory_allocated() - before + nope.nbytes + turned.nbytes
+    assert latents.attend_full(0, w, Projected(none, nope, rotated, none)) is not None
+    peak = torch.cuda.max_memory_allocated() - before + nope.nbytes + rotated.nbytes
     assert peak <= kernel_prefill_bytes(WIDE, rows, WIDE.indexer.top_k, 2)
     # The control: all heads' keys and values at once would not fit.
     assert peak < length * 128 * 256 * 2

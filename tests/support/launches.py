@@ -178,11 +178,11 @@ def indexed_prefill(dtype: torch.dtype, fp8: bool) -> None:
         return
     # Where no row selects.
     latents.plan([Segment(torch.arange(32), 32)])
-    nope, turned = torch.zeros(32, 128, 128, dtype=dtype), torch.zeros(32, 128, 64, dtype=dtype)
+    nope, rotated = torch.zeros(32, 128, 128, dtype=dtype), torch.zeros(32, 128, 64, dtype=dtype)
     w = SimpleNamespace(
         to_latent=torch.zeros(128, 128, 512, dtype=dtype), from_latent=torch.zeros(128, 512, 128, dtype=dtype)
     )
-    out = latents.attend_whole(0, cast(MlaWeights, w), Projected(nope, nope, turned, nope))
+    out = latents.attend_full(0, cast(MlaWeights, w), Projected(nope, nope, rotated, nope))
     assert out is not None
 
 

@@ -102,6 +102,8 @@ class LatentStep:
     Layers that share a selection each bring it to their own buffer.
     """
 
+    selecting: Tensor | None = None
+
     def __init__(self, cache: KVCache, ops: CacheOps, batch: StepBatch, everything: bool = False) -> None:
         """Find the new tokens' slots. The first row of the batch is not padding; everything: see `DecodeModel`."""
         self._cache, self._ops, self._batch = cache, ops, batch
@@ -143,5 +145,5 @@ class LatentStep:
         chosen = self._ops.select_pages(layer, self._scores, self._batch)
         return self._ops.attend(layer, q, chosen.lists, self._batch)
 
-    def attend_whole(self, layer: int, w: MlaWeights, new: Projected) -> None:
+    def attend_full(self, layer: int, w: MlaWeights, new: Projected) -> None:
         """None: a step has one row of each sequence, for which nothing is expanded."""

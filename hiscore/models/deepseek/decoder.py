@@ -125,11 +125,14 @@ class DsaDecoder:
         new = mla.project(layer.attention, a, h, cos, sin)
         w, indexer = layer.attention, layer.indexer
         cache.keep(index, new.row, None if indexer is None else index_key(indexer, a.indexer, h, cos, sin))
-        values = cache.attend_whole(index, w, new)
-        if values is not None:
-            return values
+        full, rows = cache.attend_full(index, w, new), cache.selecting
+        if rows is not None:
+            if full is not None and not len(rows):
+                return full
+            h, cos, sin, new = h[rows], cos[rows], sin[rows], new.of(rows)
         selects = None if indexer is None else index_query(indexer, a.indexer, h, new.q_low, cos, sin)
-        return mla.values(w, cache.attend(index, mla.absorbed(w, new), selects))
+        values = mla.values(w, cache.attend(index, mla.absorbed(w, new), selects))
+        return values if full is None or rows is None else full.index_copy_(0, rows, values)
 
     def _after_attention(self, layer: DsaLayerWeights, x: Tensor, attended: Tensor, step: bool) -> Tensor:
         x = x + self._group.sum(mla.output(layer.attention, attended))

@@ -1,8 +1,9 @@
 """Latent attention with keys and values expanded for each head, where rows attend to all tokens before them.
 
 Absorbed, a pair of a row and a token costs row_dim + latent_rank multiplications a head, in DeepSeek-V3.2 1,088;
-expanded it costs nope_dim + rope_dim + value_dim, 320. Expanding a token costs as much as absorbing a row. So it
-pays where rows are many beside the tokens before them, and no row selects.
+expanded it costs nope_dim + rope_dim + value_dim, 320. Expanding a token costs as much as absorbing a row. That is
+too much for few rows behind many tokens, but they are expanded all the same: what is cheaper depends on where a
+prompt is cut, and a row's bits must not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,14 @@ from hiscore.models.deepseek.mla import Projected
 from hiscore.models.deepseek.weights import MlaWeights
 from hiscore.numerics import at_least_float32
 
+ROWS = 64
+"""Of a tile in plain torch. Tiles begin at its multiples in a sequence, wherever a forward's rows begin."""
 GROUP_TOKENS = 2**16
 """Tokens whose latents are gathered at once, if one sequence has no more."""
 
 
 @dataclass(frozen=True)
-class WholeRows:
+class FullRows:
     """New rows of one sequence, its last ones, which attend to all tokens up to themselves."""
 
     rows: slice
@@ -52,18 +55,9 @@ class Expanded:
     """[K, heads, value_dim]"""
 
 
-def pays(a: DsaArchitecture, sequences: Sequence[WholeRows]) -> bool:
-    """Whether a forward of these rows takes fewer multiplications with keys and values expanded."""
-    of_token = a.latent_rank * (a.nope_dim + a.value_dim)
-    of_pair = a.row_dim + a.latent_rank - (a.nope_dim + a.rope_dim + a.value_dim)
-    tokens = sum(each.length - each.count for each in sequences)
-    pairs = sum(each.count * (2 * each.length - each.count + 1) // 2 for each in sequences)
-    return tokens * of_token < pairs * of_pair
-
-
-def groups(sequences: Sequence[WholeRows]) -> Iterator[list[WholeRows]]:
+def groups(sequences: Sequence[FullRows]) -> Iterator[list[FullRows]]:
     """Sequences that are computed at once: of no more than `GROUP_TOKENS`, or a single one."""
-    group: list[WholeRows] = []
+    group: list[FullRows] = []
     for each in sequences:
         if group and sum(other.length for other in group) + each.length > GROUP_TOKENS:
             yield group
@@ -91,10 +85,11 @@ def heads_at_once(a: DsaArchitecture, tokens: int, max_elements: int) -> Iterato
 
 
 def attend(
-    new: Projected, seen: Expanded, sequences: Sequence[WholeRows], heads: slice, scale: float, max_elements: int,
-    out: Tensor,
-) -> None:  # fmt: skip
+    new: Projected, seen: Expanded, sequences: Sequence[FullRows], heads: slice, scale: float, out: Tensor
+) -> None:
     """Attend in PyTorch, in float32 at least.
+
+    The shapes of a row's products and sums depend on its position alone: tiles are filled up with zeros.
 
     Args:
         new: Of the forward's rows.
@@ -102,22 +97,32 @@ def attend(
         sequences: In their order.
         heads: Those that `seen` is of.
         scale: Of q k^T.
-        max_elements: Of the logits that exist at once.
         out: [T, heads, value_dim], of all heads; written for these.
     """
     wide, begin = at_least_float32(out.dtype), 0
     for each in sequences:
-        at = slice(begin, begin + each.length)
-        keys, values = (part[at].transpose(0, 1).to(wide) for part in (seen.keys, seen.values))
-        tails, before = seen.tails[at].to(wide), each.length - each.count
-        tokens = torch.arange(each.length, device=out.device)
-        step = max(1, max_elements // (each.length * keys.shape[0]))
-        for first in range(0, each.count, step):
-            last = min(first + step, each.count)
-            rows = slice(each.rows.start + first, each.rows.start + last)
-            nope, turned = (part[rows, heads].transpose(0, 1).to(wide) for part in (new.nope, new.turned))
-            logits = (nope @ keys.transpose(1, 2) + turned @ tails.T) * scale
-            unseen = tokens > tokens[before + first : before + last, None]
+        at, missing = slice(begin, begin + each.length), -each.length % ROWS
+        keys, values = (
+            _filled(part[at].transpose(0, 1).to(wide), missing) for part in (seen.keys, seen.values)
+        )
+        tails, before = _filled(seen.tails[at].to(wide), missing), each.length - each.count
+        tokens = torch.arange(each.length + missing, device=out.device)
+        for first in range(before - before % ROWS, each.length, ROWS):
+            start, last = max(first, before), min(first + ROWS, each.length)
+            rows = slice(each.rows.start + start - before, each.rows.start + last - before)
+            nope, rotated = (
+                _filled(part[rows, heads].transpose(0, 1).to(wide), first + ROWS - last, start - first)
+                for part in (new.nope, new.rotated)
+            )
+            end = first + ROWS
+            logits = (nope @ keys[:, :end].transpose(1, 2) + rotated @ tails[:end].T) * scale
+            unseen = tokens[:end] > tokens[first:end, None]
             weights = logits.masked_fill_(unseen, float("-inf")).softmax(dim=-1)
-            out[rows, heads] = (weights @ values).transpose(0, 1).to(out.dtype)
+            attended = (weights @ values[:, :end])[:, start - first : last - first]
+            out[rows, heads] = attended.transpose(0, 1).to(out.dtype)
         begin += each.length
+
+
+def _filled(x: Tensor, after: int, before: int = 0) -> Tensor:
+    """With so many rows of zeros before and after those there are, in the dimension before the last."""
+    return torch.nn.functional.pad(x, (0, 0, before, after))

@@ -104,5 +104,5 @@ def select_positions(scores: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, T
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotate the first dimensions and leave the rest. (In attention's heads the last ones are rotated.)"""
-    turned, rest = x.split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
-    return torch.cat((rotate(turned, cos, sin, interleaved), rest), dim=-1)
+    rotated, rest = x.split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
+    return torch.cat((rotate(rotated, cos, sin, interleaved), rest), dim=-1)

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hiscore.device import upload
 from hiscore.models.deepseek import expanded
 from hiscore.models.deepseek.config import DsaArchitecture
-from hiscore.models.deepseek.expanded import Expanded, WholeRows
+from hiscore.models.deepseek.expanded import Expanded, FullRows
 from hiscore.models.deepseek.fp8_keys import stored_key
 from hiscore.models.deepseek.indexer import IndexQuery, index_scores, select_positions
 from hiscore.models.deepseek.mla import Projected, attend_latents
@@ -40,25 +42,30 @@ class LatentCache(Protocol):
 
         Args:
             layer: Index among all layers.
-            q: [T, heads, row_dim].
+            q: [S, heads, row_dim], of the rows that `attend_full` leaves.
             index: Selects the rows; None: those of the last layer with an indexer.
 
         Returns:
-            [T, heads, latent_rank].
+            [S, heads, latent_rank].
         """
         ...
 
-    def attend_whole(self, layer: int, w: MlaWeights, new: Projected) -> Tensor | None:
-        """Attend to all tokens, if no row selects and it costs less with keys and values expanded.
+    def attend_full(self, layer: int, w: MlaWeights, new: Projected) -> Tensor | None:
+        """Attend to all tokens, for the rows that do, with keys and values expanded.
 
         Args:
             layer: Index among all layers.
             w: Of the layer.
-            new: Queries of the rows, which have been kept.
+            new: Queries of all rows, which have been kept.
 
         Returns:
-            [T, heads, value_dim]; None: the rows are to `attend`.
+            [T, heads, value_dim], where the rows in `selecting` are not written; None: all are to `attend`.
         """
+        ...
+
+    @property
+    def selecting(self) -> Tensor | None:
+        """int64 [S]: the rows that are to `attend`, ascending; None: all of them."""
         ...
 
 
@@ -96,6 +103,7 @@ class StagedLatents:
         dtype: torch.dtype,
         top_k: int | None = None,
         max_elements: int = MAX_ELEMENTS,
+        expands: bool = True,
     ) -> None:
         """Allocate a pool.
 
@@ -106,8 +114,9 @@ class StagedLatents:
             dtype: Of the pool.
             top_k: Tokens selected for a row; None: as many as the checkpoint says.
             max_elements: Of one temporary tensor.
+            expands: False: rows that attend to all tokens do so by `attend` as well, to compare both ways.
         """
-        self._a, self._device, self._max_elements = a, device, max_elements
+        self._a, self._device, self._max_elements, self._expands = a, device, max_elements, expands
         self._top_k = a.indexer.top_k if top_k is None else top_k
         self.pool = torch.empty((a.layers, slots, 1, 1, a.row_dim), dtype=dtype, device=device)
         """[layers, slots, 1, 1, row_dim]"""
@@ -120,28 +129,47 @@ class StagedLatents:
         self._pieces: list[_Piece] = []
         self._new_slots = torch.empty(0, dtype=torch.int64, device=device)
         self._selected: list[Tensor | None] = []
-        self._whole: list[WholeRows] = []
+        self._full: list[FullRows] = []
+        self.selecting: Tensor | None = None
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """Set where the rows of the next forward are."""
         new = [segment.slots[len(segment.slots) - segment.rows :] for segment in segments]
         self._new_slots = torch.cat([self._new_slots[:0], *new])
-        self._whole = self._whole_rows(segments)
-        if not self._whole:
-            self._divide(segments)
+        selects = self._split(segments)
+        if selects:
+            self._divide(selects)
 
-    def _whole_rows(self, segments: Sequence[Segment]) -> list[WholeRows]:
-        """The rows of the forward, if all attend to whole sequences and `expanded` pays; else none."""
-        if not all(segment.full or len(segment.slots) <= self._top_k for segment in segments):
-            return []
-        found, first = [], 0
+    def _split(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Set which rows attend to all tokens.
+
+        That depends on a row's position alone, so that neither neighbours, nor where a prompt is cut, nor what of
+        it was cached changes a bit.
+
+        Returns:
+            The other rows.
+        """
+        self._full, self.selecting = [], None
+        if not self._expands:
+            return list(segments)
+        selects, selecting, first = [], [], 0
         for segment in segments:
-            found.append(WholeRows(slice(first, first + segment.rows), segment.slots))
-            first += segment.rows
-        return found if expanded.pays(self._a, found) else []
+            length = len(segment.slots)
+            before = length - segment.rows
+            seen = length if segment.full else min(length, self._top_k)
+            middle, end = first + max(0, seen - before), first + segment.rows
+            if middle > first:
+                self._full.append(FullRows(slice(first, middle), segment.slots[:seen]))
+            if end > middle:
+                selects.append(Segment(segment.slots, end - middle))
+                selecting.append(np.arange(middle, end))
+            first = end
+        if self._full:
+            self.selecting = upload(np.concatenate([np.empty(0, np.int64), *selecting]), self._device)
+        return selects
 
     def _divide(self, segments: Sequence[Segment]) -> None:
-        """Cut the forward's rows into parts that are computed at once."""
+        """Cut rows into parts that are computed at once."""
         self._pieces, first = [], 0
         for segment in segments:
             self._cut(segment, first)
@@ -186,12 +214,12 @@ class StagedLatents:
             )
         return out
 
-    def attend_whole(self, layer: int, w: MlaWeights, new: Projected) -> Tensor | None:
-        if not self._whole:
+    def attend_full(self, layer: int, w: MlaWeights, new: Projected) -> Tensor | None:
+        if not self._full:
             return None
         a, pool = self._a, self.pool[layer, :, 0, 0]
         out = new.nope.new_empty((len(new.nope), a.heads, a.value_dim))
-        for group in expanded.groups(self._whole):
+        for group in expanded.groups(self._full):
             rows = pool[torch.cat([each.slots for each in group])]
             for heads in expanded.heads_at_once(a, len(rows), self._expanded_elements):
                 self._attend_expanded(new, expanded.expand(w, a, rows, heads), group, heads, out)
@@ -199,14 +227,14 @@ class StagedLatents:
 
     @property
     def _expanded_elements(self) -> int:
-        """Numbers of keys and values that are expanded at once, beside which logits exist twice in float32."""
+        """Numbers of keys and values that are expanded at once, beside which logits of fewer exist in float32."""
         return self._max_elements // 4
 
     def _attend_expanded(
-        self, new: Projected, seen: Expanded, group: Sequence[WholeRows], heads: slice, out: Tensor
+        self, new: Projected, seen: Expanded, group: Sequence[FullRows], heads: slice, out: Tensor
     ) -> None:
         """Write what some heads attend to; see `expanded.attend`."""
-        expanded.attend(new, seen, group, heads, self._a.attention_scale, self._max_elements // 2, out)
+        expanded.attend(new, seen, group, heads, self._a.attention_scale, out)
 
     def _select(self, piece: _Piece, index: IndexQuery, keys: Tensor) -> Tensor | None:
         """Positions int32 [rows, top_k], or None where every row sees all its tokens."""

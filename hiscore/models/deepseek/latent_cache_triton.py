@@ -8,13 +8,13 @@ import triton
 from torch import Tensor
 
 from hiscore.device import upload
-from hiscore.kernels import indexer_prefill, listed_attention, whole_attention
+from hiscore.kernels import full_attention, indexer_prefill, listed_attention
 from hiscore.models.deepseek import fp8_keys
-from hiscore.models.deepseek.expanded import Expanded, WholeRows
+from hiscore.models.deepseek.expanded import Expanded, FullRows
 from hiscore.models.deepseek.indexer import IndexQuery
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from hiscore.models.deepseek.mla import Projected
-from hiscore.models.deepseek.prefill_tiles import NewRows, plan_prefill, plan_whole
+from hiscore.models.deepseek.prefill_tiles import NewRows, plan_full, plan_prefill
 
 SELECT_BLOCK, SELECT_WARPS = 1024, 8
 
@@ -43,7 +43,8 @@ class _Pass:
 class KernelLatents(StagedLatents):
     """`StagedLatents` whose rows attend to lists of pool slots. Needs rows of float32 or bfloat16.
 
-    A row that selects has a list of its own; any other row's list is its sequence's slots, up to itself.
+    A row that selects has a list of its own. If nothing is expanded, any other row's list is its sequence's slots,
+    up to itself.
     """
 
     def _divide(self, segments: Sequence[Segment]) -> None:
@@ -87,16 +88,15 @@ class KernelLatents(StagedLatents):
         return 4 * self._max_elements // self.pool.dtype.itemsize
 
     def _attend_expanded(
-        self, new: Projected, seen: Expanded, group: Sequence[WholeRows], heads: slice, out: Tensor
+        self, new: Projected, seen: Expanded, group: Sequence[FullRows], heads: slice, out: Tensor
     ) -> None:
-        a, launch = self._a, whole_launch(out.dtype)
-        tiles = upload(
-            plan_whole([NewRows(each.count, each.length, True) for each in group], launch.m), out.device
-        )
-        q, turned, out = (part[group[0].rows.start :, heads] for part in (new.nope, new.turned, out))
-        whole_attention.attend_whole[(len(tiles), heads.stop - heads.start)](
-            q, turned, seen.keys, seen.tails, seen.values, tiles, out, a.attention_scale,
-            *q.stride()[:2], *turned.stride()[:2], *seen.keys.stride()[:2], seen.tails.stride(0),
+        a, launch = self._a, full_launch(out.dtype)
+        rows = [NewRows(each.count, each.length, True) for each in group]
+        tiles = upload(plan_full(rows, [each.rows.start for each in group], launch.m), out.device)
+        q, rotated, out = (part[:, heads] for part in (new.nope, new.rotated, out))
+        full_attention.attend_full[(len(tiles), heads.stop - heads.start)](
+            q, rotated, seen.keys, seen.tails, seen.values, tiles, out, a.attention_scale,
+            *q.stride()[:2], *rotated.stride()[:2], *seen.keys.stride()[:2], seen.tails.stride(0),
             *seen.values.stride()[:2], *out.stride()[:2],
             KEY=a.nope_dim, TAIL=a.rope_dim, VALUE=a.value_dim,
             PADDED_KEY=_padded(a.nope_dim), PADDED_TAIL=_padded(a.rope_dim), PADDED_VALUE=_padded(a.value_dim),
@@ -136,7 +136,7 @@ def attention_launch(dtype: torch.dtype) -> Launch:
     return Launch(m=64, n=32, warps=8, stages=2)
 
 
-def whole_launch(dtype: torch.dtype) -> Launch:
+def full_launch(dtype: torch.dtype) -> Launch:
     """Block sizes of attention to whole sequences."""
     if dtype == torch.float32:
         return Launch(m=16, n=16, warps=4, stages=1)

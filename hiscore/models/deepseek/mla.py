@@ -24,10 +24,14 @@ class Projected:
     """[T, q_rank]: the low-rank query, which the indexer reads too."""
     nope: Tensor
     """[T, heads, nope_dim]: the part of the queries that is not rotated."""
-    turned: Tensor
+    rotated: Tensor
     """[T, heads, rope_dim]: the rotated part."""
     row: Tensor
     """[T, row_dim], for the cache."""
+
+    def of(self, rows: Tensor) -> "Projected":
+        """Those of some rows, int64 [S]."""
+        return Projected(self.q_low[rows], self.nope[rows], self.rotated[rows], self.row[rows])
 
 
 def project(w: MlaWeights, a: DsaArchitecture, h: Tensor, cos: Tensor, sin: Tensor) -> Projected:
@@ -43,14 +47,14 @@ def project(w: MlaWeights, a: DsaArchitecture, h: Tensor, cos: Tensor, sin: Tens
     q_low = rms_norm(q_low, w.q_norm, LATENT_EPS)
     latent = rms_norm(latent, w.latent_norm, LATENT_EPS)
     row = torch.cat((latent, rotate(shared_key, cos, sin, interleaved=True)), dim=1)
-    nope, turned = w.q_up(q_low).unflatten(1, (a.heads, -1)).split([a.nope_dim, a.rope_dim], dim=2)
-    return Projected(q_low, nope, rotate(turned, cos[:, None], sin[:, None], interleaved=True), row)
+    nope, rotated = w.q_up(q_low).unflatten(1, (a.heads, -1)).split([a.nope_dim, a.rope_dim], dim=2)
+    return Projected(q_low, nope, rotate(rotated, cos[:, None], sin[:, None], interleaved=True), row)
 
 
 def absorbed(w: MlaWeights, new: Projected) -> Tensor:
     """Queries in the latents' space, [T, heads, row_dim]."""
     to_latents = (new.nope.transpose(0, 1) @ w.to_latent).transpose(0, 1)
-    return torch.cat((to_latents, new.turned), dim=2)
+    return torch.cat((to_latents, new.rotated), dim=2)
 
 
 def values(w: MlaWeights, attended: Tensor) -> Tensor:

@@ -100,23 +100,24 @@ def plan_prefill(sequences: list[NewRows], top_k: int, max_scores: int) -> Prefi
     )
 
 
-def plan_whole(sequences: list[NewRows], rows: int) -> Int32:
+def plan_full(sequences: list[NewRows], begins: list[int], rows: int) -> Int32:
     """Tiles of rows that attend to all earlier tokens, those with most tokens first.
 
     Args:
         sequences: Their rows, in order.
+        begins: Where each one's rows begin in the forward.
         rows: Of a tile at most.
 
     Returns:
-        int32 [tiles, 4], see `kernels.whole_attention.attend_whole`.
+        int32 [tiles, 4], see `kernels.full_attention.attend_full`.
     """
     tiles: list[list[int]] = []
-    row = token = 0
-    for each in sequences:
+    token = 0
+    for each, row in zip(sequences, begins, strict=True):
         before = each.length - each.rows
         for at in range(0, each.rows, rows):
             tiles.append([row + at, min(rows, each.rows - at), before + at, token])
-        row, token = row + each.rows, token + each.length
+        token += each.length
     return np.array(sorted(tiles, key=lambda tile: -tile[2]), dtype=np.int32)
 
 

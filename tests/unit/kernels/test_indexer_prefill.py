@@ -73,7 +73,8 @@ def in_fp8(a: DsaArchitecture, rows: Rows) -> tuple[DsaArchitecture, Rows]:
 
 
 def staged(kind: type[StagedLatents], a: DsaArchitecture, rows: Rows, **options: int) -> StagedLatents:
-    made = kind(a, SLOTS, WHERE, rows.q.dtype, **options)
+    # Rows that attend to all tokens do so by lists, too.
+    made = kind(a, SLOTS, WHERE, rows.q.dtype, expands=False, **options)
     # What no sequence has must never be read.
     made.pool.fill_(float("nan"))
     made.index_keys.fill_(float("nan") if made.index_keys.is_floating_point() else 255)

@@ -1,4 +1,4 @@
-"""Attention with keys and values expanded against transformers, which always expands, and where it is worth it."""
+"""Attention with keys and values expanded against transformers, which always expands."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,23 +9,16 @@ import torch
 from torch import Tensor
 
 from hiscore.models.deepseek import expanded
-from hiscore.models.deepseek.config import DsaArchitecture, read_architecture
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.deepseek.expanded import WholeRows
+from hiscore.models.deepseek.expanded import FullRows
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
-from hiscore.models.deepseek.prefill_tiles import NewRows, plan_whole
+from hiscore.models.deepseek.prefill_tiles import NewRows, plan_full
 from tests.support import tiny_dsa
 
 CPU = torch.device("cpu")
 LENGTHS, SLOTS = (45, 9, 30), 100
 # As in test_decoder: float64 but for norms and rope tables, and what float32 may come to.
 BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4}
-
-
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With widths as small as these it pays for prompts that begin only."""
-    monkeypatch.setattr(expanded, "pays", lambda a, sequences: True)
 
 
 @pytest.fixture(scope="module", params=["deepseek", "glm-shared"])
@@ -58,7 +51,8 @@ def logits(decoder: DsaDecoder, max_elements: int = MAX_ELEMENTS, ends: tuple[fl
         until = [int(share * length) for length in LENGTHS]
         parts = list(zip(prompts(), slots, begins, until, strict=True))
         staged.plan([Segment(each[:end], end - begin) for _, each, begin, end in parts])
-        assert staged._whole
+        assert staged.selecting is not None
+        assert torch.equal(staged.selecting, torch.empty(0, dtype=torch.int64))
         ids = torch.cat([ids[begin:end] for ids, _, begin, end in parts]).int()
         positions = torch.cat([torch.arange(begin, end) for *_, begin, end in parts]).int()
         hidden = decoder.tail(*decoder.body(ids, positions, staged)) @ decoder.weights.head.T
@@ -70,7 +64,6 @@ def logits(decoder: DsaDecoder, max_elements: int = MAX_ELEMENTS, ends: tuple[fl
     return torch.cat([torch.cat(rows) for rows in found])
 
 
-@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("ends", [(1.0,), (0.4, 1.0)])
 def test_every_token_matches_transformers(
@@ -117,31 +110,13 @@ def test_temporaries_are_bounded_and_change_nothing(
     torch.testing.assert_close(logits(decoder, max_elements=100), whole, atol=1e-12, rtol=0)
 
 
-@pytest.fixture
-def wide(checkpoint: Path) -> DsaArchitecture:
-    """DeepSeek-V3.2's widths."""
-    a, _ = read_architecture(checkpoint)
-    return replace(a, latent_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
-
-
-def rows(*of_each: tuple[int, int]) -> list[WholeRows]:
+def rows(*of_each: tuple[int, int]) -> list[FullRows]:
     """Length and new rows of each sequence."""
     found, first = [], 0
     for length, new in of_each:
-        found.append(WholeRows(slice(first, first + new), torch.arange(length)))
+        found.append(FullRows(slice(first, first + new), torch.arange(length)))
         first += new
     return found
-
-
-def test_it_pays_for_many_rows_beside_the_tokens_before_them(wide: DsaArchitecture) -> None:
-    """By hand: 512 x 256 for a token that is expanded, 1,088 - 320 less for a pair: 170.7 rows, if it has many."""
-    assert expanded.pays(wide, rows((2_048, 2_048)))
-    assert expanded.pays(wide, rows((1, 1)))
-    assert expanded.pays(wide, rows((100_000, 172)))
-    assert not expanded.pays(wide, rows((100_000, 170)))
-    # What one sequence gains another may lose.
-    assert expanded.pays(wide, rows((2_048, 2_048), (2_000, 1)))
-    assert not expanded.pays(wide, rows((200, 100), (30_000, 1)))
 
 
 def test_sequences_are_computed_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,5 +127,7 @@ def test_sequences_are_computed_in_groups(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tiles_hold_every_row_once_the_longest_first() -> None:
-    tiles = plan_whole([NewRows(20, 50, True), NewRows(16, 16, True), NewRows(1, 9, True)], 16)
-    assert tiles.tolist() == [[16, 4, 46, 0], [0, 16, 30, 0], [36, 1, 8, 66], [20, 16, 0, 50]]
+    sequences = [NewRows(20, 50, True), NewRows(16, 16, True), NewRows(1, 9, True)]
+    # Between the last two, rows of the forward that select.
+    tiles = plan_full(sequences, [0, 20, 40], 16)
+    assert tiles.tolist() == [[16, 4, 46, 0], [0, 16, 30, 0], [40, 1, 8, 66], [20, 16, 0, 50]]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
-from hiscore.models.deepseek import expanded
 from hiscore.models.deepseek.config import DsaArchitecture, read_architecture
 from hiscore.models.deepseek.latent_cache import Segment, StagedLatents
 from hiscore.models.deepseek.latent_cache_triton import KernelLatents
@@ -33,12 +32,6 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> DsaArchitecture:
     return read_architecture(checkpoint)[0]
 
 
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With widths as small as these it pays for prompts that begin only."""
-    monkeypatch.setattr(expanded, "pays", lambda a, sequences: True)
-
-
 def random(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(WHERE, dtype)
 
@@ -57,8 +50,8 @@ def queries(a: DsaArchitecture, dtype: torch.dtype) -> Projected:
     rows = sum(new for _, new in SEQUENCES)
     # Views, as the projection's parts are.
     both = random(rows, a.heads, a.nope_dim + a.rope_dim, seed=3, dtype=dtype)
-    nope, turned = both.split([a.nope_dim, a.rope_dim], dim=2)
-    return Projected(both, nope, turned, both)
+    nope, rotated = both.split([a.nope_dim, a.rope_dim], dim=2)
+    return Projected(both, nope, rotated, both)
 
 
 def slots() -> list[Tensor]:
@@ -78,12 +71,11 @@ def attended(
     held = torch.cat(slots())
     latents.pool[0, held, 0, 0] = random(len(held), a.row_dim, seed=5, dtype=dtype)
     latents.plan([Segment(each, new) for each, (_, new) in zip(slots(), SEQUENCES, strict=True)])
-    out = latents.attend_whole(0, weights(a, dtype), queries(a, dtype))
+    out = latents.attend_full(0, weights(a, dtype), queries(a, dtype))
     assert out is not None
     return out.cpu().float()
 
 
-@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float16, 5e-3)])
 def test_rows_attend_as_in_plain_torch(sizes: DsaArchitecture, dtype: torch.dtype, near: float) -> None:
     """float16 for 16 bits: Triton's interpreter multiplies the bits of bfloat16 as integers."""
@@ -97,12 +89,38 @@ def test_rows_attend_as_in_plain_torch(sizes: DsaArchitecture, dtype: torch.dtyp
     assert (attended(KernelLatents, wrong, dtype) - expected).abs().max() > 1e-2
 
 
-@pytest.mark.usefixtures("always")
 def test_heads_may_be_computed_one_at_a_time(sizes: DsaArchitecture) -> None:
     whole = attended(KernelLatents, sizes)
     parts = attended(KernelLatents, sizes, max_elements=1)
     # Products of other widths, which expand, may add in another order; as above.
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_neither_cuts_nor_neighbours_change_a_bit(sizes: DsaArchitecture) -> None:
+    a, where = sizes, torch.randperm(SLOTS, generator=torch.Generator().manual_seed(6)).to(WHERE)
+    latents = KernelLatents(a, SLOTS, WHERE, torch.float32)
+    latents.pool[0, :, 0, 0] = random(SLOTS, a.row_dim, seed=5, dtype=torch.float32)
+    nope, rotated = random(70, a.heads, a.nope_dim + a.rope_dim, seed=3, dtype=torch.float32).split(
+        [a.nope_dim, a.rope_dim], dim=2
+    )
+
+    def rows(begin: int, end: int, company: int = 0) -> Tensor:
+        """Of a sequence of 70 tokens, of which 64 attend to all before them, behind rows of another one."""
+        other = [Segment(where[70 : 70 + 2 * company], company)] if company else []
+        latents.plan([*other, Segment(where[:end], end - begin)])
+        both = [torch.cat((part[:company], part[begin:end])) for part in (nope, rotated)]
+        new = Projected(both[0], both[0], both[1], both[0])
+        out = latents.attend_full(0, weights(a, torch.float32), new)
+        assert out is not None
+        return out[company : company + min(end, 64) - begin]
+
+    whole = rows(0, 70)
+    for begin, end, company in ((0, 40, 0), (0, 40, 20), (33, 64, 0), (63, 70, 5)):
+        assert torch.equal(rows(begin, end, company), whole[begin : min(end, 64)])
+    # The control: what a row sees shows, to the last token.
+    latents.pool[0, where[0], 0, 0] += 0.01
+    assert not torch.equal(rows(63, 70), whole[63:64])
 
 
 @torch.inference_mode()
@@ -118,10 +136,10 @@ def test_a_whole_decoder_prefills_by_kernels(tmp_path: Path) -> None:
         order = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(2))[:45].to(WHERE)
         for begin, end in ((0, tiny_dsa.TOP_K), (tiny_dsa.TOP_K, 45)):
             latents.plan([Segment(order[:end], end - begin)])
-            chosen.append(bool(latents._whole))
+            chosen.append(latents.selecting is None)
             positions = torch.arange(begin, end).int().to(WHERE)
             parts.append(decoder.tail(*decoder.body(ids[begin:end].to(WHERE), positions, latents)).cpu())
         found.append(torch.cat(parts))
-    assert chosen == [True, False] * 2
+    assert chosen == [False, True] * 2
     # As between any two float32 implementations here; a wrong row among those seen is 1e-3.
     torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=0)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 
 @triton.jit
-def attend_whole(
+def attend_full(
     q, tails_of_q, keys, tails, values, tiles, out, scale,
     q_stride, q_head_stride, tail_q_stride, tail_q_head_stride, key_stride, key_head_stride, tail_stride,
     value_stride, value_head_stride, out_stride, out_head_stride,
