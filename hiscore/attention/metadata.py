@@ -29,6 +29,8 @@ class Group:
     """The rows of this forward that hold the rest of the context, in order."""
     own_slots: Int64 = field(default_factory=lambda: NO_SLOTS)
     """[M]: the pool slots of the segment's own beginning. Then `context_rows` is empty."""
+    window_slots: Int64 = field(default_factory=lambda: NO_SLOTS)
+    """[N]: as `context_slots`, in layers that keep a window only: what is before it is not there any more."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ A long segment is then cut into pieces, with the earlier pieces in the context o
 attention in bounded memory.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,10 +41,10 @@ class _Batch:
 class _Segments:
     """The segments of a group, which share a context."""
 
-    def __init__(self, group: Group, edges: Int64, heads: int) -> None:
-        """edges: of all segments of the forward."""
+    def __init__(self, group: Group, context_slots: Int64, edges: Int64, heads: int) -> None:
+        """context_slots: of the group; edges: of all segments of the forward."""
         self.rows = slice(group.first_row, group.last_row)
-        self.slots = torch.from_numpy(np.concatenate((group.context_slots, group.own_slots)))
+        self.slots = torch.from_numpy(np.concatenate((context_slots, group.own_slots)))
         self.context_rows = group.context_rows
         inside = slice(*np.searchsorted(edges, (group.first_row, group.last_row)))
         self.starts, self.lengths = edges[inside], np.diff(edges[inside.start : inside.stop + 1])
@@ -83,14 +84,21 @@ class _Segments:
 class TorchAttention:
     """`Attention` on the CPU."""
 
-    def __init__(self, shape: AttentionShape) -> None:
-        self._shape = shape
+    def __init__(self, shape: AttentionShape, windowed: Container[int] = ()) -> None:
+        """windowed: layers that keep a window only."""
+        self._shape, self._windowed = shape, windowed
         self._groups: list[_Segments] = []
+        self._in_windows: list[_Segments] = []
 
     def plan(self, forward: Forward) -> None:
         """Prepare for the layers of a forward."""
         edges = forward.cu_seqlens.astype(np.int64)
-        self._groups = [_Segments(group, edges, self._shape.heads) for group in forward.groups]
+        heads = self._shape.heads
+        self._groups = [_Segments(group, group.context_slots, edges, heads) for group in forward.groups]
+        if self._windowed:
+            self._in_windows = [
+                _Segments(group, group.window_slots, edges, heads) for group in forward.groups
+            ]
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         shape = self._shape
@@ -100,7 +108,7 @@ class TorchAttention:
             .split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
         )
         out = torch.empty(q.shape, dtype=qkv.dtype)
-        for group in self._groups:
+        for group in self._in_windows if layer in self._windowed else self._groups:
             window = shape.windows[layer]
             if shape.soft_cap is None and (window is None or window >= group.longest):
                 self._attend_whole(group, layer, q, k, v, pool, out)

@@ -1,5 +1,6 @@
 """Packed attention on CUDA, by the kernel of `hiscore.kernels.packed_attention`."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 import torch
@@ -58,13 +59,22 @@ class TileInputs:
     """[2]: all tiles, and those that hold a scored row, which come first."""
     context_slots: Tensor
     """[N]"""
+    window_slots: Tensor | None = None
+    """[N]: instead of these in layers that keep a window only, if there are any."""
 
 
 class TritonAttention:
     """`Attention` over `inputs`, which its owner sets before each forward."""
 
-    def __init__(self, shape: AttentionShape, dtype: torch.dtype, multiprocessors: int) -> None:
-        self._shape = shape
+    def __init__(
+        self,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        multiprocessors: int,
+        windowed: Container[int] = (),
+    ) -> None:
+        """Choose a launch. windowed: layers that keep a window only."""
+        self._shape, self._windowed = shape, windowed
         self._launch = choose_launch(shape.head_dim, shape.heads // shape.kv_heads, dtype)
         self._programs = self._launch.programs * multiprocessors
         # Triton's default for float32 would be TF32, with 10 bits of mantissa.
@@ -82,9 +92,10 @@ class TritonAttention:
         out = torch.empty((len(qkv), shape.heads * shape.head_dim), dtype=qkv.dtype, device=qkv.device)
         # Only scored rows of the last layer are read.
         count = inputs.tile_count[1:] if layer == len(shape.windows) - 1 else inputs.tile_count
+        slots = inputs.window_slots if layer in self._windowed else inputs.context_slots
         packed_attention[(self._programs,)](
             qkv, pool, out, inputs.positions, inputs.segment_starts, inputs.tiles, count,
-            inputs.context_slots, qkv if sinks is None else sinks[layer],
+            slots, qkv if sinks is None else sinks[layer],
             shape.scale, shape.soft_cap or 0.0, pool.stride(0),
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim,
             PADDED_DIM=max(16, triton.next_power_of_2(shape.head_dim)),

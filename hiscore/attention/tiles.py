@@ -65,6 +65,11 @@ def cut_into_tiles(forward: Forward, rows_per_tile: int) -> Tiles:
     )
 
 
+def window_slots(forward: Forward) -> Int32:
+    """As `Tiles.context_slots`, in layers that keep a window only: int32 [N]."""
+    return np.concatenate([group.window_slots for group in forward.groups]).astype(np.int32)
+
+
 def max_tiles(rows: int, groups: int, rows_per_tile: int) -> int:
     """An upper bound on the tiles of `rows` rows in `groups` groups."""
     return rows // rows_per_tile + groups

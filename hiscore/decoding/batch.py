@@ -39,7 +39,7 @@ def make_prefill_chunk(sequence: Sequence, tokens: int) -> PrefillChunk:
     host_pages = sequence.host_pages if params.max_tokens > 1 else NO_PAGES
     return PrefillChunk(
         sequence.seq_index, sequence.call.prompt[start:end], start, sequence.staging_pages, host_pages, last,
-        full_attention=not params.sparse,
+        full_attention=not params.sparse, window_pages=sequence.window_pages,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from hiscore.decoding.page_needs import (
     kept_pages_of,
     pages_needed,
 )
+from hiscore.decoding.preemption import has_window
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, Found
 from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.spilling import spilled_order
@@ -49,6 +50,7 @@ class BlockManager:
         self.host = HostPool(cache_config.host_pages // cache_config.block_pages)
         self.device = BlockPool(cache_config.device_pages)
         self.staging = BlockPool(cache_config.staging_pages)
+        self.window = BlockPool(cache_config.window_pages)
         self._lender = self.device if cache_config.prompts_in == "buffers" else self.staging
         self._holders: set[Sequence] = set()
         self._cache_config = cache_config
@@ -58,7 +60,7 @@ class BlockManager:
         needed: PagesNeeded,
         spare: PagesNeeded = NOTHING,
         without: Iterable[Sequence] = (),
-        given_up: int = 0,
+        given_up: PagesNeeded = NOTHING,
     ) -> bool:
         """Whether all that is needed is free.
 
@@ -66,9 +68,9 @@ class BlockManager:
             needed: For a sequence that starts.
             spare: What must be left.
             without: Count what is free once these are preempted.
-            given_up: And so many blocks of the host.
+            given_up: And once others have given up this; see `freed_by`.
         """
-        indices, device, host = self.seq_indices.num_free, self.device.num_free, self.host.num_free + given_up
+        indices, device, host = self.seq_indices.num_free, self.device.num_free, self.host.num_free
         preempted = list(without)
         for each in preempted:
             indices, device = indices + (each.seq_index >= 0), device + len(each.device_pages)
@@ -77,7 +79,8 @@ class BlockManager:
             lent, lendable = lent + needed.device + spare.device, device
         return (
             indices > 0
-            and needed.host + spare.host <= host
+            and needed.host + spare.host <= host + given_up.host
+            and needed.window + spare.window <= self.window.num_free + given_up.window
             and needed.device + spare.device <= device
             and lent <= lendable
             # The last, for it takes longest: it is asked of all that wait, at every step.
@@ -96,6 +99,15 @@ class BlockManager:
             replace(needed, device=0, staging=staging), replace(spare, device=0)
         )
 
+    def to_give_up(self, needed: PagesNeeded) -> int:
+        """Host blocks that another sequence must give up for what is needed; 0: enough are free.
+
+        All that it has, if pages of windows are lacking: without some of these it could not go on.
+        """
+        if needed.window > self.window.num_free:
+            return self.host.size
+        return max(0, needed.host - self.host.num_free)
+
     def allocate(
         self, sequence: Sequence, needed: PagesNeeded, found: Found = NOTHING_FOUND
     ) -> Prefix | None:
@@ -112,6 +124,7 @@ class BlockManager:
         self.host.hold(sequence.borrowed_blocks)
         self._add_blocks(sequence, np.concatenate((blocks, new[copies:])))
         sequence.device_pages = self.device.allocate(needed.device)
+        self._add_window_pages(sequence, needed.window)
         sequence.borrowed_pages = self._lender.allocate(needed.staging)
         sequence.staging_pages = self._staging_of(sequence)
         self._holders.add(sequence)
@@ -130,7 +143,8 @@ class BlockManager:
             held = len(sequence.host_pages) * config.page_size - 1
             tokens = max(sequence.length, held, len(sequence.call.prompt) + sequence.replayed - 1)
             needed = pages_needed(sequence.call, tokens, config, sequence.whole, sequence.length)
-            return replace(needed, host=needed.host - len(self.blocks_of(sequence)))
+            missing = needed.host - len(self.blocks_of(sequence))
+            return replace(needed, host=missing, window=needed.window - len(sequence.window_pages))
         # One that starts over soon has what it had: with less it would only be preempted again.
         prompt = len(sequence.call.prompt)
         tokens = prompt + max(0, sequence.replayed - 1)
@@ -155,15 +169,17 @@ class BlockManager:
         before = sequence.device_pages
         self._add_blocks(sequence, self.host.allocate(missing.host))
         new = self.device.allocate(missing.device)
+        self._add_window_pages(sequence, missing.window)
+        windows = sequence.window_pages
         sequence.device_pages = np.concatenate((before, new))
         host = sequence.host_pages
         if config.dense or len(before) < start or len(sequence.device_pages) == len(host):
-            return Growth(sequence.seq_index, start, host[start:], new)
+            return Growth(sequence.seq_index, start, host[start:], new, window_pages=windows)
         sequence.device_pages, spilled = spilled_order(
             start, sequence.device_pages, config.lru_pages, config.ring_pages
         )
         return Growth(
-            sequence.seq_index, start, host[start:], sequence.device_pages, spilled, host[:spilled]
+            sequence.seq_index, start, host[start:], sequence.device_pages, spilled, host[:spilled], windows
         )  # fmt: skip
 
     def free_staging(self, sequence: Sequence) -> None:
@@ -175,8 +191,8 @@ class BlockManager:
     def left_of(self, sequence: Sequence, given_up: int) -> int:
         """How many of its first host blocks a sequence keeps when it gives up others.
 
-        Its last ones go first. What is left has all of its prompt, or it is nothing: part of a prompt could not be
-        resumed.
+        Its last ones go first. What is left has all of its prompt and the window before its end, or it is nothing:
+        part of a prompt could not be resumed.
 
         Args:
             sequence: One that holds any.
@@ -187,11 +203,14 @@ class BlockManager:
         if given_up > 0:
             freed = np.cumsum(self.host.held_once(blocks)[::-1])
             left = max(0, left - int(np.searchsorted(freed, given_up)) - 1)
-        return left if left * self._cache_config.block_tokens >= len(sequence.call.prompt) else 0
+        tokens = left * self._cache_config.block_tokens
+        resumable = tokens >= len(sequence.call.prompt) and has_window(sequence, tokens, self._cache_config)
+        return left if resumable else 0
 
-    def freed_by(self, sequence: Sequence, left: int) -> int:
-        """Blocks of the host that are free once a sequence has no more than its first ones."""
-        return int(self.host.held_once(self.blocks_of(sequence)[left:]).sum())
+    def freed_by(self, sequence: Sequence, left: int) -> PagesNeeded:
+        """Blocks of the host, and pages of windows, that are free once a sequence has only its first blocks."""
+        blocks = int(self.host.held_once(self.blocks_of(sequence)[left:]).sum())
+        return PagesNeeded(blocks, 0, 0, window=len(self._window_pages_behind(sequence, left)))
 
     def free(self, sequence: Sequence, left: int = 0) -> Release:
         """Free everything that a sequence holds, except its first blocks on the host if it is only preempted."""
@@ -199,6 +218,9 @@ class BlockManager:
         release = Release(sequence.seq_index, self._pages_of(lost), sequence.device_pages)
         self.free_staging(sequence)
         self.device.free(release.device)
+        lost_windows = self._window_pages_behind(sequence, left)
+        self.window.free(lost_windows)
+        sequence.window_pages = sequence.window_pages[: len(sequence.window_pages) - len(lost_windows)]
         if sequence.seq_index >= 0:
             self.seq_indices.free(np.array([sequence.seq_index], np.int32))
         self._holders.discard(sequence)
@@ -217,7 +239,8 @@ class BlockManager:
         pages = min(len(sequence.host_pages) + config.block_pages, config.max_pages)
         device = device_pages_of(pages, sequence.call, config, sequence.whole)
         kept = kept_pages_of(device, sequence.call, config) - self._kept_by(sequence)
-        return PagesNeeded(1, device - len(sequence.device_pages), 0, kept)
+        window = min(pages, config.window_ring) - len(sequence.window_pages)
+        return PagesNeeded(1, device - len(sequence.device_pages), 0, kept, window)
 
     def _kept_by(self, sequence: Sequence) -> int:
         return kept_pages_of(len(sequence.device_pages), sequence.call, self._cache_config)
@@ -234,6 +257,13 @@ class BlockManager:
     def _add_blocks(self, sequence: Sequence, blocks: Int32) -> None:
         pages = np.concatenate((sequence.host_pages, self._pages_of(blocks)))
         sequence.host_pages = pages[: self._cache_config.max_pages]
+
+    def _add_window_pages(self, sequence: Sequence, count: int) -> None:
+        sequence.window_pages = np.concatenate((sequence.window_pages, self.window.allocate(count)))
+
+    def _window_pages_behind(self, sequence: Sequence, left: int) -> Int32:
+        """The window pages that a sequence does not need with its first blocks alone."""
+        return sequence.window_pages[left * self._cache_config.block_pages :]
 
     def _pages_of(self, blocks: Int32) -> Int32:
         pages = self._cache_config.block_pages

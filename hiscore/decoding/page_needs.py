@@ -16,12 +16,14 @@ class PagesNeeded:
         device: Pages.
         staging: Pages to prefill into beside these: of a pool of their own, or of the device's.
         kept: Of `device`, what it holds even when it is spilled.
+        window: Pages in windowed layers.
     """
 
     host: int
     device: int
     staging: int
     kept: int = 0
+    window: int = 0
 
     def __add__(self, other: "PagesNeeded") -> "PagesNeeded":
         return PagesNeeded(
@@ -29,6 +31,7 @@ class PagesNeeded:
             self.device + other.device,
             self.staging + other.staging,
             self.kept + other.kept,
+            self.window + other.window,
         )
 
 
@@ -46,7 +49,13 @@ def pages_needed(
     pages = min(blocks * cache_config.block_pages, cache_config.max_pages)
     device = device_pages_of(pages, call, cache_config, whole)
     staging = staging_pages_of(tokens if staged is None else staged, device == pages, cache_config)
-    return PagesNeeded(blocks, device, staging, kept_pages_of(device, call, cache_config))
+    return PagesNeeded(
+        blocks,
+        device,
+        staging,
+        kept_pages_of(device, call, cache_config),
+        min(pages, cache_config.window_ring),
+    )
 
 
 def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig, whole: bool = False) -> int:

@@ -22,11 +22,10 @@ class Room:
         """Give a running sequence room for its next token; preempt the newest if there is none."""
         missing = self._blocks.missing(sequence)
         while missing is not NOTHING:
-            lacks_host = missing.host > self._blocks.host.num_free
-            if not lacks_host and missing.device <= self._blocks.device.num_free:
+            given_up = self._blocks.to_give_up(missing)
+            if not given_up and missing.device <= self._blocks.device.num_free:
                 schedule.growths.append(self._blocks.grow(sequence, missing))
                 break
-            given_up = missing.host - self._blocks.host.num_free if lacks_host else 0
             if not self._take(sequence, given_up, schedule):
                 return False
         return True

@@ -157,7 +157,7 @@ class Scheduler:
                 passed_over.append(sequence)
                 if sequence.times_overtaken >= MAX_OVERTAKEN:
                     # Preempted sequences hold host pages: they must be able to go on.
-                    lacks_host = needed.host > self.blocks.host.num_free
+                    lacks_host = self.blocks.to_give_up(needed) > 0
                     barred |= {Status.WAITING} if lacks_host else {Status.WAITING, Status.PREEMPTED}
                     keepers.append(sequence)
                 continue

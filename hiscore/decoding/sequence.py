@@ -101,6 +101,8 @@ class Sequence:
         staging_pages: int32 [n]: what its prompt is prefilled into.
         borrowed_pages: int32 [n]: pages that it has only for that.
         borrowed_blocks: int32 [n]: host blocks of others that it copies from, and holds until then.
+        window_pages: int32 [n]: its pages in windowed layers, which it keeps as long as any on the host.
+        furthest: Its length before it went back, at most: what the ring of these may hold.
         prefilled: Prompt tokens launched.
         sampled: Tokens sampled by launches, including those still in flight.
         read: Of these, those that have been read.
@@ -137,6 +139,8 @@ class Sequence:
     staging_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     borrowed_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     borrowed_blocks: Int32 = field(default_factory=lambda: NO_PAGES)
+    window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
+    furthest: int = 0
 
     prefilled: int = 0
     sampled: int = 0
@@ -217,6 +221,7 @@ class Sequence:
             return
         self.steps_run -= 2 * self.steps_beyond(tokens)
         self.replayed = len(self.output_ids)
+        self.furthest = max(self.furthest, self.length) if tokens else 0
         if not tokens:
             self.prefilled = self.sampled = self.read = 0
         else:
@@ -241,4 +246,5 @@ class Sequence:
             self.staging_pages,
             full_attention=self.whole or not self.call.params.sparse,
             first_token=self.output_ids[min(self.sampled, self.received) - 1] if self.restored else None,
+            window_pages=self.window_pages,
         )

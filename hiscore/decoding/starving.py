@@ -1,7 +1,7 @@
 """Room for sequences that have waited longer than their patience; see `hiscore.decoding.preemption`."""
 
 from hiscore.decoding.block_manager import BlockManager
-from hiscore.decoding.page_needs import PagesNeeded
+from hiscore.decoding.page_needs import NOTHING, PagesNeeded
 from hiscore.decoding.preemption import Patience, can_spare
 from hiscore.decoding.queues import Queues
 from hiscore.decoding.room import Room
@@ -34,7 +34,7 @@ class Starving:
                 break
         else:
             return
-        lacking = max(0, needed.host + spare.host - self._blocks.host.num_free)
+        lacking = self._blocks.to_give_up(needed + spare)
         victim = self._victim(first, needed, spare, lacking)
         if victim is None:
             return
@@ -88,5 +88,5 @@ class Starving:
         holders = [*self._queues.active, *self._queues.preempted]
         younger = [each for each in holders if each.queue_position > sequence.queue_position]
         younger = [each for each in younger if self._patience.is_short(each)]
-        freed = sum(self._blocks.freed_by(each, left=0) for each in younger)
+        freed = sum((self._blocks.freed_by(each, left=0) for each in younger), NOTHING)
         return self._blocks.can_allocate(needed, spare, younger, freed)

@@ -110,7 +110,7 @@ def offload_rows(
 
 @triton.jit
 def copy_pages(
-    pool, slots, host_kv, host_pages, layers, tokens, units, pool_stride, host_stride,
+    pool, slots, host_kv, host_pages, tokens, units, pool_stride, host_stride,
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     PAGES: tl.constexpr, TO_HOST: tl.constexpr, RANKS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
@@ -119,10 +119,9 @@ def copy_pages(
     What other ranks store is not copied to the host, and comes from there as 0.
 
     Args:
-        pool: [L, slots, C, kv_heads, D], the staging pool.
+        pool: [Lh, slots, C, kv_heads, D], the staging pool.
         slots: int32 [tokens], each token's slot in the pool.
         host_kv: [Lh, stored pages, kv_heads, C, P, D].
-        layers: int32 [Lh], the position in pool of each layer of the host's.
         host_pages: int32 [pages], the host page of token t at t // P.
         units: Pieces of work: PAGES pages of one head and layer each.
     """
@@ -139,10 +138,7 @@ def copy_pages(
         there = token < tokens
         mask = there[:, None] & (d < HEAD_DIM)
         slot = tl.load(slots + token, mask=there, other=0).to(tl.int64)
-        in_pool = tl.load(layers + layer).to(tl.int64)
-        here = (
-            pool + in_pool * pool_stride + ((slot * PARTS + part) * KV_HEADS + head)[:, None] * HEAD_DIM + d
-        )
+        here = pool + layer * pool_stride + ((slot * PARTS + part) * KV_HEADS + head)[:, None] * HEAD_DIM + d
         host_page = tl.load(host_pages + page, mask=there, other=0).to(tl.int64)
         stored = mask
         if RANKS > 1:

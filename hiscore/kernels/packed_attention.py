@@ -96,6 +96,9 @@ def packed_attention(
             in_own = block >= shared_blocks
             column = tl.where(in_own, shared + (block - shared_blocks) * N, block * N) + n
             there = column < tl.where(in_own, in_pool, shared)
+            if WINDOW:
+                # What no row sees may hold anything by now.
+                there = there & (column >= hidden_before)
             slot = tl.load(context_slots + slot_begin + column, mask=there, other=0).to(tl.int64)
             at = pool + slot * pool_stride + kv_head * HEAD_DIM
             seen = there[None, :]

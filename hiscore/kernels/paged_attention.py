@@ -68,7 +68,8 @@ def attend_splits(
         positions: int32 [R].
         partial: Out: float32 [R, heads, max_splits, VALUE], weighted sums of values.
         stats: Out: float32 [R, heads, max_splits, 2], the greatest logit, in powers of 2, and the sum of weights.
-        WINDOW: Attend to this many of the last tokens; 0: to all.
+        WINDOW: Attend to this many of the last tokens; 0: to all. A list may name pages again that hold other
+            tokens by now: nothing before the window is read.
         AHEAD: Lists are of everything up to the position, and no kernel of the chain writes them.
     """
     launch_dependents(CHAINED)
@@ -132,13 +133,13 @@ def attend_splits(
             seen = there & (column >= first)
         page = tl.load(pages + column // PAGE, mask=there, other=0).to(tl.int64)
         at = pool + ((page * PAGE + column % PAGE) * (PARTS * KV_HEADS) + kv_head)[:, None] * HEAD_DIM
-        mask = there[:, None]
+        mask = seen[:, None]
         if PADDED_VALUE != VALUE:
             mask = mask & in_value
         k = tl.load(at + d[None, :], mask=mask, other=0.0)
         logits = tl.dot(query, tl.trans(k), input_precision=PRECISION)
         if TAIL:
-            k_tail = tl.load(at + VALUE + t[None, :], mask=there[:, None] & in_tail, other=0.0)
+            k_tail = tl.load(at + VALUE + t[None, :], mask=seen[:, None] & in_tail, other=0.0)
             logits += tl.dot(query_tail, tl.trans(k_tail), input_precision=PRECISION)
         v = k
         if PARTS == 2:

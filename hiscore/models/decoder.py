@@ -134,10 +134,10 @@ class Decoder:
         a = self.architecture
         return 2 * a.layers * a.kv_heads * a.head_dim * self.weights.embedding.element_size()
 
-    def new_pool(self, slots: int) -> Tensor:
-        """An empty KV pool: [layers, slots, 2, kv_heads, head_dim]."""
+    def new_pool(self, slots: int, layers: int | None = None) -> Tensor:
+        """An empty KV pool, for all layers or for so many: [layers, slots, 2, kv_heads, head_dim]."""
         a = self.architecture
-        shape = (a.layers, slots, 2, a.kv_heads, a.head_dim)
+        shape = (a.layers if layers is None else layers, slots, 2, a.kv_heads, a.head_dim)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def body(

@@ -7,7 +7,7 @@ Rows are padded to the next captured number. Padding belongs to no segment and n
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,21 +16,20 @@ from torch import Tensor
 from hiscore.arrays import Int32, Int64
 from hiscore.attention import own_keys
 from hiscore.attention.flashinfer_prefill import FlashInferAttention
-from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT, Forward
+from hiscore.attention.metadata import MAX_CONTEXT_SLOTS, NO_SLOT, NO_SLOTS, Forward
 from hiscore.attention.packed_triton import TileInputs, TritonAttention
-from hiscore.attention.tiles import cut_into_tiles, max_tiles
+from hiscore.attention.tiles import cut_into_tiles, max_tiles, window_slots
 from hiscore.device import OnDevice, Uploads
 from hiscore.graph_capture import GraphCapture, StaticOutputs
 from hiscore.layers.triton_ops import TritonOps
 from hiscore.models.decoder import Decoder, ModelInputs
+from hiscore.prefill.pools import Pools
+from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
 
 log = logging.getLogger(__name__)
 
 ROW_FIELDS = 5
 """Token id, position, place in the rotary tables, begin of its segment, KV slot."""
-MIN_ROWS = 128
-"""Of any product. For fewer, cuBLAS without split sums (`device.fix_product_sums`) has kernels that take ten times
-as long, and for one row a kernel with other bits."""
 SCORED_STEP = 64
 """The rows that are read are padded to a multiple of this."""
 MAX_TAIL_ROWS = 512
@@ -44,15 +43,6 @@ def pad_scored(rows: Int64) -> Int32:
     padded = np.zeros(max(-(-len(rows) // SCORED_STEP) * SCORED_STEP, MIN_ROWS) if len(rows) else 0, np.int32)
     padded[: len(rows)] = rows
     return padded
-
-
-def capture_sizes(max_rows: int) -> list[int]:
-    """The numbers of rows to capture. From `MIN_ROWS` on padding costs 6% on average and at most 12%."""
-    sizes, rows = [], MIN_ROWS
-    while rows < max_rows:
-        sizes.append(rows)
-        rows += max(64, 2 ** (rows.bit_length() - 4))
-    return [*sizes, max(-(-max_rows // 64) * 64, MIN_ROWS)]
 
 
 @dataclass(frozen=True)
@@ -120,7 +110,7 @@ class CudaRunner:
         decoder: Decoder,
         slots: int,
         max_rows: int,
-        pool: Tensor | None = None,
+        pools: Pools | None = None,
         paged_attention: FlashInferAttention | None = None,
     ) -> None:
         """Allocate a KV pool, if there is none, and capture graphs. For the arguments see `make_runner`."""
@@ -131,11 +121,12 @@ class CudaRunner:
         self._ops = decoder.over_ranks(
             TritonOps(a.heads, a.kv_heads, a.head_dim, a.norm_eps, a.activation, a.family.layer_norms)
         )
+        self._pools = Pools(decoder.new_pool(slots)) if pools is None else pools
+        self.pool, self._by_layer = self._pools.shared, self._pools.by_layer(a.layers)
         self._attention = TritonAttention(
-            decoder.attention_shape, decoder.dtype, properties.multi_processor_count
+            decoder.attention_shape, decoder.dtype, properties.multi_processor_count, self._pools.windows
         )
         self._paged_attention = paged_attention
-        self.pool = decoder.new_pool(slots) if pool is None else pool
         per_tile = self._attention.rows_per_tile
         # Every group has at least one row, so there are at most as many groups as rows.
         self._layouts = [
@@ -143,6 +134,10 @@ class CudaRunner:
         ]
         self._static = torch.zeros(self._layouts[-1].size, dtype=torch.int32, device=self._device)
         self._slots = torch.zeros(MAX_CONTEXT_SLOTS, dtype=torch.int32, device=self._device)
+        self._window_slots = torch.zeros_like(self._slots) if self._pools.windows else None
+        self._row_slots = self._pools.first_row + torch.arange(
+            self._layouts[-1].rows, dtype=torch.int32, device=self._device
+        )
         self._outputs = StaticOutputs()
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self._scored = torch.zeros(MAX_TAIL_ROWS, dtype=torch.int32, device=self._device)
@@ -164,7 +159,9 @@ class CudaRunner:
                 raise ValueError(
                     f"a forward reads {len(slots)} cached tokens, at most {MAX_CONTEXT_SLOTS} fit"
                 )
-            inputs.append([uploads.add(each) for each in (buffer, slots, pad_scored(forward.scored_rows))])
+            windows = NO_SLOTS if self._window_slots is None else window_slots(forward)
+            scored = pad_scored(forward.scored_rows)
+            inputs.append([uploads.add(each) for each in (buffer, slots, windows, scored)])
         hidden = []
         for forward, layout, parts in zip(forwards, layouts, inputs, strict=True):
             if self._paged_attention:
@@ -178,11 +175,15 @@ class CudaRunner:
             return layout.pack_rows(forward), np.empty(0, np.int32)
         return layout.pack(forward, self._attention.rows_per_tile)
 
-    def _forward(self, layout: InputLayout, buffer: Tensor, slots: Tensor, scored: Tensor) -> Tensor:
+    def _forward(
+        self, layout: InputLayout, buffer: Tensor, slots: Tensor, windows: Tensor, scored: Tensor
+    ) -> Tensor:
         """The final states of the rows read, with padding: overwritten by the next forward."""
         self._static[: len(buffer)].copy_(buffer)
         if len(slots):
             self._slots[: len(slots)].copy_(slots)
+        if self._window_slots is not None and len(windows):
+            self._window_slots[: len(windows)].copy_(windows)
         if layout.rows not in self._graphs:
             return self._tail(*self._body(layout), scored)
         graph, (x, attended) = self._graphs[layout.rows]
@@ -195,9 +196,15 @@ class CudaRunner:
         return final
 
     def _body(self, layout: InputLayout) -> tuple[Tensor, Tensor]:
-        ids, positions, angles, slot_mapping, self._attention.inputs = layout.views(self._static, self._slots)
-        inputs = ModelInputs(ids, positions, [slot_mapping] * self._decoder.architecture.layers, angles)
-        return self._decoder.body(inputs, self._ops, self._paged_attention or self._attention, self.pool)
+        ids, positions, angles, slot_mapping, tiles = layout.views(self._static, self._slots)
+        self._attention.inputs = replace(tiles, window_slots=self._window_slots)
+        windows = self._pools.windows
+        slot_mappings = [
+            self._row_slots[: layout.rows] if layer in windows else slot_mapping
+            for layer in range(self._decoder.architecture.layers)
+        ]
+        inputs = ModelInputs(ids, positions, slot_mappings, angles)
+        return self._decoder.body(inputs, self._ops, self._paged_attention or self._attention, self._by_layer)
 
     def _tail(self, x: Tensor, attended: Tensor, scored: Tensor) -> Tensor:
         return self._decoder.tail(x.index_select(0, scored), attended.index_select(0, scored), self._ops)

@@ -21,7 +21,8 @@ from hiscore.device import OnDevice, Uploads
 from hiscore.graph_capture import GraphCapture
 from hiscore.models.encoders.encoder import Encoder, EncoderInputs
 from hiscore.numerics import at_least_float32
-from hiscore.prefill.cuda_runner import ALIGN, MIN_ROWS, capture_sizes, pad_scored
+from hiscore.prefill.cuda_runner import ALIGN, pad_scored
+from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hiscore.kernels.gated_mlp import LARGE, MEDIUM, SMALL, Tile, multiply, tile_for
 from hiscore.layers.triton_ops import TritonOps
-from hiscore.prefill.cuda_runner import capture_sizes
+from hiscore.prefill.row_counts import capture_sizes
 from perf.machine.facts import process_facts
 from perf.machine.graph_timer import microseconds
 from perf.script import arguments, by_comma, write_json

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hiscore.arrays import Float32
 from hiscore.device import fix_product_sums
-from hiscore.prefill.cuda_runner import MIN_ROWS, capture_sizes
+from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
 from hiscore.scoring.scorer import Scorer

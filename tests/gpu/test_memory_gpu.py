@@ -12,7 +12,7 @@ from hiscore.graph_capture import StaticOutputs
 from hiscore.memory.plan import MemoryLine
 from hiscore.models.activations import output_bytes
 from hiscore.models.config import read_architecture
-from hiscore.prefill.cuda_runner import capture_sizes
+from hiscore.prefill.row_counts import capture_sizes
 from hiscore.scoring.memory import CUDA_BYTES, plan_memory, pool_sizes
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.request import ScoreRequest

@@ -44,6 +44,8 @@ def random_contents(shape: CacheShape, seed: int, sequences: int) -> Contents:
 class KnownCache:
     """A `KVCache`, written to as a forward and the offload would. Everything starts and ends as poison.
 
+    Layers with a window are left out.
+
     Args:
         shape: All sizes.
         contents: Keys and values of every token.
@@ -104,14 +106,15 @@ class KnownCache:
         self._next_number += 1
         everything = torch.arange(length)
         self._to_host(seq_index, everything)
-        seeds = admit(self.cache, seq_index, length, host_pages, device_pages, full)
+        ring = np.zeros(shape.window_ring, np.int32)
+        seeds = admit(self.cache, seq_index, length, host_pages, device_pages, full, ring)
         offsets = torch.arange(shape.page_size)
         seeded = (seeds.pages[:, None] * shape.page_size + offsets).flatten()
         into = (seeds.device_pages[:, None] * shape.page_size + offsets).flatten()[seeded < length]
         host_slots = (
             host_pages[everything // shape.page_size] * shape.page_size + everything % shape.page_size
         )
-        for layer in range(shape.layers):
+        for layer in shape.host_layers:
             rows = self.contents(self.number[seq_index], layer, everything)
             if layer in shape.dense_layers:
                 self.cache.tokens(layer)[host_slots] = rows
@@ -131,7 +134,7 @@ class KnownCache:
     def write(self, rows: StepBatch) -> None:
         """Write a step's tokens in all layers, as a forward does before it attends."""
         host_slots, buffer = slot_mapping(self.cache, rows)
-        for layer in range(self.shape.layers):
+        for layer in self.shape.host_layers:
             for row, seq_index in enumerate(rows.seq_indices.tolist()):
                 if seq_index < 0:
                     assert host_slots[row] == buffer[row] == -1
@@ -178,19 +181,25 @@ def forget(cache: KVCache, seq_index: int) -> None:
         cache.last_use[:, lru_pages] = -1
 
 
-def poison(cache: KVCache, host_pages: Tensor, device_pages: Tensor) -> None:
+def poison(
+    cache: KVCache, host_pages: Tensor, device_pages: Tensor, window_pages: Tensor | None = None
+) -> None:
     """Overwrite freed pages with NaN in every tensor, so that a stale read shows.
 
     Args:
         cache: Updated in place.
         host_pages: int64 [n].
         device_pages: int64 [n].
+        window_pages: int64 [n]; None: none.
     """
     page, nan = cache.shape.page_size, float("nan")
     here, at = cache.stored(host_pages.to(cache.host_kv.device))
     cache.host_kv[:, at[here]] = nan
     cache.dense_kv.unflatten(1, (-1, page))[:, host_pages if len(cache.dense) else host_pages[:0]] = nan
     cache.buffer.unflatten(1, (-1, page))[:, device_pages] = nan
+    if cache.windowed and window_pages is not None:
+        pages = cache.window_kv[:, : cache.shape.window_pages * page].unflatten(1, (-1, page))
+        pages[:, window_pages] = nan
     if cache.shape.index_kind == "bounds":
         cache.index[:, host_pages] = nan
     elif cache.shape.index_kind != "none":

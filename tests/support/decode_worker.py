@@ -49,9 +49,11 @@ KINDS: tuple[dict[str, Any], ...] = (
         "whole_if_it_fits": True, "prompts_in": "buffers", "page_size": STAGING_PAGE_SIZE, "staging_pages": 0,
         "lru_pages": 2, "ring_pages": 1, "device_pages": 16, "reserved_pages": 8,
     },
+    {"dense": True, "window_pages": 8, "window_ring": 3, "window": 10},
+    {"whole_if_it_fits": True, "window_pages": 30, "window_ring": 5, "window": 17},
 )  # fmt: skip
 """Of `CacheConfig`: sequences select, attend to everything, or do both in turn; the latter two also without a
-staging pool."""
+staging pool, and with layers that keep a window only."""
 
 
 def patience(steps: int) -> Patience:
@@ -88,6 +90,7 @@ class Held:
     length: int = -1  # tokens fed; -1: not admitted
     host: Int32 = field(default_factory=lambda: NO_PAGES)
     device: Int32 = field(default_factory=lambda: NO_PAGES)
+    window: Int32 = field(default_factory=lambda: NO_PAGES)
     unread: int = 0  # launches whose result has not been read
 
 
@@ -123,10 +126,12 @@ class HashWorker:
         self.sequences: dict[int, Held] = {}
         self.kept: dict[bytes, Held] = {}  # preempted, by their pages on the host
         self._copies: list[Copy] = []
+        self._fed: list[Int32] = []  # tokens of each row of the step
         self._tasks: deque[Task] = deque()
         self._numbers = count()
         self._staging = np.full(cache_config.prompt_pages * STAGING_PAGE_SIZE, POISON, np.int32)
         self._host = np.full(cache_config.host_pages * cache_config.page_size, POISON, np.int32)
+        self._window = np.full(cache_config.window_pages * cache_config.page_size, POISON, np.int32)
         self._newest = np.full(cache_config.max_sequences, POISON, np.int32)
         self._tails: dict[int, dict[int, int]] = {}  # of each sequence: what has not landed, by position
 
@@ -142,9 +147,11 @@ class HashWorker:
             if chunk.start == 0:
                 self._check(chunk.seq_index not in self.sequences, f"seq_index {chunk.seq_index} is taken")
                 self._own_staging(chunk.seq_index, chunk.staging_pages)
+                self._own("window", chunk.seq_index, chunk.window_pages)
             if not len(self.sequences[chunk.seq_index].host):
                 self._own("host", chunk.seq_index, chunk.host_pages)
             held = self.sequences[chunk.seq_index]
+            self._check(np.array_equal(held.window, chunk.window_pages), "other pages of its window")
             self._check(np.array_equal(held.host, chunk.host_pages), "other pages on the host")
             self._check(len(chunk.tokens) > 0 and chunk.start == held.filled, "not the next part of a prompt")
             self._check(not held.whole, "prefilled again")
@@ -176,12 +183,14 @@ class HashWorker:
     def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
         self._raise("restore", [seq_index])
         self._check(seq_index not in self.sequences, f"index {seq_index} is taken")
+        kept = None
         if not self.cache_config.prefix_cache:
             kept = self._take_kept(host_pages)
             self._check(kept is not None and kept.length == length, "restored is not what was preempted")
         self._own_staging(seq_index, staging_pages)
         held = self.sequences[seq_index]
         held.filled, held.whole = length, True
+        held.window = kept.window if kept is not None else NO_PAGES
         self._own("host", seq_index, host_pages)
         self.restores += 1
 
@@ -204,6 +213,7 @@ class HashWorker:
         self._check(np.array_equal(admission.staging_pages, held.staging), "other staging pages")
         self._check(np.array_equal(admission.host_pages, held.host), "other pages on the host")
         self._own("device", seq_index, admission.device_pages)
+        self._own_window(seq_index, admission.window_pages)
         held.length = length
 
         def work() -> None:
@@ -224,6 +234,7 @@ class HashWorker:
             )
             whole = len(held.device) == len(held.host)
             self._own("host", each.seq_index, np.concatenate((held.host, each.host_pages)))
+            self._own_window(each.seq_index, each.window_pages)
             if each.spilled is None:
                 self._own("device", each.seq_index, np.concatenate((held.device, each.device_pages)))
             else:
@@ -257,7 +268,15 @@ class HashWorker:
             held.length += 1
         self.steps += 1
         pages = [self.sequences[seq_index].host for seq_index in seq_indices]
-        return self._launch("step", seq_indices, lambda: self._decode(rows, pages))
+        windows = [self.sequences[seq_index].window for seq_index in seq_indices]
+
+        def work() -> list[int]:
+            tokens = self._decode(rows, pages)
+            for row, position in enumerate(rows.positions.tolist()):
+                self._see_window(windows[row], position, self._fed[row])
+            return tokens
+
+        return self._launch("step", seq_indices, work)
 
     def drained(self, seq_index: int) -> bool:
         self._raise("drained", [seq_index])
@@ -308,6 +327,7 @@ class HashWorker:
 
     def _fill(self, chunks: Sequence[PrefillChunk], sampling: SamplingBatch) -> list[int]:
         for chunk in chunks:
+            self._fill_window(chunk)
             slots = _slots(chunk.staging_pages, STAGING_PAGE_SIZE)
             self._staging[slots[chunk.start : chunk.end]] = chunk.tokens
             if len(chunk.host_pages):
@@ -328,7 +348,7 @@ class HashWorker:
         self._copy(chunk.seq_index, chunk.host_pages, {at: staged[at] for at in range(begin, end)})
 
     def _decode(self, rows: DecodeBatch, pages: list[Int32]) -> list[int]:
-        sampled = []
+        sampled, self._fed = [], []
         for row, (seq_index, position) in enumerate(
             zip(rows.seq_indices.tolist(), rows.positions.tolist(), strict=True)
         ):
@@ -338,6 +358,7 @@ class HashWorker:
             tail[position] = int(self._newest[seq_index])
             tokens = self._on_host(pages[row])[: position + 1]
             tokens[list(tail)] = list(tail.values())
+            self._fed.append(tokens)
             sampled.append(self._sample(seq_index, tokens, rows.sampling, row))
             self._copy(seq_index, pages[row], {position: tail[position]})
         self._tick()
@@ -347,6 +368,40 @@ class HashWorker:
         token = next_token(tokens, float(sampling.temperature[row]), float(sampling.uniforms[row]))
         self._newest[seq_index] = token
         return token
+
+    def _fill_window(self, chunk: PrefillChunk) -> None:
+        """All rows see the window before them; then what is kept of them overwrites it."""
+        config = self.cache_config
+        if config.window_ring:
+            at = self._window_slots(chunk.window_pages, chunk.start, chunk.end)
+            before = chunk.start - max(0, chunk.start - config.window + 1)
+            slots = _slots(chunk.staging_pages, STAGING_PAGE_SIZE)[chunk.start - before : chunk.start]
+            seen = self._window[self._window_slots(chunk.window_pages, chunk.start - before, chunk.start)]
+            self._check(np.array_equal(seen, self._staging[slots]), "not the window before a chunk")
+            kept = config.window_ring * config.page_size
+            self._window[at[-kept:]] = chunk.tokens[-kept:]
+
+    def _see_window(self, pages: Int32, position: int, tokens: Int32) -> None:
+        """A step's row writes its token, and sees its window."""
+        config = self.cache_config
+        if config.window_ring:
+            first = max(0, position - config.window + 1)
+            at = self._window_slots(pages, first, position + 1)
+            self._window[at[-1]] = tokens[position]
+            seen = tokens[first : position + 1]
+            self._check(np.array_equal(self._window[at], seen), "not the window before a token")
+
+    def _window_slots(self, pages: Int32, start: int, end: int) -> Int32:
+        positions, page = np.arange(start, end), self.cache_config.page_size
+        at: Int32 = pages[positions // page % self.cache_config.window_ring] * page + positions % page
+        return at
+
+    def _own_window(self, seq_index: int, pages: Int32) -> None:
+        """It has these now: what it had, and more as it grows, up to a ring."""
+        held, config = self.sequences[seq_index], self.cache_config
+        self._check(len(pages) == min(len(held.host), config.window_ring), "not a ring of window pages")
+        self._check(np.array_equal(held.window, pages[: len(held.window)]), "other pages of its window")
+        self._own("window", seq_index, pages)
 
     def _copy(self, seq_index: int, pages: Int32, tokens: dict[int, int]) -> None:
         tail = self._tails[seq_index]
@@ -380,6 +435,7 @@ class HashWorker:
     def _keep(self, held: Held, given_up: Int32) -> None:
         """A preempted sequence has what is left on the host without its last pages."""
         held.device, held.host = NO_PAGES, held.host[: len(held.host) - len(given_up)]
+        held.window = held.window[: len(held.host)]
         held.length = min(held.length, len(held.host) * self.cache_config.page_size)
         if len(held.host):
             self.kept[held.host.tobytes()] = held

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from hiscore.arrays import Int32
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.worker.build import build_worker
 from hiscore.decoding.worker.device_queues import Queue
+from hiscore.decoding.worker.interface import NO_PAGES, Admission, Growth, PrefillChunk
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.device import upload
@@ -71,6 +73,7 @@ def build(
                 torch.arange(pages, device=device) for pages in (shape.host_pages, shape.device_pages)
             )
             decode_cache.poison(worker._cache, *everywhere)
+            worker._cache.window_kv.fill_(math.nan)
             worker._model.staging.fill_(math.nan)
             if device != "cpu":
                 torch.cuda.synchronize()  # the worker's queues wait for no other CUDA stream
@@ -79,16 +82,59 @@ def build(
 
 
 def _poison_on_release(worker: CacheWorker) -> None:
-    release = worker.release
+    release, windows = worker.release, WindowPages(worker)
 
     @torch.inference_mode()
     def release_and_poison(seq_index: int, host_pages: np.ndarray, device_pages: np.ndarray) -> None:
         release(seq_index, host_pages, device_pages)
         with worker._queues.use(Queue.COMPUTE):
-            pages = (upload(each.astype(np.int64), worker._device) for each in (host_pages, device_pages))
+            freed = (host_pages, device_pages, windows.freed_with(host_pages))
+            pages = (upload(each.astype(np.int64), worker._device) for each in freed)
             decode_cache.poison(worker._cache, *pages)
 
     worker.release = release_and_poison  # type: ignore[method-assign]
+
+
+class WindowPages:
+    """Which window pages a worker's sequences have, by their first page on the host: `release` does not say."""
+
+    def __init__(self, worker: CacheWorker) -> None:
+        self._held: dict[int, tuple[Int32, Int32]] = {}
+        self._first: dict[int, int] = {}  # by the sequence's index
+        prefill, admit, grow = worker.prefill, worker.admit, worker.grow
+
+        def watched_prefill(chunks: list[PrefillChunk], *others: Any) -> Any:
+            for each in chunks:
+                self._take(each.seq_index, each.host_pages, each.window_pages)
+            return prefill(chunks, *others)
+
+        def watched_admit(admission: Admission) -> None:
+            self._take(admission.seq_index, admission.host_pages, admission.window_pages)
+            admit(admission)
+
+        def watched_grow(growths: list[Growth]) -> None:
+            for each in growths:
+                host, _ = self._held.get(self._first.get(each.seq_index, -1), (NO_PAGES, NO_PAGES))
+                self._take(each.seq_index, np.concatenate((host, each.host_pages)), each.window_pages)
+            grow(growths)
+
+        worker.prefill = watched_prefill  # type: ignore[method-assign]
+        worker.admit = watched_admit  # type: ignore[method-assign]
+        worker.grow = watched_grow  # type: ignore[method-assign]
+
+    def _take(self, seq_index: int, host: Int32, window: Int32) -> None:
+        if len(host):
+            self._first[seq_index] = int(host[0])
+            self._held[int(host[0])] = host, window
+
+    def freed_with(self, host_pages: Int32) -> Int32:
+        """The window pages that are free when these are, a sequence's last ones on the host: int32 [n]."""
+        for first, (host, window) in self._held.items():
+            if len(host_pages) and np.isin(host_pages, host).all():
+                left = len(host) - len(host_pages)
+                self._held[first] = host[:left], window[:left]
+                return window[left:]
+        return NO_PAGES
 
 
 @torch.inference_mode()

@@ -46,6 +46,7 @@ GROUPED = CacheShape(
     host_pages=64, device_pages=48,
     lru_pages=127, ring_pages=2, top_pages=64, dense_layers=frozenset({1}), index_kind="bounds",
 )  # fmt: skip
+WINDOWED = replace(GROUPED, windowed=frozenset({1}), window_pages=64, window_ring=16, prefill_rows=4_096)
 LATENT = replace(
     GROUPED, kv_heads=1, kv_parts=1, head_dim=576, page_size=1, max_pages=40_960, lru_pages=4_064, ring_pages=32,
     top_pages=2_048, index_kind="dsa", index_dim=128,
@@ -139,7 +140,10 @@ def decode(
         ops = TritonCacheOps(cache, shape, sizes.max_pages * sizes.page_size, full, value_width)
         host_slots, buffer = ops.slot_mapping(rows)
         for layer in range(sizes.layers):
-            if layer in cache.dense:
+            if layer in cache.windowed:
+                ops.window_slots(rows)
+                lists = ops.window_pages(rows)
+            elif layer in cache.dense:
                 lists = ops.all_pages(rows)
             else:
                 if sizes.index_kind == "dsa":
@@ -160,6 +164,7 @@ def decode(
     ops.index_prompt(staging, slots, pages, ints(40))
     ops.fill_buffer(staging, slots, ints(40))
     ops.fill_dense(staging, slots, ints(40))
+    ops.keep_windows(slots, ints(40))
 
 
 def indexed_prefill(dtype: torch.dtype, fp8: bool) -> None:
@@ -307,6 +312,7 @@ def launch_everything() -> None:
             decode(GROUPED, bfloat16, heads=16)
             decode(GROUPED, float32, heads=16)
             decode(replace(GROUPED, head_dim=64), bfloat16, heads=64, with_sinks=True)
+            decode(WINDOWED, bfloat16, heads=16)
             decode(replace(GROUPED, page_size=1, index_kind="keys"), bfloat16, heads=16)
             decode(replace(LATENT, dense_layers=frozenset()), bfloat16, heads=128, value_width=512)
             decode(replace(LATENT, dense_layers=frozenset()), float32, heads=128, value_width=512)

@@ -99,7 +99,11 @@ class FakeModel:
         self._run = run
         counters = [torch.zeros(size, dtype=torch.int64) for size in (1, 1)]
         self.cache: Any = SimpleNamespace(
-            hits=counters[0], misses=counters[1], mass=torch.zeros(2, dtype=torch.float64), sparse={}
+            hits=counters[0],
+            misses=counters[1],
+            mass=torch.zeros(2, dtype=torch.float64),
+            sparse={},
+            shape=SimpleNamespace(windowed=frozenset()),
         )
         self.staging = torch.zeros(0)
 

@@ -60,8 +60,9 @@ class Driver:
             part = tokens[start : start + cache_config.prefill_token_budget]
             last = start + len(part) == len(tokens)
             chunk = PrefillChunk(
-                sequence.seq_index, part, start, sequence.staging_pages, sequence.host_pages, last, not sparse
-            )
+                sequence.seq_index, part, start, sequence.staging_pages, sequence.host_pages, last, not sparse,
+                sequence.window_pages,
+            )  # fmt: skip
             self._read(worker.prefill([chunk], greedy(int(last))))
             logits = self._logits.pop()
         sequence.prefilled, sequence.sampled = len(tokens), 1

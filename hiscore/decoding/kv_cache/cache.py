@@ -1,9 +1,9 @@
 """Every tensor of decoding's KV cache, and how they are allocated.
 
 Keys and values are stored in pages of `page_size` tokens. The host pool holds all pages of all sequences, but for
-layers that are on the device alone. The device holds a small buffer for the sparse layers, into which selected
-pages are swapped; all pages of the dense layers; and the index that a selector reads. Dense layers and index are
-addressed by host pages, the buffer by pages of its own.
+layers with a window. The device holds a small buffer for the sparse layers, into which selected pages are swapped;
+all pages of the dense layers, but of those with a window only the newest; and the index that a selector reads.
+Dense layers and index are addressed by host pages, buffer and windows by pages of their own.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ class HostMemoryRefused(Exception):
 
 @dataclass
 class KVCache:
-    """The tensors. L, Lh, Ls, Li, Ld: all, the host's, sparse, indexed, dense layers; H: KV heads; C: parts;
-    P: tokens per page.
+    """The tensors. Lh, Ls, Li, Ld, Lw: the host's, sparse, indexed, dense, windowed layers; H: KV heads; C: parts;
+    P: tokens per page. Windowed layers are not among the dense ones here.
 
     Attributes:
         shape: All sizes.
@@ -38,11 +38,14 @@ class KVCache:
         exchange: [n, C, P, head_dim], where ranks that share the host pool bring each other what a step misses in
             a layer; n is 0 if they do not.
         dense_kv: [Ld, host pages * P, C, H, head_dim]: a token is at host page * P + offset.
+        window_kv: [Lw, window pages * P + rows of a prefill, C, H, head_dim]: at window page * P + offset.
         buffer: [Ls, device pages * P, C, H, head_dim]: a token is at device page * P + offset.
         index: By `CacheShape.index_kind`. bounds: least and greatest key of each page, [Li, host pages, H, 2,
             head_dim]. keys: [Li, host pages * P, H, head_dim]. dsa: [Li, host pages * P, index_dim].
         host_block_table: int32 [max_sequences, T], a sequence's page to its host page.
         device_block_table: int32 [max_sequences, T], a page of a sequence's buffer to its device page.
+        window_block_table: int32 [max_sequences, T], a sequence's page to its window page, where newer tokens may
+            have taken the place of its own.
         fully_resident: bool [max_sequences]: the buffer holds the whole sequence in order; nothing is swapped.
         full_attention: bool [max_sequences]: the sequence attends to everything in sparse layers, too.
         device_page_of: int32 [Ls, host pages, H], the device page that holds this host page under LRU, or -1.
@@ -55,9 +58,10 @@ class KVCache:
         sparse: Position of each sparse layer in `buffer`, `device_page_of`, `host_page_of` and `last_use`.
         indexed: Position of each indexed layer in `index`.
         dense: Position of each dense layer in `dense_kv`.
-        on_host: Position of each layer of the host's in `host_kv`.
+        windowed: Position of each windowed layer in `window_kv`.
+        on_host: Position of each layer of the host's in `host_kv` and in staging.
         sharers: The ranks that share the host pool.
-        staging: Where prompts are prefilled, [L, slots, C, H, head_dim]: memory that `dense_kv` or `buffer` is
+        staging: Where prompts are prefilled, [Lh, slots, C, H, head_dim]: memory that `dense_kv` or `buffer` is
             part of; None: in a pool of its own.
     """
 
@@ -65,10 +69,12 @@ class KVCache:
     host_kv: Tensor
     exchange: Tensor
     dense_kv: Tensor
+    window_kv: Tensor
     buffer: Tensor
     index: Tensor
     host_block_table: Tensor
     device_block_table: Tensor
+    window_block_table: Tensor
     fully_resident: Tensor
     full_attention: Tensor
     device_page_of: Tensor
@@ -80,6 +86,7 @@ class KVCache:
     sparse: dict[int, int] = field(default_factory=dict)
     indexed: dict[int, int] = field(default_factory=dict)
     dense: dict[int, int] = field(default_factory=dict)
+    windowed: dict[int, int] = field(default_factory=dict)
     on_host: dict[int, int] = field(default_factory=dict)
     sharers: Group = field(default_factory=Alone)
     staging: Tensor | None = None
@@ -111,18 +118,21 @@ class KVCache:
             tensors[name].fill_(-1)
         staging = {"buffers": tensors["buffer"], "dense": tensors["dense_kv"]}.get(shape.prompts_in)
         if shape.prompts_in == "buffers":
-            tensors["buffer"] = tensors["buffer"][len(shape.dense_layers) :]
+            tensors["buffer"] = tensors["buffer"][len(shape.whole_layers) :]
         sparse = {layer: at for at, layer in enumerate(shape.sparse_layers)}
         indexed = {layer: at for at, layer in enumerate(shape.indexed_layers)}
-        dense = {layer: at for at, layer in enumerate(sorted(shape.dense_layers))}
+        dense = {layer: at for at, layer in enumerate(shape.whole_layers)}
+        windowed = {layer: at for at, layer in enumerate(sorted(shape.windowed))}
         on_host = {layer: at for at, layer in enumerate(shape.host_layers)}
         return cls(
-            shape, host_kv, **tensors, sparse=sparse, indexed=indexed, dense=dense, on_host=on_host,
-            sharers=sharers, staging=staging,
+            shape, host_kv, **tensors, sparse=sparse, indexed=indexed, dense=dense, windowed=windowed,
+            on_host=on_host, sharers=sharers, staging=staging,
         )  # fmt: skip
 
     def tokens(self, layer: int) -> Tensor:
-        """A layer's tokens on the device: [slots, C, H, head_dim] of `dense_kv` or of `buffer`."""
+        """A layer's tokens on the device: [slots, C, H, head_dim] of `dense_kv`, `window_kv` or `buffer`."""
+        if layer in self.windowed:
+            return self.window_kv[self.windowed[layer]]
         return self.dense_kv[self.dense[layer]] if layer in self.dense else self.buffer[self.sparse[layer]]
 
     def index_of(self, layer: int) -> Tensor:

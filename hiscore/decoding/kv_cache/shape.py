@@ -44,7 +44,10 @@ class CacheShape:
         ring_pages: Pages that follow them and hold the sequence's newest tokens.
         top_pages: Pages selected per sequence and KV head.
         dense_layers: Layers whose KV stays on the device: they attend to everything or to a window.
-        device_only: Dense layers that have no copy on the host, for nothing would ever read it.
+        windowed: Dense layers that keep their window only, on the device alone.
+        window_pages: Pages of these layers.
+        window_ring: Pages that a sequence has of these at most: its page p is its p % window_ring-th.
+        prefill_rows: Tokens of a prefill that wait in these layers, behind the pages, until it has run.
         index_kind: Index of the sparse layers' keys.
         index_dim: Length of an index key, for the index of a checkpoint's own indexer ("dsa").
         index_dtype: Of an index; None: that of keys and values.
@@ -71,7 +74,10 @@ class CacheShape:
     ring_pages: int
     top_pages: int
     dense_layers: frozenset[int] = frozenset()
-    device_only: frozenset[int] = frozenset()
+    windowed: frozenset[int] = frozenset()
+    window_pages: int = 0
+    window_ring: int = 0
+    prefill_rows: int = 0
     index_kind: IndexKind = "none"
     index_dim: int = 0
     index_dtype: torch.dtype | None = None
@@ -92,13 +98,16 @@ class CacheShape:
         self._check_at_least("lru_pages", self.top_pages)
         if self.index_kind in ("keys", "dsa") and self.page_size != 1:
             raise ValueError(f"page_size is {self.page_size}, but {self.index_kind!r} selects single tokens")
-        if self.prompts_in == "buffers" and self.dense_layers != frozenset(range(len(self.dense_layers))):
+        if not self.windowed <= self.dense_layers:
+            raise ValueError(f"windowed is {sorted(self.windowed)}: only dense layers keep a window")
+        if self.windowed:
+            for name in ("window_ring", "prefill_rows"):
+                self._check_at_least(name, 1)
+            self._check_at_least("window_pages", self.window_ring)
+        first = self.host_layers[: len(self.whole_layers)]
+        if self.prompts_in == "buffers" and self.whole_layers != first:
             raise ValueError(
                 f"dense_layers are {sorted(self.dense_layers)}: prompts_in 'buffers' needs the first"
-            )
-        if not self.device_only <= self.dense_layers:
-            raise ValueError(
-                f"device_only is {sorted(self.device_only)}: only dense layers stay on the device"
             )
         if self.sparse_layers and self.index_kind == "none":
             raise ValueError("index_kind is 'none', but only dense layers can do without an index")
@@ -110,6 +119,8 @@ class CacheShape:
                 raise ValueError(
                     f"{name} is {getattr(self, name)} with {self.page_size} tokens each: slots must fit int32"
                 )
+        if self.window_slots > 2**31 - 1:
+            raise ValueError(f"window_pages is {self.window_pages}: slots must fit int32")
 
     def _check_at_least(self, name: str, least: int) -> None:
         if getattr(self, name) < least:
@@ -132,8 +143,18 @@ class CacheShape:
 
     @cached_property
     def host_layers(self) -> tuple[int, ...]:
-        """Layers that have a copy on the host."""
-        return tuple(layer for layer in range(self.layers) if layer not in self.device_only)
+        """Layers that have a copy on the host, and a place in staging, in this order."""
+        return tuple(layer for layer in range(self.layers) if layer not in self.windowed)
+
+    @cached_property
+    def whole_layers(self) -> tuple[int, ...]:
+        """Dense layers that keep all of a sequence on the device."""
+        return tuple(sorted(self.dense_layers - self.windowed))
+
+    @property
+    def window_slots(self) -> int:
+        """Tokens of a windowed layer: of its pages, and of a prefill."""
+        return self.window_pages * self.page_size + self.prefill_rows if self.windowed else 0
 
     @cached_property
     def indexed_layers(self) -> tuple[int, ...]:
@@ -153,15 +174,15 @@ class CacheShape:
     def tensors(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor of `KVCache`, by its name."""
         row = (self.kv_parts, self.kv_heads, self.head_dim)
-        buffered = len(self.sparse_layers) if self.prompts_in != "buffers" else self.layers
-        dense, sparse, indexed = len(self.dense_layers), len(self.sparse_layers), len(self.indexed_layers)
+        buffered = len(self.sparse_layers if self.prompts_in != "buffers" else self.host_layers)
+        dense, sparse, indexed = len(self.whole_layers), len(self.sparse_layers), len(self.indexed_layers)
         index = {
             "none": (0,),
             "bounds": (indexed, self.host_pages, self.kv_heads, 2, self.head_dim),
             "keys": (indexed, self.host_pages * self.page_size, self.kv_heads, self.head_dim),
             "dsa": (indexed, self.host_pages * self.page_size, self.index_dim),
         }[self.index_kind]
-        # Both tables have one width with room for any index into a buffer, so that look-ups need no bounds check.
+        # All tables have one width with room for any index into a buffer, so that look-ups need no bounds check.
         table = (self.max_sequences, max(self.max_pages, self.buffer_pages))
         host = (
             len(self.host_layers),
@@ -177,10 +198,12 @@ class CacheShape:
             "host_kv": (host, dtype),
             "exchange": (exchange, dtype),
             "dense_kv": ((dense, self.host_pages * self.page_size if dense else 0, *row), dtype),
+            "window_kv": ((len(self.windowed), self.window_slots, *row), dtype),
             "buffer": ((buffered, self.device_pages * self.page_size, *row), dtype),
             "index": (index, self.index_dtype or dtype),
             "host_block_table": (table, torch.int32),
             "device_block_table": (table, torch.int32),
+            "window_block_table": ((table[0] if self.windowed else 0, table[1]), torch.int32),
             "fully_resident": ((self.max_sequences,), torch.bool),
             "full_attention": ((self.max_sequences,), torch.bool),
             "device_page_of": ((sparse, self.host_pages, self.kv_heads), torch.int32),

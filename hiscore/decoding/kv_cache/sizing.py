@@ -2,16 +2,24 @@
 
 import logging
 from bisect import bisect_left
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 
+from hiscore.decoding.kv_cache.layer_kinds import (
+    dense_layers_of,
+    longest_window,
+    prompt_pool,
+    windowed_layers,
+)
+from hiscore.decoding.kv_cache.model_shape import ModelShape
 from hiscore.decoding.kv_cache.shape import CacheShape, newest_selected
 from hiscore.decoding.sparse.selectors import SELECTORS
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig, PromptPool
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.offload_schedule import ring_pages
-from hiscore.parallel.shard import WHOLE, Shard
+from hiscore.prefill.row_counts import most_rows
 from hiscore.settings import CacheSettings
 
 log = logging.getLogger(__name__)
@@ -22,39 +30,12 @@ BLOCK = 32
 """Tokens of a block of the host pool. A multiple of the tokens that the prefill's attention reads at a time."""
 SPILLED_SHARE = 0.25
 """Of the device's memory under SELECTOR=auto: for dense layers and index, or what one sequence needs."""
+WINDOW_SHARE = 0.5
+"""Of what staging leaves, for layers that keep a window only: at most, where there are others."""
+WINDOWS_PER_STREAM = 4
+"""At most: sequences that are preempted keep theirs, and would start over without them."""
 SHORTEST = 512
 """Pools that cannot hold one sequence of so many tokens, or of the context if that is less, are refused."""
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """What the cache must know of a checkpoint.
-
-    Attributes:
-        kv_heads: See `CacheShape`, as for the next two.
-        kv_parts: 2 for keys and values, 1 for latents.
-        head_dim: Length of a key, or of a latent with its rotary part.
-        windows: Sliding window of each layer; None: the layer attends to everything.
-        context_length: Tokens of the longest sequence.
-        index_dim: Length of a key of the checkpoint's own indexer as it is stored, if it has one.
-        index_dtype: Its dtype; None: that of keys and values.
-        top_k: Tokens that this indexer selects.
-        sharing_layers: Layers that attend to what the indexer selected for a layer before them.
-        host_share: See `CacheShape`.
-        context_setting: What decides `context_length`.
-    """
-
-    kv_heads: int
-    kv_parts: int
-    head_dim: int
-    windows: tuple[int | None, ...]
-    context_length: int
-    index_dim: int = 0
-    index_dtype: torch.dtype | None = None
-    top_k: int | None = None
-    sharing_layers: frozenset[int] = frozenset()
-    host_share: Shard = WHOLE
-    context_setting: str = "MAX_CONTEXT"
 
 
 @dataclass(frozen=True)
@@ -122,9 +103,12 @@ def plan_cache(
     return shape, replace(cache_config, context_setting="DEVICE_KV_BYTES")
 
 
-def staging_token_bytes(model: ModelShape, dtype: torch.dtype) -> int:
-    """Bytes of a token in the staging pool: its rows in all layers, and its keys of the checkpoint's indexer."""
-    rows = len(model.windows) * prod((model.kv_parts, model.kv_heads, model.head_dim))
+def staging_token_bytes(model: ModelShape, dtype: torch.dtype, windowed: Collection[int] = ()) -> int:
+    """Bytes of a token in the staging pool: its rows in all layers, and its keys of the checkpoint's indexer.
+
+    windowed: Layers without a place there.
+    """
+    rows = (len(model.windows) - len(windowed)) * prod((model.kv_parts, model.kv_heads, model.head_dim))
     indexed = len(model.windows) - len(model.sharing_layers)
     return rows * dtype.itemsize + indexed * model.index_dim * (model.index_dtype or dtype).itemsize
 
@@ -137,23 +121,36 @@ def _plan(
     prefill_token_budget: int,
     least_tokens: int,
 ) -> tuple[CacheShape, CacheConfig]:
-    minimal = _shape_of_one_page(settings, model, memory.max_sequences)
+    minimal = _minimal_shape(settings, model, memory.max_sequences, prefill_token_budget)
     max_pages, bytes_of = minimal.max_pages, minimal.bytes(dtype)
     # What a page of either pool takes on the device.
     per_host_page = bytes_of["dense_kv"] + bytes_of["index"] + bytes_of["device_page_of"]
     per_device_page = bytes_of["buffer"] + bytes_of["host_page_of"] + bytes_of["last_use"]
+    per_window_page = bytes_of["window_kv"] // max(1, minimal.window_slots) * minimal.page_size
     # For a prompt of the whole context, if it does not keep the pages that it is prefilled into.
     staging_pages = -(-model.context_length // STAGING_PAGE_SIZE) if minimal.prompts_in == "staging" else 0
     reserved_pages = max_pages if minimal.prompts_in == "buffers" else 0
-    staging_bytes = staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype)
+    staging_bytes = staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype, minimal.windowed)
     staging_bytes += reserved_pages * per_device_page
+    staging_bytes += bytes_of["window_kv"] - minimal.window_pages * per_window_page
     free = memory.device_bytes - staging_bytes
     buffer_pages = min(max_pages, minimal.buffer_pages) if minimal.sparse_layers else 0
     longest = max_pages * per_host_page + buffer_pages * per_device_page
     ranks = model.host_share.ranks
     host_needed = -(-least_tokens // (minimal.page_size * ranks)) * bytes_of["host_kv"]
+    of_windows = minimal.window_ring * per_window_page
     _check_memory("HOST_KV_BYTES", memory.host_bytes, host_needed, least_tokens)
-    _check_memory("DEVICE_KV_BYTES", memory.device_bytes, staging_bytes + longest, model.context_length)
+    _check_memory(
+        "DEVICE_KV_BYTES", memory.device_bytes, staging_bytes + longest + of_windows, model.context_length
+    )
+    window_pages = 0
+    if of_windows:
+        most = min(WINDOW_SHARE * free, free - longest) if longest else free
+        window_pages = min(
+            WINDOWS_PER_STREAM * memory.max_sequences * minimal.window_ring,
+            int(max(of_windows, most)) // per_window_page,
+        )
+        free -= window_pages * per_window_page
     # As many host pages as long sequences fit the device, with all that each of them needs there.
     all_pages = memory.max_sequences * max_pages
     fitting = free * max_pages // longest if longest else all_pages
@@ -164,7 +161,10 @@ def _plan(
     host_pages = min(on_host, all_pages, fitting)
     free -= host_pages * per_host_page
     device_pages = min(free // per_device_page, all_pages) + reserved_pages if buffer_pages else 0
-    shape = replace(minimal, host_pages=host_pages, device_pages=device_pages, host_share=model.host_share)
+    shape = replace(
+        minimal, host_pages=host_pages, device_pages=device_pages, window_pages=window_pages,
+        host_share=model.host_share,
+    )  # fmt: skip
     cache_config = CacheConfig(
         page_size=shape.page_size, lru_pages=shape.lru_pages, ring_pages=shape.ring_pages,
         host_pages=host_pages, device_pages=device_pages,
@@ -175,12 +175,15 @@ def _plan(
         host_setting="DEVICE_KV_BYTES" if fitting < on_host else "HOST_KV_BYTES",
         block_size=max(BLOCK, shape.page_size), prefix_cache=settings.prefix_cache,
         prompts_in=shape.prompts_in, reserved_pages=reserved_pages, host_is_shared=ranks > 1,
+        window_pages=window_pages, window_ring=shape.window_ring, window=longest_window(model, shape.windowed),
     )  # fmt: skip
     return shape, cache_config
 
 
-def _shape_of_one_page(settings: CacheSettings, model: ModelShape, max_sequences: int) -> CacheShape:
-    """The cache with one page in each pool."""
+def _minimal_shape(
+    settings: CacheSettings, model: ModelShape, max_sequences: int, prefill_token_budget: int
+) -> CacheShape:
+    """The cache with one page in each pool, and one sequence's of windowed layers."""
     selector = SELECTORS[settings.selector]
     page_size = selector.page_size
     max_pages = -(-model.context_length // page_size)
@@ -188,54 +191,22 @@ def _shape_of_one_page(settings: CacheSettings, model: ModelShape, max_sequences
     top_k = settings.sparse_top_k if model.top_k is None else min(settings.sparse_top_k, model.top_k)
     always_selected = 1 + newest_selected(selector.index_kind, ring)
     top = max(min(top_k // page_size, max_pages), always_selected)
-    dense_layers = _dense_layers(settings, model)
+    dense_layers = dense_layers_of(settings, model)
+    windowed = windowed_layers(settings, model)
+    window_ring = min(-(-longest_window(model, windowed) // page_size), max_pages)
     # More than the longest sequence has pages are of no use.
     lru = max(min(settings.device_buffer_size // page_size - ring, max_pages), top)
     return CacheShape(
         layers=len(model.windows), kv_heads=model.kv_heads, kv_parts=model.kv_parts, head_dim=model.head_dim,
         page_size=page_size, max_sequences=max_sequences, max_pages=max_pages, host_pages=1, device_pages=1,
         lru_pages=lru, ring_pages=ring, top_pages=top, dense_layers=dense_layers,
-        device_only=_device_only(settings, model),
+        windowed=windowed, window_pages=window_ring, window_ring=window_ring,
+        prefill_rows=most_rows(prefill_token_budget),
         index_kind=selector.index_kind, index_dim=model.index_dim,
         index_dtype=model.index_dtype if selector.index_kind == "dsa" else None,
         sharing_layers=model.sharing_layers,
-        prompts_in=_prompts_in(settings, model, dense_layers, page_size),
+        prompts_in=prompt_pool(settings, model, dense_layers, windowed, page_size),
     )  # fmt: skip
-
-
-def _prompts_in(
-    settings: CacheSettings, model: ModelShape, dense_layers: frozenset[int], page_size: int
-) -> PromptPool:
-    """Where prompts are prefilled: where they stay, if one number says in every layer where a token is."""
-    if model.index_dim or model.kv_parts == 1 or page_size % STAGING_PAGE_SIZE:
-        return "staging"
-    if len(dense_layers) == len(model.windows):
-        return "dense"
-    are_first = dense_layers == frozenset(range(len(dense_layers)))
-    return "buffers" if settings.selector == "auto" and are_first else "staging"
-
-
-def _dense_layers(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
-    """Layers with a window, all layers under "dense", and the first under "quest".
-
-    The first layers attend widely, and bounds of pages say little about that.
-    """
-    by_bounds = settings.quest_dense_layers
-    first = {"dense": len(model.windows), "quest": by_bounds, "auto": by_bounds}.get(settings.selector, 0)
-    return frozenset(
-        layer for layer, window in enumerate(model.windows) if layer < first or window is not None
-    )
-
-
-def _device_only(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
-    """Layers with a window, unless prompts are to be found on the host.
-
-    A sequence that is preempted keeps their tokens on the device, by its host pages; one that loses those starts
-    over.
-    """
-    if settings.prefix_cache:
-        return frozenset()
-    return frozenset(layer for layer, window in enumerate(model.windows) if window is not None)
 
 
 def _check_memory(name: str, given: int, needed: int, tokens: int) -> None:

@@ -11,9 +11,11 @@ from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.interface import PrefillChunk
+from hiscore.decoding.worker.windows import window_slots_of
 from hiscore.layers.ops import Ops
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
+from hiscore.prefill.pools import Pools
 from hiscore.prefill.runner import make_runner
 from hiscore.settings.choices import PrefillAttention
 
@@ -41,8 +43,10 @@ class GroupedModel:
         a = decoder.architecture
         self.cache = cache
         self._decoder = decoder
-        max_rows = cache_config.prefill_token_budget
-        staging = decoder.new_pool(staging_tokens) if cache.staging is None else cache.staging
+        shape, max_rows = cache.shape, cache_config.prefill_token_budget
+        staging = cache.staging
+        if staging is None:
+            staging = decoder.new_pool(staging_tokens, len(shape.host_layers))
         paged_attention = choose_prefill_attention(
             prefill_attention,
             decoder.attention_shape,
@@ -53,23 +57,28 @@ class GroupedModel:
             max_rows,
             min(cache_config.max_sequences, max_rows),
         )
-        self._runner = make_runner(decoder, staging_tokens, max_rows, staging, paged_attention)
-        self.staging = self._runner.pool
+        windows = {layer: cache.tokens(layer) for layer in cache.windowed}
+        pools = Pools(staging, windows, shape.window_pages * shape.page_size)
+        self._runner = make_runner(decoder, staging_tokens, max_rows, pools, paged_attention)
+        self.staging = staging
         self._head = decoder.head()
         self._ops = _make_ops(decoder)
         self._tokens = [cache.tokens(layer) for layer in range(a.layers)]
 
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
-        return self._head.logits(self._runner.forward([pack_chunks(chunks)]))
+        shape = self.cache.shape
+        ring = shape.window_ring if shape.windowed else 0
+        return self._head.logits(self._runner.forward([pack_chunks(chunks, shape.page_size, ring)]))
 
     def decode(
         self, ids: Tensor, batch: StepBatch, ops: CacheOps, everything: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         host_slots, buffer_slots = ops.slot_mapping(batch)
         attention = CacheAttention(self._decoder, self.cache, ops, batch, host_slots, everything)
-        slot_mapping = [
-            host_slots if layer in self.cache.dense else buffer_slots for layer in range(len(self._tokens))
-        ]
+        slots = dict.fromkeys(self.cache.dense, host_slots)
+        if self.cache.windowed:
+            slots |= dict.fromkeys(self.cache.windowed, ops.window_slots(batch))
+        slot_mapping = [slots.get(layer, buffer_slots) for layer in range(len(self._tokens))]
         inputs = ModelInputs(ids, batch.positions, slot_mapping)
         x, attended = self._decoder.body(inputs, self._ops, attention, self._tokens)
         logits = self._head.logits(self._decoder.tail(x, attended, self._ops))
@@ -101,13 +110,18 @@ class CacheAttention:
         a = decoder.architecture
         self._heads = [a.heads, a.kv_heads, a.kv_heads]
         self._head_dim = a.head_dim
-        self._cache, self._ops, self._batch, self._host_slots = cache, ops, batch, host_slots
-        self._of_dense: PageLists | None = ops.all_pages(batch) if cache.dense else None
-        self._resident: PageLists | None = ops.resident_pages(batch) if everything and cache.sparse else None
+        self._ops, self._batch, self._host_slots = ops, batch, host_slots
+        self._everything: dict[int, PageLists] = {}
+        if cache.dense:
+            self._everything |= dict.fromkeys(cache.dense, ops.all_pages(batch))
+        if cache.windowed:
+            self._everything |= dict.fromkeys(cache.windowed, ops.window_pages(batch))
+        if everything and cache.sparse:
+            self._everything |= dict.fromkeys(cache.sparse, ops.resident_pages(batch))
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         q, k, _ = qkv.unflatten(1, (-1, self._head_dim)).split(self._heads, dim=1)
-        everything = self._of_dense if layer in self._cache.dense else self._resident
+        everything = self._everything.get(layer)
         if everything is not None:
             return self._ops.attend(layer, q, everything, self._batch).flatten(1)
         self._ops.write_index(layer, k, self._host_slots)
@@ -115,12 +129,24 @@ class CacheAttention:
         return self._ops.attend(layer, q, chosen.lists, self._batch).flatten(1)
 
 
-def pack_chunks(chunks: list[PrefillChunk]) -> Forward:
-    """Pack parts of prompts into one forward: each attends to its prompt's earlier parts and to itself."""
+def pack_chunks(chunks: list[PrefillChunk], page_size: int = 1, window_ring: int = 0) -> Forward:
+    """Pack parts of prompts into one forward: each attends to its prompt's earlier parts and to itself.
+
+    Args:
+        chunks: The parts.
+        page_size: Tokens per page.
+        window_ring: Pages of a sequence in windowed layers at most; 0: there are no such layers.
+    """
     ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
     prompt_slots = [staging_slots(chunk.staging_pages, chunk.end) for chunk in chunks]
     groups = tuple(
-        Group(int(end) - len(chunk.tokens), int(end), slots[: chunk.start].astype(np.int64), slice(0, 0))
+        Group(
+            int(end) - len(chunk.tokens),
+            int(end),
+            slots[: chunk.start].astype(np.int64),
+            slice(0, 0),
+            window_slots=window_slots_of(chunk, 0, chunk.start, page_size, window_ring),
+        )
         for chunk, end, slots in zip(chunks, ends, prompt_slots, strict=True)
     )
     last = np.array([chunk.is_last for chunk in chunks])

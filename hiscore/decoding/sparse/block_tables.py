@@ -15,7 +15,7 @@ from torch import Tensor
 from hiscore.arrays import Int32
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.decoding.worker.interface import Growth
+from hiscore.decoding.worker.interface import NO_PAGES, Growth
 from hiscore.device import upload
 
 
@@ -39,6 +39,7 @@ def admit(
     host_pages: Tensor,
     device_pages: Tensor,
     full_attention: bool = False,
+    window_pages: Int32 = NO_PAGES,
 ) -> InitialPages:
     """Set a sequence's tables; the caller then copies the pages that are returned.
 
@@ -50,6 +51,7 @@ def admit(
         device_pages: int64 on the CPU. As many as host pages: the whole sequence is resident. Else the LRU area,
             then the ring. None without sparse layers.
         full_attention: It attends to everything.
+        window_pages: int32, see `Admission`.
 
     Raises:
         ValueError: The number of device pages is neither.
@@ -63,6 +65,9 @@ def admit(
         )
     device = cache.host_block_table.device
     cache.host_block_table[seq_index, : len(host_pages)] = upload(host_pages.int(), device)
+    if cache.windowed:
+        of_pages = window_pages[np.arange(len(host_pages)) % shape.window_ring]
+        cache.window_block_table[seq_index, : len(host_pages)] = upload(of_pages, device)
     cache.device_block_table[seq_index, : len(device_pages)] = upload(device_pages.int(), device)
     cache.fully_resident[seq_index].fill_(resident)
     cache.full_attention[seq_index].fill_(full_attention)
@@ -98,6 +103,13 @@ def grow(cache: KVCache, growths: Sequence[Growth]) -> None:
     device = cache.host_block_table.device
     host = _table_entries((each.seq_index, each.start, each.host_pages) for each in growths)
     _write_table(cache.host_block_table, host)
+    if cache.windowed:
+        of_pages = (
+            each.window_pages[(each.start + np.arange(len(each.host_pages))) % cache.shape.window_ring]
+            for each in growths
+        )
+        windows = ((each.seq_index, each.start, pages) for each, pages in zip(growths, of_pages, strict=True))
+        _write_table(cache.window_block_table, _table_entries(windows))
     buffers = (
         (each.seq_index, each.start if each.spilled is None else 0, each.device_pages) for each in growths
     )
@@ -149,3 +161,10 @@ def slot_mapping(cache: KVCache, batch: StepBatch) -> tuple[Tensor, Tensor]:
     entry = torch.where(resident, pages, shape.lru_pages + pages % shape.ring_pages)
     buffer = cache.device_block_table[batch.table_rows, entry] * shape.page_size + offsets
     return torch.where(batch.valid, host, -1).int(), torch.where(batch.valid, buffer, -1).int()
+
+
+def window_slots(cache: KVCache, batch: StepBatch) -> Tensor:
+    """Where a step's new tokens go in windowed layers: int32 [R], -1 for padding."""
+    page_size, position = cache.shape.page_size, batch.positions.long()
+    pages = cache.window_block_table[batch.table_rows, position // page_size]
+    return torch.where(batch.valid, pages * page_size + position % page_size, -1).int()

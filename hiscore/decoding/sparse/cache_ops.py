@@ -46,7 +46,8 @@ class SelectedPages:
 class CacheOps(Protocol):
     """Operations on the cache, in the order of a step; then those on prompts.
 
-    Throughout, staging is [L, slots, C, H, head_dim], and slots in it are in the order of positions.
+    Throughout, staging is [Lh, slots, C, H, head_dim], the host's layers, and slots in it are in the order of
+    positions.
     """
 
     def slot_mapping(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
@@ -56,6 +57,10 @@ class CacheOps(Protocol):
             int32 [R] each, -1 for padding: slots in host pages (host pool, dense layers, index); slots in the
             buffer.
         """
+        ...
+
+    def window_slots(self, batch: StepBatch) -> Tensor:
+        """Where new tokens go in windowed layers: int32 [R], -1 for padding."""
         ...
 
     def write_index(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
@@ -106,6 +111,10 @@ class CacheOps(Protocol):
 
     def all_pages(self, batch: StepBatch) -> PageLists:
         """Lists of every page of every row, for dense layers: once per step."""
+        ...
+
+    def window_pages(self, batch: StepBatch) -> PageLists:
+        """As `all_pages`, for windowed layers; pages before a row's window hold other tokens by now."""
         ...
 
     def resident_pages(self, batch: StepBatch) -> PageLists:
@@ -178,4 +187,12 @@ class CacheOps(Protocol):
             staging: Where the prompt was prefilled.
             slots: int32 [n], slots in staging.
             host_slots: int32 [n], slots in `dense_kv`.
+        """
+
+    def keep_windows(self, slots: Tensor, window_slots: Tensor) -> None:
+        """Move tokens within `window_kv`, all windowed layers, from the rows of a prefill to its sequences' pages.
+
+        Args:
+            slots: int32 [n], slots to read.
+            window_slots: int32 [n], slots to write: others, and none twice.
         """

@@ -23,6 +23,11 @@ def resident_pages_of(cache: KVCache, selection: Selection, batch: StepBatch) ->
     return _pages_of(cache.device_block_table, selection, batch)
 
 
+def window_pages_of(cache: KVCache, selection: Selection, batch: StepBatch) -> Tensor:
+    """The window pages of selected pages: int32 [R, H, K], 0 where nothing was selected."""
+    return _pages_of(cache.window_block_table, selection, batch)
+
+
 def swap_in(cache: KVCache, layer: int, selection: Selection, batch: StepBatch) -> Tensor:
     """Bring the selected pages of a layer into the device buffer.
 

@@ -7,10 +7,10 @@ from hiscore.attention.base import AttentionShape
 from hiscore.attention.paged_torch import paged_attention
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.decoding.sparse.block_tables import slot_mapping
+from hiscore.decoding.sparse.block_tables import slot_mapping, window_slots
 from hiscore.decoding.sparse.cache_ops import PageLists, SelectedPages
 from hiscore.decoding.sparse.dsa import DsaSelector
-from hiscore.decoding.sparse.residency import host_pages_of, resident_pages_of, swap_in
+from hiscore.decoding.sparse.residency import host_pages_of, resident_pages_of, swap_in, window_pages_of
 from hiscore.decoding.sparse.selection import select_all_pages
 from hiscore.decoding.sparse.selectors import make_selector
 
@@ -32,6 +32,9 @@ class TorchCacheOps:
 
     def slot_mapping(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         return slot_mapping(self._cache, batch)
+
+    def window_slots(self, batch: StepBatch) -> Tensor:
+        return window_slots(self._cache, batch)
 
     def write_index(self, layer: int, keys: Tensor, host_slots: Tensor) -> None:
         if self._selector is not None:
@@ -61,6 +64,10 @@ class TorchCacheOps:
         selection = select_all_pages(batch, self._cache.shape.kv_heads, self._cache.shape.page_size)
         return PageLists(host_pages_of(self._cache, selection, batch), selection.counts)
 
+    def window_pages(self, batch: StepBatch) -> PageLists:
+        selection = select_all_pages(batch, self._cache.shape.kv_heads, self._cache.shape.page_size)
+        return PageLists(window_pages_of(self._cache, selection, batch), selection.counts)
+
     def resident_pages(self, batch: StepBatch) -> PageLists:
         selection = select_all_pages(batch, self._cache.shape.kv_heads, self._cache.shape.page_size)
         return PageLists(resident_pages_of(self._cache, selection, batch), selection.counts)
@@ -83,28 +90,34 @@ class TorchCacheOps:
 
     def offload_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         pages, offsets = self._pages_and_offsets(host_pages, len(slots))
-        for layer in self._cache.on_host:
-            tokens = staging[layer][slots.long()]
+        for layer, at in self._cache.on_host.items():
+            tokens = staging[at][slots.long()]
             self._cache.write_host(layer, tokens.transpose(1, 2), pages, ALL, ALL, offsets)
 
     def restore_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
         pages, offsets = self._pages_and_offsets(host_pages, len(slots))
-        for layer in self._cache.on_host:
+        for layer, at in self._cache.on_host.items():
             tokens = self._cache.read_host(layer, pages, ALL, ALL, offsets)
-            staging[layer][slots.long()] = tokens.transpose(1, 2)
+            staging[at][slots.long()] = tokens.transpose(1, 2)
 
     def index_prompt(self, staging: Tensor, slots: Tensor, host_pages: Tensor, host_slots: Tensor) -> None:
         if not isinstance(self._selector, DsaSelector):
             for layer in self._cache.sparse:
-                self.write_index(layer, staging[layer][slots.long(), 0], host_slots)
+                self.write_index(layer, staging[self._cache.on_host[layer]][slots.long(), 0], host_slots)
 
     def fill_buffer(self, staging: Tensor, slots: Tensor, buffer_slots: Tensor) -> None:
         for layer in self._cache.sparse:
-            self._cache.tokens(layer)[buffer_slots.long()] = staging[layer][slots.long()]
+            staged = staging[self._cache.on_host[layer]]
+            self._cache.tokens(layer)[buffer_slots.long()] = staged[slots.long()]
 
     def fill_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
         for layer in self._cache.dense:
-            self._cache.tokens(layer)[host_slots.long()] = staging[layer][slots.long()]
+            staged = staging[self._cache.on_host[layer]]
+            self._cache.tokens(layer)[host_slots.long()] = staged[slots.long()]
+
+    def keep_windows(self, slots: Tensor, window_slots: Tensor) -> None:
+        tokens = self._cache.window_kv
+        tokens[:, window_slots.long()] = tokens[:, slots.long()]
 
     def _pages_and_offsets(self, host_pages: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """Where a sequence's first tokens are on the host: pages and offsets in these, int64 [tokens]."""

@@ -51,11 +51,18 @@ class TritonCacheOps(TritonTransfers):
         self._precision = "ieee" if cache.buffer.dtype == torch.float32 else "tf32"
 
     def slot_mapping(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        return self._map_slots(batch, self._cache.host_block_table)
+
+    def window_slots(self, batch: StepBatch) -> Tensor:
+        return self._map_slots(batch, self._cache.window_block_table)[0]
+
+    def _map_slots(self, batch: StepBatch, table: Tensor) -> tuple[Tensor, Tensor]:
+        """See `slot_mapping`; table: of the first slots."""
         cache, sizes, rows = self._cache, self._cache.shape, len(batch.seq_indices)
         host_slots, buffer_slots = torch.empty_like(batch.seq_indices), torch.empty_like(batch.seq_indices)
         slot_mapping.map_slots[(triton.cdiv(rows, 128),)](
             batch.seq_indices, batch.positions,
-            cache.host_block_table, cache.device_block_table, cache.fully_resident, host_slots, buffer_slots,
+            table, cache.device_block_table, cache.fully_resident, host_slots, buffer_slots,
             rows, sizes.lru_pages, sizes.ring_pages, cache.host_block_table.stride(0),
             PAGE=sizes.page_size, BLOCK=128,
         )  # fmt: skip
@@ -146,6 +153,9 @@ class TritonCacheOps(TritonTransfers):
     def all_pages(self, batch: StepBatch) -> PageLists:
         counts = torch.where(batch.valid, batch.positions // self._cache.shape.page_size + 1, 0)
         return PageLists(self._cache.host_block_table, counts[:, None], by_sequence=True)
+
+    def window_pages(self, batch: StepBatch) -> PageLists:
+        return replace(self.all_pages(batch), pages=self._cache.window_block_table)
 
     def resident_pages(self, batch: StepBatch) -> PageLists:
         return replace(self.all_pages(batch), pages=self._cache.device_block_table)

@@ -33,9 +33,12 @@ class TritonTransfers:
         # ones.
         layer_index = [cache.sparse.get(layer, -1 - cache.dense.get(layer, 0)) for layer in layers]
         self._layer_index = torch.tensor(layer_index, dtype=torch.int32, device=device)
-        self._on_host = torch.tensor(layers, dtype=torch.int32, device=device)
-        self._sparse = torch.tensor(list(cache.sparse), dtype=torch.int32, device=device)
-        self._dense = torch.tensor(list(cache.dense), dtype=torch.int32, device=device)
+        # Their places in staging.
+        self._sparse, self._dense = (
+            torch.tensor([cache.on_host[layer] for layer in kind], dtype=torch.int32, device=device)
+            for kind in (cache.sparse, cache.dense)
+        )
+        self._windowed = torch.arange(len(cache.windowed), dtype=torch.int32, device=device)
 
     def offload_step(self, host_slots: Tensor, buffer_slots: Tensor) -> None:
         cache, sizes = self._cache, self._cache.shape
@@ -74,6 +77,10 @@ class TritonTransfers:
 
     def fill_dense(self, staging: Tensor, slots: Tensor, host_slots: Tensor) -> None:
         self._copy_rows(staging, self._cache.dense_kv, slots, host_slots, self._dense)
+
+    def keep_windows(self, slots: Tensor, window_slots: Tensor) -> None:
+        tokens = self._cache.window_kv
+        self._copy_rows(tokens, tokens, slots, window_slots, self._windowed)
 
     def _swap_in(self, layer: int, swaps: Tensor, swap_counts: Tensor) -> None:
         """Copy listed pages of a layer from the host: see `kv_transfer.swap_in`."""
@@ -128,7 +135,7 @@ class TritonTransfers:
         if to_host and len(slots) > SHORT_OFFLOAD_TOKENS:
             programs = PROMPT_OFFLOAD_PROGRAMS
         kv_transfer.copy_pages[(min(programs, units),)](
-            staging, slots, cache.host_kv, host_pages, self._on_host, len(slots), units,
+            staging, slots, cache.host_kv, host_pages, len(slots), units,
             staging.stride(0), cache.host_kv.stride(0),
             KV_HEADS=sizes.kv_heads, PARTS=sizes.kv_parts, PAGE=sizes.page_size,
             HEAD_DIM=sizes.head_dim, PADDED=self._padded, PAGES=pages_at_once, TO_HOST=to_host,

@@ -18,7 +18,7 @@ def fill_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -
         model.cache, admission.seq_index, admission.length,
         torch.from_numpy(admission.host_pages.astype(np.int64)),
         torch.from_numpy(admission.device_pages.astype(np.int64)),
-        admission.full_attention,
+        admission.full_attention, admission.window_pages,
     )  # fmt: skip
     offsets = np.arange(page_size)
     positions = (initial.pages.numpy()[:, None] * page_size + offsets).ravel()

@@ -146,7 +146,7 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
         architecture, what.budget, memory.max_sequences, what.dtype.itemsize, rank.device.type == "cuda",
         shape.top_pages if what.settings.indexer_prefill == "kernels" else None,
     )  # fmt: skip
-    staging = staging_tokens * staging_token_bytes(shape_of_model, what.dtype)
+    staging = staging_tokens * staging_token_bytes(shape_of_model, what.dtype, shape.windowed)
     owner = site.owner("decode", rank.device, rank.shard.rank, rank.shard.ranks)
     for plan in plan_memory(rank.device, shape.bytes(what.dtype), staging, weights, activations):
         site.ledger.claim(owner, plan)
@@ -202,8 +202,10 @@ def build_worker(
     model_shape, _ = read_shape(checkpoint, settings, group.shard if group else WHOLE)
     shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
-    staging = staging_tokens * staging_token_bytes(model_shape, dtype)
+    staging = staging_tokens * staging_token_bytes(model_shape, dtype, shape.windowed)
     report_pools(shape, cache_config, shape.bytes(dtype), staging)
+    if any(model_shape.windows) and not shape.windowed:
+        log.info("PREFIX_CACHE is on: layers with a sliding window keep all tokens, for prompts to be found")
     if is_latent(checkpoint):
         fp8_indexer = settings.indexer_dtype == "fp8"
         latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, fp8_indexer, keeps_fp8, group)

@@ -34,6 +34,9 @@ class CacheConfig:
         prompts_in: Where prompts are prefilled.
         reserved_pages: Device pages that sequences must be able to leave to a prompt that borrows them.
         host_is_shared: Ranks store host pages for each other, and exchange them on their COMPUTE queues.
+        window_pages: Pages of layers that keep a window only.
+        window_ring: Pages that a sequence has of these at most; 0: there are no such layers.
+        window: Tokens of the longest window.
     """
 
     page_size: int
@@ -54,6 +57,9 @@ class CacheConfig:
     prompts_in: PromptPool = "staging"
     reserved_pages: int = 0
     host_is_shared: bool = False
+    window_pages: int = 0
+    window_ring: int = 0
+    window: int = 0
 
     @property
     def restores_beside_forwards(self) -> bool:

@@ -53,6 +53,7 @@ class PrefillChunk:
         host_pages: int32, the whole prompt's, in the order of positions; empty: do not offload.
         is_last: The prompt ends here; sample its last row.
         full_attention: Attend to everything, even if the checkpoint's indexer would select tokens in prefill too.
+        window_pages: As of `Admission`.
     """
 
     seq_index: int
@@ -62,6 +63,7 @@ class PrefillChunk:
     host_pages: Int32
     is_last: bool
     full_attention: bool = False
+    window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
 
     @property
     def end(self) -> int:
@@ -81,6 +83,7 @@ class Admission:
         staging_pages: int32, in the order of positions.
         full_attention: Attend to everything in sparse layers too.
         first_token: Input of its first step; None after a prefill, whose sample is still on the device.
+        window_pages: int32: its pages in windowed layers. Its page p is the (p % window_ring)-th of them.
     """
 
     seq_index: int
@@ -90,6 +93,7 @@ class Admission:
     staging_pages: Int32
     full_attention: bool
     first_token: int | None
+    window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class Growth:
         device_pages: int32, the new ones; if it is spilled, all that it has, in their new order.
         spilled: How many of its first pages are then in the LRU area, in order; None: it is not spilled.
         old_host_pages: int32 [spilled]: the host pages of these.
+        window_pages: All that it has, as of `Admission`.
     """
 
     seq_index: int
@@ -114,6 +119,7 @@ class Growth:
     device_pages: Int32
     spilled: int | None = None
     old_host_pages: Int32 = field(default_factory=lambda: NO_PAGES)
+    window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
 
 
 @dataclass(frozen=True)

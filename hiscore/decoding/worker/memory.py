@@ -64,7 +64,7 @@ def plan_memory(
         activations: Bytes of a prefill forward and of a step's logits.
     """
     pool = MemoryLine("keys and values on the host", sizes["host_kv"], ("HOST_KV_BYTES",))
-    counted = ("host_kv", "exchange", "dense_kv", *BUFFERS, *INDEX)
+    counted = ("host_kv", "exchange", "dense_kv", "window_kv", *BUFFERS, *INDEX)
     rest = sum(size for name, size in sizes.items() if name not in counted)
     # Written by kernels alone.
     exchange = sizes["exchange"] if device.type == "cuda" else 0
@@ -73,6 +73,7 @@ def plan_memory(
         weights,
         MemoryLine("staging", staging, ("MAX_CONTEXT",)),
         MemoryLine("dense layers", sizes["dense_kv"], of_device),
+        MemoryLine("windows", sizes["window_kv"], of_device),
         MemoryLine("buffers", sum(sizes[name] for name in BUFFERS), of_device),
         MemoryLine("index", sum(sizes[name] for name in INDEX), of_device),
         MemoryLine("exchange between ranks", exchange, ("MAX_STREAMS",)),

@@ -50,6 +50,10 @@ def pools_of(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int]
         Pool("device buffers", sizes["buffer"], device_tokens, buffers, "DEVICE_KV_BYTES"),
         # Every page of the host has its place in these.
         Pool("dense layers", sizes["dense_kv"], host_tokens, on_host, config.host_setting),
+        Pool(
+            "windows", sizes["window_kv"], config.window_pages * config.page_size,
+            config.window_pages // max(1, config.window_ring), "DEVICE_KV_BYTES",
+        ),
         Pool("index", sizes["index"], host_tokens, on_host, config.host_setting),
         Pool(
             "staging", staging, staging_tokens, staging_tokens // config.context_length, "MAX_CONTEXT",

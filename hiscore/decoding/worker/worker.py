@@ -34,6 +34,7 @@ from hiscore.decoding.worker.result_reader import ResultReader
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import Attends, StepRunner, feed
 from hiscore.decoding.worker.token_sampler import TokenSampler
+from hiscore.decoding.worker.windows import keep_windows
 from hiscore.device import upload
 
 
@@ -97,7 +98,9 @@ class CacheWorker:
             self._restores.wait_for(chunk.seq_index)
         with self._queues.use(Queue.COMPUTE):
             pending = PendingResult(partial(self.read, sampling=sampling), len(last), self._device)
-            pending.copy_to_host(self._sample(self._model.prefill(chunks), last, sampling, pending.failures))
+            logits = self._model.prefill(chunks)
+            keep_windows(self._ops, self._cache.shape, chunks, self._model.staging)
+            pending.copy_to_host(self._sample(logits, last, sampling, pending.failures))
         for chunk in chunks:
             if len(chunk.host_pages):
                 end = chunk.end if chunk.is_last else self._page_start(chunk.end)

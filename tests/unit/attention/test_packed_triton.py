@@ -1,6 +1,7 @@
 """The packed attention kernel against a dense mask. Without a GPU it runs in Triton's interpreter, on the CPU."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention import own_keys
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.metadata import Forward
+from hiscore.attention.metadata import NO_SLOT, Forward, Group
+from hiscore.attention.packed_torch import TorchAttention
 from hiscore.attention.packed_triton import TritonAttention
-from hiscore.attention.tiles import max_tiles
+from hiscore.attention.tiles import max_tiles, window_slots
 from hiscore.prefill.cuda_runner import InputLayout
 from hiscore.scoring.packing import pack, pool_reserve
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
@@ -181,3 +183,51 @@ def test_no_bit_of_a_short_item_depends_on_where_its_keys_are_in_a_block(
     # Results are up to 4, rounded to a last bit of the dtype; of float32 sums see above.
     close = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(unaligned, one_by_one, atol=close, rtol=0)
+
+
+@pytest.mark.parametrize("by_kernel", [True, False])
+@pytest.mark.parametrize("window", [1, 24, 50])
+def test_nothing_before_a_window_is_read(window: int, by_kernel: bool) -> None:
+    """Two parts of prompts, in a layer that keeps everything and in one whose context is a ring of its window."""
+    heads, kv_heads, head_dim, starts, lengths = 4, 2, 16, (75, 40), (21, 33)
+    shape = AttentionShape(heads, kv_heads, head_dim, 0.4, None, (None, window))
+    pool, ring = (random(size, 2, kv_heads, head_dim, seed=size) for size in (200, 128))
+    ends = np.cumsum(lengths)
+    groups = tuple(
+        Group(
+            int(end) - length, int(end), first + np.arange(start), slice(0, 0),
+            window_slots=64 * at + np.arange(start) % 64,
+        )
+        for at, (first, start, length, end) in enumerate(zip((0, 100), starts, lengths, ends, strict=True))
+    )  # fmt: skip
+    rows = int(ends[-1])
+    positions = np.concatenate([start + np.arange(n) for start, n in zip(starts, lengths, strict=True)])
+    forward = Forward(
+        np.zeros(rows, np.int32), positions.astype(np.int32), np.array([0, *ends], np.int32), groups,
+        np.full(rows, NO_SLOT), np.arange(rows), np.zeros(rows, np.int64),
+    )  # fmt: skip
+    ring[:] = float("nan")
+    for group, start in zip(groups, starts, strict=True):
+        seen = np.arange(max(0, start + 1 - window), start)
+        ring[group.window_slots[seen]] = pool[group.context_slots[seen]]
+    qkv = random(rows, heads + 2 * kv_heads, head_dim)
+    if by_kernel:
+        attention: Any = TritonAttention(shape, torch.float32, 3, windowed={1})
+        layout = InputLayout(rows, max_tiles(rows, rows, attention.rows_per_tile))
+        buffer, slots = layout.pack(forward, attention.rows_per_tile)
+        *_, inputs = layout.views(*(torch.from_numpy(each).to(DEVICE) for each in (buffer, slots)))
+        of_windows = torch.from_numpy(window_slots(forward)).to(DEVICE)
+        attention.inputs = replace(inputs, window_slots=of_windows)
+    else:
+        attention = TorchAttention(shape, windowed={1})
+        attention.plan(forward)
+        qkv, pool, ring = qkv.cpu(), pool.cpu(), ring.cpu()
+    for layer, tokens in ((0, pool), (1, ring)):
+        out = attention.attend(layer, qkv.flatten(1).contiguous(), tokens)
+        expected = dense_attention(forward, shape, shape.windows[layer], qkv.cpu(), pool.cpu())
+        # float32 sums of at most 100 weights: 1e-5 is ten times their rounding.
+        torch.testing.assert_close(out.cpu().double(), expected, atol=1e-5, rtol=0)
+    # The control: one token of the first row's window.
+    if window > 1:
+        ring[groups[0].window_slots[starts[0] + 1 - window]] = float("nan")
+        assert attention.attend(1, qkv.flatten(1).contiguous(), ring)[0].isnan().any()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hiscore.decoding import block_manager
 from hiscore.decoding import engine as engine_module
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.sampling_params import SamplingParams
@@ -99,12 +100,8 @@ def assert_all_is_free(engine: DecodeEngine, worker: HashWorker) -> None:
     assert not worker.sequences
     assert not worker.kept
     pools = engine._scheduler.blocks
-    assert [pool.num_used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)] == [
-        0,
-        0,
-        0,
-        0,
-    ]
+    every = (pools.seq_indices, pools.host, pools.device, pools.staging, pools.window)
+    assert [pool.num_used for pool in every] == [0] * 5
     assert engine._scheduler.idle
     assert not engine._live
     stats = engine.stats()
@@ -165,6 +162,8 @@ def join_and_leave(
     caching: bool,
 ) -> None:
     """Each call arrives after a number of steps, and may be cancelled some steps later."""
+    # Layers keep a window only where no prompts are to be found.
+    caching = caching and "window_ring" not in kind
     worker = HashWorker(replace(TINY, **kind, prefill_token_budget=chunk, prefix_cache=caching), delay)
     callers = Callers()
     names = [Caller(name) for name in range(len(calls))]
@@ -223,7 +222,9 @@ def test_200_sequences_share_pools_for_20(kind: dict[str, Any]) -> None:
         page_size=4, lru_pages=4, ring_pages=2, host_pages=5000, device_pages=120, staging_pages=16,
         max_sequences=20, prefill_token_budget=64, context_length=100,
     )  # fmt: skip
-    cache_config = replace(pools, **kind | {"device_pages": 120})
+    # Room for the windows of all that are preempted: else they would start over.
+    enough = {"window_pages": 1_000} if "window_ring" in kind else {}
+    cache_config = replace(pools, **kind | {"device_pages": 120} | enough)
     random = np.random.default_rng(0)
     worker, callers = HashWorker(cache_config, delay=3), Callers()
     calls = [
@@ -689,6 +690,34 @@ def test_control_a_broken_worker_is_found(broken: type[HashWorker]) -> None:
         callers.wait(lambda: len(callers.ends) == len(calls))
         for name, wanted in calls.items():
             assert_as_alone(callers, name, wanted)
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_blocks_are_taken_from_a_sequence_only_if_its_window_is_still_there(
+    spoiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """spoiled: the control; a sequence goes back to where newer tokens have taken the place of its window."""
+    if spoiled:
+        monkeypatch.setattr(block_manager, "has_window", lambda *going_back: True)
+    kind = {"dense": True, "window_pages": 30, "window_ring": 3, "window": 10, "host_pages": 40}
+    worker, callers = HashWorker(replace(TINY, **kind), delay=3), Callers()
+    # The second ends when the newest has given up a block.
+    calls = {Caller(i): long_call(i, prompt=10, max_tokens=32 if i == 1 else 70) for i in range(4)}
+
+    def run() -> None:
+        with running(worker, callers, quantum=0) as engine:
+            for name, wanted in calls.items():
+                engine.submit(wanted, name)
+            callers.wait(lambda: len(callers.ends) == len(calls))
+        for name, wanted in calls.items():
+            assert_as_alone(callers, name, wanted)
+
+    if spoiled:
+        with pytest.raises(AssertionError):
+            run()
+        assert "not the window before a token" in worker.violations
+    else:
+        run()
 
 
 class GatedGrammar:

@@ -30,8 +30,9 @@ from tests.support.shared_host import OneAfterTheOther, one_after_the_other
 NEWEST = 5
 
 
-# The dense layer has a copy on the host, or none.
-SHAPES = (SHAPE, replace(SHAPE, device_only=frozenset({1})))
+# The dense layer has a copy on the host, or keeps its window on the device.
+WINDOWED = replace(SHAPE, windowed=frozenset({1}), window_pages=12, window_ring=3, prefill_rows=8)
+SHAPES = (SHAPE, WINDOWED)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -91,7 +92,8 @@ def test_a_prompt_goes_to_the_host_dense_layers_and_buffer_and_back(
     elements = at_once * SHAPE.kv_parts * SHAPE.page_size * ops._padded // 2
     monkeypatch.setattr(triton_transfers, "COPY_ELEMENTS", elements)
     assert ops._copy_launch(2 * elements)[0] == at_once
-    staging = torch.arange(3 * 32 * 16, dtype=torch.float32, device=DEVICE).view(3, 32, 2, 2, 4)
+    layers = len(shape.host_layers)
+    staging = torch.arange(layers * 512, dtype=torch.float32, device=DEVICE).view(layers, 32, 2, 2, 4)
     rng = np.random.default_rng(length)
     slots = torch.from_numpy(rng.permutation(32)[:length]).int().to(DEVICE)
     pages = torch.from_numpy(rng.permutation(80)[: -(-length // 4)]).int().to(DEVICE)
@@ -109,15 +111,15 @@ def test_a_prompt_goes_to_the_host_dense_layers_and_buffer_and_back(
     reference.fill_dense(staging.cpu(), slots.cpu(), host_slots.cpu())
     reference.fill_buffer(staging.cpu(), slots.cpu(), host_slots.cpu() % 48)
     for name in ("host_kv", "dense_kv", "buffer"):
-        assert_same(getattr(cache, name), getattr(plain, name))
-        assert (getattr(plain, name) >= 0).any()
+        if name != "dense_kv" or plain.dense:
+            assert_same(getattr(cache, name), getattr(plain, name))
+            assert (getattr(plain, name) >= 0).any()
 
     other = torch.full_like(staging, -2.0)
     elsewhere = torch.from_numpy(rng.permutation(32)[:length]).int().to(DEVICE)
     ops.restore_prompt(other, elsewhere, pages)
     right = torch.full_like(staging, -2.0)
-    for layer in shape.host_layers:
-        right[layer, elsewhere.long()] = staging[layer, slots.long()]
+    right[:, elsewhere.long()] = staging[:, slots.long()]
     assert_same(other, right)
 
 
@@ -205,3 +207,32 @@ def test_a_cache_shared_by_other_ranks_than_those_that_decode_is_refused() -> No
     for group in (None, OneAfterTheOther(Shard(0, 2)), OneAfterTheOther(Shard(1, 4))):
         with pytest.raises(ValueError, match="host_share is Shard"):
             KVCache.allocate(shape, torch.float32, torch.device("cpu"), group)
+
+
+def test_windows_take_new_tokens_and_what_a_prefill_leaves_behind_the_pages() -> None:
+    cache = KVCache.allocate(WINDOWED, torch.float32, torch.device("cpu"))
+    cache.window_kv.copy_(torch.arange(cache.window_kv.numel()).view_as(cache.window_kv))
+    table = np.random.default_rng(0).permutation(12)[:6].reshape(2, 3)
+    for seq_index, pages in ((4, table[0]), (1, table[1])):
+        cache.window_block_table[seq_index] = torch.from_numpy(pages[np.arange(24) % 3])
+    other = on_device(cache)
+    ops, reference = (
+        make(each, attention_shape(WINDOWED, 1), *more)
+        for make, each, more in ((TritonCacheOps, other, (96,)), (TorchCacheOps, cache, ()))
+    )
+    for position in (0, 3, 4, 12, 13, 95):
+        rows = rows_of([1, -1, 4], [position, 0, 95 - position])
+        found, right = ops.window_slots(rows), reference.window_slots(moved(rows, "cpu"))
+        assert_same(found, right)
+        one, other_one = (
+            table[row][at // 4 % 3] * 4 + at % 4 for row, at in ((1, position), (0, 95 - position))
+        )
+        assert right.tolist() == [one, -1, other_one]
+    slots = torch.tensor([48, 49, 52, 55], dtype=torch.int32)
+    into = torch.tensor([7, 0, 47, 31], dtype=torch.int32)
+    before = cache.window_kv.clone()
+    ops.keep_windows(slots.to(DEVICE), into.to(DEVICE))
+    reference.keep_windows(slots, into)
+    assert_same(other.window_kv, cache.window_kv)
+    assert torch.equal(cache.window_kv[:, into.long()], before[:, slots.long()])
+    assert int((cache.window_kv != before).flatten(2).any(2).sum()) == len(into)

@@ -84,6 +84,33 @@ def test_dense_attention_equals_plain_torch(
     assert (actual - shorter)[[0, 3, 4]].abs().amax((1, 2)).min() > 1e-4
 
 
+@pytest.mark.parametrize("window", [1, 33, 50, 64])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_nothing_before_a_window_is_read(window: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages there hold other tokens by now, or what another sequence has left."""
+    monkeypatch.setattr(paged_triton, "SPLIT", 32)
+    sizes = replace(ATTENTION, kv_heads=1, kv_parts=1) if parts == 1 else ATTENTION
+    cache = filled(sizes)
+    shape = attention_shape(sizes, 3, windows=(window, None))
+    ops = TritonCacheOps(cache, shape, 160, value_dim=16 if parts == 1 else None)
+    rows, q = rows_of([1, 2], [159, 93]), random(2, shape.heads, 24, seed=1)
+
+    def poison(seq_index: int, positions: torch.Tensor) -> None:
+        at = cache.host_block_table[seq_index, positions // 8].long() * 8 + positions % 8
+        cache.dense_kv[:, at] = float("nan")
+
+    def attend() -> torch.Tensor:
+        return ops.attend(0, q, ops.all_pages(rows), rows)
+
+    clean = attend()
+    for seq_index, position in ((1, 159), (2, 93)):
+        poison(seq_index, torch.arange(position + 1 - window, device=DEVICE))
+    assert_same(attend(), clean)
+    # The control: the first token that is seen.
+    poison(1, torch.tensor([160 - window], device=DEVICE))
+    assert attend()[0].isnan().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_attention_in_half_precision_equals_plain_torch(dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16 and DEVICE == "cpu":

@@ -8,7 +8,8 @@ pytest.importorskip("triton", reason="the Triton language is not installed")
 
 from hiscore.attention.metadata import NO_SLOT, Forward, Group
 from hiscore.attention.own_keys import FIELDS
-from hiscore.prefill.cuda_runner import ALIGN, MIN_ROWS, InputLayout, capture_sizes, pad_scored
+from hiscore.prefill.cuda_runner import ALIGN, InputLayout, pad_scored
+from hiscore.prefill.row_counts import MIN_ROWS, capture_sizes
 
 
 def test_graphs_fit_every_number_of_rows_with_little_padding() -> None:

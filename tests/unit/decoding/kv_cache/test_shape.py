@@ -78,7 +78,6 @@ def test_an_index_has_a_part_for_each_indexed_layer(
 def test_tensors_have_the_shapes_that_their_sizes_say() -> None:
     sizes = {name: size for name, (size, _) in SHAPE.tensors(torch.bfloat16).items()}
     assert sizes["host_kv"] == (4, 80, 3, 2, 4, 8)
-    assert replace(SHAPE, device_only=SHAPE.dense_layers).tensors(torch.float32)["host_kv"][0][0] == 3
     assert sizes["exchange"] == (0, 2, 4, 8)
     assert sizes["dense_kv"] == (1, 320, 2, 3, 8)
     assert sizes["buffer"] == (3, 192, 2, 3, 8)
@@ -101,6 +100,44 @@ def test_ranks_share_the_host_pool_and_nothing_else(ranks: int) -> None:
         assert {name for name in alone if sizes[name] != alone[name]} == {"host_kv", "exchange"}
     # A rank without a page has one nevertheless: an index needs something to point at.
     assert replace(SHAPE, host_pages=1, host_share=Shard(1, ranks)).stored_pages == 1
+
+
+WINDOWED = replace(
+    SHAPE, windowed=frozenset({1}), window_pages=9, window_ring=3, prefill_rows=128,
+    dense_layers=frozenset({0, 1}), prompts_in="buffers",
+)  # fmt: skip
+
+
+def test_windowed_layers_have_pages_of_their_own_and_room_for_a_prefill() -> None:
+    sizes = {name: size for name, (size, _) in WINDOWED.tensors(torch.float32).items()}
+    assert sizes["window_kv"] == (1, 9 * 4 + 128, 2, 3, 8)
+    assert sizes["window_block_table"] == sizes["host_block_table"]
+    # Of the others, the host has all, and the dense ones are the first.
+    assert WINDOWED.host_layers == (0, 2, 3)
+    assert [sizes[name][0] for name in ("host_kv", "dense_kv", "buffer")] == [3, 1, 3]
+    without = SHAPE.tensors(torch.float32)
+    assert without["window_kv"][0][:2] == (0, 0)
+    assert without["window_block_table"][0][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("windowed", frozenset({2}), r"windowed is \[2\]: only dense layers keep a window"),
+        ("window_ring", 0, "window_ring is 0, must be at least 1"),
+        ("window_pages", 2, "window_pages is 2, must be at least 3"),
+        ("prefill_rows", 0, "prefill_rows is 0, must be at least 1"),
+        ("window_pages", 2**29, "window_pages is 536870912: slots must fit int32"),
+        (
+            "dense_layers",
+            frozenset({1, 2}),
+            r"dense_layers are \[1, 2\]: prompts_in 'buffers' needs the first",
+        ),
+    ],
+)
+def test_windows_that_do_not_fit_are_refused(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(WINDOWED, **{field: value})  # type: ignore[arg-type]
 
 
 def test_what_every_selection_contains() -> None:

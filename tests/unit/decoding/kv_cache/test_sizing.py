@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hiscore.decoding.kv_cache.model_shape import ModelShape
 from hiscore.decoding.kv_cache.sizing import (
     CONTEXT_PAGE,
     SHORTEST,
     MemoryBudget,
-    ModelShape,
     plan_cache,
     staging_token_bytes,
 )
@@ -60,6 +60,7 @@ def test_pools_take_no_more_than_there_is(
         for name in (
             "host_block_table",
             "device_block_table",
+            "window_block_table",
             "fully_resident",
             "full_attention",
             "hits",
@@ -67,7 +68,7 @@ def test_pools_take_no_more_than_there_is(
             "mass",
         )
     )
-    row = 4 * len(windows) * prod((model.kv_parts, model.kv_heads, model.head_dim))
+    row = 4 * len(shape.host_layers) * prod((model.kv_parts, model.kv_heads, model.head_dim))
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE * row
     assert sizes["host_kv"] <= memory.host_bytes
     assert sum(sizes.values()) - sizes["host_kv"] - tables + staging <= memory.device_bytes
@@ -76,6 +77,8 @@ def test_pools_take_no_more_than_there_is(
         buffers = cache_config.device_pages // min(shape.max_pages, shape.buffer_pages)
         assert buffers >= cache_config.host_pages // shape.max_pages
         assert buffers >= 1
+    if windowed:
+        assert shape.window_pages >= shape.window_ring > 0
 
 
 @pytest.mark.parametrize("protocol", ["ring", "deferred"])
@@ -204,29 +207,52 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("selector", "device", "tokens", "copied"),
+    ("selector", "device", "before", "now", "windows"),
     [
-        ("quest", 6, 8_608, 8_608),
-        ("quest", 18, 26_624, 21_824),
-        ("dense", 6, 16_384, 16_384),
-        ("dense", 18, 49_152, 21_824),
+        # Before, the context had to be cut where 6 GiB did not hold one of 32,768 tokens.
+        ("dense", 6, (16_384, 16_384), (32_768, 38_944), 7),
+        ("dense", 18, (32_768, 49_152), (32_768, 137_312), 26),
+        ("quest", 6, (8_448, 4_288), (32_768, 18_080), 4),
+        ("quest", 18, (26_112, 4_256), (32_768, 100_256), 23),
+        ("auto", 6, (8_448, 5_088), (32_768, 50_848), 4),
+        ("auto", 18, (26_112, 6_848), (32_768, 133_024), 23),
     ],
 )
-def test_layers_with_a_window_take_no_memory_on_the_host(
-    selector: str, device: int, tokens: int, copied: int
+def test_layers_with_a_window_keep_no_more_than_that(
+    selector: str, device: int, before: tuple[int, int], now: tuple[int, int], windows: int
 ) -> None:
-    """Gemma 3 12B with 6 GiB (about a quarter of a GPU of 24 GB) or 18 GiB (80 GB), and 8 GiB of the host.
+    """Gemma 3 12B with 6 GiB (about a quarter of a GPU of 24 GB) or 18 GiB (80 GB), and 40 GiB of the host.
 
-    copied: tokens where all layers have copies, as for prompts that are to be found.
+    before, now: the longest context, and tokens of the dense layers or of the buffers. Before, layers with a
+    window kept everything, as they do where prompts are to be found on the host.
     """
-    memory = MemoryBudget(8 * GIB, device * GIB, 64)
-    for prefix_cache, held, per_token in ((False, tokens, 64), (True, copied, 384)):
+    for prefix_cache, expected in ((True, before), (False, now)):
         settings = CacheSettings(selector=selector, prefix_cache=prefix_cache)
-        shape, cache_config = plan_cache(settings, GEMMA_3_12B, memory, torch.bfloat16, 2_048)
-        assert shape.host_pages * shape.page_size == held
-        assert shape.bytes(torch.bfloat16)["host_kv"] == held * per_token * 1_024
-        assert shape.bytes(torch.bfloat16)["dense_kv"] == held * (320 if selector == "quest" else 384) * 1_024
-        assert cache_config.host_setting == ("HOST_KV_BYTES" if held < tokens else "DEVICE_KV_BYTES")
+        memory = MemoryBudget(40 * GIB, device * GIB, 64)
+        shape, cache_config = plan_cache(settings, GEMMA_3_12B, memory, torch.bfloat16, 4_096)
+        held = shape.host_pages if selector == "dense" else shape.device_pages
+        assert (cache_config.context_length, held * shape.page_size) == expected
+    sizes = shape.bytes(torch.bfloat16)
+    # 4 KiB for a key, and as much for a value, in each layer.
+    assert sizes["host_kv"] == shape.host_pages * shape.page_size * 8 * 8 * 1_024
+    assert sizes["dense_kv"] == (sizes["host_kv"] if selector == "dense" else 0)
+    # 1,024 tokens of each sequence in 40 layers, and those of a prefill.
+    assert shape.window_pages // shape.window_ring == windows
+    assert sizes["window_kv"] == (shape.window_pages * 32 + 4_096) * 40 * 8 * 1_024
+    # Prompts are prefilled where they stay; else in a pool for layers without a window.
+    staging = cache_config.staging_pages * STAGING_PAGE_SIZE
+    assert staging == (32_768 if selector == "quest" else 0)
+    assert staging_token_bytes(GEMMA_3_12B, torch.bfloat16, shape.windowed) == 8 * 8 * 1_024
+
+
+def test_windows_longer_than_the_context_take_no_more_than_it() -> None:
+    model = ModelShape(2, 2, 16, (4_096, None) * 2, 1_000)
+    shape, _ = plan_cache(
+        CacheSettings(selector="quest"), model, MemoryBudget(MIB * 64, MIB * 64, 4), torch.float32, 1
+    )
+    assert shape.window_ring == shape.max_pages == 32
+    # Of four sequences, and of those that are preempted for them.
+    assert shape.window_pages == 4 * 4 * 32
 
 
 def test_a_model_whose_layers_all_have_windows_needs_no_buffer() -> None:

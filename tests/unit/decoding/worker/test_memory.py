@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from hiscore.decoding.kv_cache.model_shape import ModelShape
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache, staging_token_bytes
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache, staging_token_bytes
 from hiscore.decoding.worker import memory
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.memory import (
@@ -49,7 +50,9 @@ def planned(
     model, a = shape_of(name, settings.max_context), architecture(name)
     rows = 2_048 if kind == "cuda" else 256
     shape, cache_config = plan_cache(settings, model, budget, dtype, rows)
-    staging = cache_config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype)
+    staging = (
+        cache_config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype, shape.windowed)
+    )
     activations = forward_bytes(a, rows, budget.max_sequences, dtype.itemsize, kind == "cuda")
     return shape, cache_config, plan_memory(device, shape.bytes(dtype), staging, weights, activations)
 

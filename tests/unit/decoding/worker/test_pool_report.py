@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from hiscore.decoding.kv_cache import sizing
+from hiscore.decoding.kv_cache.model_shape import ModelShape
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, ModelShape, plan_cache, staging_token_bytes
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache, staging_token_bytes
 from hiscore.decoding.page_needs import capacities
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
@@ -46,7 +47,7 @@ def plan(name: str, machine: Machine, **settings: Any) -> Plan:
     context = context_limit(a.context_length, chosen.max_context)
     model = ModelShape(a.kv_heads, 2, a.head_dim, a.windows, context)
     shape, config = plan_cache(chosen, model, budget, dtype, 2_048)
-    staging = config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype)
+    staging = config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype, shape.windowed)
     return shape, config, shape.bytes(dtype), staging
 
 
@@ -119,7 +120,7 @@ def test_without_a_staging_pool_more_tokens_are_on_the_device_as_a_whole(
         return (config.host_pages if config.dense else config.device_pages) * config.page_size
 
     assert whole_tokens() == now
-    monkeypatch.setattr(sizing, "_prompts_in", lambda *model: "staging")
+    monkeypatch.setattr(sizing, "prompt_pool", lambda *model: "staging")
     assert whole_tokens() == before
 
 

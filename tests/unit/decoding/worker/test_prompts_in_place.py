@@ -30,7 +30,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def in_a_pool_of_their_own(worker: Callable[[], CacheWorker], monkeypatch: pytest.MonkeyPatch) -> CacheWorker:
     with monkeypatch.context() as patched:
-        patched.setattr(sizing, "_prompts_in", lambda *model: "staging")
+        patched.setattr(sizing, "prompt_pool", lambda *model: "staging")
         built = worker()
     assert built._cache.staging is None
     return built
@@ -93,8 +93,9 @@ def test_staging_is_memory_that_the_cache_has_anyway(path: Any) -> None:
 def test_where_one_number_is_not_enough_staging_is_a_pool_of_its_own(
     path: Any, family: str, selector: str
 ) -> None:
-    """Windows between other layers; buffers that are for selected pages alone; pages of one token."""
-    worker = build(path(family), selector, *FEW)
+    """Layers that keep everything behind others; buffers that are for selected pages alone; pages of one token."""
+    # Where prompts are to be found, layers with a window keep everything, too.
+    worker = build(path(family), selector, *FEW, prefix_cache=family == "gemma3")
     assert worker.cache_config.prompts_in == "staging"
     assert worker.cache_config.staging_pages * 16 == worker.cache_config.context_length
     assert worker._cache.staging is None

@@ -48,7 +48,11 @@ class Recorder:
         self.events = 0
         counts = torch.zeros(1, dtype=torch.int64)
         self.cache: Any = SimpleNamespace(
-            hits=counts, misses=counts.clone(), mass=torch.zeros(2, dtype=torch.float64), sparse={0: 0}
+            hits=counts,
+            misses=counts.clone(),
+            mass=torch.zeros(2, dtype=torch.float64),
+            sparse={0: 0},
+            shape=SimpleNamespace(windowed=frozenset()),
         )
         self.staging = torch.zeros(0)
         self.ops: Any = self

@@ -1,0 +1,54 @@
+"""Which layers keep everything on the device, which keep a window, and where prompts are prefilled."""
+
+from collections.abc import Collection
+
+from hiscore.decoding.kv_cache.model_shape import ModelShape
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, PromptPool
+from hiscore.settings import CacheSettings
+
+
+def prompt_pool(
+    settings: CacheSettings,
+    model: ModelShape,
+    dense_layers: frozenset[int],
+    windowed: frozenset[int],
+    page_size: int,
+) -> PromptPool:
+    """Where prompts are prefilled: where they stay, if one number says in every layer where a token is.
+
+    Those that keep a window only have numbers of their own.
+    """
+    if model.index_dim or model.kv_parts == 1 or page_size % STAGING_PAGE_SIZE:
+        return "staging"
+    if len(dense_layers) == len(model.windows):
+        return "dense"
+    others = [layer in dense_layers for layer in range(len(model.windows)) if layer not in windowed]
+    are_first = others == sorted(others, reverse=True)
+    return "buffers" if settings.selector == "auto" and are_first else "staging"
+
+
+def dense_layers_of(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
+    """Layers with a window, all layers under "dense", and the first under "quest".
+
+    The first layers attend widely, and bounds of pages say little about that.
+    """
+    by_bounds = settings.quest_dense_layers
+    first = {"dense": len(model.windows), "quest": by_bounds, "auto": by_bounds}.get(settings.selector, 0)
+    return frozenset(
+        layer for layer, window in enumerate(model.windows) if layer < first or window is not None
+    )
+
+
+def windowed_layers(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
+    """Layers with a window keep no more than that, unless prompts are to be found on the host.
+
+    A sequence that is preempted keeps their tokens on the device; one that loses its host pages starts over.
+    """
+    if settings.prefix_cache:
+        return frozenset()
+    return frozenset(layer for layer, window in enumerate(model.windows) if window is not None)
+
+
+def longest_window(model: ModelShape, windowed: Collection[int]) -> int:
+    """Tokens that one of these layers sees at most; 0 without any."""
+    return max((model.windows[layer] or 0 for layer in windowed), default=0)

@@ -1,0 +1,133 @@
+"""Layers with a window keep it alone, on the device: the same bits as with everything, there and on the host."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hiscore.decoding.kv_cache import sizing
+from hiscore.decoding.kv_cache.model_shape import ModelShape
+from hiscore.decoding.worker import worker as worker_module
+from hiscore.decoding.worker.worker import CacheWorker
+from tests.support.decode_client import serving
+from tests.support.decode_truth import DecodeTruth
+from tests.support.decoding import CONTEXT, build, prompt
+from tests.support.late_copies import LateCopies
+from tests.support.windows import FEW, HOST_LAYERS, WINDOW, checkpoints, outputs
+from tests.unit.decoding.worker.test_worker_truth import SINGLE, WRONG, largest_error
+
+pytestmark = pytest.mark.slow  # whole models
+
+FAMILIES = [*HOST_LAYERS, f"gemma3@{WINDOW}", f"gpt-oss@{WINDOW}", f"mistral@{WINDOW}"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(checkpoints(lambda: tmp_path_factory.mktemp("checkpoint")))
+
+
+def late(worker: CacheWorker) -> CacheWorker:
+    return LateCopies(5).install(worker)
+
+
+@pytest.mark.parametrize("selector", ["dense", "auto", "quest"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_where_a_window_is_kept_no_bit_changes(
+    path: Any, family: str, selector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = selector == "auto"
+    with monkeypatch.context() as patched:
+        patched.setattr(sizing, "windowed_layers", lambda *model: frozenset())
+        copied = build(path(family), selector, *FEW)
+    alone = build(path(family), selector, *FEW)
+    layers, kept = copied._cache.shape.layers, HOST_LAYERS[family.partition("@")[0]]
+    assert (len(copied._cache.host_kv), len(alone._cache.host_kv)) == (layers, kept)
+    assert (len(alone._cache.window_kv), len(alone._model.staging)) == (layers - kept, kept)
+    expected, found = outputs(late(copied), whole), outputs(late(alone), whole)
+    assert all(each.isfinite().all() for each in expected)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("selector", ["dense", "auto", "exact"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt-oss", "mistral"])
+def test_beyond_a_window_tokens_are_transformers(path: Any, family: str, selector: str) -> None:
+    """Sequences of five windows, of one and less; what a selector has is enough for all of them."""
+    directory = path(f"{family}@{WINDOW}")
+    worker = build(directory, selector, 224, 256, dense_layers=4)
+    assert worker._cache.shape.window_ring == -(-WINDOW // worker.cache_config.page_size)
+    error, _ = largest_error(worker, DecodeTruth(directory, torch.float32), lengths=(200, 7, 33))
+    assert error < SINGLE
+
+
+@pytest.mark.parametrize("selector", ["dense", "auto"])
+def test_control_a_ring_one_page_too_small_is_seen(
+    path: Any, selector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = path(f"gemma3@{WINDOW}")
+    monkeypatch.setattr(sizing, "longest_window", lambda *model: WINDOW - 32)
+    worker = build(directory, selector, 224, 256)
+    assert worker._cache.shape.window_ring == 1
+    error, _ = largest_error(worker, DecodeTruth(directory, torch.float32), lengths=(200, 7, 33))
+    assert error > WRONG
+
+
+@pytest.mark.parametrize("mutation", ["kept nothing", "kept too late"])
+def test_control_a_prompt_that_does_not_reach_its_window_is_seen(
+    path: Any, mutation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = worker_module.keep_windows
+
+    def kept(ops: Any, shape: Any, chunks: Any, staging: Any) -> None:
+        if mutation == "kept too late":
+            right(ops, shape, [replace(each, start=each.start + 1) for each in chunks], staging)
+
+    monkeypatch.setattr(worker_module, "keep_windows", kept)
+    directory = path(f"gemma3@{WINDOW}")
+    error, _ = largest_error(build(directory, "dense"), DecodeTruth(directory, torch.float32))
+    assert error > WRONG
+
+
+@pytest.mark.parametrize("pages", [3, 5])
+def test_with_pages_for_few_windows_sequences_give_theirs_up_and_start_over(path: Any, pages: int) -> None:
+    """A window takes two pages: all have the tokens that they have alone, and poison shows in none."""
+    directory = path(f"gpt-oss@{WINDOW}")
+    calls = [
+        {"tokens": prompt(int(length), seed=seed), "max_tokens": 50, "seed": seed}
+        for seed, length in enumerate(np.random.default_rng(2).integers(1, 120, 8))
+    ]
+
+    def tokens(worker: CacheWorker, at_once: int) -> tuple[list[list[int]], int]:
+        found = []
+        with serving(worker) as client:
+            for first in range(0, len(calls), at_once):
+                outcomes = [client.submit(**each) for each in calls[first : first + at_once]]
+                client.wait(outcomes)
+                found += [outcome.tokens for outcome in outcomes]
+            client.wait(outcomes)
+        assert client.failures == []
+        return found, client.stats.preemptions
+
+    def make() -> CacheWorker:
+        return late(build(directory, "dense", dtype=torch.float32))
+
+    expected, _ = tokens(make(), 1)
+    worker = make()
+    worker.cache_config = replace(worker.cache_config, window_pages=pages)
+    found, preemptions = tokens(worker, len(calls))
+    assert found == expected
+    assert preemptions > 0
+
+
+def test_prompts_that_are_to_be_found_keep_all_of_their_layers() -> None:
+    model = ModelShape(2, 2, 32, (5, None, 5, None), CONTEXT)
+    memory = sizing.MemoryBudget(2**31, 2**31, 4)
+    for caching, windowed in ((False, {0, 2}), (True, set())):
+        settings = sizing.CacheSettings(selector="quest", prefix_cache=caching)
+        shape, cache_config = sizing.plan_cache(settings, model, memory, torch.float32, 24)
+        assert shape.windowed == windowed
+        assert bool(cache_config.window_ring) == bool(shape.window_pages) == (not caching)
