@@ -34,6 +34,7 @@ from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.decisions import DecisionPrompter
 from hiscore.prompts.pairs import PairPrompts
 from hiscore.prompts.rerank import make_prompts
+from hiscore.prompts.token_limits import TokenLimits
 from hiscore.settings import ApiProcessSettings
 
 log = logging.getLogger(__name__)
@@ -183,7 +184,9 @@ def _decider(settings: ApiProcessSettings, models: Models) -> Decider:
         and config.get("model_type") not in ENCODER_FAMILIES
         and not is_classifier(config.get("architectures"))
     ):
-        prompter = DecisionPrompter(checkpoint, _context_length(settings))
+        prompter = DecisionPrompter(
+            checkpoint, TokenLimits(_context_length(settings), settings.max_call_tokens)
+        )
     return Decider(models, prompter, read_calibration(settings.calibration), settings.api_max_body_bytes)
 
 

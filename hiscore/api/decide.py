@@ -1,6 +1,5 @@
 """Answers to questions about a state: distributions over each question's own options, from one scoring call."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hiscore.api.calibration import Temperatures
+from hiscore.api.encoding import off_loop
 from hiscore.api.errors import bad_request
 from hiscore.api.models import Models
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.decisions import DecisionPrompter, Message, Question
-from hiscore.prompts.tokenizer import ForbiddenToken, TooMuchText
+from hiscore.prompts.token_limits import TooMuchText
+from hiscore.prompts.tokenizer import ForbiddenToken
 
 Float64: TypeAlias = npt.NDArray[np.float64]
 MAX_QUESTIONS = 400
@@ -119,8 +120,8 @@ class Decider:
             question.rotated(shift) for question, own in zip(questions, shifts, strict=True) for shift in own
         ]
         try:
-            # Encoding may take a while, and other callers must not wait for it.
-            made = await asyncio.to_thread(self._prompter.ids, state, asked)
+            make = partial(self._prompter.ids, state, asked)
+            made = await off_loop(make, self._prompter.characters(state, asked))
         except (PromptError, ForbiddenToken, TooMuchText) as error:
             raise bad_request(f"this request cannot become prompts: {error}") from None
         counts = [len(own) for own in made.label_ids]

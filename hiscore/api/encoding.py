@@ -2,13 +2,20 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 # Some ten milliseconds of encoding.
 LARGE_CHARACTERS = 2**16
+# Some tenths of a second. One after the other: they take seconds and hundreds of megabytes, and use all cores.
+HUGE_CHARACTERS = 2**20
+_one_by_one = ThreadPoolExecutor(1, "huge-prompts")
 
 
 async def off_loop(make: Callable[[], T], characters: int) -> T:
     """What `make` makes of so many characters."""
-    return await asyncio.to_thread(make) if characters > LARGE_CHARACTERS else make()
+    if characters <= LARGE_CHARACTERS:
+        return make()
+    executor = _one_by_one if characters > HUGE_CHARACTERS else None
+    return await asyncio.get_running_loop().run_in_executor(executor, make)

@@ -8,6 +8,7 @@ from hiscore.prompts.answer_labels import AnswerLabels, Kind
 from hiscore.prompts.chat import PromptError, read_chat_template
 from hiscore.prompts.escapes import GAP
 from hiscore.prompts.shared_beginning import Prompts, common_length
+from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.tokenizer import PromptTokenizer
 
 ENDINGS: dict[Kind, str] = {
@@ -69,14 +70,14 @@ class DecisionPrompter:
 
     Args:
         checkpoint: Its directory.
-        context_length: Tokens that a prompt may have.
+        limits: Tokens that prompts may have.
 
     Raises:
         OSError: A file cannot be read.
     """
 
-    def __init__(self, checkpoint: Path, context_length: int) -> None:
-        self._context_length = context_length
+    def __init__(self, checkpoint: Path, limits: TokenLimits) -> None:
+        self._limits = limits
         self._chat = read_chat_template(checkpoint)
         self.tokenizer = PromptTokenizer(checkpoint, [self._chat.source] if self._chat else [])
         self._labels: AnswerLabels | None = None
@@ -102,14 +103,13 @@ class DecisionPrompter:
         """The prompts of all questions about one state.
 
         Raises:
-            PromptError: The chat template refuses the state, this is too long, or there are not enough labels.
+            PromptError: The chat template refuses the state, or there are not enough labels.
             ForbiddenToken: A text would become a special token.
-            TooMuchText: It is too much to encode.
+            TooMuchText: It is too much to encode, or over the limits.
         """
         before, after = self._frame(state)
         tails = [f"{self._question(question)}{after}" for question in questions]
-        self._check_length(before)
-        once, rows = self.tokenizer.encode_continued(before, tails)
+        once, rows = self.tokenizer.encode_continued(before, tails, self._limits)
         if self._chat is None:
             once, rows = self._begun(once, rows)
         common = common_length(rows) if len(rows) > 1 else 0
@@ -117,13 +117,11 @@ class DecisionPrompter:
         labels = [self.labels.of(question.kind, len(question.options)).ids for question in questions]
         return DecisionPrompts(prompts, labels)
 
-    def _check_length(self, text: str) -> None:
-        """Refuse what has too many tokens however it is encoded, before it is encoded."""
-        per_token = self.tokenizer.bytes_per_token
-        if per_token and (size := len(text.encode())) > (most := per_token * self._context_length):
-            raise PromptError(
-                f"the state has {size} bytes: at most {most} can be {self._context_length} tokens (MAX_CONTEXT)"
-            )
+    def characters(self, state: Sequence[Message], questions: Sequence[Question]) -> int:
+        """How much text `ids` encodes, about."""
+        once = sum(len(message.text) for message in state)
+        repeats = 1 if self.tokenizer.splits else len(questions)
+        return once * repeats + sum(question.characters for question in questions)
 
     def _begun(self, once: list[int], rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:
         """With the special tokens that a chat template would have written."""

@@ -9,7 +9,7 @@ other.
 import json
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from hiscore.prompts.escapes import Escapes
 from hiscore.prompts.shared_beginning import common_length
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.tokenization.safe_splits import split_rule
 from hiscore.tokenization.token_length import max_bytes_per_token
 
@@ -28,14 +29,12 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 # That may be encoded for one call, where all of a text has to be encoded with every prompt.
 MAX_CHARACTERS = 2**25
+# Between two looks at how many tokens there are: some tenths of a second.
+BATCH_CHARACTERS = 2**20
 
 
 class ForbiddenToken(ValueError):
     """A caller's text would become a protected token all the same; the message names the token."""
-
-
-class TooMuchText(ValueError):
-    """More text than may be encoded for one call."""
 
 
 class PromptTokenizer:
@@ -94,19 +93,27 @@ class PromptTokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._checked(encoding.ids) for encoding in encodings]
 
-    def encode_continued(self, head: str, tails: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+    @property
+    def splits(self) -> bool:
+        """Whether a common beginning is encoded once for all prompts, where the text allows."""
+        return self._splits is not None
+
+    def encode_continued(
+        self, head: str, tails: Sequence[str], limits: TokenLimits
+    ) -> tuple[list[int], list[list[int]]]:
         """Encode prompts that begin alike, as `encode` would each whole prompt.
 
         Args:
             head: How all of them begin. Where the tokenizer allows, all but its end is encoded only once.
-            tails: How each goes on.
+            tails: How each goes on; at least one.
+            limits: Of the prompts: over them, the rest is not encoded.
 
         Returns:
             The ids that were encoded once, and of each prompt those behind them.
 
         Raises:
             ForbiddenToken: As for `encode`.
-            TooMuchText: It is more than `MAX_CHARACTERS`.
+            TooMuchText: It is more than `MAX_CHARACTERS`, or over the limits.
         """
         revealed = self.escapes.reveal(head)
         split = self._splits.last(revealed) if self._splits else None
@@ -114,7 +121,13 @@ class PromptTokenizer:
         if size > MAX_CHARACTERS:
             raise TooMuchText(f"{size} characters are to be encoded: at most {MAX_CHARACTERS} in one call")
         rows = [revealed[split or 0 :] + self.escapes.reveal(tail) for tail in tails]
-        return self._encode_split(revealed[: split or 0], rows)
+        beginning = revealed[: split or 0]
+        limits.check_bytes(beginning, rows, self.bytes_per_token)
+        once: list[int] = []
+        if self._splits and beginning:
+            (once,) = self.encode_texts([beginning])
+            rows = [self._splits.second(row) for row in rows]
+        return once, limits.gather(once, map(self.encode_texts, _batches(rows)))
 
     def encode_alike(self, prompts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Encode prompts that may begin alike, as `encode` would each; their common beginning only once.
@@ -131,13 +144,10 @@ class PromptTokenizer:
         revealed = [self.escapes.reveal(prompt) for prompt in prompts]
         shared = revealed[0][: common_length(revealed)]
         split = (self._splits.last(shared) if self._splits else None) or 0
-        return self._encode_split(shared[:split], [prompt[split:] for prompt in revealed])
-
-    def _encode_split(self, head: str, tails: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        """The ids of a head that ends at a split point or is empty, and of its tails."""
-        if self._splits is None or not head:
-            return [], self.encode_texts(tails)
-        once, *ids = self.encode_texts([head, *map(self._splits.second, tails)])
+        if self._splits is None or not split:
+            return [], self.encode_texts(revealed)
+        seconds = [self._splits.second(prompt[split:]) for prompt in revealed]
+        once, *ids = self.encode_texts([shared[:split], *seconds])
         return once, ids
 
     @property
@@ -239,6 +249,20 @@ def _rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
     elif model["type"] in ("WordPiece", "WordLevel"):
         model["vocab"] = {renamed.get(piece, piece): number for piece, number in model["vocab"].items()}
         model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Texts in order, in batches that end as soon as they have `BATCH_CHARACTERS`."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _is_protected(token: dict[str, Any], templates: str) -> bool:

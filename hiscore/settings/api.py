@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from hiscore.settings.groups import LogSettings, Settings
+from hiscore.settings.groups import Limits, LogSettings, Settings
 
 
 class ApiSettings(Settings):
@@ -88,4 +88,5 @@ class ApiProcessSettings(ApiSettings, LogSettings, BaseSettings):
     served_models: str
     """The models that are there, separated by commas."""
     max_context: int | None = None
+    max_call_tokens: PositiveInt = Limits().max_call_tokens
     drain_timeout_s: NonNegativeInt = 30

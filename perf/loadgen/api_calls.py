@@ -15,6 +15,8 @@ import numpy as np
 
 from hiscore.prompts.decisions import DecisionPrompter, Message, Option, Question
 from hiscore.prompts.rerank import RerankPrompts
+from hiscore.prompts.token_limits import TokenLimits
+from hiscore.settings import Limits
 from hiscore_client import ScoreClient
 from perf.loadgen.text_calls import WORDS
 
@@ -80,7 +82,9 @@ def decision_call(
     """Questions of yes and no about one state."""
     text, asked = _words(rng, state), [_words(rng, words) for _ in range(questions)]
     typed = [Question("predicate", each, [Option("Yes"), Option("No")]) for each in asked]
-    made = DecisionPrompter(checkpoint, context).ids([Message("user", text)], typed)
+    made = DecisionPrompter(checkpoint, TokenLimits(context, Limits().max_call_tokens)).ids(
+        [Message("user", text)], typed
+    )
     labels = [label for own in made.label_ids for label in own]
     ids = Ids(made.prompts.query, made.prompts.items, labels, [len(own) for own in made.label_ids])
     body = {

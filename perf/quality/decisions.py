@@ -22,6 +22,8 @@ from transformers import AutoModelForCausalLM
 from hiscore.arrays import Float64
 from hiscore.checkpoint import resolve
 from hiscore.prompts.decisions import DecisionPrompter, Message, Option, Question
+from hiscore.prompts.token_limits import TokenLimits
+from hiscore.settings import Limits
 from hiscore_client.calibration import Outcome, fit_temperature, reliability
 from hiscore_client.decisions_http import decide
 from perf.quality.agreement import auc, spearman
@@ -63,7 +65,7 @@ def served(url: str) -> Ask:
 
 def by_transformers(checkpoint: Path) -> Ask:
     """One prompt at a time, in float32."""
-    prompter = DecisionPrompter(checkpoint, CONTEXT)
+    prompter = DecisionPrompter(checkpoint, TokenLimits(CONTEXT, Limits().max_call_tokens))
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
     @torch.inference_mode()

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ EXACT = 1e-4
 OPTIONS = [("refund", "the customer wants money"), ("praise", None), ("hammer", "about\ntools")]
 LEVELS = [("calm", None), ("annoyed", "a little"), ("angry", None)]
 MAX_BODY = 200_000
+CALL_TOKENS = 200_000
 TEMPERATURES = {"choice": 2.0, "predicate": 0.5}
 
 
@@ -248,6 +251,57 @@ def test_many_options_have_labels_of_two_letters(api: Api, smollm: Path) -> None
         )
         assert probabilities(found) == pytest.approx(expected, abs=EXACT)
         assert found["label_mass"] == pytest.approx(mass, abs=EXACT)
+
+
+@pytest.fixture(scope="module")
+def roomy(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """With the default limit on bodies, and a low one on tokens: the CPU could not compute more in time."""
+    with api_of(server, tmp_path_factory.mktemp("api") / "api.log", max_call_tokens=CALL_TOKENS) as running:
+        yield running
+
+
+def long_options(characters: int) -> list[tuple[str, None]]:
+    text = "the customer wants money back for an order that came late " * 6
+    return [(f"{index} {text}"[:characters], None) for index in range(255)]
+
+
+def too_much(characters: int) -> list[tuple[str, dict[str, Any]]]:
+    """400 questions of 255 options, for either route."""
+    options = long_options(characters)
+    named = {
+        str(index): {"type": "choice", "instructions": f"{index}?", "criteria": dict(options)}
+        for index in range(400)
+    }
+    as_list = [choice(options, instructions=f"{index}?") for index in range(400)]
+    return [
+        ("/v1/decisions", {"input": CLEAN, "questions": as_list}),
+        ("/v1/systemone", {"state": CLEAN, "questions": named}),
+    ]
+
+
+def test_too_many_long_options_are_refused_beside_a_small_call(roomy: Api, smollm: Path) -> None:
+    expected = [probabilities(each) for each in decide(roomy, CLEAN, QUESTIONS)["answers"]]
+    cases = [(100, f"at most {CALL_TOKENS} in one call (MAX_CALL_TOKENS)"), (250, "(MAX_CONTEXT)")]
+    sent = [(route, body, message) for characters, message in cases for route, body in too_much(characters)]
+    with ThreadPoolExecutor(len(sent)) as pool:
+        refused = [pool.submit(call, roomy, route, body) for route, body, _ in sent]
+        while True:
+            found = decide(roomy, CLEAN, QUESTIONS)["answers"]
+            for answer, each in zip(found, expected, strict=True):
+                assert probabilities(answer) == pytest.approx(each, abs=EXACT)
+            if all(each.done() for each in refused):
+                break
+    for (_, _, message), each in zip(sent, refused, strict=True):
+        reply = each.result()
+        assert reply.status == 400, reply.body[:500]
+        assert message in reply.json["error"]["message"]
+    # The control: less of the same fits, and is answered.
+    options = long_options(100)[:27]
+    (fits,) = decide(roomy, CLEAN, [choice(options)])["answers"]
+    labels = [a + b for a in ascii_uppercase for b in ascii_uppercase if is_one_token(smollm, a + b)][:27]
+    text = f"What does it ask for?\n{listed(labels, options)}\n{ENDINGS['choice']}"
+    prompt = prompt_of(smollm, [{"role": "user", "content": CLEAN}], text)
+    assert probabilities(fits) == pytest.approx(answer_of(smollm, prompt, labels)[0], abs=EXACT)
 
 
 def is_one_token(checkpoint: Path, text: str) -> bool:

@@ -12,6 +12,7 @@ from hiscore.api.decide import Decider, Decisions, Distribution
 from hiscore.api.errors import ApiError
 from hiscore.checkpoint import resolve
 from hiscore.prompts.decisions import DecisionPrompter, Message, Option, Question
+from hiscore.prompts.token_limits import TokenLimits
 from hiscore_client.results import ScoreResult, Usage
 
 STATE = [Message("user", "a")]
@@ -36,7 +37,7 @@ class FakeModels:
 
 @cache
 def prompter() -> DecisionPrompter:
-    return DecisionPrompter(resolve(progress=False), 4_096)
+    return DecisionPrompter(resolve(progress=False), TokenLimits(context=4_096, call=10_000))
 
 
 def decide(models: FakeModels, questions: Sequence[Question], **options: Any) -> Decisions:

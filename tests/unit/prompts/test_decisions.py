@@ -11,13 +11,15 @@ import pytest
 from transformers import AutoTokenizer
 
 from hiscore.checkpoint import resolve
+from hiscore.prompts import tokenizer as tokenizer_module
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.decisions import DecisionPrompter, Message, Option, Question
 from hiscore.prompts.escapes import ESCAPE, GAP
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from tests.support import tiny_tokenizers
 
-CONTEXT = 4_096
-prompter_of = cache(lambda checkpoint: DecisionPrompter(checkpoint, CONTEXT))
+LIMITS = TokenLimits(context=4_096, call=100_000)
+prompter_of = cache(lambda checkpoint: DecisionPrompter(checkpoint, LIMITS))
 STATE = [Message("user", "An order of 12 nails, naïve 苹果.\n\nIt came late: ")]
 OPTIONS = [Option("late"), Option("early", "before\nnoon")]
 QUESTIONS = [
@@ -58,7 +60,7 @@ def test_a_plain_prompt_is_what_transformers_encodes(checkpoint: Path, tmp_path:
     config.pop("chat_template", None)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
-    prompter = DecisionPrompter(tmp_path, CONTEXT)
+    prompter = DecisionPrompter(tmp_path, LIMITS)
     made = prompter.ids(STATE, QUESTIONS[:1])
     text = prompter.text(STATE, QUESTIONS[0])
     assert text == (
@@ -108,7 +110,7 @@ def test_no_field_forms_a_special_token(checkpoint: Path, field: str) -> None:
 
 
 def test_roles_in_a_row_are_one_message() -> None:
-    prompter = DecisionPrompter(resolve(progress=False), CONTEXT)
+    prompter = DecisionPrompter(resolve(progress=False), LIMITS)
     state = [Message("system", "s"), Message("user", "a"), Message("user", "b")]
     text = prompter.text(state, QUESTIONS[2])
     assert "<|im_start|>user\na\n\nb\n\nQuestion: How late?\n0: not\n1: very\nAnswer only" in text
@@ -118,9 +120,64 @@ def test_roles_in_a_row_are_one_message() -> None:
 
 
 def test_what_cannot_fit_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
-    prompter = DecisionPrompter(tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path), 10)
-    with pytest.raises(PromptError, match=r"can be 10 tokens \(MAX_CONTEXT\)"):
-        prompter.ids([Message("user", "a" * 1_000)], QUESTIONS)
+    checkpoint = tiny_tokenizers.save(tiny_tokenizers.qwen2(), tmp_path)
+    prompter = DecisionPrompter(checkpoint, TokenLimits(context=10, call=10_000))
+    for state, instructions in (("a" * 1_000, "b"), ("a", "b" * 1_000)):
+        with pytest.raises(TooMuchText, match=r"can be 10 tokens \(MAX_CONTEXT\)"):
+            prompter.ids([Message("user", state)], [Question("choice", instructions, OPTIONS)])
+
+
+LONG = [
+    Question("choice", f"Which of {index}?", [Option(f"{option} " + "word " * 20) for option in range(20)])
+    for index in range(100)
+]
+
+
+@pytest.mark.parametrize("split", ["once", "with every prompt"])
+def test_too_many_tokens_are_refused_once_they_are_known(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_module, "BATCH_CHARACTERS", 10_000)
+    checkpoint = resolve(progress=False)
+
+    def prompter(context: int, call: int) -> tuple[DecisionPrompter, list[int]]:
+        """And how many texts it encodes at a time."""
+        made = DecisionPrompter(checkpoint, TokenLimits(context, call))
+        made.labels.of("choice", 20)
+        if split != "once":
+            made.tokenizer._splits = None
+        encoded: list[int] = []
+        encode = made.tokenizer.encode_texts
+        monkeypatch.setattr(
+            made.tokenizer, "encode_texts", lambda texts: (encoded.append(len(texts)), encode(texts))[1]
+        )
+        return made, encoded
+
+    free, encoded = prompter(10**9, 10**9)
+    prompts = free.ids(STATE, LONG).prompts
+    assert sum(encoded) >= len(LONG)
+    longest = len(prompts.query) + max(map(len, prompts.items))
+    total = len(prompts.query) + sum(map(len, prompts.items))
+    # The control: what just fits has the same tokens.
+    assert prompter(longest, total)[0].ids(STATE, LONG).prompts == prompts
+    for context, call, error in (
+        (longest - 1, total, rf"{longest} tokens: at most {longest - 1} \(MAX_CONTEXT\)"),
+        (longest, total - 1, rf"100 prompts have {total} tokens: at most {total - 1} .*MAX_CALL_TOKENS"),
+    ):
+        with pytest.raises(TooMuchText, match=error):
+            prompter(context, call)[0].ids(STATE, LONG)
+    for context, call in ((longest // 2, total), (longest, total // 10)):
+        small, encoded = prompter(context, call)
+        with pytest.raises(TooMuchText):
+            small.ids(STATE, LONG)
+        assert sum(encoded) < len(LONG) / 4
+
+
+def test_what_prompts_share_counts_once() -> None:
+    limits = TokenLimits(context=10, call=12)
+    alike = [[1, 2, 3, 4, 5, 6, 7, last] for last in range(4)]
+    assert limits.gather([0], [alike[:1], alike[1:]]) == alike
+    for last in ([1, 2, 3, 4, 5, 6, 9, 9], [9]):
+        with pytest.raises(TooMuchText, match="5 prompts have"):
+            limits.gather([0], [alike, [last]])
 
 
 def test_a_template_that_changes_messages_is_refused(tmp_path: Path) -> None:
@@ -131,4 +188,4 @@ def test_a_template_that_changes_messages_is_refused(tmp_path: Path) -> None:
     for template in ("{{ messages[0].content }}{{ messages[0].content }}", "fixed"):
         (directory / "chat_template.jinja").write_text(template)
         with pytest.raises(PromptError, match="as it is"):
-            DecisionPrompter(directory, CONTEXT).ids(STATE, QUESTIONS)
+            DecisionPrompter(directory, LIMITS).ids(STATE, QUESTIONS)

@@ -1,0 +1,73 @@
+"""How many tokens prompts may have: what holds more is refused before all of it is encoded."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hiscore.prompts.shared_beginning import common_length
+
+
+class TooMuchText(ValueError):
+    """More text than may be encoded for one call, or than a prompt or a call can hold."""
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """The scorer's own limits, which would refuse the prompts only once they are encoded and sent.
+
+    Attributes:
+        context: Tokens of one prompt (MAX_CONTEXT).
+        call: Tokens of all prompts of a call, what they share counted once (MAX_CALL_TOKENS).
+    """
+
+    context: int
+    call: int
+
+    def check_bytes(self, head: str, tails: Sequence[str], bytes_per_token: int | None) -> None:
+        """Refuse prompts of which one has too many tokens however it is encoded.
+
+        Args:
+            head: How all begin.
+            tails: How each goes on.
+            bytes_per_token: Bytes of UTF-8 that one token can be at most; None: any number.
+
+        Raises:
+            TooMuchText: One has.
+        """
+        if bytes_per_token is None:
+            return
+        size = len(head.encode()) + max((len(each.encode()) for each in tails), default=0)
+        if size > (most := bytes_per_token * self.context):
+            raise TooMuchText(
+                f"a prompt has {size} bytes: at most {most} can be {self.context} tokens (MAX_CONTEXT)"
+            )
+
+    def gather(self, once: Sequence[int], batches: Iterable[list[list[int]]]) -> list[list[int]]:
+        """Take prompts in batches, and no further batch once they are too many.
+
+        Args:
+            once: Token ids with which all prompts begin.
+            batches: How the prompts continue, at least one each.
+
+        Returns:
+            The rows of all batches.
+
+        Raises:
+            TooMuchText: A prompt, or all together, are over a limit.
+        """
+        rows: list[list[int]] = []
+        extremes: list[list[int]] = []
+        tokens = len(once)
+        for batch in batches:
+            rows += batch
+            longest = len(once) + max(map(len, batch))
+            if longest > self.context:
+                raise TooMuchText(f"a prompt has {longest} tokens: at most {self.context} (MAX_CONTEXT)")
+            tokens += sum(map(len, batch))
+            # What the first and the last row in order share, all share. With further rows it can only be less.
+            extremes = [min([*extremes, *batch]), max([*extremes, *batch])]
+            least = tokens - common_length(extremes) * (len(rows) - 1)
+            if least > self.call:
+                raise TooMuchText(
+                    f"{len(rows)} prompts have {least} tokens: at most {self.call} in one call (MAX_CALL_TOKENS)"
+                )
+        return rows
