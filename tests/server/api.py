@@ -13,7 +13,7 @@ from hiscore.launcher import Server
 from hiscore.launcher.api import Api
 from hiscore.settings import ServeSettings
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 
 @dataclass(frozen=True)
