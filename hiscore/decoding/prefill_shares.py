@@ -2,7 +2,8 @@
 
 The oldest prompt is guaranteed half of it, so that short prompts cannot starve it; the rest goes to the shortest
 first, so that a long prompt does not delay them either. A part that is not its prompt's last ends at a whole
-block: attention then adds up the same keys together wherever a prompt is cut, and what was cached changes no bit.
+block: attention then adds up the same keys together wherever a prompt is cut, whatever of it was cached. (On a GPU
+the library may still choose another kernel for a product of other rows.)
 """
 
 from collections.abc import Iterable
