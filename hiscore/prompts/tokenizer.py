@@ -7,7 +7,6 @@ other.
 """
 
 import json
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -17,15 +16,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from hiscore.prompts.escapes import Escapes
+from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, rename_pieces
 from hiscore.prompts.shared_beginning import common_length
 from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.tokenization.safe_splits import split_rule
 from hiscore.tokenization.token_length import max_bytes_per_token
-
-PIPED = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
-MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
-BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-
 
 # That may be encoded for one call, where all of a text has to be encoded with every prompt.
 MAX_CHARACTERS = 2**25
@@ -57,17 +52,17 @@ class PromptTokenizer:
         added: list[dict[str, Any]] = state["added_tokens"]
         self._plain = Tokenizer.from_str(json.dumps(state))
         sources = "".join(templates)
-        self.protected = [each["content"] for each in added if _is_protected(each, sources)]
+        self.protected = [each["content"] for each in added if is_protected(each, sources)]
         secret = secrets.token_hex(8)
         names = {content: f"\ue000{secret}.{index}\ue001" for index, content in enumerate(self.protected)}
         for each in added:
             each["content"] = names.get(each["content"], each["content"])
-        _rename_pieces(state["model"], names)
+        rename_pieces(state["model"], names)
         self._tokenizer = Tokenizer.from_str(json.dumps(state))
         # A renamed token that the model's own vocabulary knows under its true name has got another id.
         ids = {self._tokenizer.token_to_id(each["content"]): each["id"] for each in added}
         self._true_ids = {renamed: true for renamed, true in ids.items() if renamed != true}
-        self._forbidden = self._ids_of_protected(state["model"])
+        self._forbidden = ids_of_protected(self._tokenizer, self.protected, state["model"])
         self._splits = split_rule(self._tokenizer)
         self.bytes_per_token = max_bytes_per_token(self._tokenizer)
         self.escapes = Escapes(names)
@@ -222,34 +217,6 @@ class PromptTokenizer:
         true_ids = self._true_ids
         return [true_ids.get(each, each) for each in ids]
 
-    def _ids_of_protected(self, model: dict[str, Any]) -> dict[int, str]:
-        """Protected tokens that the model's own vocabulary has, by id; not those that any text may give."""
-        found = {self._tokenizer.token_to_id(content): content for content in self.protected}
-        ordinary = {model.get("unk_token")}
-        if model["type"] == "Unigram" and model.get("unk_id") is not None:
-            ordinary.add(model["vocab"][model["unk_id"]][0])
-        if model.get("byte_fallback"):
-            ordinary |= {content for content in self.protected if BYTE_TOKEN.fullmatch(content)}
-        return {
-            number: content
-            for number, content in found.items()
-            if number is not None and content not in ordinary
-        }
-
-
-def _rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
-    """Give protected tokens their secret names in the model's own vocabulary too, where text could spell them.
-
-    The merges of BPE name their results, so its vocabulary stays as it is.
-    """
-    kept = BYTE_TOKEN.fullmatch if model.get("byte_fallback") else lambda content: None
-    renamed = {content: name for content, name in names.items() if not kept(content)}
-    if model["type"] == "Unigram":
-        model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in model["vocab"]]
-    elif model["type"] in ("WordPiece", "WordLevel"):
-        model["vocab"] = {renamed.get(piece, piece): number for piece, number in model["vocab"].items()}
-        model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
-
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
     """Texts in order, in batches that end as soon as they have `BATCH_CHARACTERS`."""
@@ -263,10 +230,3 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _is_protected(token: dict[str, Any], templates: str) -> bool:
-    content: str = token["content"]
-    if token["special"] or PIPED.fullmatch(content):
-        return True
-    return bool(MARKUP.fullmatch(content)) and content in templates

@@ -1,0 +1,61 @@
+"""Which tokens of a tokenizer no caller's text may become, and their pieces in the model's own vocabulary."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+PIPED = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def is_protected(token: dict[str, Any], templates: str) -> bool:
+    """Whether an added token is special, like ``<|name|>``, or in brackets and part of a template.
+
+    Args:
+        token: As in tokenizer.json.
+        templates: The templates' sources.
+    """
+    content: str = token["content"]
+    if token["special"] or PIPED.fullmatch(content):
+        return True
+    return bool(MARKUP.fullmatch(content)) and content in templates
+
+
+def rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
+    """Give protected tokens their secret names in the model's own vocabulary too, where text could spell them.
+
+    The merges of BPE name their results, so its vocabulary stays as it is.
+
+    Args:
+        model: Of tokenizer.json, changed in place.
+        names: By what the tokens are.
+    """
+    kept = BYTE_TOKEN.fullmatch if model.get("byte_fallback") else lambda content: None
+    renamed = {content: name for content, name in names.items() if not kept(content)}
+    if model["type"] == "Unigram":
+        model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in model["vocab"]]
+    elif model["type"] in ("WordPiece", "WordLevel"):
+        model["vocab"] = {renamed.get(piece, piece): number for piece, number in model["vocab"].items()}
+        model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
+
+
+def ids_of_protected(tokenizer: Tokenizer, protected: Sequence[str], model: dict[str, Any]) -> dict[int, str]:
+    """Protected tokens that the model's own vocabulary has, by id; not those that any text may give.
+
+    Args:
+        tokenizer: In which they have secret names.
+        protected: What they are.
+        model: Of tokenizer.json.
+    """
+    found = {tokenizer.token_to_id(content): content for content in protected}
+    ordinary = {model.get("unk_token")}
+    if model["type"] == "Unigram" and model.get("unk_id") is not None:
+        ordinary.add(model["vocab"][model["unk_id"]][0])
+    if model.get("byte_fallback"):
+        ordinary |= {content for content in protected if BYTE_TOKEN.fullmatch(content)}
+    return {
+        number: content for number, content in found.items() if number is not None and content not in ordinary
+    }
