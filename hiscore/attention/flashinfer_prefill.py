@@ -5,6 +5,7 @@ FlashInfer is optional. It compiles its kernels at the first start, unless they 
 """
 
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,6 +25,23 @@ WORKSPACE_BYTES = 2**20
 """For sums of keys that are split among programs, which these kernels never do."""
 
 
+@dataclass(frozen=True)
+class PagedSizes:
+    """How large forwards may become.
+
+    Attributes:
+        page_size: Tokens in a page of the pool.
+        pages: Of the longest segment and its context.
+        max_rows: Of a forward.
+        max_segments: Of a forward.
+    """
+
+    page_size: int
+    pages: int
+    max_rows: int
+    max_segments: int
+
+
 class FlashInferAttention:
     """`Attention` over the forward that was planned last.
 
@@ -31,28 +49,19 @@ class FlashInferAttention:
         shape: Of the model; see `why_not`.
         dtype: Of queries, keys and values.
         device: A GPU.
-        page_size: Tokens in a page of the pool.
-        pages: Of the longest segment and its context.
-        max_rows: Of a forward.
-        max_segments: Of a forward.
+        sizes: Of its forwards.
 
     Source: https://docs.flashinfer.ai/api/attention.html
     """
 
     def __init__(
-        self,
-        shape: AttentionShape,
-        dtype: torch.dtype,
-        device: torch.device,
-        page_size: int,
-        pages: int,
-        max_rows: int,
-        max_segments: int,
+        self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, sizes: PagedSizes
     ) -> None:
         import flashinfer
 
         self._shape, self._dtype, self._device = shape, dtype, device
-        self._page_size, self._max_segments = page_size, max_segments
+        self._page_size, self._max_segments = sizes.page_size, sizes.max_segments
+        pages = max(sizes.max_segments * sizes.pages, -(-sizes.max_rows // sizes.page_size))
 
         def buffer(size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
@@ -61,14 +70,14 @@ class FlashInferAttention:
             torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device),
             "NHD",
             use_cuda_graph=True,
-            qo_indptr_buf=buffer(max_segments + 1),
-            paged_kv_indptr_buf=buffer(max_segments + 1),
-            paged_kv_indices_buf=buffer(max(max_segments * pages, -(-max_rows // page_size))),
-            paged_kv_last_page_len_buf=buffer(max_segments),
+            qo_indptr_buf=buffer(sizes.max_segments + 1),
+            paged_kv_indptr_buf=buffer(sizes.max_segments + 1),
+            paged_kv_indices_buf=buffer(pages),
+            paged_kv_last_page_len_buf=buffer(sizes.max_segments),
             backend="fa3",
         )
         self._uploaded = torch.cuda.Event()
-        self.plan_rows(max_rows)  # the first plan says how large forwards may become
+        self.plan_rows(sizes.max_rows)  # the first plan says how large forwards may become
 
     def plan_rows(self, rows: int) -> None:
         """Plan so many rows that mean nothing, for a launch that is captured: it checks how many are planned."""
@@ -161,10 +170,7 @@ def choose_prefill_attention(
     shape: AttentionShape,
     dtype: torch.dtype,
     device: torch.device,
-    page_size: int,
-    pages: int,
-    max_rows: int,
-    max_segments: int,
+    sizes: PagedSizes,
 ) -> FlashInferAttention | None:
     """What PREFILL_ATTENTION says; None: our own kernel. For the arguments see `FlashInferAttention`.
 
@@ -175,7 +181,7 @@ def choose_prefill_attention(
         return None
     if not (reason := why_not(shape, dtype, device)):
         try:
-            found = FlashInferAttention(shape, dtype, device, page_size, pages, max_rows, max_segments)
+            found = FlashInferAttention(shape, dtype, device, sizes)
         except ImportError as error:
             reason = str(error)
         except torch.OutOfMemoryError:

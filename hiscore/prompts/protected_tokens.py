@@ -6,9 +6,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from hiscore.tokenization.token_bytes import BYTE_TOKEN
+
 PIPED = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
-BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def is_protected(token: dict[str, Any], templates: str) -> bool:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.flashinfer_prefill import FlashInferAttention
+from hiscore.attention.flashinfer_prefill import FlashInferAttention, PagedSizes
 from hiscore.attention.metadata import Forward
 from hiscore.decoding.models.gqa import pack_chunks
 from tests.support.dense import dense_attention
@@ -30,7 +30,7 @@ TOLERANCE = 2e-2
 @pytest.fixture(scope="module")
 def attention() -> FlashInferAttention:
     return FlashInferAttention(
-        SHAPE, torch.bfloat16, torch.device("cuda"), PAGE, SEGMENT_PAGES, MAX_ROWS, SEGMENTS
+        SHAPE, torch.bfloat16, torch.device("cuda"), PagedSizes(PAGE, SEGMENT_PAGES, MAX_ROWS, SEGMENTS)
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from hiscore.attention.flashinfer_prefill import choose_prefill_attention
+from hiscore.attention.flashinfer_prefill import PagedSizes, choose_prefill_attention
 from hiscore.attention.metadata import Forward, Group
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
@@ -47,15 +47,14 @@ class GroupedModel:
         staging = cache.staging
         if staging is None:
             staging = decoder.new_pool(staging_tokens, len(shape.host_layers))
+        sizes = PagedSizes(
+            page_size=STAGING_PAGE_SIZE,
+            pages=-(-cache_config.context_length // STAGING_PAGE_SIZE),
+            max_rows=max_rows,
+            max_segments=min(cache_config.max_sequences, max_rows),
+        )
         paged_attention = choose_prefill_attention(
-            prefill_attention,
-            decoder.attention_shape,
-            decoder.dtype,
-            decoder.device,
-            STAGING_PAGE_SIZE,
-            -(-cache_config.context_length // STAGING_PAGE_SIZE),
-            max_rows,
-            min(cache_config.max_sequences, max_rows),
+            prefill_attention, decoder.attention_shape, decoder.dtype, decoder.device, sizes
         )
         windows = {layer: cache.tokens(layer) for layer in cache.windowed}
         pools = Pools(staging, windows, shape.window_pages * shape.page_size)
@@ -67,8 +66,8 @@ class GroupedModel:
 
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
         shape = self.cache.shape
-        ring = shape.window_ring if shape.windowed else 0
-        return self._head.logits(self._runner.forward([pack_chunks(chunks, shape.page_size, ring)]))
+        forward = pack_chunks(chunks, shape.page_size, shape.window_ring)
+        return self._head.logits(self._runner.forward([forward]))
 
     def decode(
         self, ids: Tensor, batch: StepBatch, ops: CacheOps, everything: bool

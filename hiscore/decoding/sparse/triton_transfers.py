@@ -122,9 +122,9 @@ class TritonTransfers:
         """Complete a restored sequence, of which each rank has read what it stores."""
         tokens = max(1, MERGED_BYTES // (staging[0, 0].numel() * staging.element_size()))
         for part in slots.split(tokens):
-            for layer in self._cache.on_host:
-                read = staging[layer].index_select(0, part)
-                staging[layer].index_copy_(0, part.long(), self._cache.sharers.merge(read))
+            for layer in staging:
+                read = layer.index_select(0, part)
+                layer.index_copy_(0, part.long(), self._cache.sharers.merge(read))
 
     def _copy_pages(self, staging: Tensor, slots: Tensor, host_pages: Tensor, to_host: bool) -> None:
         cache, sizes = self._cache, self._cache.shape

@@ -6,7 +6,7 @@ it computes waits behind the pages, and is moved when all of its rows have atten
 """
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from hiscore.arrays import Int64
 from hiscore.decoding.kv_cache.shape import CacheShape
@@ -33,14 +33,14 @@ def window_slots_of(chunk: PrefillChunk, start: int, end: int, page_size: int, r
     return pages.astype(np.int64) * page_size + positions % page_size
 
 
-def keep_windows(ops: CacheOps, shape: CacheShape, chunks: list[PrefillChunk], staging: Tensor) -> None:
+def keep_windows(ops: CacheOps, shape: CacheShape, chunks: list[PrefillChunk], device: torch.device) -> None:
     """Move what a prefill has computed to its sequences' pages in windowed layers, as much as these hold.
 
     Args:
         ops: Launches the copy.
         shape: Of the cache.
         chunks: All parts of the prefill, in the order of its rows.
-        staging: For its device.
+        device: Of the cache.
     """
     if not shape.windowed:
         return
@@ -53,4 +53,4 @@ def keep_windows(ops: CacheOps, shape: CacheShape, chunks: list[PrefillChunk], s
         for chunk, count in zip(chunks, kept, strict=True)
     ]
     from_slots, to_slots = (np.concatenate(each).astype(np.int32) for each in (rows, slots))
-    ops.keep_windows(upload(from_slots, staging.device), upload(to_slots, staging.device))
+    ops.keep_windows(upload(from_slots, device), upload(to_slots, device))

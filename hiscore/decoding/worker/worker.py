@@ -99,7 +99,7 @@ class CacheWorker:
         with self._queues.use(Queue.COMPUTE):
             pending = PendingResult(partial(self.read, sampling=sampling), len(last), self._device)
             logits = self._model.prefill(chunks)
-            keep_windows(self._ops, self._cache.shape, chunks, self._model.staging)
+            keep_windows(self._ops, self._cache.shape, chunks, self._device)
             pending.copy_to_host(self._sample(logits, last, sampling, pending.failures))
         for chunk in chunks:
             if len(chunk.host_pages):

@@ -4,13 +4,18 @@ import pytest
 import torch
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.flashinfer_prefill import choose_prefill_attention, page_tables, why_not
+from hiscore.attention.flashinfer_prefill import (
+    PagedSizes,
+    choose_prefill_attention,
+    page_tables,
+    why_not,
+)
 from hiscore.decoding.models.gqa import pack_chunks
 from tests.support.prefill_chunks import chunk
 
 SHAPE = AttentionShape(4, 2, 64, 0.125, None, (None, None))
 CPU = torch.device("cpu")
-SIZES = (16, 64, 256, 4)
+SIZES = PagedSizes(16, 64, 256, 4)
 
 
 def test_a_segments_pages_hold_its_context_and_its_own_tokens() -> None:
@@ -21,13 +26,13 @@ def test_a_segments_pages_hold_its_context_and_its_own_tokens() -> None:
 
 
 def test_the_cpu_has_our_own_attention() -> None:
-    assert choose_prefill_attention("auto", SHAPE, torch.bfloat16, CPU, *SIZES) is None
-    assert choose_prefill_attention("triton", SHAPE, torch.bfloat16, CPU, *SIZES) is None
+    assert choose_prefill_attention("auto", SHAPE, torch.bfloat16, CPU, SIZES) is None
+    assert choose_prefill_attention("triton", SHAPE, torch.bfloat16, CPU, SIZES) is None
 
 
 def test_flashinfer_is_refused_by_name_where_it_cannot_be_used() -> None:
     with pytest.raises(ValueError, match=r"PREFILL_ATTENTION is flashinfer.*compute capability"):
-        choose_prefill_attention("flashinfer", SHAPE, torch.bfloat16, CPU, *SIZES)
+        choose_prefill_attention("flashinfer", SHAPE, torch.bfloat16, CPU, SIZES)
 
 
 @pytest.mark.parametrize(
