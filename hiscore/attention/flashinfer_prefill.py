@@ -23,6 +23,8 @@ HEAD_DIMS = (64, 128, 256)
 HOPPER = (9, 0)
 WORKSPACE_BYTES = 2**20
 """For sums of keys that are split among programs, which these kernels never do."""
+PLAN_BYTES = 2**23
+"""What FlashInfer's wrapper allocates for its plan, on the device and pinned on the host."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class FlashInferAttention:
 
         self._shape, self._dtype, self._device = shape, dtype, device
         self._page_size, self._max_segments = sizes.page_size, sizes.max_segments
-        pages = max(sizes.max_segments * sizes.pages, -(-sizes.max_rows // sizes.page_size))
+        pages = _most_pages(sizes)
 
         def buffer(size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
@@ -126,6 +128,17 @@ class FlashInferAttention:
         out = torch.empty((len(qkv), shape.heads, shape.head_dim), dtype=qkv.dtype, device=qkv.device)
         self._kernels.run(q, (keys, values), out=out, enable_pdl=False)
         return out.flatten(1)
+
+
+def buffer_bytes(sizes: PagedSizes) -> tuple[int, int]:
+    """What `FlashInferAttention` allocates: bytes on the device, and pinned on the host."""
+    tables = 4 * (_most_pages(sizes) + 3 * sizes.max_segments + 2)
+    return WORKSPACE_BYTES + PLAN_BYTES + tables, PLAN_BYTES
+
+
+def _most_pages(sizes: PagedSizes) -> int:
+    """Pages of all segments of a forward at most."""
+    return max(sizes.max_segments * sizes.pages, -(-sizes.max_rows // sizes.page_size))
 
 
 def page_tables(forward: Forward, page_size: int) -> tuple[list[Int32], Int64]:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from hiscore.attention.base import AttentionShape
-from hiscore.attention.flashinfer_prefill import FlashInferAttention, PagedSizes
+from hiscore.attention.flashinfer_prefill import FlashInferAttention, PagedSizes, buffer_bytes
 from hiscore.attention.metadata import Forward
 from hiscore.decoding.models.gqa import pack_chunks
 from tests.support.dense import dense_attention
@@ -32,6 +32,16 @@ def attention() -> FlashInferAttention:
     return FlashInferAttention(
         SHAPE, torch.bfloat16, torch.device("cuda"), PagedSizes(PAGE, SEGMENT_PAGES, MAX_ROWS, SEGMENTS)
     )
+
+
+def test_it_allocates_what_is_planned() -> None:
+    device, sizes = torch.device("cuda"), PagedSizes(PAGE, SEGMENT_PAGES, MAX_ROWS, SEGMENTS)
+    before = torch.cuda.memory_allocated()
+    kept = FlashInferAttention(SHAPE, torch.bfloat16, device, sizes)
+    allocated = torch.cuda.memory_allocated() - before
+    planned, _ = buffer_bytes(sizes)
+    # The allocator rounds each of five tensors up to 512 bytes, and the pages of the last plan are kept.
+    assert planned - 2**12 <= allocated <= planned + 2**13, kept
 
 
 def rows_of(sequence: int, start: int, end: int) -> Tensor:

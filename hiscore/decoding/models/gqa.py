@@ -3,14 +3,15 @@
 import numpy as np
 from torch import Tensor
 
-from hiscore.attention.flashinfer_prefill import PagedSizes, choose_prefill_attention
+from hiscore.attention.flashinfer_prefill import choose_prefill_attention
 from hiscore.attention.metadata import Forward, Group
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.interface import PrefillChunk
+from hiscore.decoding.worker.memory import paged_sizes
 from hiscore.decoding.worker.windows import window_slots_of
 from hiscore.layers.ops import Ops
 from hiscore.layers.torch_ops import TorchOps
@@ -47,14 +48,12 @@ class GroupedModel:
         staging = cache.staging
         if staging is None:
             staging = decoder.new_pool(staging_tokens, len(shape.host_layers))
-        sizes = PagedSizes(
-            page_size=STAGING_PAGE_SIZE,
-            pages=-(-cache_config.context_length // STAGING_PAGE_SIZE),
-            max_rows=max_rows,
-            max_segments=min(cache_config.max_sequences, max_rows),
-        )
         paged_attention = choose_prefill_attention(
-            prefill_attention, decoder.attention_shape, decoder.dtype, decoder.device, sizes
+            prefill_attention,
+            decoder.attention_shape,
+            decoder.dtype,
+            decoder.device,
+            paged_sizes(cache_config),
         )
         windows = {layer: cache.tokens(layer) for layer in cache.windowed}
         pools = Pools(staging, windows, shape.window_pages * shape.page_size)

@@ -17,7 +17,7 @@ from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
 from hiscore.decoding.worker.interface import Worker
-from hiscore.decoding.worker.memory import memory_budget, plan_memory
+from hiscore.decoding.worker.memory import PrefillInputs, memory_budget, plan_memory, prefill_inputs
 from hiscore.decoding.worker.model_sizes import forward_bytes, is_latent, read_shape, share_in
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
@@ -109,6 +109,11 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
             raise ValueError(f"{name} is fp8, which needs compute capability 8.9, but {where} has {found}")
     if settings.indexer_prefill == "kernels" and where.type != "cuda":
         raise ValueError("INDEXER_PREFILL is kernels, which need a GPU, but DEVICE is cpu: set it to torch")
+    if settings.prefill_attention == "flashinfer" and is_latent(Path(settings.checkpoint)):
+        raise ValueError(
+            "PREFILL_ATTENTION is flashinfer, which has no attention for a checkpoint with an indexer: set it to "
+            "auto, and INDEXER_PREFILL to what prompts are to be prefilled by"
+        )
     what = Build(settings, DTYPES[dtype], prefill_token_budget(settings.checkpoint, where), keeps_fp8)
     leader.prepare(partial(enter, site=site))
     memory = leader.do(partial(agree, what=what))
@@ -147,8 +152,12 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
         shape.top_pages if what.settings.indexer_prefill == "kernels" else None,
     )  # fmt: skip
     staging = staging_tokens * staging_token_bytes(shape_of_model, what.dtype, shape.windowed)
+    inputs = PrefillInputs(0, 0)
+    if not is_latent(what.checkpoint):
+        may_page = what.settings.prefill_attention != "triton"
+        inputs = prefill_inputs(rank.device, cache_config, bool(shape.windowed), may_page)
     owner = site.owner("decode", rank.device, rank.shard.rank, rank.shard.ranks)
-    for plan in plan_memory(rank.device, shape.bytes(what.dtype), staging, weights, activations):
+    for plan in plan_memory(rank.device, shape.bytes(what.dtype), staging, weights, activations, inputs):
         site.ledger.claim(owner, plan)
 
 

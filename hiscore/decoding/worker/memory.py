@@ -1,8 +1,13 @@
 """Where decode's memory goes: how large its pools are if nobody says, and the plan that is checked and logged."""
 
+from dataclasses import dataclass
+
 import torch
 
+from hiscore.attention.flashinfer_prefill import PagedSizes, buffer_bytes
+from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.device import free_bytes, memory_of
 from hiscore.memory.host import available_host_bytes
 from hiscore.memory.ledger import Ledger
@@ -51,8 +56,55 @@ def default_device_bytes(kind: str, free: int, weights: int) -> int:
     return max(0, min(int(DEVICE_SHARE[kind] * free), (free - weights) // 2))
 
 
+@dataclass(frozen=True)
+class PrefillInputs:
+    """Bytes of what a prefill forward says about its tokens: where they and their contexts are.
+
+    Attributes:
+        device: On the device.
+        host: Pinned beside it.
+    """
+
+    device: int
+    host: int
+
+
+def paged_sizes(cache_config: CacheConfig) -> PagedSizes:
+    """How large prefill forwards may become for attention over pages of staging."""
+    rows = cache_config.prefill_token_budget
+    return PagedSizes(
+        page_size=STAGING_PAGE_SIZE,
+        pages=-(-cache_config.context_length // STAGING_PAGE_SIZE),
+        max_rows=rows,
+        max_segments=min(cache_config.max_sequences, rows),
+    )
+
+
+def prefill_inputs(
+    device: torch.device, cache_config: CacheConfig, has_windows: bool, may_page: bool
+) -> PrefillInputs:
+    """What a grouped-query model allocates for the inputs of its prefills, at most.
+
+    Args:
+        device: Where it computes.
+        cache_config: Sizes of a forward.
+        has_windows: Whether layers keep a window only, and have slots of their own.
+        may_page: Whether FlashInfer may be used; whether it can be is not known before it is tried.
+    """
+    if device.type != "cuda":
+        return PrefillInputs(0, 0)
+    lists = 4 * MAX_CONTEXT_SLOTS * (2 if has_windows else 1)
+    on_device, pinned = buffer_bytes(paged_sizes(cache_config)) if may_page else (0, 0)
+    return PrefillInputs(lists + on_device, pinned)
+
+
 def plan_memory(
-    device: torch.device, sizes: dict[str, int], staging: int, weights: MemoryLine, activations: int
+    device: torch.device,
+    sizes: dict[str, int],
+    staging: int,
+    weights: MemoryLine,
+    activations: int,
+    inputs: PrefillInputs,
 ) -> list[MemoryPlan]:
     """Decode's plans: on the host, and on the device if that has memory of its own.
 
@@ -62,6 +114,7 @@ def plan_memory(
         staging: Bytes of the staging pool.
         weights: Their line.
         activations: Bytes of a prefill forward and of a step's logits.
+        inputs: Of a prefill forward.
     """
     pool = MemoryLine("keys and values on the host", sizes["host_kv"], ("HOST_KV_BYTES",))
     counted = ("host_kv", "exchange", "dense_kv", "window_kv", *BUFFERS, *INDEX)
@@ -79,8 +132,10 @@ def plan_memory(
         MemoryLine("exchange between ranks", exchange, ("MAX_STREAMS",)),
         MemoryLine("block tables", rest, ("MAX_STREAMS",)),
         MemoryLine("activations", activations, ("MAX_STREAMS",)),
+        MemoryLine("inputs of prefill", inputs.device, ("MAX_CONTEXT", "MAX_STREAMS")),
         MemoryLine("kernels and libraries", LIBRARY_BYTES[device.type]),
     )
     if device.type != "cuda":
         return [MemoryPlan("host", (pool, *lines))]
-    return [MemoryPlan("host", (pool,)), MemoryPlan(memory_of(device), lines)]
+    pinned = MemoryLine("inputs of prefill", inputs.host)
+    return [MemoryPlan("host", (pool, pinned)), MemoryPlan(memory_of(device), lines)]

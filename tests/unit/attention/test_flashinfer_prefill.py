@@ -1,11 +1,18 @@
 """When FlashInfer computes attention in prompts, and which pages it is given."""
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_prefill import (
+    PLAN_BYTES,
+    FlashInferAttention,
     PagedSizes,
+    buffer_bytes,
     choose_prefill_attention,
     page_tables,
     why_not,
@@ -33,6 +40,28 @@ def test_the_cpu_has_our_own_attention() -> None:
 def test_flashinfer_is_refused_by_name_where_it_cannot_be_used() -> None:
     with pytest.raises(ValueError, match=r"PREFILL_ATTENTION is flashinfer.*compute capability"):
         choose_prefill_attention("flashinfer", SHAPE, torch.bfloat16, CPU, SIZES)
+
+
+def test_what_is_planned_for_its_buffers_is_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[torch.Tensor] = []
+
+    def wrapper(workspace: torch.Tensor, layout: str, **named: Any) -> SimpleNamespace:
+        given.extend((workspace, *(each for each in named.values() if isinstance(each, torch.Tensor))))
+        return SimpleNamespace(plan=lambda *args, **named: None)
+
+    def nothing(*args: Any) -> None: ...
+
+    event = SimpleNamespace(synchronize=nothing, record=nothing)
+    monkeypatch.setitem(
+        sys.modules, "flashinfer", SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=wrapper)
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", nothing)
+    FlashInferAttention(SHAPE, torch.bfloat16, CPU, SIZES)
+    assert len(given) == 5
+    on_device, pinned = buffer_bytes(SIZES)
+    assert on_device - PLAN_BYTES == sum(each.nbytes for each in given)
+    assert pinned == PLAN_BYTES
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,20 @@ from typing import Any, cast
 import pytest
 import torch
 
+from hiscore.attention.flashinfer_prefill import PLAN_BYTES, WORKSPACE_BYTES
+from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
 from hiscore.decoding.kv_cache.model_shape import ModelShape
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache, staging_token_bytes
 from hiscore.decoding.worker import memory
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.memory import (
+    PrefillInputs,
     default_device_bytes,
     memory_budget,
+    paged_sizes,
     plan_memory,
+    prefill_inputs,
 )
 from hiscore.decoding.worker.model_sizes import forward_bytes
 from hiscore.decoding.worker.pool_report import pools_of
@@ -54,7 +59,8 @@ def planned(
         cache_config.staging_pages * STAGING_PAGE_SIZE * staging_token_bytes(model, dtype, shape.windowed)
     )
     activations = forward_bytes(a, rows, budget.max_sequences, dtype.itemsize, kind == "cuda")
-    return shape, cache_config, plan_memory(device, shape.bytes(dtype), staging, weights, activations)
+    inputs = prefill_inputs(device, cache_config, bool(shape.windowed), may_page=True)
+    return shape, cache_config, plan_memory(device, shape.bytes(dtype), staging, weights, activations, inputs)
 
 
 def buffers(shape: CacheShape, cache_config: CacheConfig) -> int:
@@ -105,7 +111,7 @@ def test_what_is_planned_is_what_the_pools_may_take(name: str, gpu: float) -> No
     shape, cache_config, (host, device) = planned(name, CUDA, gpu, 200)
     of_pools = {"staging", "dense layers", "buffers", "index"}
     assert sum(line.bytes for line in device.lines if line.name in of_pools) <= gpu * GIB / 4
-    assert host.total == shape.bytes(torch.bfloat16)["host_kv"] <= 50 * GIB
+    assert host.total - PLAN_BYTES == shape.bytes(torch.bfloat16)["host_kv"] <= 50 * GIB
     assert cache_config.context_length == min(32_768, architecture(name).context_length) or gpu < 24
 
 
@@ -117,11 +123,27 @@ def test_what_ranks_bring_each_other_of_latents_is_planned() -> None:
     def line(ranks: int, device: torch.device) -> int:
         model = replace(latents, host_share=Shard(0, ranks))
         shape, _ = plan_cache(settings, model, MemoryBudget(2**40, 2**40, 64), torch.bfloat16, 2_048)
-        plans = plan_memory(device, shape.bytes(torch.bfloat16), 0, MemoryLine("weights", 1), 1)
+        plans = plan_memory(
+            device, shape.bytes(torch.bfloat16), 0, MemoryLine("weights", 1), 1, PrefillInputs(0, 0)
+        )
         return sum(x.bytes for each in plans for x in each.lines if x.name == "exchange between ranks")
 
     assert line(4, CUDA) == 64 * 2_048 * 576 * 2
     assert line(1, CUDA) == line(4, CPU) == 0
+
+
+def test_what_prefills_say_about_their_tokens_is_planned() -> None:
+    """Where contexts are, in all layers and where these keep a window; FlashInfer's buffers, if it may be used."""
+    _, cache_config, plans = planned("Llama-3.1-8B", CUDA, 79.1, 200)
+    host, device = (next(x for x in plan.lines if x.name == "inputs of prefill") for plan in plans)
+    sizes = paged_sizes(cache_config)
+    pages = 4 * sizes.max_segments * (32_768 // STAGING_PAGE_SIZE)
+    assert host.bytes == PLAN_BYTES
+    slots = 4 * MAX_CONTEXT_SLOTS
+    assert 0 <= device.bytes - (slots + PLAN_BYTES + WORKSPACE_BYTES + pages) < 2**12
+    assert prefill_inputs(CUDA, cache_config, False, may_page=False) == PrefillInputs(slots, 0)
+    assert prefill_inputs(CUDA, cache_config, True, may_page=False) == PrefillInputs(2 * slots, 0)
+    assert prefill_inputs(CPU, cache_config, True, may_page=True) == PrefillInputs(0, 0)
 
 
 def test_defaults_are_shares_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
