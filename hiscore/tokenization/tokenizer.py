@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
+from hiscore.tokenization.auto_tokenizer import AutoTokenizer
 from hiscore.tokenization.pair_template import PROBES, PairTemplate, find_pair_template
 from hiscore.tokenization.panics import panics_raised
 from hiscore.tokenization.safe_splits import split_rule

@@ -1,0 +1,24 @@
+"""Transformers' AutoTokenizer, imported without what only models need.
+
+It is defined beside the classes that find models, in files that import the mixin of models that generate: with it
+come torch._dynamo and torch.distributed.tensor, a second of processor time and 90 MB in every process of a
+server. The mixin serves only models whose code comes with their checkpoint there, and no such code is ever run.
+"""
+
+from importlib import import_module
+
+from transformers import utils
+
+# What the file imports besides. It looks for torch as well, and is to find it.
+for _name in ("configuration_utils", "dynamic_module_utils", "models.auto.configuration_auto"):
+    import_module(f"transformers.{_name}")
+_is_torch_available = utils.is_torch_available
+utils.is_torch_available = lambda: False
+try:
+    import_module("transformers.models.auto.auto_factory")
+finally:
+    utils.is_torch_available = _is_torch_available
+
+from transformers import AutoTokenizer  # noqa: E402
+
+__all__ = ["AutoTokenizer"]
