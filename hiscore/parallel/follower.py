@@ -10,12 +10,14 @@ import pickle
 import signal
 import socket
 import sys
+import threading
+from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
 
 from hiscore.parallel.group import Distributed
-from hiscore.parallel.pulse import beat
+from hiscore.parallel.pulse import Beat, Watch
 from hiscore.parallel.rank import Rank
 from hiscore.parallel.shard import Shard
 from hiscore.parallel.start import store_path, use
@@ -31,7 +33,7 @@ def main() -> None:
     _die_with(parent)
     # A Ctrl-C of the terminal is the launcher's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    beat(socket.socket(fileno=pulse))
+    _feel(socket.socket(fileno=pulse), parent)
     use(device, ranks)
     shard = Shard(number, ranks)
     rank = Rank(device, Distributed(store_path(store), shard, device))
@@ -65,6 +67,24 @@ def follow(channel: Connection, rank: Rank) -> None:
         del message
         if confirm:
             channel.send(answer)
+
+
+def _feel(pulse: socket.socket, parent: int) -> None:
+    """Beat, and end with the first rank: this one alone if that has ended, both of them if it hangs.
+
+    Whoever waits for a first rank that hangs would wait for long: Triton calls it ready, and it has no exit code.
+    """
+
+    def end(what: str) -> None:
+        if os.getppid() == parent:
+            log.critical("%s: its process ends, and its other ranks", what)
+            os.kill(parent, signal.SIGKILL)
+        os._exit(1)
+
+    Beat([pulse], on_loss=partial(os._exit, 1))
+    patience = threading.Event()
+    patience.set()
+    Watch({0: pulse}, end, patience, asked=True)
 
 
 def _die_with(parent: int) -> None:

@@ -10,7 +10,8 @@ import os
 import pickle
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, Pipe
 from subprocess import Popen, TimeoutExpired
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import TypeVar
 import torch
 
 from hiscore.parallel.group import Distributed
-from hiscore.parallel.pulse import Watch
+from hiscore.parallel.pulse import Beat, Watch
 from hiscore.parallel.rank import Leader, OneRank, Rank, RankError, Work, meet
 from hiscore.parallel.shard import Shard
 from hiscore.parallel.start import spawn, store_path, use
@@ -58,13 +59,14 @@ class Ranks(Leader):
         store = os.memfd_create("hiscore-ranks")
         for rank in range(1, len(devices)):
             self._start(Shard(rank, len(devices)), devices[rank], store)
-        self._watch = Watch(self._pulses, self._lost)
-        self._watch.patient.set()
+        self._patience = threading.Event()
+        self._patience.set()
+        self._beat = Beat(self._pulses.values(), self._patience)
+        self._watch = Watch(self._pulses, self._lost, self._patience)
         use(devices[0], len(devices))
         shard = Shard(0, len(devices))
         self.rank = Rank(devices[0], Distributed(store_path(store), shard, devices[0]))
-        self.do(meet)
-        self._watch.patient.clear()
+        self.do(meet, patient=True)
 
     def __enter__(self) -> "Ranks":
         return self
@@ -75,8 +77,7 @@ class Ranks(Leader):
         self.close()
 
     def prepare(self, work: Work[T]) -> T:
-        self._watch.patient.set()
-        try:
+        with self._patient():
             message = self._send(work, confirm=True)
             try:
                 result: T = _work_of(message)(self.rank)
@@ -87,24 +88,21 @@ class Ranks(Leader):
             if failed := next(filter(None, answers), None):
                 raise RankError(failed)
             return result
-        finally:
-            self._watch.patient.clear()
 
-    def do(self, work: Work[T]) -> T:
-        message = self._send(work, confirm=False)
-        try:
-            result: T = _work_of(message)(self.rank)
-        except BaseException as error:
-            # The others are in the middle of it, or wait for this rank's part of a sum.
-            log.critical("work has failed on the first rank, and the others cannot go on: this process ends")
-            end = threading.Timer(GRACE_S, self._lost, (f"rank 0 failed: {error!r}",))
-            end.daemon = True
-            end.start()
-            raise
-        return result
+    def do(self, work: Work[T], patient: bool = False) -> T:
+        if not patient:
+            return self._do(work)
+        with self._patient():
+            result = self._do(work)
+            self._do(meet)  # until which the others may load or compile
+            return result
 
     def close(self) -> None:
         self._watch.close()
+        # The others close for as long as they need.
+        self._patience.set()
+        self._beat.close()
+        self._beat.send()
         for channel in self._channels:
             channel.close()
         for process in self._processes:
@@ -125,6 +123,30 @@ class Ranks(Leader):
         beats.close()
         self._channels.append(ours)
         self._pulses[shard.rank] = hears
+
+    def _do(self, work: Work[T]) -> T:
+        message = self._send(work, confirm=False)
+        try:
+            result: T = _work_of(message)(self.rank)
+        except BaseException as error:
+            # The others are in the middle of it, or wait for this rank's part of a sum.
+            log.critical("work has failed on the first rank, and the others cannot go on: this process ends")
+            end = threading.Timer(GRACE_S, self._lost, (f"rank 0 failed: {error!r}",))
+            end.daemon = True
+            end.start()
+            raise
+        return result
+
+    @contextmanager
+    def _patient(self) -> Iterator[None]:
+        """Take no rank's silence for a hang, the first one's neither."""
+        self._patience.set()
+        self._beat.send()
+        try:
+            yield
+        finally:
+            self._patience.clear()
+            self._beat.send()
 
     def _send(self, work: Work[T], confirm: bool) -> bytes:
         message = io.BytesIO()

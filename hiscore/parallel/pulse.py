@@ -1,50 +1,91 @@
-"""How ranks know of each other that they live: each follower sends the first rank a byte several times a second.
+"""How ranks know of each other that they live: the first rank and each other one send each other bytes.
 
-A process that dies closes its socket; one that is stopped or stuck falls silent.
+A process that dies closes its sockets; one that is stopped or stuck falls silent.
 """
 
-import os
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 
 BEAT_S = 0.25
 SILENT_ROUNDS = 6
-"""Rounds of `ROUND_S` without a byte that count as a hang. Counted and not timed: while the first rank itself is
+"""Rounds of `ROUND_S` without a byte that count as a hang. Counted and not timed: while the listener itself is
 stopped, no round passes."""
 ROUND_S = 0.5
 
+ALIVE, PATIENCE = b".", b"p"
+"""What is sent. The second also asks whoever hears it for patience: silence from then on is no hang."""
 
-def beat(pulse: socket.socket) -> None:
-    """Send bytes from a thread of its own; end this process when nobody receives them."""
 
-    def send() -> None:
-        pause = threading.Event()
-        try:
-            while True:
-                pulse.sendall(b".")
-                pause.wait(BEAT_S)
-        except OSError:
-            os._exit(1)
+class Beat:
+    """Sends bytes from a thread of its own."""
 
-    threading.Thread(target=send, name="pulse", daemon=True).start()
+    def __init__(
+        self,
+        pulses: Collection[socket.socket],
+        patience: threading.Event | None = None,
+        on_loss: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            pulses: Where to.
+            patience: While set, the others are asked for patience; None: never.
+            on_loss: Called when somebody no longer receives them.
+        """
+        self._pulses, self._patience, self._on_loss = pulses, patience, on_loss
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread.start()
+
+    def send(self) -> None:
+        """Send a byte now. From any thread; never waits."""
+        byte = PATIENCE if self._patience and self._patience.is_set() else ALIVE
+        for pulse in self._pulses:
+            try:
+                # A buffer that is full holds signs of life enough.
+                with suppress(BlockingIOError):
+                    pulse.send(byte, socket.MSG_DONTWAIT)
+            except OSError:
+                self._on_loss()
+
+    def close(self) -> None:
+        """Send no more."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self.send()
+            self._closed.wait(BEAT_S)
 
 
 class Watch:
-    """Listens to followers, on a thread of its own."""
+    """Listens to other ranks, on a thread of its own."""
 
-    def __init__(self, pulses: Mapping[int, socket.socket], on_loss: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        pulses: Mapping[int, socket.socket],
+        on_loss: Callable[[str], None],
+        patience: threading.Event,
+        asked: bool = False,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
         """Begin.
 
         Args:
             pulses: The socket of each rank.
             on_loss: Called once, with what has happened.
+            patience: While set, silence is no hang: reading files may hold the interpreter for long.
+            asked: Whether what is heard sets and clears `patience`.
+            wait: Waits so many seconds; None: by the clock.
         """
         self._pulses, self._on_loss = pulses, on_loss
+        self._patience, self._asked = patience, asked
         self._closed = threading.Event()
-        self.patient = threading.Event()
-        """While set, silence is no hang: reading files may hold the interpreter for long."""
+        self._wait = wait or self._closed.wait
         self._thread = threading.Thread(target=self._listen, name="ranks", daemon=True)
         self._thread.start()
 
@@ -59,20 +100,27 @@ class Watch:
             for rank, pulse in self._pulses.items():
                 selector.register(pulse, selectors.EVENT_READ, rank)
             while not self._closed.is_set():
-                heard = selector.select(0)
-                for key, _ in heard:
-                    if not _received(key.fileobj):
+                for key, _ in selector.select(0):
+                    heard = _received(key.fileobj)
+                    if not heard:
                         return self._lost(f"rank {key.data} has died")
                     silent[key.data] = -1
+                    self._heed(heard)
                 for rank in silent:
-                    silent[rank] = 0 if self.patient.is_set() else silent[rank] + 1
+                    silent[rank] = 0 if self._patience.is_set() else silent[rank] + 1
                     if silent[rank] >= SILENT_ROUNDS:
                         return self._lost(
                             f"rank {rank} hangs: no sign of life for {SILENT_ROUNDS * ROUND_S:g} s"
                         )
                 # Not in the selector: a beat would wake it at once, and death is a beat's end.
-                self._closed.wait(ROUND_S)
+                self._wait(ROUND_S)
         return None
+
+    def _heed(self, heard: bytes) -> None:
+        if self._asked and heard.endswith(PATIENCE):
+            self._patience.set()
+        elif self._asked:
+            self._patience.clear()
 
     def _lost(self, what: str) -> None:
         if not self._closed.is_set():

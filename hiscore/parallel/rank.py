@@ -57,8 +57,12 @@ class Leader(Protocol):
         """
         ...
 
-    def do(self, work: Work[T]) -> T:
+    def do(self, work: Work[T], patient: bool = False) -> T:
         """Have work done. Ranks that fail here would no longer be in step: the instance ends.
+
+        Args:
+            work: The work.
+            patient: Wait until all have done it, and take no silence for a hang meanwhile: they load, or compile.
 
         Returns:
             The first rank's result; the others may not have finished.
@@ -82,7 +86,7 @@ class OneRank(Leader):
     def prepare(self, work: Work[T]) -> T:
         return work(self.rank)
 
-    def do(self, work: Work[T]) -> T:
+    def do(self, work: Work[T], patient: bool = False) -> T:
         return work(self.rank)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from hiscore.launcher.errors import LaunchError
 from hiscore_client import ScoreClient
 from tests.server.busy import score, until_error
 from tests.server.conftest import StartServer
-from tests.server.test_watchdog import SEEN_WITHIN_S, Watched, watched
+from tests.server.test_watchdog import SEEN_WITHIN_S, Watched, hanging_repository, watched
 from tests.server.wire import Answer, score_tokens
 from tests.support import tiny_dsa
 from tests.support.comparison import INVARIANCE, check, truth_of
@@ -31,20 +31,52 @@ BUDGET = 64
 TOKENS = 40
 # Few pages on the device, so that most of what is selected is swapped in.
 SMALL = {"sparse_top_k": 16, "device_buffer_size": 24, "backup_ring": 4, "max_streams": 4, "max_context": 512}
+PATIENCE_S = 60
+# Added to a model's own model.py: while the file exists, a call holds the interpreter.
+STUCK = """
+import ctypes
+import os
+
+_execute = TritonPythonModel.execute
+
+
+def _stuck(self, requests):
+    while os.path.exists({flag!r}):
+        ctypes.PyDLL(None).sleep(3600)
+    return _execute(self, requests)
+
+
+TritonPythonModel.execute = _stuck
+"""
 SHAPES = [(13, [3, 7, 7, 0]), (0, [2, 90]), (200, [31, 64, 1]), (1, [5])]
 
 
-def test_a_first_rank_that_is_stopped_takes_the_others_along(tiny_llama: Path, tmp_path: Path) -> None:
-    """It is the process that Triton has started: the watchdog ends it, and then the kernel the others."""
-    with watched(tiny_llama, tmp_path / "log", MODELS="scorer", TENSOR_PARALLEL="2") as server:
+@pytest.mark.parametrize("how", ["is stopped", "is stuck"])
+def test_a_first_rank_that_hangs_takes_the_others_along(how: str, tiny_llama: Path, tmp_path: Path) -> None:
+    """The watchdog ends it, or the other rank does; then the kernel the others. Tests of `hiscore.parallel.pulse`
+    and of the watchdog say how soon, by a clock of their own.
+    """
+    flag = tmp_path / "stuck"
+    settings = {"MODELS": "scorer", "TENSOR_PARALLEL": "2", "CANARY_SECONDS": "0"}
+    settings["MODEL_REPOSITORY"] = str(hanging_repository(tmp_path / "repository", flag, STUCK))
+    with watched(tiny_llama, tmp_path / "log", **settings) as server:
         stub = server.stub("scorer")
         (follower,) = followers(stub)
-        stub.send_signal(signal.SIGSTOP)
-        server.wait(lambda: server.get("/readyz")[0] == 503, 10)
+        with triton.InferenceServerClient(server.address) as client, ThreadPoolExecutor(1) as pool:
+            if how == "is stopped":
+                stub.send_signal(signal.SIGSTOP)
+            else:
+                flag.touch()
+            call = pool.submit(until_error, lambda: score(client, 1), Event())
+            server.wait(lambda: server.get("/readyz")[0] == 503, PATIENCE_S)
+            assert call.result(timeout=PATIENCE_S)
+        flag.unlink(missing_ok=True)
         server.wait(lambda: server.get("/readyz")[0] == 200, 120)
         assert server.restarts() == 1
         assert not any(rank.is_running() for rank in (stub, follower))
         assert len(followers(server.stub("scorer"))) == 1
+        if how == "is stuck":
+            assert "rank 0 hangs: no sign of life" in server.log.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Work for ranks in tests: what other processes do must be in a module that they can import."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -66,6 +67,12 @@ def end_on(rank: Rank, which: int, how: int) -> None:
         os.kill(os.getpid(), how)
         threading.Event().wait(0.2)
     rank.group.sum(torch.ones(1, device=rank.device)).cpu()
+
+
+def hold(rank: Rank, which: int, seconds: int) -> None:
+    """One rank lets no thread of its process go on."""
+    if rank.shard.rank == which:
+        ctypes.PyDLL(None).sleep(seconds)
 
 
 STOP = int(signal.SIGSTOP)

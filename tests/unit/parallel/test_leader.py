@@ -24,8 +24,8 @@ from tests.support import rank_work
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-LOST_WITHIN_S = 5
-"""The issue's bound, for death and for hanging."""
+WAIT_S = 60
+"""On the slowest machine. How soon a rank is found lost is tested by a clock of its own (`test_pulse.py`)."""
 LEADS = """
 import time, torch
 from hiscore.parallel.leader import Ranks
@@ -99,16 +99,15 @@ def test_threads_are_shared_out_and_given_back() -> None:
 
 
 @pytest.mark.parametrize("how", [rank_work.KILL, rank_work.STOP], ids=["dies", "hangs"])
-def test_a_rank_that_is_lost_ends_the_instance_in_time_and_leaves_nothing(how: int) -> None:
+def test_a_rank_that_is_lost_ends_the_instance_and_leaves_nothing(how: int) -> None:
     ended, others = threading.Event(), set(psutil.Process().children())
     ranks = Ranks([CPU] * 3, end=ended.set)
     children = set(psutil.Process().children()) - others
     assert len(children) == 2
     ranks.do(partial(rank_work.exchange, mine=1))  # They have imported the module, which takes seconds.
-    began = time.monotonic()
     # The first rank waits in a sum, as it would in a forward.
     threading.Thread(target=_quietly, args=(ranks, how), daemon=True).start()
-    assert ended.wait(LOST_WITHIN_S), f"not noticed within {time.monotonic() - began} s"
+    assert ended.wait(WAIT_S)
     ranks.close()
     assert not [child for child in children if child.is_running()]
 
@@ -150,7 +149,7 @@ def test_work_that_fails_ends_the_instance(which: int) -> None:
                 ranks.do(partial(rank_work.fail_on, which=which))
         else:
             ranks.do(partial(rank_work.fail_on, which=which))
-        assert ended.wait(LOST_WITHIN_S)
+        assert ended.wait(WAIT_S)
 
 
 def test_followers_end_when_the_first_rank_is_killed() -> None:
@@ -164,7 +163,7 @@ def test_followers_end_when_the_first_rank_is_killed() -> None:
     assert "follower" in " ".join(follower.cmdline())
     first.kill()
     first.communicate()
-    follower.wait(LOST_WITHIN_S)
+    follower.wait(WAIT_S)
 
 
 def _close(files: list[int]) -> None:

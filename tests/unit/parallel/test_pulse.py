@@ -1,0 +1,154 @@
+"""Signs of life between ranks, over time that tests tell."""
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hiscore.launcher.stubs import STOPPED_TOO_LONG_S
+from hiscore.launcher.watchdog import POLL_SECONDS
+from hiscore.parallel.pulse import ALIVE, BEAT_S, PATIENCE, ROUND_S, Beat, Watch
+
+LOST_WITHIN_S = 5
+"""The promise, for death and for hanging."""
+HOURS = 7_200
+WAIT_S = 60
+"""For other threads and processes, on the slowest machine."""
+
+# The first rank holds its interpreter for some seconds, in work during which silence counts or not.
+STUCK = """
+import sys, torch
+from functools import partial
+from hiscore.parallel.leader import Ranks
+from tests.support import rank_work
+
+with Ranks([torch.device("cpu")] * 2) as ranks:
+    ranks.do(partial(rank_work.hold, which=0, seconds=int(sys.argv[1])), patient=sys.argv[2] == "patient")
+print("done")
+"""
+
+
+class Time:
+    """A clock that goes on when a watch waits.
+
+    Args:
+        lives: Whether a rank says something at a time in seconds, and what.
+        pulse: Where it does.
+    """
+
+    def __init__(self, pulse: socket.socket, lives: Callable[[float], bytes]) -> None:
+        self.now, self._pulse, self._lives = 0.0, pulse, lives
+        self.reached = threading.Event()
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        if said := self._lives(self.now):
+            self._pulse.send(said)
+        if self.now > HOURS:
+            self.reached.set()
+            threading.Event().wait(0.01)  # let the test end it
+
+
+def lost_at(lives: Callable[[float], bytes], asked: bool = False, patient: bool = False) -> float | None:
+    """When a rank is given up; None: never."""
+    hears, beats = socket.socketpair()
+    lost, time = threading.Event(), Time(beats, lives)
+    patience = threading.Event()
+    if patient:
+        patience.set()
+    at: list[float] = []
+
+    def on_loss(what: str) -> None:
+        assert what == "rank 3 hangs: no sign of life for 3 s"
+        at.append(time.now)
+        lost.set()
+        time.reached.set()
+
+    watch = Watch({3: hears}, on_loss, patience, asked, time.wait)
+    assert time.reached.wait(WAIT_S)
+    if not at:
+        watch.close()
+    hears.close()
+    beats.close()
+    return at[0] if at else None
+
+
+def test_a_rank_that_falls_silent_is_lost_in_time_and_one_that_lives_never_is() -> None:
+    assert lost_at(lambda now: ALIVE) is None
+    found = lost_at(lambda now: ALIVE if now <= 100 else b"")
+    assert found is not None
+    # At worst it has just been heard, and the launcher has just looked for dead processes.
+    assert BEAT_S < found - 100 <= LOST_WITHIN_S - ROUND_S - POLL_SECONDS
+
+
+def test_who_asks_for_patience_gets_it_until_the_next_sign_of_life() -> None:
+    def pauses(now: float) -> bytes:
+        """Loads from 10 to 100."""
+        return PATIENCE if now == 10 else b"" if 10 < now < 100 or now > 200 else ALIVE
+
+    found = lost_at(pauses, asked=True)
+    assert found is not None
+    assert 200 < found <= 200 + LOST_WITHIN_S
+    # The control: a rank whose word does not count.
+    found = lost_at(pauses)
+    assert found is not None
+    assert 10 < found <= 10 + LOST_WITHIN_S
+
+
+def test_while_the_first_rank_loads_nobody_is_lost() -> None:
+    assert lost_at(lambda now: b"", patient=True) is None
+
+
+def test_a_stopped_process_of_a_model_is_a_fault_in_time() -> None:
+    """The launcher looks, and looks again when that is too long ago."""
+    assert STOPPED_TOO_LONG_S + 2 * POLL_SECONDS < LOST_WITHIN_S
+
+
+def test_a_death_is_heard_at_once() -> None:
+    hears, beats = socket.socketpair()
+    lost: list[str] = []
+    said = threading.Event()
+    patience = threading.Event()
+    patience.set()  # not even then
+    Watch({2: hears}, lambda what: (lost.append(what), said.set())[-1], patience)
+    beats.close()
+    assert said.wait(WAIT_S)
+    assert lost == ["rank 2 has died"]
+    hears.close()
+
+
+def test_a_beat_waits_for_nobody() -> None:
+    """A rank that loads for long reads nothing: its buffer is full of signs of life."""
+    hears, beats = socket.socketpair()
+    beat = Beat([beats], None, on_loss=lambda: pytest.fail("nobody is lost"))
+    for _ in range(100_000):
+        beat.send()
+    beat.close()
+    assert set(hears.recv(2**20)) == set(ALIVE)
+    hears.close()
+    beats.close()
+
+
+@pytest.mark.slow
+def test_a_first_rank_that_is_stuck_is_ended_by_the_others() -> None:
+    """It says nothing, as one that is stopped, and would not end by itself for hours."""
+    assert stuck(HOURS, "serving") == (-9, b"")
+
+
+@pytest.mark.slow
+def test_while_it_loads_it_is_not() -> None:
+    """The control, for longer than silence is borne otherwise."""
+    assert stuck(LOST_WITHIN_S, "patient") == (0, b"done\n")
+
+
+def stuck(seconds: int, when: str) -> tuple[int, bytes]:
+    """How a first rank ends that is stuck for so long."""
+    command = [sys.executable, "-c", STUCK, str(seconds), when]
+    first = subprocess.run(
+        command, stdout=subprocess.PIPE, timeout=WAIT_S, cwd=Path(__file__).parents[3], check=False
+    )
+    return first.returncode, first.stdout
