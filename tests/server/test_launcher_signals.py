@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -22,7 +22,9 @@ from tritonclient.utils import InferenceServerException
 from hiscore.launcher.distribution import find_distribution
 from hiscore.launcher.workspace import sweep
 from tests.server.busy import score, until_error
+from tests.server.held import Holdable
 from tests.server.leftovers import leftovers, server_below, wait_gone
+from tests.support.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.server
 
@@ -31,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MAKE = ["make", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed", "serve"]
 LAUNCHER = [sys.executable, "-m", "hiscore.launcher"]
 CALLS = 8
+ITEMS = 10
 
 
 @contextmanager
@@ -67,29 +70,65 @@ def launched(command: list[str], checkpoint: Path, log: Path, **settings: Any) -
         process.wait()
 
 
+def stops(client: triton.InferenceServerClient) -> bool:
+    """Whether a server takes no more calls."""
+    try:
+        return not client.is_server_ready()
+    except InferenceServerException:
+        return True
+
+
+@contextmanager
+def draining(
+    command: list[str], signum: signal.Signals, checkpoint: Path, directory: Path, **settings: str
+) -> Iterator[tuple[Any, list[Future[np.ndarray]], Holdable, str]]:
+    """A server that got a signal with calls in flight, one of them held: process, calls, what holds it, name."""
+    holdable = Holdable.make(directory)
+    settings |= {"MODELS": "scorer", "MODEL_REPOSITORY": str(holdable.repository)}
+    with (
+        launched(command, checkpoint, directory / "log", **settings) as (process, address),
+        triton.InferenceServerClient(address) as client,
+        ThreadPoolExecutor(CALLS) as pool,
+        holdable.held(),
+    ):
+        name, _ = server_below(process.pid)
+        calls = [pool.submit(score, client, ITEMS)]
+        holdable.wait_for(waiting=0)
+        calls += [pool.submit(score, client, ITEMS) for _ in range(CALLS - 1)]
+        holdable.wait_for(waiting=CALLS - 1)
+        # To this process alone, unlike a Ctrl-C.
+        process.send_signal(signum)
+        wait_until(lambda: stops(client), (directory / "log").read_text)
+        yield process, calls, holdable, name
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("command", [MAKE, LAUNCHER], ids=["make", "launcher"])
 def test_a_signal_drains_then_stops_everything(
     tiny_llama: Path, tmp_path: Path, command: list[str], signum: signal.Signals
 ) -> None:
-    # One call at a time, so that some still wait when the first is done.
-    with (
-        launched(command, tiny_llama, tmp_path / "log", MAX_BATCH_CALLS="1") as (process, address),
-        triton.InferenceServerClient(address) as client,
-        ThreadPoolExecutor(CALLS) as pool,
-    ):
-        name, _ = server_below(process.pid)
-        calls: list[Future[np.ndarray]] = [pool.submit(score, client, 100) for _ in range(CALLS)]
-        next(as_completed(calls, timeout=60))
-        # To this process alone, unlike a Ctrl-C.
-        process.send_signal(signum)
-        assert not all(call.done() for call in calls), "too fast: nothing was left to drain"
-        code = process.wait(60)
-        results = [call.result() for call in calls]
-        assert all(result.shape == (100, 2) and np.isfinite(result).all() for result in results)
+    with draining(command, signum, tiny_llama, tmp_path, DRAIN_TIMEOUT_S=f"{PATIENCE_S}") as (
+        process, calls, holdable, name,
+    ):  # fmt: skip
+        assert process.poll() is None
+        assert not any(call.done() for call in calls)
+        holdable.release()
+        code = process.wait(PATIENCE_S)
+        results = [call.result(PATIENCE_S) for call in calls]
+        assert all(result.shape == (ITEMS, 2) and np.isfinite(result).all() for result in results)
         assert leftovers(name) == []
         # make dies of the signal it got, the launcher has done its work.
         assert code == (-signum if command is MAKE else 0)
+
+
+@pytest.mark.slow
+def test_calls_that_take_longer_than_a_drain_may_fail(tiny_llama: Path, tmp_path: Path) -> None:
+    with draining(LAUNCHER, signal.SIGTERM, tiny_llama, tmp_path, DRAIN_TIMEOUT_S="1") as (
+        process, calls, _, name,
+    ):  # fmt: skip
+        assert process.wait(PATIENCE_S) == 0
+        assert all(isinstance(call.exception(PATIENCE_S), InferenceServerException) for call in calls)
+        assert leftovers(name) == []
 
 
 def test_a_killed_launcher_takes_its_server_along(tiny_llama: Path, tmp_path: Path) -> None:

@@ -1,0 +1,19 @@
+"""How long tests wait for what has to come: on any machine, only what hangs takes so long."""
+
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 300
+
+
+def wait_until(condition: Callable[[], bool], why: Callable[[], str] = str) -> None:
+    """Wait for a condition.
+
+    Args:
+        condition: What is waited for.
+        why: What the error says about its absence, asked only then.
+    """
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, f"not within {PATIENCE_S} seconds: {why()}"
+        time.sleep(0.02)
