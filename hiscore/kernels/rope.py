@@ -25,7 +25,9 @@ def rope_and_cache(
     ROTATED: tl.constexpr,
     QUERY_SCALED: tl.constexpr,
     NORMED: tl.constexpr,
+    NORM_BY_HEAD: tl.constexpr,
     NORM_WIDE: tl.constexpr,
+    CENTRED: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -37,8 +39,9 @@ def rope_and_cache(
         positions: int32 [T].
         cos, sin: float32 [context, head_dim / 2], read under ROTATED.
         query_scales: float32 [context], multiplies the rotated q; read under QUERY_SCALED.
-        q_norm, k_norm: float32 [head_dim], read under NORMED; under NORM_WIDE float32 [heads head_dim] and
-            [kv_heads head_dim], for a norm over all heads of q and one over all of k.
+        q_norm, k_norm: float32 [head_dim], read under NORMED; under NORM_BY_HEAD float32 [heads, head_dim] and
+            [kv_heads, head_dim]; under NORM_WIDE float32 [heads head_dim] and [kv_heads head_dim], for a norm over
+            all heads of q and one over all of k. Under CENTRED the norms of single heads are layer norms.
         pool: [slots, 2, kv_heads, head_dim], updated in place.
         slot_mapping: int32 [T], -1 to write nothing.
     """
@@ -55,7 +58,7 @@ def rope_and_cache(
         s = tl.load(sin + angle, mask=half < HALF, other=0.0)
         if QUERY_SCALED:
             query_scale = tl.load(query_scales + position)
-    if NORM_WIDE:
+    if NORM_WIDE or NORM_BY_HEAD:
         at_q, at_k = head * HEAD_DIM + half, (head - HEADS) * HEAD_DIM + half
         of_q = (head < HEADS) & (half < HALF)
         of_k = inside & (head >= HEADS)
@@ -89,11 +92,16 @@ def rope_and_cache(
         first = (first * factor * norm_first).to(qkv.dtype.element_ty).to(tl.float32)
         second = (second * factor * norm_second).to(qkv.dtype.element_ty).to(tl.float32)
     elif NORMED:
+        if CENTRED:
+            mean = (tl.sum(first + second, axis=1) / HEAD_DIM)[:, None]
+            first = tl.where(inside, first - mean, 0.0)
+            second = tl.where(inside, second - mean, 0.0)
         squares = tl.sum(first * first + second * second, axis=1)
         factor = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        first = (first * factor * tl.where(is_q, q_first, k_first)).to(qkv.dtype.element_ty).to(tl.float32)
-        second = (second * factor * tl.where(is_q, q_second, k_second)).to(qkv.dtype.element_ty)
-        second = second.to(tl.float32)
+        if not NORM_BY_HEAD:
+            norm_first, norm_second = tl.where(is_q, q_first, k_first), tl.where(is_q, q_second, k_second)
+        first = (first * factor * norm_first).to(qkv.dtype.element_ty).to(tl.float32)
+        second = (second * factor * norm_second).to(qkv.dtype.element_ty).to(tl.float32)
     if ROTATED:
         turned_first = first * c - second * s
         turned_second = second * c + first * s

@@ -55,7 +55,7 @@ class Ops(Protocol):
         """Normalise (where the layer has norms for it) and rotate q and k in place; write k and v to the KV pool.
 
         Args:
-            layer: For q_norm and k_norm: of each head, or of all heads together.
+            layer: For q_norm and k_norm.
             rope: Rotary tables of this layer; None: it does not rotate.
             qkv: [T, (heads + 2 kv_heads) head_dim], updated in place.
             positions: int32 [T].

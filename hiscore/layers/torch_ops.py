@@ -19,7 +19,7 @@ class TorchOps(Ops):
     def __init__(
         self, heads: int, kv_heads: int, head_dim: int, eps: float, activation: str, centred: bool = False
     ) -> None:
-        """centred: The norms of a block are layer norms, those of q and k RMS norms as ever."""
+        """centred: All norms are layer norms instead of RMS norms."""
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps, self._centred = eps, centred
         self._activation = activation
@@ -43,8 +43,8 @@ class TorchOps(Ops):
         q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             for x, weight in ((q, layer.q_norm), (k, layer.k_norm)):
-                normed = x.flatten(1) if weight.numel() > self._head_dim else x
-                x.copy_(self._norm(normed, weight, x.dtype).view_as(x))
+                of_all = weight.ndim == 1 and len(weight) > self._head_dim
+                x.copy_(self._norm(x.flatten(1) if of_all else x, weight, x.dtype).view_as(x))
         if rope is not None:
             self._rotate(heads[:, : self._heads + self._kv_heads], rope, positions)
         (rows,) = torch.nonzero(slot_mapping >= 0, as_tuple=True)
@@ -76,11 +76,11 @@ class TorchOps(Ops):
         return quantise(x, into)
 
     def _block_norm(self, x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return x.to(dtype) if weight is None else self._norm(x, weight, dtype, self._centred)
+        return x.to(dtype) if weight is None else self._norm(x, weight, dtype)
 
-    def _norm(self, x: Tensor, weight: Tensor, dtype: torch.dtype, centred: bool = False) -> Tensor:
+    def _norm(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         y = x.float()
-        if centred:
+        if self._centred:
             y = y - y.mean(-1, keepdim=True)
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self._eps)
         return (y.to(at_least_float32(dtype)) * weight).to(dtype)

@@ -93,15 +93,17 @@ class TritonOps(Ops):
         pool: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        normed, scales = layer.q_norm is not None, rope.query_scales if rope else None
+        q_norm, scales = layer.q_norm, rope.query_scales if rope else None
+        normed, by_head = q_norm is not None, q_norm is not None and q_norm.ndim == 2
         rope_kernels.rope_and_cache[(len(qkv),)](
             qkv, positions, rope.cos if rope else qkv, rope.sin if rope else qkv,
             qkv if scales is None else scales,
-            layer.q_norm if normed else qkv, layer.k_norm if normed else qkv,
+            q_norm if normed else qkv, layer.k_norm if normed else qkv,
             pool, slot_mapping, pool.stride(0), self._eps,
             HEADS=self._heads, KV_HEADS=self._kv_heads, HEAD_DIM=self._head_dim, ROTATED=rope is not None,
-            QUERY_SCALED=scales is not None, NORMED=normed,
-            NORM_WIDE=layer.q_norm is not None and layer.q_norm.numel() > self._head_dim,
+            QUERY_SCALED=scales is not None, NORMED=normed, NORM_BY_HEAD=by_head,
+            NORM_WIDE=q_norm is not None and not by_head and len(q_norm) > self._head_dim,
+            CENTRED=self._centred,
             BLOCK_HEADS=triton.next_power_of_2(self._heads + self._kv_heads),
             BLOCK_HALF=triton.next_power_of_2(self._head_dim // 2), **self._launch_kwargs(len(qkv)),
         )  # fmt: skip

@@ -125,7 +125,8 @@ class LayerWeights:
     Attributes:
         input_norm: float32 [hidden], for the input of attention.
         qkv: [(heads + 2 kv_heads) head_dim, hidden].
-        q_norm, k_norm: float32 [head_dim], or [heads head_dim] and [kv_heads head_dim]: of all heads together.
+        q_norm, k_norm: float32 [head_dim]: of each head; [heads, head_dim] and [kv_heads, head_dim]: of each head,
+            with weights of its own; [heads head_dim] and [kv_heads head_dim]: of all heads together.
         sinks: float32 [heads], see `attention.base.AttentionShape`.
         output: [hidden, heads head_dim].
         post_attention_norm: float32 [hidden], for the output of attention.

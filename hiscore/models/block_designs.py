@@ -78,8 +78,9 @@ OTHER_BLOCKS = (
     ),
     DecoderFamily(
         name="cohere",
-        known_as="Command R, Aya 23, Aya Expanse; not Command R+, which normalises q and k",
-        own_rules=(key_rule("use_qk_norm", unset, "it normalises q and k (use_qk_norm)"),),
+        known_as="Command R, Command R+, Aya 23, Aya Expanse",
+        qk_norm="use_qk_norm",
+        qk_norm_by_head=True,
         **COHERE,
     ),
     DecoderFamily(

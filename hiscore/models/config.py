@@ -147,7 +147,7 @@ def from_config(whole: Any) -> Architecture:
         head_dim=head_dim,
         norm_eps=(config.layer_norm_eps if family.layer_norms else config.rms_norm_eps) / residual_scale**2,
         norm_plus_one=family.norm_plus_one,
-        qk_norm=family.qk_norm,
+        qk_norm=flag(family.qk_norm),
         qkv_bias=flag(family.qkv_bias),
         output_bias=flag(family.output_bias),
         mlp_bias=flag(family.mlp_bias),

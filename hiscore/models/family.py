@@ -92,10 +92,13 @@ class DecoderFamily:
     """RMSNorm weights are stored less one."""
     norms: BlockNorms = PRE_NORMS
     layer_norms: bool = False
-    """The norms of a block are layer norms without bias."""
+    """Its norms, those of q and k too, are layer norms without bias."""
     parallel_mlp: bool = False
     """The MLP reads what attention reads, and both are added at once."""
-    qk_norm: bool = False
+    qk_norm: Flag = False
+    """Whether heads of q and k are normalised, each by itself."""
+    qk_norm_by_head: bool = False
+    """Each head has weights of its own."""
     qk_norm_of_all_heads: bool = False
     """It is one norm over all heads of q, and one over all of k."""
     qkv_bias: Flag = False

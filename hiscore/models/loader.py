@@ -122,10 +122,12 @@ def _load_layer(
     def head_norm(name: str, heads: int, of_rank: int, cut: Cut) -> Tensor | None:
         if not a.qk_norm:
             return None
-        wide = a.family.qk_norm_of_all_heads
-        weight = _norm(read, f"{attention}.{name}", a, (heads if wide else 1) * a.head_dim, cut)
+        family, name = a.family, f"{attention}.{name}"
+        wide = family.qk_norm_of_all_heads
+        shape = (heads, a.head_dim) if family.qk_norm_by_head else ((heads if wide else 1) * a.head_dim,)
+        weight = _norm(read, name, a, *shape, cut=cut)
         order = _order_of_heads(a, of_rank if wide else 1)
-        return weight if order is None else weight[order.to(weight.device)]
+        return weight if order is None else weight[..., order.to(weight.device)]
 
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     qkv = _widths(attention, a.family.qkv_names, (q, kv, kv))
@@ -210,7 +212,7 @@ def _order_of_qkv(a: Architecture) -> Tensor | None:
     return torch.cat((order, len(order) + torch.arange(a.kv_heads * a.head_dim)))
 
 
-def _norm(read: CheckpointReader, name: str, a: Architecture, size: int, cut: Cut = UNCUT) -> Tensor:
+def _norm(read: CheckpointReader, name: str, a: Architecture, *shape: int, cut: Cut = UNCUT) -> Tensor:
     """The weight of a norm, in float32; the one that Gemma leaves out is added."""
-    weight = read.tensor(f"{name}.weight", size, cut=cut).float()
+    weight = read.tensor(f"{name}.weight", *shape, cut=cut).float()
     return weight + 1 if a.norm_plus_one else weight

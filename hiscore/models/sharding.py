@@ -50,7 +50,7 @@ class Cuts:
         vocabulary: Rows of embedding and head.
         qkv: Outputs of the projections to q, k and v, one behind another.
         output: Inputs of attention's output.
-        q_norm, k_norm: Numbers of a norm over all heads.
+        q_norm, k_norm: Numbers of a norm over all heads, or heads with norms of their own.
         sinks: Heads.
         gate_up: Outputs of the projections to gate and up, one behind another.
         down: Inputs of the MLP's output.
@@ -78,13 +78,17 @@ class Cuts:
         q, kv = scaled(of_q, a.head_dim), scaled(of_kv, a.head_dim)
         all_q, all_kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
         neurons = shard.span(a.intermediate_size)
-        wide = a.family.qk_norm_of_all_heads
+        norms = UNCUT, UNCUT
+        if a.family.qk_norm_of_all_heads:
+            norms = rows(q), rows(kv)
+        elif a.family.qk_norm_by_head:
+            norms = rows(of_q), rows(of_kv)
         return cls(
             vocabulary=rows(shard.span(a.vocab_size)),
             qkv=rows(q, shifted(kv, all_q), shifted(kv, all_q + all_kv)),
             output=Cut(columns=q),
-            q_norm=rows(q) if wide else UNCUT,
-            k_norm=rows(kv) if wide else UNCUT,
+            q_norm=norms[0],
+            k_norm=norms[1],
             sinks=rows(of_q),
             gate_up=rows(neurons, shifted(neurons, a.intermediate_size)),
             down=Cut(columns=neurons),

@@ -119,6 +119,11 @@ def designs(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     wide = layer_of(torch.zeros(heads * head_dim), torch.zeros(kv_heads * head_dim))
     for layer, tables in ((layer_of(None, None), None), (layer_of(None, None), rope), (wide, rope)):
         ops.rope_and_cache(layer, tables, qkv, ids, pool, ids)
+    by_head = layer_of(torch.zeros(heads, head_dim), torch.zeros(kv_heads, head_dim))
+    rope.query_scales = None
+    TritonOps(heads, kv_heads, head_dim, 1e-6, "silu", centred=True).rope_and_cache(
+        by_head, rope, qkv, ids, pool, ids
+    )
 
 
 def decode(

@@ -139,6 +139,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm-9b": ("glm", {"head_dim": 32, "rope_parameters": HALF_ROTATED}),
     "glm4": ("glm4", {"head_dim": 32, "rope_parameters": HALF_ROTATED, "attention_bias": False}),
     "cohere": ("cohere", {"logit_scale": 0.3, "attention_bias": True}),
+    "command-r-plus": ("cohere", {"head_dim": 32, "logit_scale": 0.3, "use_qk_norm": True}),
     "cohere2": ("cohere2", {"logit_scale": 0.3, "sliding_window": 5}),
     "exaone4": ("exaone4", {"sliding_window": 5, "rope_parameters": LLAMA3}),
     "gemma3-images": (
@@ -186,12 +187,21 @@ LIKE_OTHERS = (
         "ministral3",
         "glm-9b",
     ),
-    *("glm4", "cohere", "cohere2", "exaone4", *IMAGES),
+    *("glm4", "cohere", "command-r-plus", "cohere2", "exaone4", *IMAGES),
 )
 """Compared with transformers once each. They differ from the others in a layer's arithmetic alone, so that what
 concerns batches, caches and calls is not repeated for them."""
 FIRST = tuple(name for name in FAMILIES if name not in LIKE_OTHERS)
-WITHOUT_CLASSIFIER = ("granite", "cohere", "cohere2", "mistral3-images", "qwen2-vl", "qwen2.5-vl", "qwen3-vl")
+WITHOUT_CLASSIFIER = (
+    "granite",
+    "cohere",
+    "command-r-plus",
+    "cohere2",
+    "mistral3-images",
+    "qwen2-vl",
+    "qwen2.5-vl",
+    "qwen3-vl",
+)
 """Transformers has no sequence classifiers of these."""
 
 

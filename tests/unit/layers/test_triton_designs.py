@@ -45,28 +45,35 @@ def test_block_norms_equal_pytorch(normed: bool, centred: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rotated", "scaled", "norm"),
+    ("rotated", "scaled", "norm", "centred"),
     [
-        (False, False, "none"),
-        (False, False, "head"),
-        (True, True, "none"),
-        (True, False, "all"),
-        (True, True, "all"),
+        (False, False, "none", False),
+        (False, False, "head", False),
+        (True, True, "none", False),
+        (True, False, "all", False),
+        (True, True, "all", False),
+        (False, False, "by head", False),
+        (True, False, "by head", True),
+        (False, False, "head", True),
     ],
 )
-def test_queries_and_keys_equal_pytorch(rotated: bool, scaled: bool, norm: str) -> None:
+def test_queries_and_keys_equal_pytorch(rotated: bool, scaled: bool, norm: str, centred: bool) -> None:
     """Keys and values of the third row are kept, and of the second and fifth."""
-    widths = {"none": None, "head": (HEAD_DIM, HEAD_DIM), "all": (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)}[
-        norm
-    ]
-    layer = layer_of(*(random(width, seed=width) for width in widths) if widths else (None, None))
+    shapes = {
+        "head": ((HEAD_DIM,), (HEAD_DIM,)),
+        "by head": ((HEADS, HEAD_DIM), (KV_HEADS, HEAD_DIM)),
+        "all": ((HEADS * HEAD_DIM,), (KV_HEADS * HEAD_DIM,)),
+    }
+    layer = layer_of(
+        *(None, None) if norm == "none" else (random(*shape, seed=sum(shape)) for shape in shapes[norm])
+    )
     rope = Tables(random(60, HEAD_DIM // 2, seed=9), random(60, HEAD_DIM // 2, seed=10)) if rotated else None
     if rope is not None and scaled:
         rope.query_scales = random(60, seed=12).abs() + 0.5
     positions = torch.tensor([0, 1, 59, 5, 5], dtype=torch.int32, device=DEVICE)
     write = torch.tensor([-1, 2, 0, -1, 1], dtype=torch.int32, device=DEVICE)
     results = []
-    for ops in both():
+    for ops in both(centred=centred):
         qkv = random(ROWS, (HEADS + 2 * KV_HEADS) * HEAD_DIM, seed=11)
         pool = random(4, 2, KV_HEADS, HEAD_DIM, seed=12)
         ops.rope_and_cache(layer, rope, qkv, positions, pool, write)
@@ -92,6 +99,25 @@ def test_a_norm_over_all_heads_is_not_one_for_each() -> None:
     both()[0].rope_and_cache(layer, None, qkv, slots, random(1, 2, KV_HEADS, HEAD_DIM), slots)
     expected = before * torch.rsqrt(before.square().mean(1, keepdim=True) + 1e-6)
     torch.testing.assert_close(qkv[:, : HEADS * HEAD_DIM].double(), expected, **BOUNDS)
+
+
+def test_norms_of_single_heads_are_layer_norms_with_their_own_weights() -> None:
+    before = random(ROWS, (HEADS + 2 * KV_HEADS) * HEAD_DIM, seed=11) + 1
+    weights = random(HEADS, HEAD_DIM, seed=1), random(KV_HEADS, HEAD_DIM, seed=2)
+    slots = torch.full((ROWS,), -1, dtype=torch.int32, device=DEVICE)
+    found = []
+    for centred in (True, False):
+        qkv = before.clone()
+        ops = both(centred=centred)[0]
+        ops.rope_and_cache(layer_of(*weights), None, qkv, slots, random(1, 2, KV_HEADS, HEAD_DIM), slots)
+        found.append(qkv.unflatten(1, (-1, HEAD_DIM)).double())
+    heads = before.unflatten(1, (-1, HEAD_DIM)).double()
+    normed = torch.nn.functional.layer_norm(heads, (HEAD_DIM,), eps=1e-6)
+    expected = normed[:, : HEADS + KV_HEADS] * torch.cat(weights).double()
+    torch.testing.assert_close(found[0][:, : HEADS + KV_HEADS], expected, **BOUNDS)
+    torch.testing.assert_close(found[0][:, HEADS + KV_HEADS :], heads[:, HEADS + KV_HEADS :], atol=0, rtol=0)
+    # The control: RMS norms are others.
+    assert (found[1][:, : HEADS + KV_HEADS] - expected).abs().max() > 0.1
 
 
 def test_exact_gelu_equals_pytorch_wherever_it_is_computed() -> None:

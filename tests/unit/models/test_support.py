@@ -24,17 +24,9 @@ from hiscore.models.support import (
 DEEPSEEK: dict[str, Any] = {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}
 LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
 
-# Command R, as against Command R+.
-COHERE: dict[str, Any] = {
-    "model_type": "cohere",
-    "architectures": ["CohereForCausalLM"],
-    "use_qk_norm": False,
-}
-
 
 def test_every_family_is_served() -> None:
     assert unsupported(LLAMA) is None
-    assert unsupported(COHERE) is None
     gemma = {"model_type": "gemma2", "architectures": ["Gemma2ForSequenceClassification"]}
     assert unsupported(gemma | {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu"}) is None
     assert unsupported(LLAMA | {"rope_scaling": {"rope_type": "llama3"}}) is None
@@ -56,7 +48,6 @@ def test_every_family_is_served() -> None:
         ({"use_bidirectional_attention": True}, "both directions"),
         ({"is_causal": False}, "is_causal is False: it attends in both directions"),
         ({"is_causal": None}, "is_causal is None"),
-        (COHERE | {"use_qk_norm": True}, "it normalises q and k (use_qk_norm)"),
         ({"per_layer_config": {"0": {"head_dim": 8}}}, "its layers differ in size"),
         ({"transformers_weights": "other.safetensors"}, "weights of its own ('other.safetensors')"),
         (DEEPSEEK | {"is_causal": False}, "is_causal is False"),

@@ -46,6 +46,7 @@ UNNORMED_INPUT = BlockNorms(input=None, mlp="post_attention_layernorm")
         ("glm4", {"interleaved_rope": False}),
         ("cohere", {"parallel_mlp": False}),
         ("cohere", {"logit_scale_key": None}),
+        ("command-r-plus", {"qk_norm": False}),
         ("cohere2", {"interleaved_rope": False}),
         ("cohere2", {"unrotated": "none"}),
         ("exaone4", {"unrotated": "none"}),

@@ -36,6 +36,7 @@ SETTINGS = {
     "experts": ("qwen3-moe", ("exact", 16, 24)),
     "sinks": ("gpt-oss", ("exact", 16, 24)),
     "wide norms": ("olmo2", ("exact", 16, 24)),
+    "norms by head": ("command-r-plus", ("exact", 16, 24)),
     "latents": ("deepseek", ("dsa", 16, 24)),
     "latents, experts": ("deepseek-experts", ("dsa", 16, 24)),
     "latents, shared selections": ("glm-alternating", ("dsa", 16, 24)),
@@ -100,9 +101,12 @@ def with_a_head_for_each_rank(path: Path, ranks: int) -> Path:
     (target / "config.json").write_text(json.dumps(config))
     tensors = load_file(path / "model.safetensors")
     for name, tensor in tensors.items():
-        if re.search(r"\.[kv]_proj\.|\.k_norm\.", name) and len(tensor) == whole.kv_heads * whole.head_dim:
+        by_rows = len(tensor) == whole.kv_heads * whole.head_dim
+        if re.search(r"\.[kv]_proj\.", name) or (name.endswith("k_norm.weight") and by_rows):
             by_head = tensor.unflatten(0, (whole.kv_heads, whole.head_dim))
             tensors[name] = by_head.repeat_interleave(copies, dim=0).flatten(0, 1).contiguous()
+        elif name.endswith("k_norm.weight") and tensor.ndim == 2:
+            tensors[name] = tensor.repeat_interleave(copies, dim=0)
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     return target
 

@@ -117,6 +117,7 @@ def test_exact_is_its_definition(path: Any, truth: Any, family: str, cold: bool)
         # Of other block designs; glm4's keys are reordered.
         ("glm4", torch.float32),
         ("olmo2", torch.float32),
+        ("command-r-plus", torch.float32),
         ("cohere2", torch.float32),
     ],
 )
