@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from hiscore.attention import tiles
 from hiscore.attention.bidirectional import BidirectionalShape, RelativeProjections
 from hiscore.attention.packed_triton import Launch
 from hiscore.kernels.bidirectional_attention import bidirectional_attention
+from hiscore.kernels.dot_size import dot_size
 
 
 def choose_launch(head_dim: int, dtype: torch.dtype) -> Launch:
@@ -65,7 +65,7 @@ class TritonBidirectionalAttention:
             inputs.tiles if shape.relative_rows is None else shape.relative_rows,
             shape.farthest, len(qkv), shape.scale,
             HEADS=shape.heads, HEAD_DIM=shape.head_dim,
-            PADDED_DIM=max(16, triton.next_power_of_2(shape.head_dim)),
+            PADDED_DIM=dot_size(shape.head_dim),
             REACH=-1 if reach is None else reach, C2P=of_rows is not None, P2C=of_columns is not None,
             POSITIONS=tables[0].shape[1] if tables else 0,
             M=launch.m, N=launch.n, TILE_FIELDS=tiles.TILE_FIELDS, PRECISION=self._precision,

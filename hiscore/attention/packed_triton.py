@@ -4,11 +4,11 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from hiscore.attention import own_keys
 from hiscore.attention.base import AttentionShape
+from hiscore.kernels.dot_size import dot_size
 from hiscore.kernels.packed_attention import packed_attention
 
 REGISTERS = 65_536
@@ -37,7 +37,7 @@ class Launch:
 
 def choose_launch(head_dim: int, group: int, dtype: torch.dtype) -> Launch:
     """Block sizes that fit registers and shared memory, measured on an H200."""
-    m = max(16, triton.next_power_of_2(group))
+    m = dot_size(group)
     if dtype == torch.float32:
         return Launch(max(m, 32), own_keys.BLOCK, 4, 1, 1)
     if head_dim > 128:
@@ -98,7 +98,7 @@ class TritonAttention:
             slots, qkv if sinks is None else sinks[layer],
             shape.scale, shape.soft_cap or 0.0, pool.stride(0),
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=shape.head_dim,
-            PADDED_DIM=max(16, triton.next_power_of_2(shape.head_dim)),
+            PADDED_DIM=dot_size(shape.head_dim),
             WINDOW=shape.windows[layer] or 0, CAPPED=shape.soft_cap is not None, SINKS=sinks is not None,
             M=launch.m, N=launch.n, TILE_FIELDS=own_keys.FIELDS, PRECISION=self._precision,
             num_warps=launch.warps, num_stages=launch.stages, maxnreg=launch.registers,

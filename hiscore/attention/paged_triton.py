@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from hiscore.kernels import gemv
+from hiscore.kernels.dot_size import dot_size
 from hiscore.kernels.paged_attention import attend_splits, combine_splits
 
 # Tokens per split, and splits combined at once. Other numbers give other bits.
@@ -35,7 +36,7 @@ def choose_launch(group: int, value_dim: int, dtype: torch.dtype) -> Launch:
     """Block sizes that fit a multiprocessor's registers and shared memory, as the compiler reports them."""
     if value_dim > 256:
         return Launch(32, 32, 8, 2) if dtype != torch.float32 else Launch(16, 16, 8, 1)
-    m = min(64, max(16, triton.next_power_of_2(group)))
+    m = min(64, dot_size(group))
     if dtype == torch.float32:
         return Launch(m, 16, 4, 2)
     return Launch(m, 128, 8, 2) if value_dim <= 128 else Launch(m, 32, 4, 2)
@@ -98,8 +99,8 @@ def paged_attention(
         q, tokens, pages, counts, seq_indices, positions, partial, stats,
         scale, soft_cap or 0.0, q.stride(0), splits, *by_sequence_row_head, *counts_by,
         HEADS=heads, KV_HEADS=kv_heads, PARTS=parts,
-        HEAD_DIM=head_dim, VALUE=value, PADDED_VALUE=max(16, triton.next_power_of_2(value)),
-        PADDED_TAIL=max(16, triton.next_power_of_2(tail)) if tail else 0, PAGE=page_size,
+        HEAD_DIM=head_dim, VALUE=value, PADDED_VALUE=dot_size(value),
+        PADDED_TAIL=dot_size(tail) if tail else 0, PAGE=page_size,
         WINDOW=window or 0, CAPPED=soft_cap is not None,
         M=launch.m, N=launch.n, SPLIT=SPLIT,
         # Triton's default for float32 would be TF32, with 10 bits of mantissa.

@@ -16,6 +16,7 @@ from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.cache_ops import PageLists, SelectedPages
 from hiscore.decoding.sparse.triton_transfers import TritonTransfers
 from hiscore.kernels import page_scores, page_select, slot_mapping
+from hiscore.kernels.dot_size import dot_size
 from hiscore.layers import triton_ops
 from hiscore.models.deepseek import fp8_keys
 
@@ -94,7 +95,7 @@ class TritonCacheOps(TritonTransfers):
             shape.scale, q.stride(0), cache.host_block_table.stride(0), self._max_pages,
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD_DIM=q.shape[2], PADDED=self._padded,
             BOUNDS=cache.shape.index_kind == "bounds", PAGE=cache.shape.page_size,
-            M=max(16, triton.next_power_of_2(shape.heads // shape.kv_heads)), N=block,
+            M=dot_size(shape.heads // shape.kv_heads), N=block,
             PRECISION=self._precision,
         )  # fmt: skip
         return out
@@ -113,8 +114,8 @@ class TritonCacheOps(TritonTransfers):
         page_scores.indexer_scores[(len(q), triton.cdiv(self._max_pages, block))](
             q, gates, keys, scales, out, batch.seq_indices, batch.positions, cache.host_block_table,
             q.stride(0), gates.stride(0), cache.host_block_table.stride(0), self._max_pages,
-            HEADS=heads, HEAD_DIM=key_dim, PADDED=max(16, triton.next_power_of_2(key_dim)),
-            M=max(16, triton.next_power_of_2(heads)), N=block,
+            HEADS=heads, HEAD_DIM=key_dim, PADDED=dot_size(key_dim),
+            M=dot_size(heads), N=block,
             KEY_STRIDE=keys.stride(0), SCALE_STRIDE=scales.stride(0), FP8=fp8,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps,
         )  # fmt: skip

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.kernels import kv_transfer, page_scores
+from hiscore.kernels.dot_size import dot_size
 
 # Bytes in flight from the host at once: a few times the bus's bandwidth-delay product. More was not faster.
 BYTES_IN_FLIGHT = 2**18
@@ -27,7 +28,7 @@ class TritonTransfers:
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._padded = max(16, triton.next_power_of_2(cache.shape.head_dim))
+        self._padded = dot_size(cache.shape.head_dim)
         device, layers = cache.buffer.device, list(cache.on_host)
         # Where to find each of them: its position among the sparse layers, or -1 - its position among the dense
         # ones.
