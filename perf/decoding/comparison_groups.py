@@ -1,6 +1,7 @@
 """Which arms `perf.decoding.time_per_token` compares under one load; the first of each group is the reference."""
 
-from perf.decoding.engine_load import Arm, Load
+from perf.decoding.arms import Arm
+from perf.decoding.engine_load import Load
 
 QUEST = {"selector": "quest"}
 SAMPLING: dict[str, dict[str, float]] = {

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 
 from hiscore.parallel.leader import lead
+from perf.decoding.arms import Arm, device, dtype
 from perf.decoding.closed_loop import ClosedLoop
 from perf.decoding.deepseek_setup import GIB, Setup, routed_that_fit, sequence_bytes
-from perf.decoding.engine_load import Arm, device, dtype
 from perf.decoding.layer_times import DENSE, LAYERS, Times, fitted, layer_times, summary
 from perf.decoding.rank_arms import arms_of, callers_of, worker_of
 from perf.decoding.worker_driver import Driver

@@ -12,8 +12,8 @@ from hiscore.decoding.worker.model_sizes import read_shape, share_in
 from hiscore.parallel.rank import Leader
 from hiscore.parallel.shard import WHOLE, Shard
 from hiscore.settings import CacheSettings
+from perf.decoding.arms import PLENTY, Arm, dtype
 from perf.decoding.closed_loop import ClosedLoop
-from perf.decoding.engine_load import PLENTY, Arm, dtype
 from perf.decoding.layer_times import DENSE, LAYERS
 from perf.models import random_checkpoint
 from perf.models.geometries import with_layers

@@ -5,30 +5,18 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
-import torch
 
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.decoding.sequence import DecodeCall, Output
-from hiscore.decoding.worker import build
-from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
-from hiscore.models.quantization.schemes import in_fp8
-from hiscore.parallel.rank import Rank
-from hiscore.settings import CacheSettings
-from perf.models import random_checkpoint
-
-PLENTY = 2**60
+from perf.decoding.arms import PLENTY, Arm, build_worker, close, dtype
 
 
 @dataclass(frozen=True)
@@ -43,18 +31,6 @@ class Load:
     def context(self) -> int:
         """Tokens of the longest sequence, rounded up to whole pages."""
         return -(-(self.prompt + self.tokens) // 32) * 32
-
-
-@dataclass(frozen=True)
-class Arm:
-    """What is compared: settings of the cache, and work that is left out."""
-
-    name: str
-    settings: Mapping[str, Any]
-    left_out: str = ""
-    """`backup`: no copies to the host; `swap-in`: no copies back. Its tokens are wrong, its time is a floor."""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Request parameters; none: greedy."""
 
 
 @dataclass(frozen=True)
@@ -79,86 +55,6 @@ class Run:
     captured: float
     """The selector's estimate of the share of attention that it captured."""
     preemptions: int
-
-
-def device() -> torch.device:
-    """The GPU if there is one."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def dtype() -> torch.dtype:
-    """The default of the device."""
-    return torch.bfloat16 if torch.cuda.is_available() else torch.float32
-
-
-@contextmanager
-def shared_weights() -> Iterator[None]:
-    """Inside the context, workers built from the same checkpoint share their weights, drawn in memory."""
-    with ExitStack() as stack:
-        stack.enter_context(random_checkpoint.in_memory(device().type))
-        for name in ("Decoder", "DsaDecoder"):
-            stack.enter_context(mock.patch.object(build, name, cache(getattr(build, name))))
-        yield
-
-
-def build_worker(
-    checkpoint: Path,
-    arm: Arm,
-    memory: MemoryBudget,
-    rank: Rank | None = None,
-    prefill_tokens: int | None = None,
-) -> CacheWorker:
-    """Build a worker that leaves out what the arm leaves out. Weights that are stored in fp8 stay so.
-
-    Args:
-        checkpoint: Its directory.
-        arm: The settings.
-        memory: Of the pools.
-        rank: Whose share it is; None: there is one.
-        prefill_tokens: Of a forward at most; None: as the product has it.
-
-    Raises:
-        Unavailable: This machine cannot leave that out.
-    """
-    where = rank.device if rank else device()
-    config = json.loads((checkpoint / "config.json").read_text())
-    with ExitStack() as stack:
-        if arm.left_out == "swap-in":
-            if where.type != "cuda":
-                raise Unavailable("a swap-in can be left out on a CUDA device only")
-            from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
-
-            # Patched while the CUDA graphs are captured.
-            stack.enter_context(mock.patch.object(TritonCacheOps, "_swap_in", _nothing))
-        worker = build.build_worker(
-            checkpoint,
-            # It is written for its load.
-            CacheSettings(**{"max_context": config["max_position_embeddings"], **arm.settings}),
-            memory,
-            where,
-            dtype(),
-            prefill_tokens or build.prefill_token_budget(checkpoint, where),
-            group=rank.group if rank else None,
-            keeps_fp8=in_fp8(config),
-        )
-    if arm.left_out == "backup":
-        setattr(worker._ops, "offload_step", _nothing)  # noqa: B010
-    return worker
-
-
-def close(worker: CacheWorker) -> None:
-    """Free a worker's pinned memory once the device no longer uses it."""
-    if device().type == "cuda":
-        torch.cuda.synchronize()
-    worker._cache.close()
-
-
-def _nothing(*_: Any) -> None:
-    """Does nothing, in place of a copy."""
-
-
-class Unavailable(Exception):
-    """This machine cannot measure an arm."""
 
 
 @dataclass

@@ -35,7 +35,8 @@ from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
 from hiscore.models.deepseek.latent_cache_triton import KernelLatents
-from perf.decoding.engine_load import PLENTY, Arm, Load, build_worker, close, device, dtype, shared_weights
+from perf.decoding.arms import PLENTY, Arm, build_worker, close, device, dtype, shared_weights
+from perf.decoding.engine_load import Load
 from perf.decoding.worker_driver import Driver
 from perf.machine.facts import process_facts
 from perf.machine.interleave import ArmResult, interleave

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from perf.decoding.engine_load import Arm, Bench, Load, Run, shared_weights
+from perf.decoding.arms import Arm, shared_weights
+from perf.decoding.engine_load import Bench, Load, Run
 from perf.decoding.oversubscribed import budget
 from perf.machine.facts import process_facts
 from perf.machine.interleave import in_turns

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, build_worker, close, device, shared_weights
+from perf.decoding.arms import PLENTY, Arm, build_worker, close, device, shared_weights
+from perf.decoding.engine_load import Bench, Load
 from perf.decoding.worker_driver import Driver
 from perf.machine.facts import process_facts
 from perf.machine.kernel_times import kernel_times

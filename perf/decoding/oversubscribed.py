@@ -19,8 +19,9 @@ import torch
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.settings import CacheSettings
+from perf.decoding.arms import PLENTY, Arm, dtype, shared_weights
 from perf.decoding.device_bytes import model_shape, request_bytes
-from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, dtype, shared_weights
+from perf.decoding.engine_load import Bench, Load
 from perf.machine.facts import process_facts
 from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES, LATENT

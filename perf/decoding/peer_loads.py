@@ -23,8 +23,8 @@ import torch
 
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from perf.decoding.arms import Arm, build_worker, close, shared_weights
 from perf.decoding.closed_loop import Callers, ClosedLoop
-from perf.decoding.engine_load import Arm, build_worker, close, shared_weights
 from perf.machine.facts import process_facts
 from perf.models import random_checkpoint
 from perf.models.geometries import GEOMETRIES

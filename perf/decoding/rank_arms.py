@@ -14,8 +14,8 @@ from hiscore.decoding.worker.interface import Worker
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.parallel.rank import Leader, Rank
+from perf.decoding.arms import Arm, build_worker, close, shared_weights
 from perf.decoding.closed_loop import Callers
-from perf.decoding.engine_load import Arm, build_worker, close, shared_weights
 
 ARMS, WEIGHTS = "arms", "weights"
 """Where a rank holds its workers by their arms, and the context in which they share their weights."""

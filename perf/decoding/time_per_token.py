@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
+from perf.decoding.arms import Arm, Unavailable, shared_weights
 from perf.decoding.comparison_groups import groups
-from perf.decoding.engine_load import Arm, Bench, Load, Run, Unavailable, shared_weights
+from perf.decoding.engine_load import Bench, Load, Run
 from perf.machine.facts import process_facts
 from perf.machine.interleave import in_turns, spread
 from perf.models import random_checkpoint

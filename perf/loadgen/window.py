@@ -1,9 +1,6 @@
 """Measures one window of load: a row of numbers, and answers checked against earlier ones."""
 
-import re
 import time
-import urllib.request
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,19 +11,10 @@ from hiscore.arrays import Float32
 from hiscore.launcher import Server
 from perf.loadgen.generator import Sample
 from perf.loadgen.scorer_calls import Shape
+from perf.loadgen.scorer_counters import counters
 from perf.loadgen.window_validity import MIN_CALLS, check_count, check_open_loop
 from perf.machine.gpu_sampler import GpuSampler
 
-METRIC = re.compile(r'^(\w+)\{([^}]*\bmodel="scorer"[^}]*)\} (\S+)$', re.MULTILINE)
-DEVICE = re.compile(r'\bdevice="([^"]*)"')
-COUNTERS = {
-    "hiscore_forwards_total": "forwards",
-    "hiscore_batch_tokens_total": "tokens",
-    "hiscore_cached_tokens_total": "cached_tokens",
-    "nv_inference_count": "calls",
-    "nv_inference_exec_count": "executions",
-    "nv_inference_queue_duration_us": "queue_us",
-}
 # The first calls of a closed loop meet an idle server; its rate is taken after this share of the window.
 RAMP = 0.2
 
@@ -178,30 +166,6 @@ def cpu_seconds() -> float:
     """What all cores have spent on anything so far."""
     spent = psutil.cpu_times()
     return float(spent.user + spent.nice + spent.system)
-
-
-def counters(server: Server) -> dict[str, float]:
-    """The scorer's `COUNTERS`, summed over its instances."""
-    totals: dict[str, float] = defaultdict(float)
-    for name, _, value in METRIC.findall(_metrics(server)):
-        if name in COUNTERS:
-            totals[COUNTERS[name]] += float(value)
-    return dict(totals)
-
-
-def items_by_device(server: Server) -> dict[str, int]:
-    """Items scored so far, by device."""
-    totals: Counter[str] = Counter()
-    for name, labels, value in METRIC.findall(_metrics(server)):
-        if name == "hiscore_items_total" and (device := DEVICE.search(labels)):
-            totals[device.group(1)] += int(float(value))
-    return dict(totals)
-
-
-def _metrics(server: Server) -> str:
-    with urllib.request.urlopen(server.metrics_url) as response:
-        text: str = response.read().decode()
-    return text
 
 
 def summarise(window: Window, samples: Sequence[Sample], risen: dict[str, float], max_tokens: int) -> Point:

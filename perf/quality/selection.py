@@ -30,7 +30,7 @@ from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.decoding.worker import build
 from hiscore.models.decoder import Decoder
 from hiscore.settings import DEFAULT_MODEL
-from perf.decoding.engine_load import PLENTY, Arm, build_worker, close
+from perf.decoding.arms import PLENTY, Arm, build_worker, close
 from perf.decoding.worker_driver import Driver, Staged
 from perf.machine.facts import process_facts
 from perf.quality.selection_report import markdown

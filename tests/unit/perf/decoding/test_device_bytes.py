@@ -6,8 +6,8 @@ import torch
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache
 from hiscore.settings import CacheSettings
+from perf.decoding.arms import PLENTY
 from perf.decoding.device_bytes import model_shape, request_bytes
-from perf.decoding.engine_load import PLENTY
 from perf.models.geometries import GEOMETRIES
 
 

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from perf.decoding.engine_load import PLENTY, Arm, Bench, Load, between, build_worker, shared_weights
+from perf.decoding.arms import PLENTY, Arm, build_worker, shared_weights
+from perf.decoding.engine_load import Bench, Load, between
 from perf.decoding.worker_driver import Driver
 from perf.models import random_checkpoint as geometry
 

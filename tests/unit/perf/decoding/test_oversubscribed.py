@@ -4,9 +4,10 @@ import pytest
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache
 from hiscore.settings import CacheSettings
-from perf.decoding import engine_load as decode_load
+from perf.decoding import arms
+from perf.decoding.arms import PLENTY
 from perf.decoding.device_bytes import model_shape, slot_bytes
-from perf.decoding.engine_load import PLENTY, Load
+from perf.decoding.engine_load import Load
 from perf.decoding.oversubscribed import budget
 from perf.models.geometries import GEOMETRIES
 
@@ -17,6 +18,6 @@ def test_a_budget_holds_so_many_dense_streams_and_no_more(fit: int) -> None:
     config = GEOMETRIES["qwen3-0.6b"]
     model = model_shape(config, load.context)
     memory = MemoryBudget(PLENTY, budget(config, load, fit), load.streams)
-    _, planned = plan_cache(CacheSettings(selector="dense"), model, memory, decode_load.dtype(), 1)
+    _, planned = plan_cache(CacheSettings(selector="dense"), model, memory, arms.dtype(), 1)
     assert planned.host_pages == fit * load.context // planned.page_size
     assert slot_bytes(model) == 114_688

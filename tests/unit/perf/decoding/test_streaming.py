@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from perf.decoding import streaming as decode_serving
-from perf.decoding.streaming import CPU, GPU, Lengths, Windows
+from perf.decoding.streaming import Windows
+from perf.decoding.streaming_plan import CPU, GPU, Lengths
 from perf.loadgen import perf_analyzer as analyzer
 from perf.loadgen.perf_analyzer import Analyzer
 from perf.loadgen.window_validity import UnsoundLoad

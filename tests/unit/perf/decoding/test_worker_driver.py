@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from perf.decoding.engine_load import PLENTY, Arm, build_worker, shared_weights
+from perf.decoding.arms import PLENTY, Arm, build_worker, shared_weights
 from perf.decoding.worker_driver import Driver
 from perf.models import random_checkpoint as geometry
 

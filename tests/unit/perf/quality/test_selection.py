@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from perf.decoding.engine_load import shared_weights
+from perf.decoding.arms import shared_weights
 from perf.models import random_checkpoint as geometry
 from perf.quality.selection import Variant, divergence, measure, variants
 from perf.quality.selection_report import markdown

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from perf.scoring.trace import read_trace, split, stages
+from perf.scoring.trace import split
+from perf.scoring.trace_stages import read_trace, stages
 
 
 def entries() -> list[dict[str, Any]]:

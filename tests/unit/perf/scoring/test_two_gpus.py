@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perf.loadgen.window import WrongScores
-from perf.scoring import two_gpus
+from perf.scoring import device_answers, two_gpus
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_devices_that_disagree_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def compare(other: np.ndarray) -> dict[str, Any]:
         answers = {"cuda:0": good, "cuda:1": other}
-        monkeypatch.setattr(two_gpus, "answers_by_device", lambda *_: answers)
-        return two_gpus.compare_devices(None, [None], 2, tolerance=5e-3)  # type: ignore[arg-type, list-item]
+        monkeypatch.setattr(device_answers, "answers_by_device", lambda *_: answers)
+        return device_answers.compare_devices(None, [None], 2, tolerance=5e-3)  # type: ignore[arg-type, list-item]
 
     assert compare(good + 1e-3)["largest_difference"] == pytest.approx(1e-3, rel=1e-3)
     with pytest.raises(WrongScores, match="devices differ"):
