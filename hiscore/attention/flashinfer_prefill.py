@@ -194,7 +194,7 @@ def choose_prefill_attention(
         return None
     if not (reason := why_not(shape, dtype, device)):
         try:
-            found = FlashInferAttention(shape, dtype, device, sizes)
+            return FlashInferAttention(shape, dtype, device, sizes)
         except ImportError as error:
             reason = str(error)
         except torch.OutOfMemoryError:
@@ -202,9 +202,6 @@ def choose_prefill_attention(
         except Exception as error:  # there is no compiler, or one that fails
             log.warning("FlashInfer cannot be used", exc_info=error)
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        else:
-            log.info("prompts are prefilled by FlashInfer's FlashAttention 3")
-            return found
     if setting == "flashinfer":
         raise ValueError(f"PREFILL_ATTENTION is flashinfer, which cannot be used: {reason}")
     log.info("prompts are prefilled by our own kernel and not by FlashInfer: %s", reason)

@@ -98,6 +98,8 @@ class Ranks(Leader):
             return result
 
     def close(self) -> None:
+        # Whatever is found lost from now on, or has failed a moment ago: what ends the process ends here.
+        self._ending.acquire(blocking=False)
         self._watch.close()
         # The others close for as long as they need.
         self._patience.set()

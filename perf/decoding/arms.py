@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from hiscore.decoding.worker import build
+from hiscore.decoding.worker import build, parts
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.quantization.schemes import in_fp8
 from hiscore.parallel.rank import Rank
@@ -50,7 +50,7 @@ def shared_weights() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(random_checkpoint.in_memory(device().type))
         for name in ("Decoder", "DsaDecoder"):
-            stack.enter_context(mock.patch.object(build, name, cache(getattr(build, name))))
+            stack.enter_context(mock.patch.object(parts, name, cache(getattr(parts, name))))
         yield
 
 

@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 from hiscore.checkpoint import resolve
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.sparse.selectors import SELECTORS
-from hiscore.decoding.worker import build
+from hiscore.decoding.worker import parts
 from hiscore.models.decoder import Decoder
 from hiscore.settings import DEFAULT_MODEL
 from perf.decoding.arms import PLENTY, Arm, build_worker, close
@@ -228,7 +228,7 @@ def main() -> int:
         "variants": [],
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    with mock.patch.object(build, "Decoder", cache(Decoder)):
+    with mock.patch.object(parts, "Decoder", cache(Decoder)):
         for row in measure(path, groups, chosen):
             # Written after every variant, so that an interrupted run leaves what it has.
             report["variants"].append(row)

@@ -1,10 +1,14 @@
 """Work of ranks that decode, in tests."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from hiscore.attention.flashinfer_prefill import choose_prefill_attention
+from hiscore.decoding.kv_cache.cache import HostMemoryRefused, KVCache
+from hiscore.decoding.worker import parts
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.parallel_worker import PLACE
 from hiscore.parallel.rank import Rank
@@ -81,3 +85,38 @@ def offload_nothing(rank: Rank, which: int) -> None:
     if rank.shard.rank == which:
         ops = rank.held[PLACE]._ops
         ops.offload_step = ops.offload_prompt = lambda *_: None
+
+
+def can_flashinfer(rank: Rank, lacking: tuple[int, ...]) -> None:
+    """From now on all but some ranks find that FlashInfer can be used; what they find means nothing on a CPU."""
+    found = object()
+
+    def choose(setting: str, *arguments: Any) -> Any:
+        return choose_prefill_attention(setting, *arguments) if rank.shard.rank in lacking else found
+
+    parts.choose_prefill_attention = choose
+
+
+def find_for_themselves(rank: Rank) -> None:
+    parts.choose_prefill_attention = choose_prefill_attention
+
+
+def agreed(rank: Rank, lacking: tuple[int, ...]) -> list[bool]:
+    """Which ranks use FlashInfer of whom all but some can."""
+    found: Any = None if rank.shard.rank in lacking else object()
+    used = parts.agree_on(found, rank.group, rank.device) is not None
+    return [bool(each) for each in rank.group.gather(torch.tensor([[float(used)]]))[0].tolist()]
+
+
+def refuse_to_pin(rank: Rank, which: int) -> None:
+    """From now on a rank's host pool cannot be pinned."""
+    if rank.shard.rank == which:
+
+        def refuse(*arguments: Any) -> None:
+            raise HostMemoryRefused("0.50 GiB of host memory could not be pinned: set HOST_KV_BYTES lower")
+
+        vars(parts)["KVCache"] = SimpleNamespace(allocate=refuse)
+
+
+def pin_again(rank: Rank) -> None:
+    vars(parts)["KVCache"] = KVCache

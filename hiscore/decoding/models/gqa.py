@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from hiscore.attention.flashinfer_prefill import choose_prefill_attention
+from hiscore.attention.flashinfer_prefill import FlashInferAttention
 from hiscore.attention.metadata import Forward, Group
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
@@ -11,14 +11,12 @@ from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
 from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.interface import PrefillChunk
-from hiscore.decoding.worker.memory import paged_sizes
 from hiscore.decoding.worker.windows import window_slots_of
 from hiscore.layers.ops import Ops
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
 from hiscore.prefill.pools import Pools
 from hiscore.prefill.runner import make_runner
-from hiscore.settings.choices import PrefillAttention
 
 
 class GroupedModel:
@@ -30,7 +28,7 @@ class GroupedModel:
         cache: KVCache,
         staging_tokens: int,
         cache_config: CacheConfig,
-        prefill_attention: PrefillAttention,
+        paged_attention: FlashInferAttention | None,
     ) -> None:
         """Allocate staging, unless the cache has it.
 
@@ -39,7 +37,7 @@ class GroupedModel:
             cache: Its keys and values.
             staging_tokens: Of a staging pool of its own.
             cache_config: Sizes of a prefill forward.
-            prefill_attention: See PREFILL_ATTENTION.
+            paged_attention: Of prompts; None: by our own kernel.
         """
         a = decoder.architecture
         self.cache = cache
@@ -48,13 +46,6 @@ class GroupedModel:
         staging = cache.staging
         if staging is None:
             staging = decoder.new_pool(staging_tokens, len(shape.host_layers))
-        paged_attention = choose_prefill_attention(
-            prefill_attention,
-            decoder.attention_shape,
-            decoder.dtype,
-            decoder.device,
-            paged_sizes(cache_config),
-        )
         windows = {layer: cache.tokens(layer) for layer in cache.windowed}
         pools = Pools(staging, windows, shape.window_pages * shape.page_size)
         self._runner = make_runner(decoder, staging_tokens, max_rows, pools, paged_attention)

@@ -7,35 +7,27 @@ from pathlib import Path
 
 import torch
 
-from hiscore.attention.base import AttentionShape
-from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache, staging_token_bytes
-from hiscore.decoding.models.base import DecodeModel
-from hiscore.decoding.models.gqa import GroupedModel
-from hiscore.decoding.models.mla import LatentModel
-from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
-from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
 from hiscore.decoding.worker.interface import Worker
 from hiscore.decoding.worker.memory import PrefillInputs, memory_budget, plan_memory, prefill_inputs
 from hiscore.decoding.worker.model_sizes import forward_bytes, is_latent, read_shape, share_in
-from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
-from hiscore.decoding.worker.pool_report import report_pools
-from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
+from hiscore.decoding.worker.parts import Parts, load_parts, worker_of_parts
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.eight_bits import EightBits
-from hiscore.models.decoder import Decoder, weights_key
-from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.decoder import weights_key
 from hiscore.models.site import Site
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.group import Group
 from hiscore.parallel.rank import Leader, Rank
-from hiscore.parallel.shard import WHOLE, Shard
-from hiscore.progress import no_progress
+from hiscore.parallel.shard import Shard
 from hiscore.settings import CacheSettings, DecodeSettings
 
 log = logging.getLogger(__name__)
+
+PARTS = "parts"
+"""Where a rank holds what it has loaded, until its worker is made of it."""
 
 # Tokens of a prefill forward: running sequences may have to wait for one such forward between two tokens.
 PREFILL_TOKEN_BUDGET = {"cpu": 256, "cuda": 4_096}
@@ -118,7 +110,8 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
     leader.prepare(partial(enter, site=site))
     memory = leader.do(partial(agree, what=what))
     leader.prepare(partial(claim, what=what, memory=memory))
-    worker = leader.do(partial(build, what=what, memory=memory))
+    leader.prepare(partial(load, what=what, memory=memory))
+    worker = leader.do(put_together, patient=True)
     return worker if leader.rank.shard.ranks == 1 else ParallelWorker(leader)
 
 
@@ -161,9 +154,9 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
         site.ledger.claim(owner, plan)
 
 
-def build(rank: Rank, what: Build, memory: MemoryBudget) -> CacheWorker:
-    """Work: load, allocate and, on CUDA, capture graphs, in which ranks exchange what they compute."""
-    worker = build_worker(
+def load(rank: Rank, what: Build, memory: MemoryBudget) -> None:
+    """Work: load the rank's share of the weights, and allocate its pools."""
+    rank.held[PARTS] = load_parts(
         what.checkpoint,
         what.settings,
         memory,
@@ -174,6 +167,12 @@ def build(rank: Rank, what: Build, memory: MemoryBudget) -> CacheWorker:
         rank.group,
         what.keeps_fp8,
     )
+
+
+def put_together(rank: Rank) -> CacheWorker:
+    """Work: agree on kernels and, on CUDA, capture graphs, in which ranks exchange what they compute."""
+    parts: Parts = rank.held.pop(PARTS)
+    worker = worker_of_parts(parts, rank.group)
     rank.held[PLACE] = worker
     return worker
 
@@ -183,7 +182,6 @@ def _weight_bytes(what: Build, shard: Shard) -> int:
     return weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=share, keeps_fp8=what.keeps_fp8)
 
 
-@torch.inference_mode()
 def build_worker(
     checkpoint: Path,
     settings: CacheSettings,
@@ -191,60 +189,11 @@ def build_worker(
     device: torch.device,
     dtype: torch.dtype,
     prefill_token_budget: int,
-    site: Site | None = None,
     group: Group | None = None,
     keeps_fp8: bool = False,
 ) -> CacheWorker:
-    """Build a worker from settings that leave nothing to choose.
-
-    Args:
-        checkpoint: A directory.
-        settings: With a selector that the checkpoint has.
-        memory: Bytes of the pools.
-        device: The device.
-        dtype: Of weights, keys and values.
-        prefill_token_budget: Tokens of one prefill forward at most.
-        site: Of the server's model; None: there is no server, and memory enough.
-        group: The ranks that decode together; None: there is one.
-        keeps_fp8: See `Build`.
-    """
-    model_shape, _ = read_shape(checkpoint, settings, group.shard if group else WHOLE)
-    shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
-    staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
-    staging = staging_tokens * staging_token_bytes(model_shape, dtype, shape.windowed)
-    report_pools(shape, cache_config, shape.bytes(dtype), staging)
-    if any(model_shape.windows) and not shape.windowed:
-        log.info("PREFIX_CACHE is on: layers with a sliding window keep all tokens, for prompts to be found")
-    if is_latent(checkpoint):
-        fp8_indexer = settings.indexer_dtype == "fp8"
-        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, fp8_indexer, keeps_fp8, group)
-        latent.after_layer = site.progress if site else no_progress
-        cache = KVCache.allocate(shape, dtype, device, group)
-        by_kernels = settings.indexer_prefill == "kernels"
-        model: DecodeModel = LatentModel(latent, cache, staging_tokens, by_kernels)
-        attention, value_dim = latent.attention_shape, latent.architecture.latent_rank
-    else:
-        context = model_shape.context_length
-        grouped = Decoder(checkpoint, device, dtype, None, context, site.weights if site else None, group)
-        grouped.after_layer = site.progress if site else no_progress
-        cache = KVCache.allocate(shape, dtype, device)
-        model = GroupedModel(grouped, cache, staging_tokens, cache_config, settings.prefill_attention)
-        attention, value_dim = grouped.attention_shape, None
-    queues, runner = _make_runner(model, attention, value_dim, cache_config)
-    schedule = OffloadSchedule(
-        settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.prompt_pages
+    """Build a worker from settings that leave nothing to choose, where there is no server. See `load_parts`."""
+    parts = load_parts(
+        checkpoint, settings, memory, device, dtype, prefill_token_budget, None, group, keeps_fp8
     )
-    return CacheWorker(model, runner, queues, schedule, cache_config)
-
-
-def _make_runner(
-    model: DecodeModel, attention: AttentionShape, value_dim: int | None, cache_config: CacheConfig
-) -> tuple[DeviceQueues, StepRunner]:
-    if model.staging.device.type != "cuda":
-        ops = TorchCacheOps(model.cache, attention, value_dim)
-        return ImmediateQueues(), EagerRunner(model, ops, cache_config.max_sequences)
-    from hiscore.decoding.worker.cuda_graphs import GraphRunner
-    from hiscore.decoding.worker.cuda_queues import CudaQueues
-
-    queues = CudaQueues(model.staging.device)
-    return queues, GraphRunner(model, attention, value_dim, cache_config, queues)
+    return worker_of_parts(parts, group)

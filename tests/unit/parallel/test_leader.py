@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from hiscore.parallel.leader import Ranks, lead
+from hiscore.parallel.leader import GRACE_S, Ranks, lead
 from hiscore.parallel.rank import OneRank, RankError
 from tests.support import rank_work
 
@@ -150,6 +150,14 @@ def test_work_that_fails_ends_the_instance(which: int) -> None:
         else:
             ranks.do(partial(rank_work.fail_on, which=which))
         assert ended.wait(WAIT_S)
+
+
+def test_a_leader_that_is_closed_after_a_failure_ends_nothing_more() -> None:
+    """The control is the test above: it does if it is not closed."""
+    ended = threading.Event()
+    with Ranks([CPU], end=ended.set) as ranks, pytest.raises(ValueError, match="no room here"):
+        ranks.do(partial(rank_work.fail_on, which=0))
+    assert not ended.wait(2 * GRACE_S)
 
 
 def test_followers_end_when_the_first_rank_is_killed() -> None:

@@ -1,0 +1,169 @@
+"""What a worker is made of, which each rank loads and allocates by itself, and the worker that is made of it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hiscore.attention.base import AttentionShape
+from hiscore.attention.flashinfer_prefill import FlashInferAttention, choose_prefill_attention
+from hiscore.decoding.kv_cache.cache import KVCache
+from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache, staging_token_bytes
+from hiscore.decoding.models.base import DecodeModel
+from hiscore.decoding.models.gqa import GroupedModel
+from hiscore.decoding.models.mla import LatentModel
+from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
+from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
+from hiscore.decoding.worker.memory import paged_sizes
+from hiscore.decoding.worker.model_sizes import is_latent, read_shape
+from hiscore.decoding.worker.offload_schedule import OffloadSchedule
+from hiscore.decoding.worker.pool_report import report_pools
+from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
+from hiscore.decoding.worker.worker import CacheWorker
+from hiscore.models.decoder import Decoder
+from hiscore.models.deepseek.decoder import DsaDecoder
+from hiscore.models.site import Site
+from hiscore.parallel.group import Alone, Group
+from hiscore.parallel.shard import WHOLE
+from hiscore.progress import no_progress
+from hiscore.settings import CacheSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of one rank.
+
+    Attributes:
+        cache: Keys and values.
+        cache_config: What the scheduler plans with.
+        settings: Of the cache.
+        attention: Of the model.
+        value_dim: See `CacheOps`.
+        make_model: What decodes, by the weights of this rank; ranks may exchange something.
+    """
+
+    cache: KVCache
+    cache_config: CacheConfig
+    settings: CacheSettings
+    attention: AttentionShape
+    value_dim: int | None
+    make_model: Callable[[Group], DecodeModel]
+
+
+@torch.inference_mode()
+def load_parts(
+    checkpoint: Path,
+    settings: CacheSettings,
+    memory: MemoryBudget,
+    device: torch.device,
+    dtype: torch.dtype,
+    prefill_token_budget: int,
+    site: Site | None = None,
+    group: Group | None = None,
+    keeps_fp8: bool = False,
+) -> Parts:
+    """Load a checkpoint and allocate its cache. Ranks exchange nothing meanwhile.
+
+    Args:
+        checkpoint: A directory.
+        settings: With a selector that the checkpoint has.
+        memory: Bytes of the pools.
+        device: The device.
+        dtype: Of weights, keys and values.
+        prefill_token_budget: Tokens of one prefill forward at most.
+        site: Of the server's model; None: there is no server, and memory enough.
+        group: The ranks that decode together; None: there is one.
+        keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so.
+
+    Raises:
+        ValueError: PREFILL_ATTENTION asks for what this rank cannot use.
+    """
+    model_shape, _ = read_shape(checkpoint, settings, group.shard if group else WHOLE)
+    shape, cache_config = plan_cache(settings, model_shape, memory, dtype, prefill_token_budget)
+    staging = cache_config.staging_pages * STAGING_PAGE_SIZE
+    staging_bytes = staging * staging_token_bytes(model_shape, dtype, shape.windowed)
+    report_pools(shape, cache_config, shape.bytes(dtype), staging_bytes)
+    if any(model_shape.windows) and not shape.windowed:
+        log.info("PREFIX_CACHE is on: layers with a sliding window keep all tokens, for prompts to be found")
+    progress = site.progress if site else no_progress
+    if is_latent(checkpoint):
+        fp8_indexer = settings.indexer_dtype == "fp8"
+        latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, fp8_indexer, keeps_fp8, group)
+        latent.after_layer = progress
+        cache = KVCache.allocate(shape, dtype, device, group)
+        by_kernels = settings.indexer_prefill == "kernels"
+
+        def make_latent(group: Group) -> DecodeModel:
+            return LatentModel(latent, cache, staging, by_kernels)
+
+        value_dim = latent.architecture.latent_rank
+        return Parts(cache, cache_config, settings, latent.attention_shape, value_dim, make_latent)
+    context = model_shape.context_length
+    grouped = Decoder(checkpoint, device, dtype, None, context, site.weights if site else None, group)
+    grouped.after_layer = progress
+    cache = KVCache.allocate(shape, dtype, device)
+    sizes = paged_sizes(cache_config)
+    found = choose_prefill_attention(
+        settings.prefill_attention, grouped.attention_shape, dtype, device, sizes
+    )
+
+    def make_grouped(group: Group) -> DecodeModel:
+        return GroupedModel(grouped, cache, staging, cache_config, agree_on(found, group, device))
+
+    return Parts(cache, cache_config, settings, grouped.attention_shape, None, make_grouped)
+
+
+@torch.inference_mode()
+def worker_of_parts(parts: Parts, group: Group | None = None) -> CacheWorker:
+    """Make a worker and, on CUDA, capture its graphs. Ranks exchange what they compute."""
+    cache_config, settings = parts.cache_config, parts.settings
+    model = parts.make_model(group or Alone())
+    queues, runner = _make_runner(model, parts.attention, parts.value_dim, cache_config)
+    schedule = OffloadSchedule(
+        settings.backup, settings.backup_ring, cache_config.max_sequences, cache_config.prompt_pages
+    )
+    return CacheWorker(model, runner, queues, schedule, cache_config)
+
+
+def agree_on(
+    paged_attention: FlashInferAttention | None, group: Group, device: torch.device
+) -> FlashInferAttention | None:
+    """What all ranks prefill prompts by: FlashInfer if each of them can; None: our own kernel.
+
+    Args:
+        paged_attention: What this rank can use.
+        group: The ranks.
+        device: Of this one.
+    """
+    shard = group.shard
+    lacking = torch.zeros(shard.ranks, device=device)
+    lacking[shard.rank] = paged_attention is None
+    without = group.sum(lacking).nonzero().flatten().tolist()
+    if paged_attention is None:
+        return None
+    if without:
+        log.info(
+            "prompts are prefilled by our own kernel and not by FlashInfer, which some of the %d ranks cannot "
+            "use: %s", shard.ranks, ", ".join(f"rank {rank}" for rank in without),
+        )  # fmt: skip
+        return None
+    log.info("prompts are prefilled by FlashInfer's FlashAttention 3")
+    return paged_attention
+
+
+def _make_runner(
+    model: DecodeModel, attention: AttentionShape, value_dim: int | None, cache_config: CacheConfig
+) -> tuple[DeviceQueues, StepRunner]:
+    if model.staging.device.type != "cuda":
+        ops = TorchCacheOps(model.cache, attention, value_dim)
+        return ImmediateQueues(), EagerRunner(model, ops, cache_config.max_sequences)
+    from hiscore.decoding.worker.cuda_graphs import GraphRunner
+    from hiscore.decoding.worker.cuda_queues import CudaQueues
+
+    queues = CudaQueues(model.staging.device)
+    return queues, GraphRunner(model, attention, value_dim, cache_config, queues)

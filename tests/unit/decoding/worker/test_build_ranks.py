@@ -1,0 +1,83 @@
+"""Workers of several ranks, as settings ask for them: what the ranks agree on, and who is named in a refusal."""
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hiscore.decoding.worker.build import make_worker
+from hiscore.decoding.worker.interface import Worker
+from hiscore.models.site import Site
+from hiscore.parallel.leader import Ranks
+from hiscore.parallel.rank import RankError
+from hiscore.settings import DecodeSettings
+from tests.support import decode_rank_work
+from tests.support.decode_client import serving
+from tests.support.decoding import checkpoint, prompt
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks([torch.device("cpu")] * 2) as ranks:
+        ranks.prepare(decode_rank_work.arrive)
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint("qwen3", tmp_path_factory.mktemp("built"))
+
+
+def make(ranks: Ranks, path: Path, **settings: Any) -> Worker:
+    sizes: dict[str, Any] = {
+        "max_streams": 2,
+        "host_kv_bytes": 2**24,
+        "device_kv_bytes": 2**24,
+        "selector": "quest",
+    }
+    return make_worker(DecodeSettings(checkpoint=str(path), **sizes, **settings), ranks, Site())
+
+
+@pytest.mark.parametrize("lacking", [(), (0,), (1,), (0, 1)])
+def test_all_ranks_prefill_by_flashinfer_or_none_does(lacking: tuple[int, ...], ranks: Ranks) -> None:
+    assert ranks.do(partial(decode_rank_work.agreed, lacking=lacking)) == [not lacking] * 2
+
+
+def test_who_cannot_use_flashinfer_is_logged_or_refused_by_name(
+    ranks: Ranks, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    ranks.prepare(partial(decode_rank_work.can_flashinfer, lacking=(1,)))
+    try:
+        with pytest.raises(
+            RankError,
+            match="rank 1 of 2: ValueError: PREFILL_ATTENTION is flashinfer, which cannot be used: ",
+        ):
+            make(ranks, path, prefill_attention="flashinfer")
+        works(make(ranks, path))
+        assert "by our own kernel and not by FlashInfer, which some of the 2 ranks cannot use: rank 1" in (
+            caplog.text
+        )
+    finally:
+        ranks.prepare(decode_rank_work.find_for_themselves)
+
+
+def test_a_rank_that_cannot_load_is_named_and_the_others_go_on(ranks: Ranks, path: Path) -> None:
+    ranks.prepare(partial(decode_rank_work.refuse_to_pin, which=1))
+    with pytest.raises(RankError, match=r"rank 1 of 2: HostMemoryRefused: .* HOST_KV_BYTES lower"):
+        make(ranks, path)
+    ranks.prepare(decode_rank_work.pin_again)
+    works(make(ranks, path))
+
+
+def works(worker: Worker) -> None:
+    with serving(worker) as client:
+        outcome = client.submit(prompt(20), 4)
+        client.wait([outcome])
+    assert (client.failures, outcome.end) == ([], "length")
