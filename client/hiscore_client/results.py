@@ -71,6 +71,8 @@ def merge_chunks(chunks: Sequence[ScoreResult], request_id: str, pad: bool = Fal
     Raises:
         ServerFault: The chunks have different numbers of labels.
     """
+    if len(chunks) == 1:
+        return ScoreResult(chunks[0].scores.copy(), chunks[0].usage, request_id)
     widths = {chunk.scores.shape[1] for chunk in chunks}
     if pad:
         chunks = [_widened(chunk, max(widths)) for chunk in chunks]

@@ -1,6 +1,6 @@
 """Arguments of a call, validated and laid out as the server takes them."""
 
-from array import array
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -125,6 +125,6 @@ def _from_lists(lists: Sequence[TokenIds], end: Sequence[int] = ()) -> IdArray |
         flat += ids
         flat += end
     try:
-        return np.frombuffer(array("i", flat), np.int32)
-    except (TypeError, OverflowError):
+        return np.frombuffer(struct.pack(f"{len(flat)}i", *flat), np.int32)
+    except struct.error:
         return None

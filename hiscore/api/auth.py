@@ -2,9 +2,8 @@
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from pathlib import Path
-
-from starlette.datastructures import Headers
 
 from hiscore.api.errors import ApiError
 
@@ -27,7 +26,7 @@ class Keys:
             raise ValueError(f"{path} has no API key")
         self._digests = [_digest(key) for key in keys]
 
-    def check(self, headers: Headers) -> None:
+    def check(self, headers: Mapping[str, str]) -> None:
         """Let the caller pass or not.
 
         Raises:

@@ -4,14 +4,15 @@ import asyncio
 import io
 import json
 import zlib
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 import zstandard
-from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, bad_request
+from hiscore.api.interruption import Interrupted, Interruptible
 
 T = TypeVar("T")
 # Windows of zstd may have gigabytes; this is the most that a decoder must support (RFC 8878).
@@ -19,12 +20,12 @@ MAX_WINDOW_BYTES = 2**23
 GZIP_WINDOW_BITS = 31
 
 
-async def read_body(receive: Receive, headers: Headers, max_bytes: int, timeout_s: float) -> bytes:
+async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int, timeout_s: float) -> bytes:
     """Read and decompress a body.
 
     Args:
         receive: ASGI's.
-        headers: The request's.
+        headers: The request's, by their names in lower case.
         max_bytes: Of the body, before and after decompression.
         timeout_s: Seconds until it must be complete.
 
@@ -39,8 +40,13 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int, timeout_
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(max_bytes)
     try:
-        body = await asyncio.wait_for(_receive_all(receive, max_bytes), timeout_s)
-    except (asyncio.TimeoutError, TimeoutError):
+        with Interruptible() as reading:
+            timer = asyncio.get_running_loop().call_later(timeout_s, reading.interrupt)
+            try:
+                body = await _receive_all(receive, max_bytes)
+            finally:
+                timer.cancel()
+    except Interrupted:
         raise ApiError(408, f"the body was not complete after {timeout_s:g} seconds") from None
     if encoding in ("gzip", "zstd"):
         body = decompress(body, encoding, max_bytes)

@@ -3,22 +3,21 @@
 import asyncio
 import logging
 import re
+import secrets
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hiscore.api.auth import Keys
 from hiscore.api.body import check_unique_keys, decode, read_body
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, ErrorShape, openai_error
 from hiscore.api.events import DONE, HEADERS, EventStream, encoded, event
+from hiscore.api.interruption import Interrupted, Interruptible
 from hiscore.api.metrics import Metrics
 from hiscore.api.trace import follow
 from hiscore.settings import CANARY_ID, ApiSettings
@@ -26,7 +25,16 @@ from hiscore.settings import CANARY_ID, ApiSettings
 log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-RETRY_AFTER_S = 1
+RETRY_LATER = (b"retry-after", b"1")
+HANG_UP = (b"connection", b"close")
+"""What is left of the body is not read."""
+HEADERS_OF = {
+    401: [(b"www-authenticate", b"Bearer")],
+    408: [HANG_UP],
+    413: [HANG_UP],
+    429: [RETRY_LATER],
+    503: [RETRY_LATER],
+}
 # Seconds that the reader of a stream may need beyond those of the models.
 SLOWEST_READER_S = 60
 
@@ -78,7 +86,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        headers = Headers(scope=scope)
+        headers = headers_of(scope)
         request_id = own_or_new_id(headers)
         follow(headers)
         self._metrics.started(self.route)
@@ -96,19 +104,20 @@ class Endpoint:
             status = answer.status if failed else 200
             if status != CLIENT_CLOSED:
                 body = msgspec.json.encode(variant.error_shape(answer, request_id) if failed else answer)
-                response = Response(body, status, {"x-request-id": request_id}, "application/json")
-                if status in (429, 503):
-                    response.headers["retry-after"] = str(RETRY_AFTER_S)
-                if status in (401,):
-                    response.headers["www-authenticate"] = "Bearer"
-                if status in (408, 413):
-                    # What is left of the body is not read.
-                    response.headers["connection"] = "close"
-                await response(scope, receive, send)
+                head = [
+                    (b"content-length", str(len(body)).encode()),
+                    (b"content-type", b"application/json"),
+                    (b"x-request-id", request_id.encode()),
+                    *HEADERS_OF.get(status, ()),
+                ]
+                await send({"type": "http.response.start", "status": status, "headers": head})
+                await send({"type": "http.response.body", "body": body})
         finally:
             self._metrics.finished(self.route, status, time.perf_counter() - started)
 
-    async def _answer(self, headers: Headers, receive: Receive, request_id: str) -> tuple[Variant, Any]:
+    async def _answer(
+        self, headers: Mapping[str, str], receive: Receive, request_id: str
+    ) -> tuple[Variant, Any]:
         """What a variant answers, or an `ApiError`."""
         variant = self.variants[-1]
         try:
@@ -164,18 +173,16 @@ async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
     Raises:
         ApiError: The caller has left.
     """
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(CLIENT_CLOSED, "the caller has gone")
-        return task.result()
-    finally:
-        for each in (task, watch):
-            each.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await task
+        with Interruptible() as working:
+            watch = asyncio.ensure_future(_disconnected(receive))
+            watch.add_done_callback(lambda _: working.interrupt())
+            try:
+                return await work
+            finally:
+                watch.cancel()
+    except Interrupted:
+        raise ApiError(CLIENT_CLOSED, "the caller has gone") from None
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -183,9 +190,14 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def own_or_new_id(headers: Headers) -> str:
+def headers_of(scope: Scope) -> dict[str, str]:
+    """The request's headers, by their names in lower case; of several of a name, the first."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+
+
+def own_or_new_id(headers: Mapping[str, str]) -> str:
     """The request's id: the caller's, if it can stand in a header and in a log, or a new one."""
     given = headers.get("x-request-id", "")
     if REQUEST_ID.fullmatch(given) and given != CANARY_ID:
         return given
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)

@@ -1,7 +1,7 @@
 """The models behind the API, called over gRPC by the SDK's client."""
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -32,15 +32,19 @@ class Models:
 
     async def score_text(self, query: str, items: Sequence[str], **options: Any) -> ScoreResult:
         """Call `score`, with the options of `AsyncScoreClient.score`."""
-        with _as_api_errors():
+        try:
             return await self._client.score(query, items, timeout=self._timeout_s, **options)
+        except HiscoreError as error:
+            raise from_models(error) from None
 
     async def score_ids(
         self, query: Sequence[int], items: Sequence[Sequence[int]], labels: Sequence[int], **options: Any
     ) -> ScoreResult:
         """Call `scorer`, with the options of `AsyncScoreClient.score_ids`."""
-        with _as_api_errors():
+        try:
             return await self._client.score_ids(query, items, labels, timeout=self._timeout_s, **options)
+        except HiscoreError as error:
+            raise from_models(error) from None
 
     async def generate(
         self,
@@ -55,7 +59,7 @@ class Models:
             parameters: Of `decode`.
             request_id: Of the call.
         """
-        with _as_api_errors():
+        try:
             chunks = self._client.generate(
                 prompt, max_tokens=None, parameters=parameters, timeout=self._timeout_s, request_id=request_id
             )
@@ -64,6 +68,8 @@ class Models:
                     if chunk.finish_reason == "cancelled":
                         raise ApiError(503, "the models have ended this generation: try again later")
                     yield chunk
+        except HiscoreError as error:
+            raise from_models(error) from None
 
     async def is_ready(self) -> bool:
         """Whether all of them are ready."""
@@ -82,11 +88,3 @@ def rows(scores: npt.NDArray[np.float32]) -> list[list[float]]:
     """Scores as JSON has them: [items][labels]."""
     values: list[list[float]] = scores.tolist()
     return values
-
-
-@contextmanager
-def _as_api_errors() -> Iterator[None]:
-    try:
-        yield
-    except HiscoreError as error:
-        raise from_models(error) from None
