@@ -1,7 +1,5 @@
 """Calls made in two ways: over HTTP to the API, and over gRPC with the prompts that it makes of the same texts."""
 
-import http.client
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +16,7 @@ from hiscore.prompts.rerank import RerankPrompts
 from hiscore.prompts.token_limits import TokenLimits
 from hiscore.settings import Limits
 from hiscore_client import ScoreClient
+from perf.loadgen.http_connection import HttpConnection
 from perf.loadgen.text_calls import WORDS
 
 Once = Callable[[], None]
@@ -96,16 +95,11 @@ def decision_call(
 
 
 def over_http(url: str, call: Call) -> Once:
-    """Makes the call over one connection."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"))
-    body = json.dumps(call.body).encode()
+    """Makes the call over one connection; like the other way, from lists to numbers."""
+    connection = HttpConnection(url)
 
     def once() -> None:
-        connection.request("POST", call.path, body, {"content-type": "application/json"})
-        reply = connection.getresponse()
-        text = reply.read()
-        if reply.status != 200:
-            raise RuntimeError(f"{call.path}: {reply.status} {text[:500]!r}")
+        connection.post(call.path, call.body)
 
     return once
 
