@@ -120,16 +120,23 @@ def test_what_ranks_bring_each_other_of_latents_is_planned() -> None:
     settings = CacheSettings(selector="dsa", max_context=32_768)
     latents = ModelShape(1, 1, 576, (None,) * 61, 32_768, index_dim=128, top_k=2_048)
 
-    def line(ranks: int, device: torch.device) -> int:
+    def plans(ranks: int, device: torch.device) -> list[MemoryPlan]:
         model = replace(latents, host_share=Shard(0, ranks))
         shape, _ = plan_cache(settings, model, MemoryBudget(2**40, 2**40, 64), torch.bfloat16, 2_048)
-        plans = plan_memory(
+        return plan_memory(
             device, shape.bytes(torch.bfloat16), 0, MemoryLine("weights", 1), 1, PrefillInputs(0, 0)
         )
-        return sum(x.bytes for each in plans for x in each.lines if x.name == "exchange between ranks")
+
+    def line(ranks: int, device: torch.device) -> int:
+        lines = (line for plan in plans(ranks, device) for line in plan.lines)
+        return sum(line.bytes for line in lines if line.name == "exchange between ranks")
 
     assert line(4, CUDA) == 64 * 2_048 * 576 * 2
     assert line(1, CUDA) == line(4, CPU) == 0
+    _, shared = plans(4, CUDA)
+    shared.check(shared.total)
+    with pytest.raises(MemoryExceeded, match=r"exchange between ranks 0\.14 GiB.* lower .*MAX_STREAMS"):
+        shared.check(shared.total - 1)
 
 
 def test_what_prefills_say_about_their_tokens_is_planned() -> None:
