@@ -18,7 +18,12 @@ def read_config(checkpoint: Path) -> Any:
         UnsupportedCheckpoint: transformers refuses it.
     """
     try:
-        return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+        if getattr(of_texts(config), "rope_parameters", None):
+            # Its models do so before they compute frequencies: an original context beside rope_parameters replaces
+            # that in them, under older names of longrope only now.
+            of_texts(config).standardize_rope_params()
+        return config
     # Whatever a value that is none leads to in transformers' classes.
     except Exception as error:
         reason = " ".join(str(error).split())

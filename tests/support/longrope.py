@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +20,14 @@ SHAPES = {
 }
 
 
-def make_longrope(directory: Path) -> Path:
-    """Write the checkpoint."""
+def make_longrope(directory: Path, **rope: Any) -> Path:
+    """Write the checkpoint; rope: changes to what its config says of rotary embeddings."""
     make("phi3", directory)
     path = directory / "config.json"
     config = json.loads(path.read_text())
     # transformers moves the original context from the one place to the other.
     config |= {"max_position_embeddings": LONGEST, "original_max_position_embeddings": ORIGINAL}
-    config["rope_parameters"]["original_max_position_embeddings"] = ORIGINAL
+    config["rope_parameters"] |= {"original_max_position_embeddings": ORIGINAL, **rope}
     path.write_text(json.dumps(config | {"sliding_window": None}))
     return directory
 

@@ -52,6 +52,13 @@ def test_scores_equal_transformers_one_at_a_time(
     check(scorer, truth, both_sides())
 
 
+@pytest.mark.parametrize("inside", [ORIGINAL, 40])
+def test_an_older_name_means_the_same_original_context(inside: int, tmp_path: Path) -> None:
+    """transformers takes the original context that stands beside rope_parameters, whatever they say."""
+    checkpoint = make_longrope(tmp_path, rope_type="su", original_max_position_embeddings=inside)
+    check(Scorer(checkpoint, "cpu", "float32", 2_048), Truth(checkpoint), both_sides())
+
+
 def test_a_graph_has_the_angles_of_its_batch(
     checkpoint: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
