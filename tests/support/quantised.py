@@ -248,6 +248,9 @@ SCHEMES: dict[str, Callable[[], Scheme]] = {
     "compressed-int4-zeros": lambda: compressed(
         format="pack-quantized", type="int", num_bits=4, strategy="group", group_size=GROUP, symmetric=False
     ),
+    "compressed-int8-one-zero": lambda: compressed(
+        format="pack-quantized", type="int", num_bits=8, strategy="tensor", symmetric=False
+    ),
 }
 
 

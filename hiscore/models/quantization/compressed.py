@@ -84,13 +84,17 @@ def _int8(weight: Tensor) -> Tensor:
 
 
 def _unpack(parts: Mapping[str, Tensor], bits: int) -> Tensor:
-    """Weights packed along the inputs, zero points along the outputs; both signed, with 2^(bits - 1) added."""
+    """Weights packed along the inputs, zero points along the outputs; both signed, with 2^(bits - 1) added.
+
+    The one zero point of a whole tensor is not packed.
+    """
     rows, columns = parts["weight_shape"].tolist()
     middle = 2 ** (bits - 1)
     values = unpack(parts["weight_packed"], bits)[:, :columns] - middle
     scales, zeros = parts["weight_scale"], None
-    if "weight_zero_point" in parts:
-        zeros = (unpack(parts["weight_zero_point"].t(), bits)[:, :rows] - middle).t()
+    if (stored := parts.get("weight_zero_point")) is not None:
+        packed = stored.dtype == torch.int32 and stored.ndim == 2
+        zeros = (unpack(stored.t(), bits)[:, :rows] - middle).t() if packed else stored
     if (of_group := parts.get("weight_g_idx")) is not None and (of_group >= 0).all():
         # Columns of a group are not neighbours: each column gets its own scale.
         columns_of = of_group.long()

@@ -41,6 +41,8 @@ def scale(
     grid = _grid(scales, values.shape)
     size = _block(grid.shape, values.shape, block)
     if zeros is not None:
+        if zeros.numel() != grid.numel():
+            raise ValueError(f"{list(zeros.shape)} zero points do not fit {list(grid.shape)} scales")
         out = out - _spread(zeros.reshape(grid.shape).float(), values.shape, size)
     return out * _spread(grid.float(), values.shape, size)
 

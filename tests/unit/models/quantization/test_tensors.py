@@ -207,6 +207,17 @@ def test_a_group_that_names_a_module_goes_before_that_of_all_linear_layers(tmp_p
         torch.testing.assert_close(CheckpointTensors(checkpoint, CPU).read(NAME), truth)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "part"), [("awq", "qzeros"), ("compressed-int4-zeros", "weight_zero_point")]
+)
+def test_zero_points_that_do_not_fit_are_refused_by_name(scheme: str, part: str, tmp_path: Path) -> None:
+    checkpoint, _ = written(scheme, tmp_path)
+    zeros = load_file(checkpoint / "model.safetensors")[f"{NAME.removesuffix('weight')}{part}"]
+    change(checkpoint, **{part: zeros[:, :1].contiguous()})
+    with pytest.raises(UnsupportedCheckpoint, match=f"'{NAME}' .* zero points do not fit"):
+        CheckpointTensors(checkpoint, CPU).read(NAME)
+
+
 def test_scales_of_a_quantised_cache_are_left_out(tmp_path: Path) -> None:
     checkpoint, _ = written("compressed-fp8-tensor", tmp_path)
     file = checkpoint / "model.safetensors"
