@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import torch
@@ -66,6 +67,30 @@ def shifted(part: slice, by: int) -> slice:
 def scaled(part: slice, size: int) -> slice:
     """A range of things of some size, as a range of their numbers."""
     return slice(part.start * size, part.stop * size)
+
+
+def narrowed(block: int, part: slice, size: int) -> int:
+    """Columns of the blocks with one scale each that a rank has, where ranks divide blocks: the same on all ranks.
+
+    Args:
+        block: Columns of those that are stored; the last one may be shorter.
+        part: The rank's columns, as many as each of the others has.
+        size: Columns of all ranks.
+    """
+    return block if (part.start, part.stop) == (0, size) else gcd(block, part.start, part.stop - part.start)
+
+
+def scales_of(scales: Tensor, block: int, narrow: int, part: slice) -> Tensor:
+    """The scales of a rank's columns.
+
+    Args:
+        scales: [rows, blocks], of all columns.
+        block: Columns that each of them is for.
+        narrow: Columns that each of the result is for.
+        part: The rank's columns.
+    """
+    each = scales.repeat_interleave(block // narrow, dim=1)
+    return each[:, part.start // narrow : -(-part.stop // narrow)].contiguous()
 
 
 def shape_of(stored: Any) -> Sequence[int]:

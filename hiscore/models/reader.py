@@ -20,7 +20,7 @@ from hiscore.layers.eight_bits import (
 )
 from hiscore.layers.scaled_fp8 import COLUMNS
 from hiscore.layers.weights import Linear, Projection, Scales
-from hiscore.models.cut import UNCUT, Cut
+from hiscore.models.cut import UNCUT, Cut, narrowed, scales_of
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.quantization.tensors import CheckpointTensors, check_shape
 from hiscore.models.rotation import UNFOLDED, Fold
@@ -138,12 +138,13 @@ class CheckpointReader:
         for (values, *_), (name, shape) in zip(found, weights.items(), strict=True):
             check_shape(name, values.shape, shape)
         block = found[0][2]
+        scales = torch.cat([scales for _, scales, _ in found])
+        if cut.columns is not None and scales.shape[1] > 1:
+            narrow = narrowed(block, cut.columns, found[0][0].shape[1])
+            scales, block = scales_of(scales, block, narrow, cut.columns), narrow
+        scales = Cut(cut.rows).of(scales)
         # torch joins no tensors of float8.
         values = cut.of(torch.cat([values.view(torch.uint8) for values, *_ in found]))
-        scales = torch.cat([scales for _, scales, _ in found])
-        if (of_scales := _cut_of_scales(cut, block, scales.shape[1])) is None:
-            return None
-        scales = of_scales.of(scales)
         if order is not None:
             values, scales = values[order], scales[order]
         values = values.view(FP8)
@@ -180,8 +181,7 @@ class CheckpointReader:
         for (values, *_), (name, shape) in zip(found, weights.items(), strict=True):
             check_shape(name, values.shape, shape)
         (stored, _, width), columns = found[0], cut.columns or slice(0, found[0][0].shape[1])
-        # Where the weight ends, a block may be shorter; the same for all ranks.
-        narrow = gcd(width, columns.start, columns.stop if columns.stop < stored.shape[1] else 0)
+        narrow = narrowed(width, columns, stored.shape[1])
         if narrow not in COLUMNS:
             return None
         assert self._tensors.format is not None
@@ -189,8 +189,7 @@ class CheckpointReader:
         # torch joins no tensors of float8.
         whole = torch.cat([values.view(torch.uint8) for values, *_ in found])
         of_rows = Cut(cut.rows).of(torch.cat([scales for _, scales, _ in found]))[::high]
-        each = of_rows.repeat_interleave(width // narrow, dim=1)
-        each = each[:, columns.start // narrow : -(-columns.stop // narrow)].contiguous()
+        each = scales_of(of_rows, width, narrow, columns)
         values = cut.of(whole).view(FP8)
         self._read.update(weights)
         self._tensors.kept(values.numel())
@@ -236,13 +235,3 @@ def _boundaries(shapes: Sequence[tuple[int, int]], cut: Cut) -> Iterator[int]:
             yield from (part.start, read)
             read += part.stop - part.start
         before += rows
-
-
-def _cut_of_scales(cut: Cut, block: int, blocks: int) -> Cut | None:
-    """The cut of the scales of a weight in fp8, [rows, blocks]; None if it goes through a block."""
-    if cut.columns is None or blocks == 1:
-        return Cut(cut.rows)
-    first, last = cut.columns.start, cut.columns.stop
-    if first % block:
-        return None
-    return Cut(cut.rows, slice(first // block, -(-last // block)))
