@@ -13,9 +13,7 @@ from tritonclient.utils import InferenceServerException
 from hiscore_client import AsyncScoreClient, Cancelled, ChunkLimits, InvalidRequest, RetryPolicy, ScoreClient
 from hiscore_client.chunk_threads import ChunkThreads
 from hiscore_client.sans_io import Operation, Rpc, Sleep
-
-# Where a hang would otherwise be the failure.
-PATIENCE_S = 10
+from tests.support.patience import PATIENCE_S
 
 
 class FakeCall:

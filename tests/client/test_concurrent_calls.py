@@ -8,6 +8,7 @@ import pytest
 from hiscore_client import InvalidRequest, Overloaded
 from hiscore_client.concurrent_calls import answer_in_order
 from hiscore_client.records import Answer
+from tests.support.patience import PATIENCE_S
 
 
 def test_answers_are_in_order_whatever_finishes_first() -> None:
@@ -16,7 +17,7 @@ def test_answers_are_in_order_whatever_finishes_first() -> None:
     def call(record: int) -> int:
         if record == 0:
             for _ in range(3):
-                assert others_done.acquire(timeout=30)
+                assert others_done.acquire(timeout=PATIENCE_S)
         else:
             others_done.release()
         return record * 10
@@ -53,7 +54,7 @@ def test_input_is_read_no_further_ahead_than_calls_may_be_in_flight() -> None:
 
     def call(record: int) -> int:
         started.release()
-        assert release.wait(30)
+        assert release.wait(PATIENCE_S)
         return record
 
     answers = answer_in_order(call, records(), 3)
@@ -61,11 +62,11 @@ def test_input_is_read_no_further_ahead_than_calls_may_be_in_flight() -> None:
     reader = threading.Thread(target=lambda: collected.extend(answer.outcome for answer in answers))  # type: ignore[misc]
     reader.start()
     for _ in range(3):
-        assert started.acquire(timeout=30)
+        assert started.acquire(timeout=PATIENCE_S)
     # Three in flight, one of them waited for, three in the queue behind it, and one that waits for the queue.
     assert len(read) <= 5
     release.set()
-    reader.join(30)
+    reader.join(PATIENCE_S)
     assert collected == list(range(100))
 
 

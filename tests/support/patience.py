@@ -6,7 +6,7 @@ from collections.abc import Callable
 PATIENCE_S = 300
 
 
-def wait_until(condition: Callable[[], bool], why: Callable[[], str] = str) -> None:
+def wait_until(condition: Callable[[], bool], why: Callable[[], object] = str) -> None:
     """Wait for a condition.
 
     Args:

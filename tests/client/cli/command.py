@@ -9,6 +9,8 @@ import tempfile
 from typing import Any
 from unittest import mock
 
+from tests.support.patience import PATIENCE_S
+
 COMMAND = [sys.executable, "-c", "from hiscore_client.cli import main; main()"]
 
 
@@ -45,7 +47,7 @@ def run_process(
         input=stdin,
         capture_output=True,
         env={**os.environ, "HISCORE_URL": url, **environment},
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 

@@ -21,6 +21,7 @@ from hiscore_client.offline.worker import score_shard
 from hiscore_client.records import ScoreRecord
 from hiscore_client.retry import RetryPolicy
 from tests.client.faulty_server import Fault, FaultyServer, abort, checksum, serving
+from tests.support.patience import PATIENCE_S
 
 BACKOFF = server_pool.BACKOFF
 TASK = Task(labels=("x",), rows_per_shard=5, output_format="jsonl")
@@ -63,7 +64,7 @@ def assert_complete(source: Path) -> None:
 
 def four_at_once(server: FaultyServer) -> Fault:
     def wait(context: Any) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while server.most_running < 4 and time.monotonic() < end:
             time.sleep(0.005)
 
@@ -193,7 +194,7 @@ def test_a_wait_ends_when_the_shard_does(
             time.sleep(0.01)
         pair.close()
         with pytest.raises((Overloaded, Cancelled)):
-            waiting.result(60)
+            waiting.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import threading
 from functools import partial
 
 from hiscore.api.encoding import HUGE_CHARACTERS, LARGE_CHARACTERS, off_loop
-
-PATIENCE_S = 60
+from tests.support.patience import PATIENCE_S
 
 
 def test_only_long_texts_leave_the_loop() -> None:

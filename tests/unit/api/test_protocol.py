@@ -17,13 +17,13 @@ from hiscore.settings import ApiProcessSettings
 from tests.client.faulty_server import FaultyServer, until_cancelled
 from tests.server.raw_http import post
 from tests.support.api_bodies import BODIES
+from tests.support.patience import PATIENCE_S
 from tests.unit.api.conftest import MakeClient, MakeSettings
 
 pytestmark = pytest.mark.slow
 
 JSON = "Content-Type: application/json"
-PATIENCE_S = 60
-HEADER_TIMEOUT_S = 0.3
+HEADER_TIMEOUT_S = 1
 # A reset may overtake the answer.
 REFUSED = [b"400", b""]
 CASES = [(path, body) for path, bodies in BODIES.items() for body in bodies]
@@ -49,8 +49,20 @@ def served(client: TestClient, settings: ApiProcessSettings) -> Iterator[tuple[s
 def address(
     make_client: MakeClient, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, int]]:
+    """Whose callers may take as long as they like."""
+    monkeypatch.setattr(LimitedProtocol, "header_timeout_s", PATIENCE_S)
+    limits = {"api_body_timeout_s": PATIENCE_S, "api_max_connections": 30}
+    with served(make_client(**limits), make_settings(**limits)) as found:
+        yield found
+
+
+@pytest.fixture
+def hasty(
+    make_client: MakeClient, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, int]]:
+    """Whose callers may not."""
     monkeypatch.setattr(LimitedProtocol, "header_timeout_s", HEADER_TIMEOUT_S)
-    limits = {"api_body_timeout_s": 1, "api_max_connections": 30}
+    limits = {"api_body_timeout_s": 1}
     with served(make_client(**limits), make_settings(**limits)) as found:
         yield found
 
@@ -75,11 +87,11 @@ def good(path: str, body: object) -> bytes:
     return post(path, json.dumps(body).encode(), JSON)
 
 
-def test_slow_headers_end_the_connection(address: tuple[str, int]) -> None:
+def test_slow_headers_end_the_connection(hasty: tuple[str, int]) -> None:
     for sent in (b"", b"POST", good(*CASES[0]).partition(b"\r\n\r\n")[0]):
-        assert ask(address, sent) == b""
+        assert ask(hasty, sent) == b""
     # Between two requests a connection may rest.
-    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+    with socket.create_connection(hasty, timeout=PATIENCE_S) as connection:
         request = good(*CASES[0]).replace(b"Connection: close\r\n", b"")
         connection.sendall(request)
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
@@ -99,15 +111,15 @@ def test_large_headers_are_refused(address: tuple[str, int]) -> None:
         assert ask(address, head[0] + b"\r\nX:" + headers + head[2])[9:12] in answers
 
 
-def test_slow_bodies_are_refused_on_every_route(address: tuple[str, int]) -> None:
+def test_slow_bodies_are_refused_on_every_route(hasty: tuple[str, int]) -> None:
     with ExitStack() as stack:
         waiting = []
         for path, body in CASES:
-            connection = stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+            connection = stack.enter_context(socket.create_connection(hasty, timeout=PATIENCE_S))
             connection.sendall(good(path, body)[:-3])
             waiting.append(connection)
         # Nobody else waits for them.
-        assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200")
+        assert ask(hasty, good(*CASES[0])).startswith(b"HTTP/1.1 200")
         for connection in waiting:
             assert read_all(connection).startswith(b"HTTP/1.1 408")
 

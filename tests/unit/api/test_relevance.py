@@ -16,6 +16,7 @@ from hiscore.api.relevance import MIN_LOG, Ranker, Ranking, check_documents
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
 from hiscore.prompts.truncation import Truncation
 from tests.client.faulty_server import FaultyServer, serving
+from tests.support.patience import PATIENCE_S
 
 
 def rank(
@@ -31,7 +32,7 @@ def rank(
         server.change = change
 
     async def call(address: str) -> Ranking:
-        models = Models(address, ["scorer"], timeout_s=10)
+        models = Models(address, ["scorer"], timeout_s=PATIENCE_S)
         query = options.pop("query", "a fruit")
         try:
             return await Ranker(models, prompts, 256).rank(query, documents, "id", **options)
@@ -119,8 +120,8 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
     class Slow(RerankPrompts):
         def ids(self, *arguments: Any) -> Any:
             others.clear()
-            waiting = others.wait(2)
-            beside.append(waiting)
+            # The control waits in vain.
+            beside.append(others.wait(PATIENCE_S if large else 0.5))
             return super().ids(*arguments)
 
     beside: list[bool] = []
@@ -129,7 +130,7 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
     slow.__dict__ = prompts.__dict__
 
     async def call(address: str, documents: list[str]) -> None:
-        models = Models(address, ["scorer"], timeout_s=10)
+        models = Models(address, ["scorer"], timeout_s=PATIENCE_S)
         work = asyncio.ensure_future(Ranker(models, slow, 256).rank("a", documents, "id"))
         while not work.done():
             others.set()
@@ -137,6 +138,6 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
         await models.close()
 
     with serving(FaultyServer()) as address:
-        asyncio.run(call(address, ["a" * 2**17]))
-        asyncio.run(call(address, ["a"]))
+        for large in (True, False):
+            asyncio.run(call(address, ["a" * (2**17 if large else 1)]))
     assert beside == [True, False]

@@ -22,6 +22,7 @@ from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.interface import NOT_FINITE, DecodeBatch
 from hiscore.errors import Code, RequestError
 from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, patience
+from tests.support.patience import PATIENCE_S
 
 
 class Letters:
@@ -61,7 +62,7 @@ class Callers:
             self.changed.notify_all()
         self.hook(caller)
 
-    def wait(self, condition: Callable[[], bool], timeout: float = 20) -> None:
+    def wait(self, condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, timeout)
 
@@ -359,10 +360,10 @@ class Gate:
     def on_step(self, rows: DecodeBatch) -> None:
         if len(rows.seq_indices) == self.rows and rows.positions.max() == self.position:
             self.reached.set()
-            assert self.open.wait(20)
+            assert self.open.wait(PATIENCE_S)
 
     def wait(self) -> None:
-        assert self.reached.wait(20)
+        assert self.reached.wait(PATIENCE_S)
 
 
 # A running sequence does not count as waiting; one that waits for pages does, even if more could run.
@@ -464,7 +465,7 @@ def test_a_call_accepted_just_before_closing_is_run() -> None:
         with engine._inbox._changed:  # so that the engine's thread sees both at once
             engine.submit(wanted, name)
             engine._inbox.close()
-        engine._thread.join(20)
+        engine._thread.join(PATIENCE_S)
         assert not engine._thread.is_alive()
     assert_as_alone(callers, name, wanted)
 
@@ -730,7 +731,7 @@ class GatedGrammar:
         return np.full(2, -1, np.int32)
 
     def advance(self, token: int) -> Any:
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE_S)
         self.tokens.append(token)
         if len(self.tokens) == self.fails_at:
             raise RequestError("the grammar is too complex")

@@ -15,8 +15,7 @@ from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.errors import Code, RequestError
 from hiscore.serving.load_board import LoadBoard
-
-PATIENCE_S = 20.0
+from tests.support.patience import PATIENCE_S
 
 
 def sequence() -> Sequence:

@@ -16,12 +16,12 @@ from hiscore.errors import Code, RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.tokenization.tokenizer import load_tokenizer
 from tests.support import tiny_tokenizers
+from tests.support.patience import PATIENCE_S
 
 FACTS = CheckpointFacts(vocab_size=700, context_length=100, is_classifier=False)
 IDS = np.array([5, 0, 699], np.int32)
 PLAIN = SamplingParams()
 
-PATIENCE_S = 20.0
 LARGE = "a" * (request_module.LARGE_CHARACTERS + 1)
 
 

@@ -20,6 +20,7 @@ from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
 from hiscore.decoding.worker.interface import DecodeBatch
 from hiscore.errors import RequestError
 from tests.support.decode_worker import TINY, HashWorker, alone
+from tests.support.patience import PATIENCE_S
 from tests.unit.decoding.test_engine import Caller, assert_all_is_free, long_call
 from tests.unit.decoding.test_scheduler import Drive, sequence
 
@@ -78,7 +79,7 @@ class Load:
         self._larges = [Caller(-1 - number) for number in range(self.larges)]
         for caller in self._larges:
             self._submit(caller, long_call(caller.name % 61, **self.large))
-        assert self._done.wait(120)
+        assert self._done.wait(PATIENCE_S)
         self.engine.close()
         assert not failures
         assert_all_is_free(self.engine, self.worker)

@@ -13,9 +13,9 @@ from tests.unit.decoding.test_engine import Callers, call, running
 
 
 def sequence() -> Sequence:
-    """One that arrived a second ago."""
+    """One that arrived long ago."""
     params = SamplingParams(max_tokens=8)
-    arrived = time.monotonic() - 1
+    arrived = time.monotonic() - 1_000
     return Sequence(
         DecodeCall(NO_PAGES, params, 0.0, arrived=arrived), None, StopChecker(params, frozenset())
     )
@@ -33,7 +33,7 @@ def test_a_call_is_timed_from_its_arrival() -> None:
         getattr(times, field).count for field in ("queue_wait", "first_token", "between_tokens", "call")
     ]
     assert counts == [1, 1, 2, 1]
-    assert min(times.queue_wait.sum, times.first_token.sum, times.call.sum) >= 1
+    assert min(times.queue_wait.sum, times.first_token.sum, times.call.sum) >= 1_000
     assert times.between_tokens.sum < times.first_token.sum
 
 

@@ -20,11 +20,11 @@ import torch
 from hiscore.parallel.leader import GRACE_S, Ranks, lead
 from hiscore.parallel.rank import OneRank, RankError
 from tests.support import rank_work
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-WAIT_S = 60
 """On the slowest machine. How soon a rank is found lost is tested by a clock of its own (`test_pulse.py`)."""
 LEADS = """
 import time, torch
@@ -107,7 +107,7 @@ def test_a_rank_that_is_lost_ends_the_instance_and_leaves_nothing(how: int) -> N
     ranks.do(partial(rank_work.exchange, mine=1))  # They have imported the module, which takes seconds.
     # The first rank waits in a sum, as it would in a forward.
     threading.Thread(target=_quietly, args=(ranks, how), daemon=True).start()
-    assert ended.wait(WAIT_S)
+    assert ended.wait(PATIENCE_S)
     ranks.close()
     assert not [child for child in children if child.is_running()]
 
@@ -149,7 +149,7 @@ def test_work_that_fails_ends_the_instance(which: int) -> None:
                 ranks.do(partial(rank_work.fail_on, which=which))
         else:
             ranks.do(partial(rank_work.fail_on, which=which))
-        assert ended.wait(WAIT_S)
+        assert ended.wait(PATIENCE_S)
 
 
 def test_a_leader_that_is_closed_after_a_failure_ends_nothing_more() -> None:
@@ -171,7 +171,7 @@ def test_followers_end_when_the_first_rank_is_killed() -> None:
     assert "follower" in " ".join(follower.cmdline())
     first.kill()
     first.communicate()
-    follower.wait(WAIT_S)
+    follower.wait(PATIENCE_S)
 
 
 def _close(files: list[int]) -> None:

@@ -12,11 +12,11 @@ import pytest
 from hiscore.launcher.stubs import STOPPED_TOO_LONG_S
 from hiscore.launcher.watchdog import POLL_SECONDS
 from hiscore.parallel.pulse import ALIVE, BEAT_S, PATIENCE, ROUND_S, Beat, Watch
+from tests.support.patience import PATIENCE_S
 
 LOST_WITHIN_S = 5
 """The promise, for death and for hanging."""
 HOURS = 7_200
-WAIT_S = 60
 """For other threads and processes, on the slowest machine."""
 
 # The first rank holds its interpreter for some seconds, in work during which silence counts or not.
@@ -69,7 +69,7 @@ def lost_at(lives: Callable[[float], bytes], asked: bool = False, patient: bool 
         time.reached.set()
 
     watch = Watch({3: hears}, on_loss, patience, asked, time.wait)
-    assert time.reached.wait(WAIT_S)
+    assert time.reached.wait(PATIENCE_S)
     if not at:
         watch.close()
     hears.close()
@@ -116,7 +116,7 @@ def test_a_death_is_heard_at_once() -> None:
     patience.set()  # not even then
     Watch({2: hears}, lambda what: (lost.append(what), said.set())[-1], patience)
     beats.close()
-    assert said.wait(WAIT_S)
+    assert said.wait(PATIENCE_S)
     assert lost == ["rank 2 has died"]
     hears.close()
 
@@ -149,6 +149,6 @@ def stuck(seconds: int, when: str) -> tuple[int, bytes]:
     """How a first rank ends that is stuck for so long."""
     command = [sys.executable, "-c", STUCK, str(seconds), when]
     first = subprocess.run(
-        command, stdout=subprocess.PIPE, timeout=WAIT_S, cwd=Path(__file__).parents[3], check=False
+        command, stdout=subprocess.PIPE, timeout=PATIENCE_S, cwd=Path(__file__).parents[3], check=False
     )
     return first.returncode, first.stdout

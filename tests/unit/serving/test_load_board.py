@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hiscore.serving.load_board import MAX_INSTANCES, LoadBoard
+from tests.support.patience import PATIENCE_S
 
 RUN_AT_ONCE, MAX_QUEUE = 4, 8
 CALLS = 2_000
@@ -62,7 +63,7 @@ def test_who_waits_returns_when_the_others_have_as_much_to_do(tmp_path: Path) ->
     thread.start()
     for load in (1.0, 2.0, 3.0):
         second.publish(load)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert loads_at_return == [3.0]
 
 

@@ -3,6 +3,7 @@
 import threading
 
 from hiscore.serving.one_at_a_time import OneAtATime
+from tests.support.patience import PATIENCE_S
 
 
 def test_who_asks_meanwhile_goes_on_and_it_runs_again() -> None:
@@ -11,16 +12,16 @@ def test_who_asks_meanwhile_goes_on_and_it_runs_again() -> None:
     def run() -> None:
         runs.append(threading.current_thread())
         begun.release()
-        assert may_end.acquire(timeout=10)
+        assert may_end.acquire(timeout=PATIENCE_S)
 
     once = OneAtATime(run)
     runner = threading.Thread(target=once)
     runner.start()
-    assert begun.acquire(timeout=10)
+    assert begun.acquire(timeout=PATIENCE_S)
     once()
     once()
     may_end.release(2)
-    runner.join(10)
+    runner.join(PATIENCE_S)
     assert runs == [runner, runner], "twice asked for meanwhile, run once more, by the same thread"
 
 
@@ -47,7 +48,7 @@ def test_nobody_is_forgotten() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert (waiting, done) == ([0], [8_000])
 
 

@@ -20,8 +20,7 @@ from hiscore.errors import RequestError
 from hiscore.serving import response_sender as sender_module
 from hiscore.serving.response_sender import ResponseSender, ResponseStream, join
 from tests.support.decode_worker import HashWorker
-
-PATIENCE_S = 10.0
+from tests.support.patience import PATIENCE_S
 
 
 def eventually(condition: Callable[[], Any]) -> None:
@@ -260,10 +259,13 @@ def test_metrics_are_updated_after_the_last_stream_and_then_rest(
     assert triton.updates == 0
     caller = Caller()
     triton.open(caller)
+    triton.gate.clear()
     triton.put(caller, Output([1], "a", "stop"))
+    assert triton.sending.wait(PATIENCE_S)
+    before = triton.updates
+    triton.gate.set()
     eventually(lambda: caller.responses)
-    at_end = triton.updates
-    eventually(lambda: triton.updates > at_end)
+    eventually(lambda: triton.updates > before)
     eventually(lambda: triton.sender._metrics_settled)
     counts = triton.updates
     time.sleep(0.2)
