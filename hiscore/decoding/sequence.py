@@ -224,6 +224,7 @@ class Sequence:
         self.furthest = max(self.furthest, self.length) if tokens else 0
         if not tokens:
             self.prefilled = self.sampled = self.read = 0
+            self.is_indexed = self.is_published = False
         else:
             self.sampled = self.read = tokens - self.prefilled + 1
 

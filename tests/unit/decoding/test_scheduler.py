@@ -307,6 +307,29 @@ def test_who_begins_as_another_loses_an_iteration_only_to_a_copy_beside_forwards
     assert [schedule.prefilling for schedule in schedules] == ([[], [later]] if beside else [[later], []])
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_was_lost_is_not_found_until_it_is_there_again(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that lost all it had ends while its prompt is prefilled again; the control lost nothing."""
+    published: list[Sequence] = []
+    monkeypatch.setattr(PrefixCache, "publish", lambda _, each, *rest: published.append(each))
+    drive = Drive(replace(TINY, prefix_cache=True), quantum=10)
+    first, *others = fill(drive, prompt=40)
+    drive.add(sequence(prompt=40))
+    drive.until(first, Status.PREEMPTED)
+    if lost:
+        drive.scheduler._room.take_host(first, len(first.host_pages), [])
+    for each in others:
+        drive.scheduler.end(each)
+    published.clear()
+    drive.until(first, Status.PREFILLING if lost else Status.RUNNING)
+    assert first.prompt_left > 0 or not lost
+    drive.scheduler.end(first)
+    drive.until(first, Status.FINISHED)
+    assert (first in published) != lost
+
+
 @pytest.mark.parametrize("preempt", [False, True])
 def test_who_starts_begins_its_turn_anew(preempt: bool) -> None:
     """If its counts were kept, it would bar all others as soon as it waits again, or be preempted at once."""
