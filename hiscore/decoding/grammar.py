@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from hiscore.arrays import Int32
 from hiscore.decoding.sampling_params import GRAMMARS, SamplingParams
 from hiscore.errors import RequestError
+from hiscore.panics import panics_raised
 
 if TYPE_CHECKING:  # imported with the first grammar: most servers never see one
     from llguidance import LLMatcher, LLTokenizer
@@ -31,8 +32,20 @@ class Grammar:
     """What one sequence may go on with. Called by one thread at a time."""
 
     def __init__(self, matcher: "LLMatcher", words: int, name: str) -> None:
-        self._matcher, self._words, self._name = matcher, words, name
+        """Take a matcher.
 
+        Args:
+            matcher: The library's, at the beginning of its text.
+            words: Of a mask.
+            name: Of the request's parameter.
+
+        Raises:
+            RequestError: The grammar is malformed or too complex.
+        """
+        self._matcher, self._words, self._name = matcher, words, name
+        self._check()
+
+    @panics_raised()
     def mask(self) -> Int32:
         """Tokens that may follow: a bit for each token of the vocabulary, in int32 [words].
 
@@ -44,6 +57,7 @@ class Grammar:
         self._check()
         return bits
 
+    @panics_raised()
     def advance(self, token: int) -> Int32:
         """Go on with a token that the mask allows; returns the next mask."""
         self._matcher.consume_token(token)
@@ -74,6 +88,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
 
+    @panics_raised()
     def compile(self, params: SamplingParams) -> Grammar | None:
         """The grammar of a request; None if it has none.
 
@@ -94,13 +109,8 @@ class GrammarCompiler:
             source = grammar_from(name, getattr(params, name))  # type: ignore[arg-type]
         except ValueError as error:
             raise RequestError(f"parameter '{name}': {_shortened(str(error))}") from None
-        grammar = Grammar(
-            LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**self._limits)),
-            -(-self._vocab_size // 32),
-            name,
-        )
-        grammar._check()
-        return grammar
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**self._limits))
+        return Grammar(matcher, -(-self._vocab_size // 32), name)
 
     def _prepare(self) -> "LLTokenizer":
         """Made for the first request that has a grammar: it takes a second and some memory."""

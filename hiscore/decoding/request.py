@@ -19,8 +19,8 @@ from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.vllm_inputs import PLAIN_ANSWER, AnswerShape
 from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.models.support import CheckpointFacts
+from hiscore.panics import Panic
 from hiscore.parameters import check_ids
-from hiscore.tokenization.panics import Panic
 from hiscore.tokenization.tokenizer import TextTokenizer
 
 # A core encodes about a megabyte per second: smaller texts delay other requests only briefly.

@@ -147,7 +147,7 @@ class Tally:
             running=len(scheduler.queues.running),
             preempted=len(scheduler.queues.preempted),
             backup_lag=self.total.backup_lag if blocks.seq_indices.num_used else 0,
-            host_rows=blocks.host.num_used * cache_config.page_size,
+            host_rows=blocks.host.num_used * cache_config.block_tokens,
             device_rows=blocks.device.num_used * cache_config.page_size,
         )
 

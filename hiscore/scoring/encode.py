@@ -12,6 +12,7 @@ from itertools import chain, islice
 from hiscore.arrays import Int32
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
+from hiscore.panics import Panic
 from hiscore.scoring.encoding_plan import EncodingPlan, TextRequest, split_query
 from hiscore.scoring.labels import check_label_inputs, resolve_labels
 from hiscore.scoring.layout import lay_out
@@ -19,7 +20,6 @@ from hiscore.scoring.pair_text import check_item_first, join_pairs
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.validation import check_prompt
 from hiscore.settings import Limits
-from hiscore.tokenization.panics import Panic
 from hiscore.tokenization.tokenizer import TextTokenizer
 
 

@@ -85,9 +85,7 @@ def plan_memory(
                 pages * PAGE * slot_bytes(a, number_bytes),
                 ("MAX_CONTEXT", "QUERY_CACHE_BYTES"),
             ),
-            MemoryLine(
-                "activations", activations + (0 if on_cuda else CPU_ATTENTION_BYTES), ("MAX_BATCH_TOKENS",)
-            ),
+            MemoryLine("activations", activations, ("MAX_BATCH_TOKENS",)),
             MemoryLine("outputs of CUDA graphs", outputs, ("MAX_BATCH_TOKENS",)),
             MemoryLine("kernels and libraries", CUDA_BYTES if on_cuda else PROCESS_BYTES),
         ),

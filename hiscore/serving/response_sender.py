@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hiscore.arrays import Float32, Int32, Outputs
-from hiscore.errors import RequestError
+from hiscore.errors import RequestError, to_request_error
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class ResponseSender:
         send: Sends one response, `(reply_to, outputs or error, last)`; returns whether the stream is still open.
         is_cancelled: Whether the caller behind a `reply_to` has cancelled.
         cancel: Called with a stream whose caller has cancelled, repeatedly until its last output comes, which is
-            expected nevertheless.
+            expected nevertheless; and with one that ends early since a response cannot be made.
         update_metrics: Called about once a second while there are streams, and after that until it returns that
             nothing is held any more.
     """
@@ -186,8 +186,14 @@ class ResponseSender:
         pending, stream.pending = stream.pending, []
         still_open, ended = True, False
         if pending and not (stream.whole and stream.error):
-            ended = bool(pending[-1].finish_reason)
-            still_open = self._try(self._send, stream.reply_to, stream.shape(join(pending)), ended)
+            try:
+                outputs = stream.shape(join(pending))
+            except Exception as error:
+                stream.error = to_request_error(error)
+                self._try(self._cancel, stream)
+            else:
+                ended = bool(pending[-1].finish_reason)
+                still_open = self._try(self._send, stream.reply_to, outputs, ended)
         if stream.error and still_open:
             ended = True
             self._try(self._send, stream.reply_to, stream.error, True)

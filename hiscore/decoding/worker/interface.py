@@ -182,7 +182,8 @@ class PendingForward(Protocol):
 class Worker(Protocol):
     """The device side of decoding.
 
-    What `prefill`, `restore`, `admit`, `step` or a result raises fails the sequences of that call and no others.
+    What `prefill`, `fetch`, `restore`, `admit`, `grow`, `step` or a result raises fails the sequences of that call
+    and no others.
     What `drained` or `release` raises stops the engine.
     """
 

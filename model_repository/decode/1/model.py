@@ -121,6 +121,7 @@ class TritonPythonModel:
         self.intake.close()
         self.engine.close()
         self.leader.close()
+        self.site.close()
         self.sender.close()
         self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit

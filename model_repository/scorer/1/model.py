@@ -96,7 +96,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self.batcher.close()
         self.scorer.close()
-        self.site.weights.close()
+        self.site.close()
         self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
 

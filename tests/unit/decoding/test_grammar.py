@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.worker.token_sampler import TokenSampler
 from hiscore.errors import Code, RequestError
+from hiscore.panics import Panic
 from hiscore.tokenization.tokenizer import TextTokenizer, load_tokenizer
 from tests.support import tiny_tokenizers
 
@@ -193,3 +195,22 @@ def test_a_token_that_the_mask_forbids_is_an_error_of_its_own_sequence(tokenizer
     assert grammar is not None
     with pytest.raises(RequestError, match="parameter 'regex'"):
         grammar.advance(tokenizer.backend.token_to_id("0"))
+
+
+class PanicException(BaseException):
+    """What libraries written in Rust raise: no `Exception`."""
+
+
+@pytest.mark.parametrize("call", [Grammar.mask, lambda grammar: grammar.advance(1)], ids=["mask", "advance"])
+def test_a_panic_of_the_library_is_an_error_of_its_request(call: Callable[[Grammar], Any]) -> None:
+    class Matcher:
+        def is_error(self) -> bool:
+            return False
+
+        def unsafe_compute_mask_ptr(self, *_: int) -> None:
+            raise PanicException("index out of bounds")
+
+        consume_token = unsafe_compute_mask_ptr
+
+    with pytest.raises(Panic, match="out of bounds"):
+        call(Grammar(Matcher(), 2, "json_schema"))  # type: ignore[arg-type]

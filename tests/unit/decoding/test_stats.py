@@ -103,6 +103,14 @@ def test_a_snapshot_shows_what_the_scheduler_holds() -> None:
     assert fourth.status is Status.ADMITTED
 
 
+def test_the_hosts_blocks_count_with_all_of_their_tokens() -> None:
+    config = replace(TINY, page_size=1, block_size=32, host_pages=160)
+    scheduler = Scheduler(config, patience(0))
+    scheduler.blocks.host.allocate(3)
+    now = Tally().snapshot(scheduler, config)
+    assert (now.host_rows, now.device_rows) == (3 * 32, 0)
+
+
 def test_a_canary_looks_at_counters_that_there_are_and_that_rise_with_prompts_too(tmp_path: Path) -> None:
     """A prompt may take longer than canaries wait for an answer: a server at work must not be taken for dead."""
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')

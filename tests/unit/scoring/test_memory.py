@@ -8,7 +8,13 @@ import pytest
 
 from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from hiscore.models.support import context_limit
-from hiscore.scoring.memory import default_cache_bytes, plan_memory, pool_sizes, slot_bytes
+from hiscore.scoring.memory import (
+    CPU_ATTENTION_BYTES,
+    default_cache_bytes,
+    plan_memory,
+    pool_sizes,
+    slot_bytes,
+)
 from hiscore.scoring.packing import pack, pool_reserve
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
@@ -48,6 +54,16 @@ def test_the_pool_is_sized_for_one_call_of_the_longest_sequences(name: str) -> N
 def test_the_page_on_memory_shows_a_true_table() -> None:
     planned = plan("Qwen3-8B", 78.9)
     assert planned.table(int(78.9 * GIB)) in (ROOT / "docs" / "memory.md").read_text()
+
+
+def test_attention_on_a_cpu_is_planned_once() -> None:
+    a, weights = architecture("SmolLM2-135M"), MemoryLine("weights", 0)
+
+    def activations(place: str) -> int:
+        planned = plan_memory(place, a, 4, weights, BUDGET, 1)
+        return next(line.bytes for line in planned.lines if line.name == "activations")
+
+    assert activations("cpu") - activations("cuda:0") == CPU_ATTENTION_BYTES
 
 
 def test_a_pool_is_what_is_asked_for_where_that_is_more() -> None:

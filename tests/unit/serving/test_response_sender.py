@@ -18,7 +18,7 @@ from hiscore.decoding.worker.interface import DecodeBatch
 from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.errors import RequestError
 from hiscore.serving import response_sender as sender_module
-from hiscore.serving.response_sender import ResponseSender, ResponseStream, join
+from hiscore.serving.response_sender import ResponseSender, ResponseStream, join, unchanged
 from tests.support.decode_worker import HashWorker
 from tests.support.patience import PATIENCE_S
 
@@ -74,8 +74,8 @@ class FakeTriton:
         (caller,) = (each for each, its in self.streams.items() if its is stream)
         caller.cancel_calls += 1
 
-    def open(self, caller: Caller) -> None:
-        self.streams[caller] = self.sender.open(caller)
+    def open(self, caller: Caller, shape: Callable[[Any], Any] = unchanged) -> None:
+        self.streams[caller] = self.sender.open(caller, shape=shape)
 
     def put(self, caller: Caller, output: Output | RequestError) -> None:
         self.sender.put(self.streams[caller], output)
@@ -117,6 +117,25 @@ def test_outputs_arrive_in_order_and_the_last_is_marked(triton: FakeTriton) -> N
         (([2], "2 ", ""), False),
         (([3], "é", "length"), True),
     ]
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_response_that_cannot_be_made_ends_its_own_stream(triton: FakeTriton, broken: bool) -> None:
+    def shape(outputs: Any) -> Any:
+        if broken:
+            raise KeyError("text_output")
+        return outputs
+
+    caller, other = Caller(), Caller()
+    triton.open(caller, shape)
+    triton.open(other)
+    for each in (caller, other):
+        triton.put(each, Output([1], "a", ""))
+        triton.put(each, Output([2], "b", "stop"))
+    eventually(lambda: all(each.responses and each.responses[-1][1] for each in (caller, other)))
+    assert [answer for answer, _ in other.responses][-1][2] == "stop"
+    (answer, _), failed = caller.responses[-1], caller.cancel_calls > 0
+    assert (isinstance(answer, RequestError), failed) == (broken, broken)
 
 
 def test_what_gathers_goes_out_as_one_response_of_each_stream(triton: FakeTriton) -> None:
