@@ -31,15 +31,15 @@ def make_decode_batch(sequences: list[Sequence]) -> DecodeBatch:
     return DecodeBatch(seq_indices, positions, make_sampling_batch(sequences, positions + 1), forced)
 
 
-def make_prefill_chunk(sequence: Sequence, tokens: int) -> PrefillChunk:
-    """The next tokens of a sequence's prompt."""
+def make_prefill_chunk(sequence: Sequence, tokens: int, windows: tuple[Int32, Int32]) -> PrefillChunk:
+    """The next tokens of a sequence's prompt; windows: see `Windows.enter_chunk`."""
     start, end = sequence.prefilled, sequence.prefilled + tokens
     last, params = tokens == sequence.prompt_left, sequence.call.params
     # Nothing will read the keys and values of a sequence that ends with its first token: no offload.
     host_pages = sequence.host_pages if params.max_tokens > 1 else NO_PAGES
     return PrefillChunk(
         sequence.seq_index, sequence.call.prompt[start:end], start, sequence.staging_pages, host_pages, last,
-        full_attention=not params.sparse, window_pages=sequence.window_pages,
+        full_attention=not params.sparse, window_pages=windows[0], into_windows=windows[1],
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ grows; when a pool runs out, the scheduler preempts. Bookkeeping only: no tensor
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,27 +19,14 @@ from hiscore.decoding.page_needs import (
     kept_pages_of,
     pages_needed,
 )
-from hiscore.decoding.preemption import has_window
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, Found
+from hiscore.decoding.prompt_pages import PromptPages
+from hiscore.decoding.schedule import Release
 from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.spilling import spilled_order
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.windows import Windows
+from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.interface import NO_PAGES, Growth, Prefix
-
-
-@dataclass(frozen=True)
-class Release:
-    """What a sequence has freed.
-
-    Attributes:
-        seq_index: -1 if it held none.
-        host: int32 [n]: pages of the host pool that hold nothing for anyone any more.
-        device: int32 [n]: pages of the device buffer.
-    """
-
-    seq_index: int
-    host: Int32
-    device: Int32
 
 
 class BlockManager:
@@ -50,8 +37,8 @@ class BlockManager:
         self.host = HostPool(cache_config.host_pages // cache_config.block_pages)
         self.device = BlockPool(cache_config.device_pages)
         self.staging = BlockPool(cache_config.staging_pages)
-        self.window = BlockPool(cache_config.window_pages)
-        self._lender = self.device if cache_config.prompts_in == "buffers" else self.staging
+        self.windows = Windows(cache_config)
+        self._prompts = PromptPages(self.device, self.staging, cache_config)
         self._holders: set[Sequence] = set()
         self._cache_config = cache_config
 
@@ -74,15 +61,12 @@ class BlockManager:
         preempted = list(without)
         for each in preempted:
             indices, device = indices + (each.seq_index >= 0), device + len(each.device_pages)
-        lent, lendable = needed.staging, self.staging.num_free
-        if self._lender is self.device:
-            lent, lendable = lent + needed.device + spare.device, device
         return (
             indices > 0
             and needed.host + spare.host <= host + given_up.host
-            and needed.window + spare.window <= self.window.num_free + given_up.window
+            and needed.window + spare.window <= self.windows.pool.num_free + given_up.window
             and needed.device + spare.device <= device
-            and lent <= lendable
+            and self._prompts.can_lend(needed, spare, device)
             # The last, for it takes longest: it is asked of all that wait, at every step.
             and needed.kept + spare.kept <= self._kept_free(preempted)
         )
@@ -94,7 +78,7 @@ class BlockManager:
 
     def lacks_device_pages(self, needed: PagesNeeded, spare: PagesNeeded) -> bool:
         """Whether device pages are all that a sequence lacks to start, and others can be spilled for them."""
-        staging = 0 if self._lender is self.device else needed.staging
+        staging = 0 if self._prompts.from_buffers else needed.staging
         return not self.can_allocate(needed, spare) and self.can_allocate(
             replace(needed, device=0, staging=staging), replace(spare, device=0)
         )
@@ -102,9 +86,9 @@ class BlockManager:
     def to_give_up(self, needed: PagesNeeded) -> int:
         """Host blocks that another sequence must give up for what is needed; 0: enough are free.
 
-        All that it has, if pages of windows are lacking: without some of these it could not go on.
+        All that it has, if blocks of windows are lacking: without some of these it could not go on.
         """
-        if needed.window > self.window.num_free:
+        if needed.window > self.windows.pool.num_free:
             return self.host.size
         return max(0, needed.host - self.host.num_free)
 
@@ -124,9 +108,8 @@ class BlockManager:
         self.host.hold(sequence.borrowed_blocks)
         self._add_blocks(sequence, np.concatenate((blocks, new[copies:])))
         sequence.device_pages = self.device.allocate(needed.device)
-        self._add_window_pages(sequence, needed.window)
-        sequence.borrowed_pages = self._lender.allocate(needed.staging)
-        sequence.staging_pages = self._staging_of(sequence)
+        self.windows.add(sequence, needed.window, found.windows, end=len(found.blocks))
+        self._prompts.lend(sequence, needed.staging)
         self._holders.add(sequence)
         if not len(blocks):
             return None
@@ -144,7 +127,8 @@ class BlockManager:
             tokens = max(sequence.length, held, len(sequence.call.prompt) + sequence.replayed - 1)
             needed = pages_needed(sequence.call, tokens, config, sequence.whole, sequence.length)
             missing = needed.host - len(self.blocks_of(sequence))
-            return replace(needed, host=missing, window=needed.window - len(sequence.window_pages))
+            window = self.windows.missing(sequence, needed.host)
+            return replace(needed, host=missing, window=window)
         # One that starts over soon has what it had: with less it would only be preempted again.
         prompt = len(sequence.call.prompt)
         tokens = prompt + max(0, sequence.replayed - 1)
@@ -169,10 +153,11 @@ class BlockManager:
         before = sequence.device_pages
         self._add_blocks(sequence, self.host.allocate(missing.host))
         new = self.device.allocate(missing.device)
-        self._add_window_pages(sequence, missing.window)
-        windows = sequence.window_pages
+        self.windows.add(sequence, missing.window)
+        self.windows.enter_step(sequence)
         sequence.device_pages = np.concatenate((before, new))
         host = sequence.host_pages
+        windows = sequence.window.pages_of(start, len(host))
         if config.dense or len(before) < start or len(sequence.device_pages) == len(host):
             return Growth(sequence.seq_index, start, host[start:], new, window_pages=windows)
         sequence.device_pages, spilled = spilled_order(
@@ -182,11 +167,20 @@ class BlockManager:
             sequence.seq_index, start, host[start:], sequence.device_pages, spilled, host[:spilled], windows
         )  # fmt: skip
 
+    def go_on(self, sequence: Sequence) -> Growth | None:
+        """Prepare for a running sequence's next token, which it has room for; None: nothing changes."""
+        start = sequence.length // self._cache_config.page_size
+        if not self.windows.enter_step(sequence):
+            return None
+        end = min(start + self._cache_config.block_pages, len(sequence.host_pages))
+        windows = sequence.window.pages_of(start, end)
+        return Growth(sequence.seq_index, start, NO_PAGES, NO_PAGES, window_pages=windows)
+
     def free_staging(self, sequence: Sequence) -> None:
         """Free a sequence's staging pages, and the blocks of others that were copied there."""
-        self._lender.free(sequence.borrowed_pages)
+        self._prompts.take_back(sequence)
         self.host.release(sequence.borrowed_blocks)
-        sequence.staging_pages = sequence.borrowed_pages = sequence.borrowed_blocks = NO_PAGES
+        sequence.borrowed_blocks = NO_PAGES
 
     def left_of(self, sequence: Sequence, given_up: int) -> int:
         """How many of its first host blocks a sequence keeps when it gives up others.
@@ -204,13 +198,13 @@ class BlockManager:
             freed = np.cumsum(self.host.held_once(blocks)[::-1])
             left = max(0, left - int(np.searchsorted(freed, given_up)) - 1)
         tokens = left * self._cache_config.block_tokens
-        resumable = tokens >= len(sequence.call.prompt) and has_window(sequence, tokens, self._cache_config)
+        resumable = tokens >= len(sequence.call.prompt) and self.windows.has(sequence, tokens)
         return left if resumable else 0
 
     def freed_by(self, sequence: Sequence, left: int) -> PagesNeeded:
-        """Blocks of the host, and pages of windows, that are free once a sequence has only its first blocks."""
+        """Blocks of the host, and of windows, that are free once a sequence has only its first blocks."""
         blocks = int(self.host.held_once(self.blocks_of(sequence)[left:]).sum())
-        return PagesNeeded(blocks, 0, 0, window=len(self._window_pages_behind(sequence, left)))
+        return PagesNeeded(blocks, 0, 0, window=self.windows.behind(sequence, left))
 
     def free(self, sequence: Sequence, left: int = 0) -> Release:
         """Free everything that a sequence holds, except its first blocks on the host if it is only preempted."""
@@ -218,9 +212,7 @@ class BlockManager:
         release = Release(sequence.seq_index, self._pages_of(lost), sequence.device_pages)
         self.free_staging(sequence)
         self.device.free(release.device)
-        lost_windows = self._window_pages_behind(sequence, left)
-        self.window.free(lost_windows)
-        sequence.window_pages = sequence.window_pages[: len(sequence.window_pages) - len(lost_windows)]
+        self.windows.free(sequence, left)
         if sequence.seq_index >= 0:
             self.seq_indices.free(np.array([sequence.seq_index], np.int32))
         self._holders.discard(sequence)
@@ -239,38 +231,16 @@ class BlockManager:
         pages = min(len(sequence.host_pages) + config.block_pages, config.max_pages)
         device = device_pages_of(pages, sequence.call, config, sequence.whole)
         kept = kept_pages_of(device, sequence.call, config) - self._kept_by(sequence)
-        window = min(pages, config.window_ring) - len(sequence.window_pages)
+        window = self.windows.missing(sequence, -(-pages // config.block_pages))
         return PagesNeeded(1, device - len(sequence.device_pages), 0, kept, window)
 
     def _kept_by(self, sequence: Sequence) -> int:
         return kept_pages_of(len(sequence.device_pages), sequence.call, self._cache_config)
 
-    def _staging_of(self, sequence: Sequence) -> Int32:
-        """Where the prompt of a sequence is prefilled: int32, staging pages."""
-        if self._cache_config.prompts_in == "staging":
-            return sequence.borrowed_pages
-        if self._cache_config.prompts_in == "dense":
-            return staging_pages_in(sequence.host_pages, self._cache_config)
-        borrowed = sequence.borrowed_pages
-        return staging_pages_in(borrowed if len(borrowed) else sequence.device_pages, self._cache_config)
-
     def _add_blocks(self, sequence: Sequence, blocks: Int32) -> None:
         pages = np.concatenate((sequence.host_pages, self._pages_of(blocks)))
         sequence.host_pages = pages[: self._cache_config.max_pages]
 
-    def _add_window_pages(self, sequence: Sequence, count: int) -> None:
-        sequence.window_pages = np.concatenate((sequence.window_pages, self.window.allocate(count)))
-
-    def _window_pages_behind(self, sequence: Sequence, left: int) -> Int32:
-        """The window pages that a sequence does not need with its first blocks alone."""
-        return sequence.window_pages[left * self._cache_config.block_pages :]
-
     def _pages_of(self, blocks: Int32) -> Int32:
         pages = self._cache_config.block_pages
         return (blocks[:, None] * pages + np.arange(pages, dtype=np.int32)).ravel().astype(np.int32)
-
-
-def staging_pages_in(pages: Int32, cache_config: CacheConfig) -> Int32:
-    """The staging pages that larger pages consist of, in order: int32."""
-    parts = cache_config.page_size // STAGING_PAGE_SIZE
-    return (pages[:, None] * parts + np.arange(parts, dtype=np.int32)).ravel().astype(np.int32)

@@ -80,9 +80,7 @@ class HostPool:
         """
         if count > self.num_free:
             raise PoolExhausted
-        evicted = [self._cached.popitem(last=False)[0] for _ in range(count - self._unused.num_free)]
-        for block in evicted:
-            self._forget(block)
+        evicted = [self._evict() for _ in range(count - self._unused.num_free)]
         self._unused.free(np.array(evicted, np.int32))
         blocks = self._unused.allocate(count)
         self._holders[blocks] = 1
@@ -114,6 +112,11 @@ class HostPool:
                 self._cached[block] = None
         self._unused.free(lost)
         return lost
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        self._forget(block)
+        return block
 
     def _forget(self, block: int) -> None:
         del self._published[self._hashes.pop(block)]

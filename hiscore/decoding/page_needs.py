@@ -16,7 +16,7 @@ class PagesNeeded:
         device: Pages.
         staging: Pages to prefill into beside these: of a pool of their own, or of the device's.
         kept: Of `device`, what it holds even when it is spilled.
-        window: Pages in windowed layers.
+        window: Blocks in windowed layers.
     """
 
     host: int
@@ -54,7 +54,7 @@ def pages_needed(
         device,
         staging,
         kept_pages_of(device, call, cache_config),
-        min(pages, cache_config.window_ring),
+        min(blocks, cache_config.window_ring // cache_config.block_pages),
     )
 
 

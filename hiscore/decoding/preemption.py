@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.cache_config import CacheConfig
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,6 @@ class Patience:
 def can_spare(holder: Sequence, lost: int) -> bool:
     """Whether a sequence can repeat so many steps and still get on."""
     return 2 * lost <= holder.steps_run or holder.received >= 2 * holder.replayed
-
-
-def has_window(sequence: Sequence, tokens: int, cache_config: CacheConfig) -> bool:
-    """Whether a sequence that goes back to its first tokens still has the window before its next one."""
-    if tokens >= sequence.length or not cache_config.window_ring:
-        return True
-    overwritten = max(sequence.furthest, sequence.length) - cache_config.window_ring * cache_config.page_size
-    return max(0, tokens - cache_config.window + 1) >= overwritten
 
 
 def newest(sequences: Iterable[Sequence], on_host: bool) -> Sequence | None:

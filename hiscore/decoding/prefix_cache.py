@@ -6,9 +6,11 @@ same salt, and that attend to as much: keys and values depend on what was attend
 
 A sequence takes the blocks that it finds. Those that another holds are copied, unless all layers are dense: in a
 sparse layer, which pages of a sequence are on the device is kept by host page.
+
+In layers that keep a window only, a prompt goes on from the last block before whose end the window is still there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from hiscore.arrays import Int32
 from hiscore.decoding.host_pool import HostPool
 from hiscore.decoding.sequence import Sequence
+from hiscore.decoding.windows import Windows
 from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.page_hashes import PageHashes
 
@@ -27,10 +30,12 @@ class Found:
     Attributes:
         blocks: int32 [n].
         copied: bool [n]: those that another sequence holds, to be copied into blocks of its own.
+        windows: int32 [m]: blocks of the m last of these in layers that keep a window only.
     """
 
     blocks: Int32
     copied: NDArray[np.bool_]
+    windows: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
 
     @property
     def taken(self) -> Int32:
@@ -45,13 +50,14 @@ class PrefixCache:
     """Looks blocks up and publishes them.
 
     Args:
-        host: The pool.
+        host: The pool of the host.
+        windows: Of layers that keep a window only.
         cache_config: Tokens of a block, and whether anything is cached.
     """
 
-    def __init__(self, host: HostPool, cache_config: CacheConfig) -> None:
+    def __init__(self, host: HostPool, windows: Windows, cache_config: CacheConfig) -> None:
         self.hits = self.cached_tokens = 0
-        self._host, self._config = host, cache_config
+        self._host, self._windows, self._config = host, windows, cache_config
 
     def hash_prompt(self, sequence: Sequence) -> None:
         """Do what takes long in `take`: on any thread, before the sequence is scheduled."""
@@ -66,16 +72,21 @@ class PrefixCache:
         if not self._config.prefix_cache:
             return NOTHING_FOUND
         most = (len(sequence.call.prompt) - 1) // self._config.block_tokens
-        blocks = self._host.find(self._hashes(sequence)[:most])
+        names = self._hashes(sequence)[:most]
+        blocks = self._host.find(names)
+        end, windows = self._windows.find(names[: len(blocks)])
+        blocks = blocks[:end]
         copied = np.zeros(len(blocks), bool) if self._config.dense else self._host.is_held(blocks)
-        found = Found(blocks, copied)
+        found = Found(blocks, copied, windows)
         self._host.hold(found.taken)
+        self._windows.pool.hold(windows)
         return found
 
     def give_back(self, found: Found) -> None:
         """Let go of what was taken for a sequence that does not start yet."""
         if len(found.blocks):
             self._host.release(found.taken)
+            self._windows.pool.release(found.windows)
 
     def count(self, sequence: Sequence, tokens: int) -> None:
         """A sequence starts with so many tokens that were found."""
@@ -90,6 +101,7 @@ class PrefixCache:
         full = min(tokens, known) // self._config.block_tokens
         if self._config.prefix_cache and full:
             self._host.publish(self._hashes(sequence)[:full], blocks[:full])
+            self._windows.publish(sequence, self._hashes(sequence)[:full])
 
     def _hashes(self, sequence: Sequence) -> list[bytes]:
         params, prompt = sequence.call.params, sequence.call.prompt

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from hiscore.decoding.block_manager import BlockManager, Release
+from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.page_needs import NOTHING, PagesNeeded
 from hiscore.decoding.preemption import newest
 from hiscore.decoding.queues import Queues
-from hiscore.decoding.schedule import Schedule
+from hiscore.decoding.schedule import Release, Schedule
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.spilling import to_recall, to_spill
 from hiscore.decoding.worker.cache_config import CacheConfig
@@ -21,6 +21,8 @@ class Room:
     def for_token(self, sequence: Sequence, schedule: Schedule) -> bool:
         """Give a running sequence room for its next token; preempt the newest if there is none."""
         missing = self._blocks.missing(sequence)
+        if missing is NOTHING and (changed := self._blocks.go_on(sequence)):
+            schedule.growths.append(changed)
         while missing is not NOTHING:
             given_up = self._blocks.to_give_up(missing)
             if not given_up and missing.device <= self._blocks.device.num_free:

@@ -2,10 +2,25 @@
 
 from dataclasses import dataclass, field
 
-from hiscore.decoding.block_manager import Release
+from hiscore.arrays import Int32
 from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.worker.interface import DecodeBatch, Growth, PrefillChunk, Prefix
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a sequence has freed.
+
+    Attributes:
+        seq_index: -1 if it held none.
+        host: int32 [n]: pages of the host pool that hold nothing for anyone any more.
+        device: int32 [n]: pages of the device buffer.
+    """
+
+    seq_index: int
+    host: Int32
+    device: Int32
 
 
 @dataclass

@@ -14,13 +14,13 @@ from dataclasses import replace
 import numpy as np
 
 from hiscore.decoding.batch import make_decode_batch, make_prefill_chunk, make_sampling_batch
-from hiscore.decoding.block_manager import BlockManager, Release
+from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.preemption import Patience, newest
 from hiscore.decoding.prefill_shares import share_forward
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, PrefixCache
 from hiscore.decoding.queues import Queues, by_age
 from hiscore.decoding.room import Room
-from hiscore.decoding.schedule import Schedule
+from hiscore.decoding.schedule import Release, Schedule
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.starving import Starving
 from hiscore.decoding.worker.cache_config import CacheConfig
@@ -38,7 +38,7 @@ class Scheduler:
 
     def __init__(self, cache_config: CacheConfig, patience: Patience) -> None:
         self.blocks = BlockManager(cache_config)
-        self.prefix_cache = PrefixCache(self.blocks.host, cache_config)
+        self.prefix_cache = PrefixCache(self.blocks.host, self.blocks.windows, cache_config)
         self.queues = Queues()
         self._room = Room(self.queues, self.blocks, cache_config)
         self.preemptions = 0
@@ -148,10 +148,12 @@ class Scheduler:
                     if not self._room.spill([sequence, *self.queues.running]) or self.queues.draining:
                         break
                     needed = self.blocks.needed_to_start(sequence)
-            # What is found spares blocks of the host alone.
+            # What is found spares blocks of the host and of windows alone.
             wait = wait or not self.blocks.can_allocate(replace(needed, host=0), spare)
             found = NOTHING_FOUND if wait or restored else self.prefix_cache.take(sequence)
-            needed = replace(needed, host=needed.host - len(found.taken))
+            needed = replace(
+                needed, host=needed.host - len(found.taken), window=needed.window - len(found.windows)
+            )
             if wait or not self.blocks.can_allocate(needed, spare):
                 self.prefix_cache.give_back(found)
                 passed_over.append(sequence)
@@ -194,7 +196,7 @@ class Scheduler:
             schedule.sampling = make_sampling_batch(schedule.completed, positions)
 
     def _add_chunk(self, sequence: Sequence, tokens: int, schedule: Schedule) -> None:
-        chunk = make_prefill_chunk(sequence, tokens)
+        chunk = make_prefill_chunk(sequence, tokens, self.blocks.windows.enter_chunk(sequence, tokens))
         schedule.prefilling.append(sequence)
         schedule.chunks.append(chunk)
         sequence.prefilled = chunk.end

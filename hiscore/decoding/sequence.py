@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from hiscore.arrays import Int32
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.stop_strings import StopChecker
+from hiscore.decoding.window_ring import WindowRing
 from hiscore.decoding.worker.interface import NO_PAGES, Admission
 from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.page_hashes import PageHashes
@@ -101,8 +102,7 @@ class Sequence:
         staging_pages: int32 [n]: what its prompt is prefilled into.
         borrowed_pages: int32 [n]: pages that it has only for that.
         borrowed_blocks: int32 [n]: host blocks of others that it copies from, and holds until then.
-        window_pages: int32 [n]: its pages in windowed layers, which it keeps as long as any on the host.
-        furthest: Its length before it went back, at most: what the ring of these may hold.
+        window: What it has in windowed layers, and keeps as long as any pages on the host.
         prefilled: Prompt tokens launched.
         sampled: Tokens sampled by launches, including those still in flight.
         read: Of these, those that have been read.
@@ -139,8 +139,7 @@ class Sequence:
     staging_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     borrowed_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     borrowed_blocks: Int32 = field(default_factory=lambda: NO_PAGES)
-    window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
-    furthest: int = 0
+    window: WindowRing = field(default_factory=WindowRing)
 
     prefilled: int = 0
     sampled: int = 0
@@ -221,7 +220,7 @@ class Sequence:
             return
         self.steps_run -= 2 * self.steps_beyond(tokens)
         self.replayed = len(self.output_ids)
-        self.furthest = max(self.furthest, self.length) if tokens else 0
+        self.window.furthest = max(self.window.furthest, self.length) if tokens else 0
         if not tokens:
             self.prefilled = self.sampled = self.read = 0
             self.is_indexed = self.is_published = False
@@ -247,5 +246,5 @@ class Sequence:
             self.staging_pages,
             full_attention=self.whole or not self.call.params.sparse,
             first_token=self.output_ids[min(self.sampled, self.received) - 1] if self.restored else None,
-            window_pages=self.window_pages,
+            window_pages=self.window.pages_of(0, len(self.host_pages)),
         )

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.decoding.block_manager import staging_pages_in
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.page_needs import staging_pages_of
+from hiscore.decoding.prompt_pages import staging_pages_in
 from hiscore.decoding.worker.interface import (
     Admission,
     DecodeBatch,
@@ -116,18 +116,24 @@ class Driver:
         owned = 0 if g.dense else pages if full else min(pages, g.lru_pages + g.ring_pages)
         places = np.arange(self._device, self._device + owned, dtype=np.int32)
         self._host, self._device = self._host + pages, self._device + owned
-        if self._host > g.host_pages or self._device > g.device_pages:
+        if (
+            self._host > g.host_pages
+            or self._device > g.device_pages
+            or (seq_index + 1) * g.window_ring > g.window_pages
+        ):
             raise ValueError(f"{seq_index + 1} sequences do not fit into the worker's pools")
         staging = self._staging_of(len(prompt), host, places)
-        whole = PrefillChunk(seq_index, prompt, 0, staging, host, True, full)
-        if staged is None:
+        ring = np.arange(seq_index * g.window_ring, (seq_index + 1) * g.window_ring, dtype=np.int32)
+        windows = ring[np.arange(pages) % g.window_ring] if g.window_ring else ring
+        whole = PrefillChunk(seq_index, prompt, 0, staging, host, True, full, into_windows=windows)
+        if staged is None or g.window_ring:  # what layers keep of a window is not staged
             staged = self._prefill(whole)
         else:
             with torch.inference_mode():
                 worker._model.staging[:, staging_slots(staging, len(prompt))] = staged.rows
             _synchronize()  # the worker's queues wait for no other CUDA stream
             worker.offload_prompt(whole, 0, len(prompt))
-        worker.admit(Admission(seq_index, len(prompt), host, places, staging, full, None))
+        worker.admit(Admission(seq_index, len(prompt), host, places, staging, full, None, windows))
         while not worker.drained(seq_index):
             time.sleep(0.001)
         return staged
@@ -135,7 +141,11 @@ class Driver:
     def _prefill(self, whole: PrefillChunk) -> Staged:
         for start in range(0, whole.end, self._cache_config.prefill_token_budget):
             part = whole.tokens[start : start + self._cache_config.prefill_token_budget]
-            chunk = replace(whole, tokens=part, start=start, is_last=start + len(part) == whole.end)
+            first = start // self._cache_config.page_size
+            chunk = replace(
+                whole, tokens=part, start=start, is_last=start + len(part) == whole.end,
+                window_pages=whole.into_windows, into_windows=whole.into_windows[first:],
+            )  # fmt: skip
             self._worker.prefill([chunk], greedy(int(chunk.is_last))).result()
         slots = staging_slots(whole.staging_pages, whole.end)
         return Staged(self._worker._model.staging[:, slots].clone(), self.logits[0])

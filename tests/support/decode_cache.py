@@ -106,7 +106,7 @@ class KnownCache:
         self._next_number += 1
         everything = torch.arange(length)
         self._to_host(seq_index, everything)
-        ring = np.zeros(shape.window_ring, np.int32)
+        ring = np.zeros(len(host_pages) if shape.windowed else 0, np.int32)
         seeds = admit(self.cache, seq_index, length, host_pages, device_pages, full, ring)
         offsets = torch.arange(shape.page_size)
         seeded = (seeds.pages[:, None] * shape.page_size + offsets).flatten()

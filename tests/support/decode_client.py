@@ -93,8 +93,8 @@ def serving(
     finally:
         client.engine.close()
     pools, stats = client.engine._scheduler.blocks, client.stats
-    used = [pool.num_used for pool in (pools.seq_indices, pools.host, pools.device, pools.staging)]
-    assert used == [0, 0, 0, 0]
+    every = (pools.seq_indices, pools.host, pools.device, pools.staging, pools.windows.pool)
+    assert [pool.num_used for pool in every] == [0] * 5
     assert client.engine._scheduler.idle
     assert (stats.running, stats.waiting, stats.prefilling, stats.preempted) == (0, 0, 0, 0)
     assert (stats.host_rows, stats.device_rows, stats.backup_lag) == (0, 0, 0)

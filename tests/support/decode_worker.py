@@ -9,15 +9,15 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import numpy as np
 
 from hiscore.arrays import Int32
 from hiscore.decoding.batch import uniform
-from hiscore.decoding.block_manager import staging_pages_in
 from hiscore.decoding.preemption import Patience
+from hiscore.decoding.prompt_pages import staging_pages_in
 from hiscore.decoding.sequence import DecodeCall
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.interface import (
@@ -66,6 +66,12 @@ def next_token(tokens: Int32, temperature: float, draw: float) -> int:
     digest = hashlib.blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=8).digest()
     drawn = int(draw * VOCABULARY) if temperature > 0 else 0
     return (int.from_bytes(digest, "little") + drawn) % VOCABULARY
+
+
+def traces(tokens: Int32) -> Int32:
+    """What is in windowed layers of int32 [n] tokens: a number for each that depends on all before it."""
+    found = accumulate(tokens.tolist(), lambda trace, token: (31 * trace + token + 1) % 2**31, initial=1)
+    return np.array([*found][1:], np.int32)
 
 
 def alone(call: DecodeCall) -> tuple[list[int], str]:
@@ -147,11 +153,11 @@ class HashWorker:
             if chunk.start == 0:
                 self._check(chunk.seq_index not in self.sequences, f"seq_index {chunk.seq_index} is taken")
                 self._own_staging(chunk.seq_index, chunk.staging_pages)
-                self._own("window", chunk.seq_index, chunk.window_pages)
             if not len(self.sequences[chunk.seq_index].host):
                 self._own("host", chunk.seq_index, chunk.host_pages)
             held = self.sequences[chunk.seq_index]
-            self._check(np.array_equal(held.window, chunk.window_pages), "other pages of its window")
+            self._own_windows(chunk.seq_index, 0, chunk.window_pages)
+            self._own_windows(chunk.seq_index, chunk.start // self.cache_config.page_size, chunk.into_windows)
             self._check(np.array_equal(held.host, chunk.host_pages), "other pages on the host")
             self._check(len(chunk.tokens) > 0 and chunk.start == held.filled, "not the next part of a prompt")
             self._check(not held.whole, "prefilled again")
@@ -213,7 +219,7 @@ class HashWorker:
         self._check(np.array_equal(admission.staging_pages, held.staging), "other staging pages")
         self._check(np.array_equal(admission.host_pages, held.host), "other pages on the host")
         self._own("device", seq_index, admission.device_pages)
-        self._own_window(seq_index, admission.window_pages)
+        self._own_windows(seq_index, 0, admission.window_pages)
         held.length = length
 
         def work() -> None:
@@ -228,13 +234,17 @@ class HashWorker:
         for each in growths:
             held = self.sequences[each.seq_index]
             self._check(held.length >= 0, "not admitted")
-            self._check(each.start == len(held.host), "pages that do not follow those it has")
             self._check(
                 held.length == each.start * self.cache_config.page_size, "grown too early, or too late"
             )
+            self._own_windows(each.seq_index, each.start, each.window_pages)
+            if not len(each.host_pages):
+                self._check(len(each.window_pages) > 0 == len(each.device_pages), "nothing to grow by")
+                continue
+            self._check(each.start == len(held.host), "pages that do not follow those it has")
             whole = len(held.device) == len(held.host)
             self._own("host", each.seq_index, np.concatenate((held.host, each.host_pages)))
-            self._own_window(each.seq_index, each.window_pages)
+            self._check_windows(held)
             if each.spilled is None:
                 self._own("device", each.seq_index, np.concatenate((held.device, each.device_pages)))
             else:
@@ -327,9 +337,11 @@ class HashWorker:
 
     def _fill(self, chunks: Sequence[PrefillChunk], sampling: SamplingBatch) -> list[int]:
         for chunk in chunks:
-            self._fill_window(chunk)
+            self._see_before(chunk)
+        for chunk in chunks:
             slots = _slots(chunk.staging_pages, STAGING_PAGE_SIZE)
             self._staging[slots[chunk.start : chunk.end]] = chunk.tokens
+            self._fill_window(chunk, self._staging[slots[: chunk.end]])
             if len(chunk.host_pages):
                 self._offload(chunk, self._staging[slots[: chunk.end]].tolist())
         sampled = []
@@ -369,17 +381,24 @@ class HashWorker:
         self._newest[seq_index] = token
         return token
 
-    def _fill_window(self, chunk: PrefillChunk) -> None:
-        """All rows see the window before them; then what is kept of them overwrites it."""
+    def _see_before(self, chunk: PrefillChunk) -> None:
+        """All rows see the window before them."""
         config = self.cache_config
         if config.window_ring:
-            at = self._window_slots(chunk.window_pages, chunk.start, chunk.end)
-            before = chunk.start - max(0, chunk.start - config.window + 1)
-            slots = _slots(chunk.staging_pages, STAGING_PAGE_SIZE)[chunk.start - before : chunk.start]
-            seen = self._window[self._window_slots(chunk.window_pages, chunk.start - before, chunk.start)]
-            self._check(np.array_equal(seen, self._staging[slots]), "not the window before a chunk")
-            kept = config.window_ring * config.page_size
-            self._window[at[-kept:]] = chunk.tokens[-kept:]
+            first = max(0, chunk.start - config.window + 1)
+            slots = _slots(chunk.staging_pages, STAGING_PAGE_SIZE)[: chunk.start]
+            seen = self._window[self._window_slots(chunk.window_pages, first, chunk.start)]
+            expected = traces(self._staging[slots])[first:]
+            self._check(np.array_equal(seen, expected), "not the window before a chunk")
+
+    def _fill_window(self, chunk: PrefillChunk, tokens: Int32) -> None:
+        """What is kept of rows overwrites what they have seen."""
+        config = self.cache_config
+        if config.window_ring:
+            pages = np.concatenate((NO_PAGES, chunk.into_windows))
+            offset = chunk.start // config.page_size * config.page_size
+            at = self._window_slots(pages, chunk.start - offset, chunk.end - offset)
+            self._window[at] = traces(tokens)[chunk.start :]
 
     def _see_window(self, pages: Int32, position: int, tokens: Int32) -> None:
         """A step's row writes its token, and sees its window."""
@@ -387,21 +406,35 @@ class HashWorker:
         if config.window_ring:
             first = max(0, position - config.window + 1)
             at = self._window_slots(pages, first, position + 1)
-            self._window[at[-1]] = tokens[position]
-            seen = tokens[first : position + 1]
+            seen = traces(tokens)[first : position + 1]
+            self._window[at[-1]] = seen[-1]
             self._check(np.array_equal(self._window[at], seen), "not the window before a token")
 
     def _window_slots(self, pages: Int32, start: int, end: int) -> Int32:
         positions, page = np.arange(start, end), self.cache_config.page_size
-        at: Int32 = pages[positions // page % self.cache_config.window_ring] * page + positions % page
+        at: Int32 = pages[positions // page] * page + positions % page
         return at
 
-    def _own_window(self, seq_index: int, pages: Int32) -> None:
-        """It has these now: what it had, and more as it grows, up to a ring."""
+    def _own_windows(self, seq_index: int, start: int, pages: Int32) -> None:
+        """These are its pages in windowed layers, from the `start`-th on; it may have others before its window."""
         held, config = self.sequences[seq_index], self.cache_config
-        self._check(len(pages) == min(len(held.host), config.window_ring), "not a ring of window pages")
-        self._check(np.array_equal(held.window, pages[: len(held.window)]), "other pages of its window")
-        self._own("window", seq_index, pages)
+        known = held.window[start : start + len(pages)]
+        self._check(
+            config.prefix_cache or np.array_equal(known, pages[: len(known)]), "other pages of its window"
+        )
+        held.window = np.concatenate((held.window[:start], pages, held.window[start + len(pages) :]))
+        if not config.prefix_cache:
+            others = [each for other, each in self.sequences.items() if other != seq_index]
+            taken = np.concatenate([NO_PAGES, *(each.window for each in (*others, *self.kept.values()))])
+            self._check(not np.isin(pages, taken).any(), "a window page of another sequence")
+        if held.length >= 0 and start == 0:
+            self._check_windows(held)
+
+    def _check_windows(self, held: Held) -> None:
+        ring = self.cache_config.window_ring
+        newest = np.unique(held.window[-ring:]) if ring else held.window
+        self._check(len(held.window) == (len(held.host) if ring else 0), "not a place for each page")
+        self._check(len(newest) == min(len(held.window), ring), "two pages of a window in one place")
 
     def _copy(self, seq_index: int, pages: Int32, tokens: dict[int, int]) -> None:
         tail = self._tails[seq_index]

@@ -96,16 +96,21 @@ def _poison_on_release(worker: CacheWorker) -> None:
 
 
 class WindowPages:
-    """Which window pages a worker's sequences have, by their first page on the host: `release` does not say."""
+    """Which window pages a worker's sequences have, by their first page on the host: `release` does not say.
+
+    Under a prefix cache nobody knows which are free: those that can be found are not.
+    """
 
     def __init__(self, worker: CacheWorker) -> None:
+        self._ring = 0 if worker.cache_config.prefix_cache else worker.cache_config.window_ring
         self._held: dict[int, tuple[Int32, Int32]] = {}
         self._first: dict[int, int] = {}  # by the sequence's index
         prefill, admit, grow = worker.prefill, worker.admit, worker.grow
 
         def watched_prefill(chunks: list[PrefillChunk], *others: Any) -> Any:
             for each in chunks:
-                self._take(each.seq_index, each.host_pages, each.window_pages)
+                before = each.window_pages[: each.start // worker.cache_config.page_size]
+                self._take(each.seq_index, each.host_pages, np.concatenate((before, each.into_windows)))
             return prefill(chunks, *others)
 
         def watched_admit(admission: Admission) -> None:
@@ -114,8 +119,9 @@ class WindowPages:
 
         def watched_grow(growths: list[Growth]) -> None:
             for each in growths:
-                host, _ = self._held.get(self._first.get(each.seq_index, -1), (NO_PAGES, NO_PAGES))
-                self._take(each.seq_index, np.concatenate((host, each.host_pages)), each.window_pages)
+                host, window = self._held.get(self._first.get(each.seq_index, -1), (NO_PAGES, NO_PAGES))
+                window = np.concatenate((window[: each.start], each.window_pages))
+                self._take(each.seq_index, np.concatenate((host, each.host_pages)), window)
             grow(growths)
 
         worker.prefill = watched_prefill  # type: ignore[method-assign]
@@ -125,7 +131,7 @@ class WindowPages:
     def _take(self, seq_index: int, host: Int32, window: Int32) -> None:
         if len(host):
             self._first[seq_index] = int(host[0])
-            self._held[int(host[0])] = host, window
+            self._held[int(host[0])] = host, window[: self._ring]
 
     def freed_with(self, host_pages: Int32) -> Int32:
         """The window pages that are free when these are, a sequence's last ones on the host: int32 [n]."""

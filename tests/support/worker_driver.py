@@ -58,14 +58,16 @@ class Driver:
         self.blocks.allocate(sequence, needed)
         for start in range(0, len(tokens), cache_config.prefill_token_budget):
             part = tokens[start : start + cache_config.prefill_token_budget]
+            before, into = self.blocks.windows.enter_chunk(sequence, len(part))
             last = start + len(part) == len(tokens)
             chunk = PrefillChunk(
                 sequence.seq_index, part, start, sequence.staging_pages, sequence.host_pages, last, not sparse,
-                sequence.window_pages,
+                before, into,
             )  # fmt: skip
+            sequence.prefilled = chunk.end
             self._read(worker.prefill([chunk], greedy(int(last))))
             logits = self._logits.pop()
-        sequence.prefilled, sequence.sampled = len(tokens), 1
+        sequence.sampled = 1
         worker.admit(sequence.admission())
         self.sequences[sequence.seq_index] = sequence
         return sequence.seq_index, logits[0]

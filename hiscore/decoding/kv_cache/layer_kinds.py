@@ -39,13 +39,11 @@ def dense_layers_of(settings: CacheSettings, model: ModelShape) -> frozenset[int
     )
 
 
-def windowed_layers(settings: CacheSettings, model: ModelShape) -> frozenset[int]:
-    """Layers with a window keep no more than that, unless prompts are to be found on the host.
+def windowed_layers(model: ModelShape) -> frozenset[int]:
+    """Layers with a window keep no more than that.
 
     A sequence that is preempted keeps their tokens on the device; one that loses its host pages starts over.
     """
-    if settings.prefix_cache:
-        return frozenset()
     return frozenset(layer for layer, window in enumerate(model.windows) if window is not None)
 
 

@@ -150,6 +150,7 @@ def _plan(
             WINDOWS_PER_STREAM * memory.max_sequences * minimal.window_ring,
             int(max(of_windows, most)) // per_window_page,
         )
+        window_pages -= window_pages % (max(BLOCK, minimal.page_size) // minimal.page_size)
         free -= window_pages * per_window_page
     # As many host pages as long sequences fit the device, with all that each of them needs there.
     all_pages = memory.max_sequences * max_pages
@@ -192,8 +193,8 @@ def _minimal_shape(
     always_selected = 1 + newest_selected(selector.index_kind, ring)
     top = max(min(top_k // page_size, max_pages), always_selected)
     dense_layers = dense_layers_of(settings, model)
-    windowed = windowed_layers(settings, model)
-    window_ring = min(-(-longest_window(model, windowed) // page_size), max_pages)
+    windowed = windowed_layers(model)
+    window_ring = _ring_pages(longest_window(model, windowed), page_size, max_pages, settings.prefix_cache)
     # More than the longest sequence has pages are of no use.
     lru = max(min(settings.device_buffer_size // page_size - ring, max_pages), top)
     return CacheShape(
@@ -207,6 +208,16 @@ def _minimal_shape(
         sharing_layers=model.sharing_layers,
         prompts_in=prompt_pool(settings, model, dense_layers, windowed, page_size),
     )  # fmt: skip
+
+
+def _ring_pages(window: int, page_size: int, max_pages: int, prefix_cache: bool) -> int:
+    """Pages of a sequence in layers that keep a window only: whole blocks.
+
+    prefix_cache: The window before its newest whole block stays too, for another sequence to go on from there.
+    """
+    block = max(BLOCK, page_size)
+    blocks = -(-(window - 1) // block) + 1 if window and prefix_cache else -(-window // block)
+    return min(blocks, -(-max_pages * page_size // block)) * (block // page_size)
 
 
 def _check_memory(name: str, given: int, needed: int, tokens: int) -> None:

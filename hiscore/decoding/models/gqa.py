@@ -11,7 +11,7 @@ from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
 from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.interface import PrefillChunk
-from hiscore.decoding.worker.windows import window_slots_of
+from hiscore.decoding.worker.windows import context_slots
 from hiscore.layers.ops import Ops
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs
@@ -56,7 +56,7 @@ class GroupedModel:
 
     def prefill(self, chunks: list[PrefillChunk]) -> Tensor:
         shape = self.cache.shape
-        forward = pack_chunks(chunks, shape.page_size, shape.window_ring)
+        forward = pack_chunks(chunks, shape.page_size)
         return self._head.logits(self._runner.forward([forward]))
 
     def decode(
@@ -118,13 +118,12 @@ class CacheAttention:
         return self._ops.attend(layer, q, chosen.lists, self._batch).flatten(1)
 
 
-def pack_chunks(chunks: list[PrefillChunk], page_size: int = 1, window_ring: int = 0) -> Forward:
+def pack_chunks(chunks: list[PrefillChunk], page_size: int = 1) -> Forward:
     """Pack parts of prompts into one forward: each attends to its prompt's earlier parts and to itself.
 
     Args:
         chunks: The parts.
         page_size: Tokens per page.
-        window_ring: Pages of a sequence in windowed layers at most; 0: there are no such layers.
     """
     ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
     prompt_slots = [staging_slots(chunk.staging_pages, chunk.end) for chunk in chunks]
@@ -134,7 +133,7 @@ def pack_chunks(chunks: list[PrefillChunk], page_size: int = 1, window_ring: int
             int(end),
             slots[: chunk.start].astype(np.int64),
             slice(0, 0),
-            window_slots=window_slots_of(chunk, 0, chunk.start, page_size, window_ring),
+            window_slots=context_slots(chunk, page_size),
         )
         for chunk, end, slots in zip(chunks, ends, prompt_slots, strict=True)
     )

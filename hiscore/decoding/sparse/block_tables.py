@@ -66,8 +66,7 @@ def admit(
     device = cache.host_block_table.device
     cache.host_block_table[seq_index, : len(host_pages)] = upload(host_pages.int(), device)
     if cache.windowed:
-        of_pages = window_pages[np.arange(len(host_pages)) % shape.window_ring]
-        cache.window_block_table[seq_index, : len(host_pages)] = upload(of_pages, device)
+        cache.window_block_table[seq_index, : len(window_pages)] = upload(window_pages, device)
     cache.device_block_table[seq_index, : len(device_pages)] = upload(device_pages.int(), device)
     cache.fully_resident[seq_index].fill_(resident)
     cache.full_attention[seq_index].fill_(full_attention)
@@ -104,12 +103,8 @@ def grow(cache: KVCache, growths: Sequence[Growth]) -> None:
     host = _table_entries((each.seq_index, each.start, each.host_pages) for each in growths)
     _write_table(cache.host_block_table, host)
     if cache.windowed:
-        of_pages = (
-            each.window_pages[(each.start + np.arange(len(each.host_pages))) % cache.shape.window_ring]
-            for each in growths
-        )
-        windows = ((each.seq_index, each.start, pages) for each, pages in zip(growths, of_pages, strict=True))
-        _write_table(cache.window_block_table, _table_entries(windows))
+        windows = _table_entries((each.seq_index, each.start, each.window_pages) for each in growths)
+        _write_table(cache.window_block_table, windows)
     buffers = (
         (each.seq_index, each.start if each.spilled is None else 0, each.device_pages) for each in growths
     )

@@ -53,7 +53,10 @@ class PrefillChunk:
         host_pages: int32, the whole prompt's, in the order of positions; empty: do not offload.
         is_last: The prompt ends here; sample its last row.
         full_attention: Attend to everything, even if the checkpoint's indexer would select tokens in prefill too.
-        window_pages: As of `Admission`.
+        window_pages: int32: in windowed layers, of the pages before these tokens; those before the window may
+            hold anything.
+        into_windows: int32: in windowed layers, of the pages of these tokens. Where two have the same place, it
+            is the later one's.
     """
 
     seq_index: int
@@ -64,6 +67,7 @@ class PrefillChunk:
     is_last: bool
     full_attention: bool = False
     window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
+    into_windows: Int32 = field(default_factory=lambda: NO_PAGES)
 
     @property
     def end(self) -> int:
@@ -83,7 +87,8 @@ class Admission:
         staging_pages: int32, in the order of positions.
         full_attention: Attend to everything in sparse layers too.
         first_token: Input of its first step; None after a prefill, whose sample is still on the device.
-        window_pages: int32: its pages in windowed layers. Its page p is the (p % window_ring)-th of them.
+        window_pages: int32: in windowed layers, in the order of positions; those before the window may hold
+            anything.
     """
 
     seq_index: int
@@ -98,7 +103,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Growth:
-    """Pages that a running sequence is given before a step.
+    """Pages that a running sequence is given before a step; none but windows if it has the others already.
 
     With as many device pages as host pages it is resident as a whole. If it gets fewer for the first time, it is
     spilled: no token moves, but its device pages are numbered anew, as the LRU area and the ring.
@@ -110,7 +115,7 @@ class Growth:
         device_pages: int32, the new ones; if it is spilled, all that it has, in their new order.
         spilled: How many of its first pages are then in the LRU area, in order; None: it is not spilled.
         old_host_pages: int32 [spilled]: the host pages of these.
-        window_pages: All that it has, as of `Admission`.
+        window_pages: int32: in windowed layers, of its pages from `start` on.
     """
 
     seq_index: int

@@ -88,8 +88,6 @@ def load_parts(
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE
     staging_bytes = staging * staging_token_bytes(model_shape, dtype, shape.windowed)
     report_pools(shape, cache_config, shape.bytes(dtype), staging_bytes)
-    if any(model_shape.windows) and not shape.windowed:
-        log.info("PREFIX_CACHE is on: layers with a sliding window keep all tokens, for prompts to be found")
     progress = site.progress if site else no_progress
     if is_latent(checkpoint):
         fp8_indexer = settings.indexer_dtype == "fp8"

@@ -15,26 +15,15 @@ from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.device import upload
 
 
-def window_slots_of(chunk: PrefillChunk, start: int, end: int, page_size: int, ring: int) -> Int64:
-    """Slots of a prompt's tokens [start, end) in windowed layers: two tokens a ring apart have the same.
-
-    Args:
-        chunk: Any part of the prompt.
-        start: First position.
-        end: The position after the last one.
-        page_size: Tokens per page.
-        ring: Pages of a sequence at most; 0: there are no such layers.
-
-    Returns:
-        int64 [n]; empty without such layers.
-    """
-    positions = np.arange(start, end if ring else start)
-    pages = chunk.window_pages[positions // page_size % ring] if ring else positions
-    return pages.astype(np.int64) * page_size + positions % page_size
+def context_slots(chunk: PrefillChunk, page_size: int) -> Int64:
+    """Slots of what is before a part of a prompt in windowed layers: int64 [start], or [0] without such layers."""
+    positions = np.arange(chunk.start if len(chunk.window_pages) else 0)
+    slots: Int64 = chunk.window_pages[positions // page_size].astype(np.int64) * page_size
+    return slots + positions % page_size
 
 
 def keep_windows(ops: CacheOps, shape: CacheShape, chunks: list[PrefillChunk], device: torch.device) -> None:
-    """Move what a prefill has computed to its sequences' pages in windowed layers, as much as these hold.
+    """Move what a prefill has computed to its sequences' pages in windowed layers.
 
     Args:
         ops: Launches the copy.
@@ -44,13 +33,16 @@ def keep_windows(ops: CacheOps, shape: CacheShape, chunks: list[PrefillChunk], d
     """
     if not shape.windowed:
         return
-    held, first_row = shape.window_ring * shape.page_size, shape.window_pages * shape.page_size
-    ends = first_row + np.cumsum([len(chunk.tokens) for chunk in chunks])
-    kept = [min(len(chunk.tokens), held) for chunk in chunks]
-    rows = [np.arange(end - count, end) for end, count in zip(ends.tolist(), kept, strict=True)]
-    slots = [
-        window_slots_of(chunk, chunk.end - count, chunk.end, shape.page_size, shape.window_ring)
-        for chunk, count in zip(chunks, kept, strict=True)
-    ]
-    from_slots, to_slots = (np.concatenate(each).astype(np.int32) for each in (rows, slots))
-    ops.keep_windows(upload(from_slots, device), upload(to_slots, device))
+    to_slots = np.concatenate([_slots_of(chunk, shape.page_size) for chunk in chunks])
+    # The last row that has a slot keeps it: rows before it are out of the window, or nobody's any more.
+    kept, last = np.unique(to_slots[::-1], return_index=True)
+    rows = shape.window_pages * shape.page_size + len(to_slots) - 1 - last
+    ops.keep_windows(upload(rows.astype(np.int32), device), upload(kept.astype(np.int32), device))
+
+
+def _slots_of(chunk: PrefillChunk, page_size: int) -> Int64:
+    """Where the tokens of a part of a prompt go in windowed layers: int64 [n]."""
+    positions = np.arange(chunk.start, chunk.end)
+    pages = chunk.into_windows[positions // page_size - chunk.start // page_size]
+    slots: Int64 = pages.astype(np.int64) * page_size
+    return slots + positions % page_size

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.block_manager import BlockManager, staging_pages_in
+from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.block_pool import BlockPool
 from hiscore.decoding.page_needs import NOTHING, PagesNeeded, check_fits, pages_needed
 from hiscore.decoding.prefix_cache import PrefixCache
+from hiscore.decoding.prompt_pages import staging_pages_in
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
@@ -186,7 +187,7 @@ def test_blocks_that_are_copied_are_held_until_they_are_in_staging(ends: str) ->
     """Whoever computed them may end before that: nobody else may have them then."""
     config = replace(TINY, prefix_cache=True, host_pages=12)
     blocks = BlockManager(config)
-    cache = PrefixCache(blocks.host, config)
+    cache = PrefixCache(blocks.host, blocks.windows, config)
     first, second = started(20), started(20)
     for each in (first, second):
         found, needed = cache.take(each), pages_needed(each.call, 20, config)

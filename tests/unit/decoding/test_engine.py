@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hiscore.decoding import block_manager
 from hiscore.decoding import engine as engine_module
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Status
+from hiscore.decoding.window_pool import WindowPool
+from hiscore.decoding.windows import Windows
 from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.interface import NOT_FINITE, DecodeBatch
 from hiscore.errors import Code, RequestError
@@ -101,7 +102,7 @@ def assert_all_is_free(engine: DecodeEngine, worker: HashWorker) -> None:
     assert not worker.sequences
     assert not worker.kept
     pools = engine._scheduler.blocks
-    every = (pools.seq_indices, pools.host, pools.device, pools.staging, pools.window)
+    every = (pools.seq_indices, pools.host, pools.device, pools.staging, pools.windows.pool)
     assert [pool.num_used for pool in every] == [0] * 5
     assert engine._scheduler.idle
     assert not engine._live
@@ -163,9 +164,12 @@ def join_and_leave(
     caching: bool,
 ) -> None:
     """Each call arrives after a number of steps, and may be cancelled some steps later."""
-    # Layers keep a window only where no prompts are to be found.
-    caching = caching and "window_ring" not in kind
-    worker = HashWorker(replace(TINY, **kind, prefill_token_budget=chunk, prefix_cache=caching), delay)
+    cache_config = replace(TINY, **kind, prefill_token_budget=chunk, prefix_cache=caching)
+    if caching and cache_config.window_ring:
+        # The window before a sequence's last whole block, and that block.
+        blocks = 1 - (1 - cache_config.window) // cache_config.block_tokens
+        cache_config = replace(cache_config, window_ring=blocks * cache_config.block_pages)
+    worker = HashWorker(cache_config, delay)
     callers = Callers()
     names = [Caller(name) for name in range(len(calls))]
     arrivals = sorted(range(len(calls)), key=lambda i: calls[i][1])
@@ -699,7 +703,7 @@ def test_blocks_are_taken_from_a_sequence_only_if_its_window_is_still_there(
 ) -> None:
     """spoiled: the control; a sequence goes back to where newer tokens have taken the place of its window."""
     if spoiled:
-        monkeypatch.setattr(block_manager, "has_window", lambda *going_back: True)
+        monkeypatch.setattr(Windows, "has", lambda *going_back: True)
     kind = {"dense": True, "window_pages": 30, "window_ring": 3, "window": 10, "host_pages": 40}
     worker, callers = HashWorker(replace(TINY, **kind), delay=3), Callers()
     # The second ends when the newest has given up a block.
@@ -719,6 +723,68 @@ def test_blocks_are_taken_from_a_sequence_only_if_its_window_is_still_there(
         assert "not the window before a token" in worker.violations
     else:
         run()
+
+
+WINDOWS = {"dense": True, "window_pages": 12, "window_ring": 4, "window": 10, "prefix_cache": True}
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_sequences_that_begin_alike_share_windows_and_do_not_write_to_them(
+    spoiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """spoiled: the control; a sequence that goes on writes to blocks that others see."""
+    if spoiled:
+        monkeypatch.setattr(WindowPool, "is_named", lambda pool, block: False)
+    worker, callers = HashWorker(replace(TINY, **WINDOWS), delay=3), Callers()
+    calls = {Caller(i): call([*range(40 - 5 * i), i], 30, ignore_eos=True) for i in range(7)}
+    first, *others = calls
+
+    def begin(caller: Any) -> None:
+        """The others come with the first one's first token, so that they run beside it."""
+        while others:
+            name = others.pop()
+            engine.submit(calls[name], name)
+
+    callers.hook = begin
+    with suppress(AssertionError), running(worker, callers, quantum=0) as engine:
+        engine.submit(calls[first], first)
+        callers.wait(lambda: len(callers.ends) == len(calls))
+        assert engine.stats().prefix_hits > 0
+    assert spoiled == any(each.startswith("not the window before") for each in worker.violations)
+    if not spoiled:
+        assert_all_is_free(engine, worker)
+        for name, wanted in calls.items():
+            assert_as_alone(callers, name, wanted)
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_prefix_is_used_as_far_as_the_window_before_its_end_is_there(
+    spoiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """spoiled: the control; windows are taken for there that are not."""
+    if spoiled:
+        monkeypatch.setattr(WindowPool, "longest_with_window", lambda pool, names, blocks: len(names))
+        monkeypatch.setattr(WindowPool, "find", _anything)
+    worker, callers = HashWorker(replace(TINY, **WINDOWS)), Callers()
+    # The second takes the first blocks that the first has left behind, of ten; the third would need them.
+    prompts = ([*range(41)], [50] * 21, [*range(13)], [*range(41)])
+    calls = {Caller(i): call(prompt, 2, ignore_eos=True) for i, prompt in enumerate(prompts)}
+    found = []
+    with suppress(AssertionError), running(worker, callers, quantum=0) as engine:
+        for count, (name, wanted) in enumerate(calls.items(), start=1):
+            before = engine.stats().cached_tokens
+            engine.submit(wanted, name)
+            callers.wait(lambda count=count: len(callers.ends) == count)  # type: ignore[misc]
+            found.append(engine.stats().cached_tokens - before)
+    assert spoiled == any(each.startswith("not the window before") for each in worker.violations)
+    if not spoiled:
+        assert_all_is_free(engine, worker)
+        assert found == [0, 0, 0, 40]
+
+
+def _anything(pool: WindowPool, names: Any) -> Any:
+    """What can be found under some names, and any block under the others."""
+    return np.array([pool._published.get(name, 0) for name in names], np.int32)
 
 
 class GatedGrammar:

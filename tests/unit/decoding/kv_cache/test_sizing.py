@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hiscore.decoding.kv_cache import sizing
 from hiscore.decoding.kv_cache.model_shape import ModelShape
+from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.sizing import (
     CONTEXT_PAGE,
     SHORTEST,
@@ -219,19 +221,36 @@ GIB = 2**30
     ],
 )
 def test_layers_with_a_window_keep_no_more_than_that(
-    selector: str, device: int, before: tuple[int, int], now: tuple[int, int], windows: int
+    selector: str,
+    device: int,
+    before: tuple[int, int],
+    now: tuple[int, int],
+    windows: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Gemma 3 12B with 6 GiB (about a quarter of a GPU of 24 GB) or 18 GiB (80 GB), and 40 GiB of the host.
 
     before, now: the longest context, and tokens of the dense layers or of the buffers. Before, layers with a
-    window kept everything, as they do where prompts are to be found on the host.
+    window kept everything.
     """
-    for prefix_cache, expected in ((True, before), (False, now)):
+
+    def plan(prefix_cache: bool = False) -> tuple[CacheShape, CacheConfig, tuple[int, int]]:
         settings = CacheSettings(selector=selector, prefix_cache=prefix_cache)
         memory = MemoryBudget(40 * GIB, device * GIB, 64)
         shape, cache_config = plan_cache(settings, GEMMA_3_12B, memory, torch.bfloat16, 4_096)
         held = shape.host_pages if selector == "dense" else shape.device_pages
-        assert (cache_config.context_length, held * shape.page_size) == expected
+        return shape, cache_config, (cache_config.context_length, held * shape.page_size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sizing, "windowed_layers", lambda model: frozenset())
+        assert plan()[2] == before
+    # For prompts to be found, a window takes a block more.
+    found_again, _, tokens = plan(prefix_cache=True)
+    assert found_again.window_ring == 33
+    assert tokens[0] == now[0]
+    assert abs(tokens[1] - now[1]) < 1_024
+    shape, cache_config, tokens = plan()
+    assert tokens == now
     sizes = shape.bytes(torch.bfloat16)
     # 4 KiB for a key, and as much for a value, in each layer.
     assert sizes["host_kv"] == shape.host_pages * shape.page_size * 8 * 8 * 1_024

@@ -15,7 +15,7 @@ from tests.support.decoding import build, prompt
 
 # Family, tokens selected, tokens in the buffer.
 SETTINGS = {
-    "dense": ("mistral", 16, 24),
+    "dense": ("llama-biased", 16, 24),
     "quest": ("qwen3", 96, 96),
     "exact": ("llama-biased", 16, 24),
     "dsa": ("glm-shared", 16, 24),

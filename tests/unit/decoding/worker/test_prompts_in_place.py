@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.decoding import block_manager
+from hiscore.decoding import prompt_pages
 from hiscore.decoding.kv_cache import sizing
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decoding import CONTEXT, build, checkpoint, prompt
@@ -68,9 +68,9 @@ def test_in_place_has_the_bits_of_a_staging_pool(
     assert all(each.isfinite().all() for each in expected)
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
     # The control: tokens that are prefilled elsewhere are not there.
-    right = block_manager.staging_pages_in
+    right = prompt_pages.staging_pages_in
     monkeypatch.setattr(
-        block_manager, "staging_pages_in", lambda pages, config: np.roll(right(pages, config), 1)
+        prompt_pages, "staging_pages_in", lambda pages, config: np.roll(right(pages, config), 1)
     )
     damaged = make()
     damaged._ops.fill_buffer = lambda *tokens: None  # type: ignore[method-assign]
@@ -89,13 +89,10 @@ def test_staging_is_memory_that_the_cache_has_anyway(path: Any) -> None:
     assert dense._model.staging.data_ptr() == dense._cache.dense_kv.data_ptr()
 
 
-@pytest.mark.parametrize(("family", "selector"), [("gemma3", "auto"), ("qwen3", "quest"), ("qwen3", "exact")])
-def test_where_one_number_is_not_enough_staging_is_a_pool_of_its_own(
-    path: Any, family: str, selector: str
-) -> None:
-    """Layers that keep everything behind others; buffers that are for selected pages alone; pages of one token."""
-    # Where prompts are to be found, layers with a window keep everything, too.
-    worker = build(path(family), selector, *FEW, prefix_cache=family == "gemma3")
+@pytest.mark.parametrize("selector", ["quest", "exact"])
+def test_where_one_number_is_not_enough_staging_is_a_pool_of_its_own(path: Any, selector: str) -> None:
+    """Buffers that are for selected pages alone; pages of one token."""
+    worker = build(path("qwen3"), selector, *FEW)
     assert worker.cache_config.prompts_in == "staging"
     assert worker.cache_config.staging_pages * 16 == worker.cache_config.context_length
     assert worker._cache.staging is None

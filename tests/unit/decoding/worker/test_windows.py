@@ -59,7 +59,8 @@ def test_beyond_a_window_tokens_are_transformers(path: Any, family: str, selecto
     """Sequences of five windows, of one and less; what a selector has is enough for all of them."""
     directory = path(f"{family}@{WINDOW}")
     worker = build(directory, selector, 224, 256, dense_layers=4)
-    assert worker._cache.shape.window_ring == -(-WINDOW // worker.cache_config.page_size)
+    # Whole blocks of 32.
+    assert worker._cache.shape.window_ring * worker.cache_config.page_size == 64
     error, _ = largest_error(worker, DecodeTruth(directory, torch.float32), lengths=(200, 7, 33))
     assert error < SINGLE
 
@@ -84,7 +85,8 @@ def test_control_a_prompt_that_does_not_reach_its_window_is_seen(
 
     def kept(ops: Any, shape: Any, chunks: Any, staging: Any) -> None:
         if mutation == "kept too late":
-            right(ops, shape, [replace(each, start=each.start + 1) for each in chunks], staging)
+            late = [replace(each, start=each.start + 1, tokens=each.tokens[:-1]) for each in chunks]
+            right(ops, shape, late, staging)
 
     monkeypatch.setattr(worker_module, "keep_windows", kept)
     directory = path(f"gemma3@{WINDOW}")
@@ -123,11 +125,19 @@ def test_with_pages_for_few_windows_sequences_give_theirs_up_and_start_over(path
     assert preemptions > 0
 
 
-def test_prompts_that_are_to_be_found_keep_all_of_their_layers() -> None:
-    model = ModelShape(2, 2, 32, (5, None, 5, None), CONTEXT)
+@pytest.mark.parametrize(
+    ("window", "without", "caching"), [(1, 1, 1), (5, 1, 2), (33, 2, 2), (64, 2, 3), (65, 3, 3), (66, 3, 4)]
+)
+def test_prompts_that_are_to_be_found_keep_the_window_before_their_last_whole_block(
+    window: int, without: int, caching: int
+) -> None:
+    """In blocks of 32: the token behind a block sees window - 1 of those before."""
+    model = ModelShape(2, 2, 32, (window, None, window, None), CONTEXT)
     memory = sizing.MemoryBudget(2**31, 2**31, 4)
-    for caching, windowed in ((False, {0, 2}), (True, set())):
-        settings = sizing.CacheSettings(selector="quest", prefix_cache=caching)
-        shape, cache_config = sizing.plan_cache(settings, model, memory, torch.float32, 24)
-        assert shape.windowed == windowed
-        assert bool(cache_config.window_ring) == bool(shape.window_pages) == (not caching)
+    for prefix_cache, blocks in ((False, without), (True, caching)):
+        for selector in ("quest", "exact"):
+            settings = sizing.CacheSettings(selector=selector, prefix_cache=prefix_cache)
+            shape, cache_config = sizing.plan_cache(settings, model, memory, torch.float32, 24)
+            assert shape.windowed == {0, 2}
+            assert cache_config.window_ring == blocks * cache_config.block_pages
+            assert cache_config.window_pages % cache_config.block_pages == 0
