@@ -107,7 +107,7 @@ class ScoreClient:
             raw_logits: Return the labels' logits; not with ``apply_softmax``.
             timeout: Seconds for the whole call, all chunks and retries included; None: no limit.
             request_id: Identifies the call in the server's log; by default a new one.
-            priority: Passed on to Triton; hiscore's own queues are first in, first out.
+            priority: Passed on to Triton; hiscore's own queues ignore it.
             on_progress: Called with the number of items done whenever it grows.
 
         Raises:

@@ -11,7 +11,8 @@ from hiscore.decoding.worker.cache_config import CacheConfig
 
 
 class Starving:
-    """Takes room from those that can spare it, and lends what is kept for others in vain."""
+    """Preempts sequences for ones that have waited too long, and lets others use what is kept for one that cannot
+    start anyway."""
 
     def __init__(
         self, queues: Queues, blocks: BlockManager, room: Room, patience: Patience, cache_config: CacheConfig

@@ -1,4 +1,4 @@
-"""Mixture of experts without a word from the host: pairs of a token and one of its experts, sorted by expert.
+"""Mixture of experts without waiting for the host: pairs of a token and one of its experts, sorted by expert.
 
 Every shape follows from the number of tokens alone, so that a CUDA graph may hold it all. A tile of pairs belongs
 to one expert. No pair's result depends on other pairs: what shares its tile changes no sum and no order of sums.

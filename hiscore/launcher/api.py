@@ -97,7 +97,7 @@ class Api:
                 code = self._popen.poll()
                 self.stop()
                 reason = "did not answer in time" if code is None else f"stopped with exit code {code}"
-                raise LaunchError(f"the HTTP API {reason}; its last words are above (API_PORT= starts none)")
+                raise LaunchError(f"the HTTP API {reason}; see its log above (API_PORT= starts none)")
             time.sleep(POLL_SECONDS)
 
     def watch(self) -> None:

@@ -23,7 +23,7 @@ from hiscore.settings import CANARY_ID
 
 log = logging.getLogger(__name__)
 
-# What Triton answers for a model whose process does not even beat its heart: there is nothing to wait for.
+# What Triton answers for a model whose process sends no signs of life: there is nothing to wait for.
 NOT_HEALTHY = re.compile(r"Stub process.* is not healthy")
 
 

@@ -53,7 +53,7 @@ class Stubs:
     def fault(self) -> str:
         """What is wrong with them, as of the last `look`; empty if nothing is."""
         for pid, end in self._lost.items():
-            return f"the process of {self._name(pid)} {end}; its last words are above"
+            return f"the process of {self._name(pid)} {end}; see its log above"
         for pid, since in self._stopped.items():
             if self._clock() - since >= STOPPED_TOO_LONG_S:
                 return f"the process of {self._name(pid)} has been stopped by a signal: it answers no calls"

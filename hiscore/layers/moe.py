@@ -1,7 +1,7 @@
 """Mixture of experts: a router sends each token to a few of many MLPs, whose outputs are added up by its weights.
 
 One layer for all families; `weights.Routing` says in what they differ. On the CPU the experts are computed one by
-one, each for the tokens that chose it; on CUDA by `moe_triton`, without a word from the host.
+one, each for the tokens that chose it; on CUDA by `moe_triton`, without waiting for the host.
 """
 
 import torch

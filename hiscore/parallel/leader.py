@@ -166,7 +166,7 @@ class Ranks(Leader):
         try:
             failed = self._channels[rank - 1].recv()
         except (EOFError, OSError):
-            failed = "it has died; its last words are above"
+            failed = "it has died; see its log above"
         return f"rank {rank} of {self.rank.shard.ranks}: {failed}" if failed else ""
 
     def _lost(self, what: str) -> None:

@@ -39,7 +39,7 @@ ALIGN = 4
 
 
 def pad_scored(rows: Int64) -> Int32:
-    """The rows to read, and row 0 again and again: at least `MIN_ROWS`, unless there are none."""
+    """The rows to read, padded with row 0 to at least `MIN_ROWS`, unless there are none."""
     padded = np.zeros(max(-(-len(rows) // SCORED_STEP) * SCORED_STEP, MIN_ROWS) if len(rows) else 0, np.int32)
     padded[: len(rows)] = rows
     return padded

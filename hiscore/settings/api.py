@@ -37,7 +37,7 @@ class ApiSettings(Settings):
     api_keys_file: Path | None = Field(
         default=None, description="file with one API key a line: callers must send one. Not set: no keys"
     )
-    api_docs: bool = Field(default=False, description="serve `/docs`, a page that shows `/openapi.json`")
+    api_docs: bool = Field(default=False, description="serve `/docs`, a page that links to `/openapi.json`")
     api_max_body_bytes: PositiveInt = Field(
         default=32 * 2**20, description="bytes of a request's body, after decompression"
     )
@@ -54,7 +54,7 @@ class ApiSettings(Settings):
     prompt_template: str = Field(
         default="",
         description="how rerank requests become prompts: the name of a built-in template "
-        "(docs/api.md lists them) or the path of a Jinja file. Not set: chosen by the checkpoint",
+        "([templates](api/rerank.md#templates)) or the path of a Jinja file. Not set: chosen by the checkpoint",
     )
     prompt_labels: str = Field(
         default="",

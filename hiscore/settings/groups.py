@@ -139,7 +139,7 @@ class ScoringSettings(Settings):
         default=None,
         ge=0,
         description="prefix cache: keys and values of recent queries, on each GPU of a scorer instance; 0: none. "
-        "Not set: 1 GiB, at most an eighth of its memory. The pool is larger where a call that takes several "
+        "Not set: 1 GiB, at most an eighth of its free memory. The pool is larger where a call that takes several "
         "forwards needs it ([memory](memory.md))",
     )
 
@@ -176,8 +176,8 @@ class CacheSettings(ContextLimit):
     )
     quest_dense_layers: NonNegativeInt = Field(
         default=2,
-        description="with `SELECTOR=quest`, the first layers that attend to everything and stay on the device "
-        "as a whole ([what fewer cost](decoding.md#memory))",
+        description="under `SELECTOR=quest` and `auto`, the first layers that attend to everything and stay on "
+        "the device as a whole ([what fewer cost](decoding.md#memory))",
     )
     indexer_prefill: IndexerPrefill = Field(
         default="torch",
@@ -217,7 +217,7 @@ class CacheSettings(ContextLimit):
         default=0, description="KV pool on the device; 0: from the device's memory"
     )
     max_streams: NonNegativeInt = Field(
-        default=0, description="sequences that run at once; 0: from the memory"
+        default=0, description="sequences that run at once; 0: 64 on a GPU, 32 on a CPU"
     )
 
     @field_validator("device_buffer_size")
@@ -234,6 +234,6 @@ class CacheSettings(ContextLimit):
         top_k = info.data.get("sparse_top_k", ring)
         if info.data.get("selector") != "dense" and info.data.get("backup") == "ring" and ring > top_k:
             raise ValueError(
-                f"must be at most SPARSE_TOP_K, which is {top_k}: the newest are always selected"
+                f"must be at most SPARSE_TOP_K, which is {top_k}: the newest always take room in the buffer"
             )
         return ring

@@ -100,7 +100,10 @@ class TraceSettings(LogSettings):
 class TritonBatching(QueueSettings):
     """How Triton hands calls over."""
 
-    max_batch_calls: PositiveInt = Field(default=64, description="calls that Triton hands to a model at once")
+    max_batch_calls: PositiveInt = Field(
+        default=64,
+        description="calls that Triton hands to a model at once; to each of several scorer instances at most 8",
+    )
 
 
 class Wakefulness(Settings):
