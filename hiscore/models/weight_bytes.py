@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from hiscore.models.quantization.schemes import gptq_rules
 from hiscore.models.weight_files import weight_files
 
 NUMBER_BYTES = {
@@ -75,8 +76,9 @@ def _stored_bits(quantised: dict[str, Any]) -> int:
     """Bits of a quantised weight in the file."""
     groups = (quantised.get("config_groups") or {}).values()
     bits = [(group.get("weights") or {}).get("num_bits") for group in groups if isinstance(group, dict)]
+    bits += [own.get("bits") for own in gptq_rules(quantised).values() if own is not None]
     of_method = BITS.get(str(quantised.get("quant_method")), 8)
-    return int(quantised.get("bits") or min(filter(None, bits), default=of_method))
+    return int(min(filter(None, [quantised.get("bits"), *bits]), default=of_method))
 
 
 def _tensors(checkpoint: Path) -> Iterator[tuple[str, str, list[int]]]:

@@ -1,5 +1,6 @@
 """`quant_method: gptq`: integer weights of AutoGPTQ and GPTQModel, with or without activation order."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hiscore.models.quantization.base import Format
+from hiscore.models.quantization.schemes import gptq_rules
 from hiscore.models.quantization.unpacking import scale, unpack
 
 
@@ -26,10 +28,18 @@ class Gptq(Format):
         super().__init__(quantised)
         self._bits = int(quantised["bits"])
         layout = quantised.get("checkpoint_format") or quantised.get("format") or "gptq"
+        self._rules = gptq_rules(quantised)
         self._subtracted = 0 if str(layout).lower() == "gptq_v2" else 1
 
+    def is_excluded(self, module: str) -> bool:
+        return self._own(module) is None or super().is_excluded(module)
+
+    def _own(self, module: str) -> Mapping[str, Any] | None:
+        """A module's own settings; None: it is left unquantised."""
+        return next((own for pattern, own in self._rules.items() if re.match(pattern, module)), {})
+
     def dequantise(self, module: str, parts: Mapping[str, Tensor]) -> Tensor:
-        bits, scales = self._bits, parts["scales"]
+        bits, scales = int((self._own(module) or {}).get("bits", self._bits)), parts["scales"]
         values = unpack(parts["qweight"].t(), bits).t()
         zeros = (unpack(parts["qzeros"], bits) + self._subtracted) & (2**bits - 1)
         if (of_group := parts.get("g_idx")) is not None and not _in_order(of_group, len(scales)):

@@ -3,6 +3,7 @@
 Nothing here imports torch: the launcher applies these rules before anything heavy is loaded.
 """
 
+import re
 from collections.abc import Callable
 
 from hiscore.models.rules import Config
@@ -73,9 +74,30 @@ def _gptq(quantised: Config) -> str | None:
     layout = str(quantised.get("checkpoint_format") or quantised.get("format") or "gptq").lower()
     if layout not in ("gptq", "gptq_v2"):
         return f"the '{layout}' layout"
-    if quantised.get("dynamic"):
-        return "settings of their own for some modules (dynamic)"
-    return None if quantised.get("bits") in (4, 8) else f"{quantised.get('bits')} bits"
+    rules = gptq_rules(quantised)
+    for pattern in rules:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            return f"the expression '{pattern}' in dynamic: {error}"
+    own = [each for each in rules.values() if each is not None]
+    for bits in (quantised.get("bits"), *(each["bits"] for each in own if "bits" in each)):
+        if bits not in (4, 8):
+            return f"{bits} bits"
+    return None
+
+
+def gptq_rules(quantised: Config) -> dict[str, Config | None]:
+    """What GPTQModel's `dynamic` says of some modules: by expressions of which the first that matches counts.
+
+    Returns:
+        Settings that replace those of all; None: the modules are left unquantised.
+    """
+    rules = quantised.get("dynamic") or {}
+    return {
+        pattern.removeprefix("+:").removeprefix("-:"): None if pattern.startswith("-:") else dict(own or {})
+        for pattern, own in rules.items()
+    }
 
 
 def _mxfp4(quantised: Config) -> str | None:

@@ -37,7 +37,8 @@ def test_weights_that_are_not_quantised_are_served() -> None:
         ({"quant_method": "awq", "bits": 8}, "awq with 8 bits"),
         ({"quant_method": "gptq", "bits": 3}, "gptq with 3 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq with the 'marlin' layout"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}}, "dynamic"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 3}}}, "gptq with 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, r"the expression '\(' in dynamic"),
         (compressed("nvfp4-pack-quantized", num_bits=4), "float weights of 4 bits in format 'nvfp4"),
         (
             compressed("pack-quantized", type="int", num_bits=3),

@@ -218,6 +218,30 @@ def test_zero_points_that_do_not_fit_are_refused_by_name(scheme: str, part: str,
         CheckpointTensors(checkpoint, CPU).read(NAME)
 
 
+def test_gptq_may_have_rules_for_some_modules(tmp_path: Path) -> None:
+    config = {"quant_method": "gptq", "bits": 8, "group_size": quantised.GROUP}
+    left, others = "-:.*\\.layers\\.1\\.self_attn", "+:model"
+    rules = {left: {}, others: {"bits": 4}}
+    scheme = quantised.Scheme({**config, "dynamic": rules}, quantised.gptq)
+    dense = tiny_models.make("llama", tmp_path / "dense")
+    checkpoint = quantised.make(dense, scheme, tmp_path / "quantised", ("layers.1.self_attn",))
+    call = random_tokens(np.random.default_rng(0), 13, [1, 7, 20, 3], VOCABULARY)
+    (found,) = score(Scorer(checkpoint, "cpu", "float32", 4_096), [call], ScoreOptions())
+    check(found, truth_of(dense).scores(call.query, call.items, LABELS), over_vocabulary=True)
+    # The controls: without the bits of its own, and where the first rule that matches is another.
+    path = checkpoint / "config.json"
+    refused = (
+        ({left: {}}, "zero points do not fit"),
+        ({"-:.*layers": {}, **rules}, "leaves .* unquantised, but"),
+    )
+    for changed, says in refused:
+        whole = json.loads(path.read_text())
+        whole["quantization_config"]["dynamic"] = changed
+        path.write_text(json.dumps(whole))
+        with pytest.raises(UnsupportedCheckpoint, match=says):
+            Scorer(checkpoint, "cpu", "float32", 4_096)
+
+
 def test_scales_of_a_quantised_cache_are_left_out(tmp_path: Path) -> None:
     checkpoint, _ = written("compressed-fp8-tensor", tmp_path)
     file = checkpoint / "model.safetensors"
