@@ -1,5 +1,6 @@
 """Work of ranks that decode, in tests."""
 
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from hiscore.decoding.kv_cache.cache import HostMemoryRefused, KVCache
 from hiscore.decoding.worker import parts
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.parallel_worker import PLACE
+from hiscore.errors import Code, RequestError
 from hiscore.parallel.rank import Rank
 from tests.support.decoding import build
 from tests.support.late_copies import LateCopies
@@ -135,3 +137,19 @@ def spoil_what_is_kept(rank: Rank, which: int) -> None:
             fetch(prefix, **options)
 
         worker.fetch = spoil
+
+
+def fail_to_sample(rank: Rank, which: tuple[int, ...], at: int) -> None:
+    """Some ranks have no memory to sample the first row of a launch, counted from now on."""
+    if rank.shard.rank in which:
+        sampler = rank.held[PLACE]._sampler
+        sample, numbers = sampler.sample, count()
+
+        def lack(logits: torch.Tensor, *arguments: Any) -> Any:
+            ids, reported, failed = sample(logits, *arguments)
+            if next(numbers) == at and len(ids):
+                failed = {**failed, 0: RequestError("there is no memory left", Code.UNAVAILABLE)}
+                ids[0] = (ids[0] + 1) % logits.shape[1]
+            return ids, reported, failed
+
+        sampler.sample = lack

@@ -7,6 +7,9 @@ All ranks get the same calls in the same order, and sample from the same logits.
 its next step are the same, and only the first rank reads them. Each rank copies to its own part of the host pool,
 in the order of its own schedule, whatever the other ranks' copies are doing. It reads heads there by itself.
 Latents all ranks read together: they exchange them on their COMPUTE queues, in one order.
+
+A sequence that fails on the first rank, for want of memory to sample its row for one, fails by itself. If it fails
+on another rank alone, that rank would go on with other tokens than the rest: it ends, and the instance with it.
 """
 
 import time
@@ -30,6 +33,8 @@ from hiscore.parallel.rank import Leader, Rank
 
 PLACE = "worker"
 """Where a rank holds its own `Worker`."""
+FAILED = "failed sequences"
+"""Where a rank other than the first holds the indices of those that failed in its last launch."""
 POLL_S = 1e-4
 
 
@@ -40,6 +45,7 @@ class ParallelWorker(Worker):
         self._leader = leader
         self._own = worker_of(leader.rank)
         self.cache_config = self._own.cache_config
+        self._failed: frozenset[int] = frozenset()
 
     def prefill(self, chunks: list[PrefillChunk], sampling: SamplingBatch) -> PendingForward:
         pending: PendingForward = self._everywhere("prefill", chunks, sampling)
@@ -69,7 +75,9 @@ class ParallelWorker(Worker):
         self._leader.do(partial(release, arguments=(seq_index, host_pages, device_pages)))
 
     def _everywhere(self, method: str, *arguments: Any) -> Any:
-        return self._leader.do(partial(call, method=method, arguments=arguments))
+        result = self._leader.do(partial(call, method=method, arguments=arguments, failed=self._failed))
+        self._failed = _failed_in(result)
+        return result
 
 
 def worker_of(rank: Rank) -> Worker:
@@ -78,9 +86,28 @@ def worker_of(rank: Rank) -> Worker:
     return worker
 
 
-def call(rank: Rank, method: str, arguments: Sequence[Any]) -> Any:
-    """Work: a method of each rank's worker."""
-    return getattr(worker_of(rank), method)(*arguments)
+def call(rank: Rank, method: str, arguments: Sequence[Any], failed: frozenset[int]) -> Any:
+    """Work: a method of each rank's worker.
+
+    Args:
+        rank: One of them.
+        method: Its name.
+        arguments: Its arguments.
+        failed: Indices of the sequences that failed in the first rank's last launch.
+
+    Raises:
+        RuntimeError: Another sequence failed in this rank's.
+    """
+    if alone := rank.held.pop(FAILED, frozenset()) - failed:
+        raise RuntimeError(f"sequences {sorted(alone)} have failed on this rank and not on the first")
+    result = getattr(worker_of(rank), method)(*arguments)
+    if rank.shard.rank:
+        rank.held[FAILED] = _failed_in(result)
+    return result
+
+
+def _failed_in(launched: PendingForward | None) -> frozenset[int]:
+    return frozenset(launched.failures) if launched is not None else frozenset()
 
 
 def fetch(rank: Rank, prefix: Prefix) -> None:
