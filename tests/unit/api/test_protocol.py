@@ -23,6 +23,7 @@ from tests.unit.api.conftest import MakeClient, MakeSettings
 pytestmark = pytest.mark.slow
 
 JSON = "Content-Type: application/json"
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 HEADER_TIMEOUT_S = 1
 # A reset may overtake the answer.
 REFUSED = [b"400", b""]
@@ -109,6 +110,54 @@ def test_large_headers_are_refused(address: tuple[str, int]) -> None:
     many = b"".join(b"X-%d: a\r\n" % number for number in range(20_000))
     for headers, answers in ((long[-MAX_HEADER_BYTES // 2 :], [b"200"]), (long, REFUSED), (many, REFUSED)):
         assert ask(address, head[0] + b"\r\nX:" + headers + head[2])[9:12] in answers
+
+
+def in_chunks(path: str, body: object, trailers: bytes = b"") -> bytes:
+    content = json.dumps(body).encode()
+    lines = (f"POST {path} HTTP/1.1", JSON, "Connection: close", "Transfer-Encoding: chunked", "", "")
+    return "\r\n".join(lines).encode() + b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(content), content, trailers)
+
+
+def test_large_trailers_are_refused(address: tuple[str, int]) -> None:
+    long = b"X-Long: " + b"a" * 16 * MAX_HEADER_BYTES + b"\r\n"
+    many = b"X-Many: a\r\n" * MAX_HEADER_BYTES
+    for trailers in (long, many):
+        assert ask(address, in_chunks(*CASES[0], trailers))[9:12] in REFUSED
+    for trailers in (b"", b"X-Short: a\r\n"):
+        assert ask(address, in_chunks(*CASES[0], trailers)).startswith(b"HTTP/1.1 200")
+    # The control: a body in chunks may be as large, and each chunk may come by itself.
+    path, body = CASES[0]
+    assert ask(address, in_chunks(path, {**body, "user": "a" * 16 * MAX_HEADER_BYTES})).startswith(
+        b"HTTP/1.1 200"
+    )
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+@pytest.mark.parametrize("pieces", [1, 2, 40])
+def test_an_offer_to_upgrade_is_ignored(address: tuple[str, int], protocol: str, pieces: int) -> None:
+    offer = OFFER.replace(b"h2c", protocol.encode())
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+        for path, body in CASES[:2]:
+            request = good(path, body).replace(b"Connection: close\r\n", offer)
+            assert offer in request
+            size = -(-len(request) // pieces)
+            for start in range(0, len(request), size):
+                connection.sendall(request[start : start + size])
+                time.sleep(0.001)
+            answer = connection.recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            assert b"upgrade" not in answer.lower()
+    # Without a body, in chunks, one after the other in one piece, and as the last request of a connection.
+    plain = b"GET /v1/models HTTP/1.1\r\n" + offer + b"\r\n"
+    chunked = in_chunks(*CASES[0]).replace(b"Connection: close\r\n", offer)
+    last = chunked.replace(b"Connection: Upgrade", b"Connection: close, Upgrade")
+    assert ask(address, plain + chunked + last).count(b"HTTP/1.1 200") == 3
+
+
+def test_with_an_offer_to_upgrade_slow_callers_are_ended_as_well(hasty: tuple[str, int]) -> None:
+    request = good(*CASES[0]).replace(b"Connection: close\r\n", OFFER)
+    assert ask(hasty, request.partition(b"\r\n\r\n")[0]) == b""
+    assert ask(hasty, request[:-3]).startswith(b"HTTP/1.1 408")
 
 
 def test_slow_bodies_are_refused_on_every_route(hasty: tuple[str, int]) -> None:
