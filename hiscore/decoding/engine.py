@@ -175,8 +175,8 @@ class DecodeEngine:
             sent = 0
             for row, (sequence, token) in enumerate(zip(entry.sampled, result.tokens.tolist(), strict=True)):
                 sequence.read += 1
-                # What is computed again was sent before.
-                if not sequence.ended and sequence.read > sequence.received:
+                # What is computed again was sent before; but if it is not finite now, nor is what follows.
+                if not sequence.ended and (token == NOT_FINITE or sequence.read > sequence.received):
                     with self._fail_only([sequence]):
                         self._append(sequence, token, result.logprobs.get(row))
                         sent += 1

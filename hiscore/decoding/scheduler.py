@@ -91,7 +91,7 @@ class Scheduler:
     def _publish_prompts(self) -> None:
         """Let others find the prompts of those that run, once a token says that they were computed well."""
         for sequence in self.queues.running:
-            if not sequence.is_published and sequence.received:
+            if not sequence.is_published and sequence.read:
                 self.prefix_cache.publish(
                     sequence, self.blocks.blocks_of(sequence), len(sequence.call.prompt)
                 )

@@ -53,10 +53,8 @@ class PrefillChunk:
         host_pages: int32, the whole prompt's, in the order of positions; empty: do not offload.
         is_last: The prompt ends here; sample its last row.
         full_attention: Attend to everything, even if the checkpoint's indexer would select tokens in prefill too.
-        window_pages: int32: in windowed layers, of the pages before these tokens; those before the window may
-            hold anything.
-        into_windows: int32: in windowed layers, of the pages of these tokens. Where two have the same place, it
-            is the later one's.
+        window_pages: int32: in windowed layers, of what is before; before the window they may hold anything.
+        into_windows: int32: in windowed layers, of these tokens. Of two in one place the later one has it.
     """
 
     seq_index: int
@@ -87,8 +85,7 @@ class Admission:
         staging_pages: int32, in the order of positions.
         full_attention: Attend to everything in sparse layers too.
         first_token: Input of its first step; None after a prefill, whose sample is still on the device.
-        window_pages: int32: in windowed layers, in the order of positions; those before the window may hold
-            anything.
+        window_pages: int32: in windowed layers, of its pages; before the window they may hold anything.
     """
 
     seq_index: int
@@ -187,9 +184,8 @@ class PendingForward(Protocol):
 class Worker(Protocol):
     """The device side of decoding.
 
-    What `prefill`, `fetch`, `restore`, `admit`, `grow`, `step` or a result raises fails the sequences of that call
-    and no others.
-    What `drained` or `release` raises stops the engine.
+    What `drained` or `release` raises stops the engine. What any other call or a result raises fails the sequences
+    of that call and no others.
     """
 
     cache_config: CacheConfig

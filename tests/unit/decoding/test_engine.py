@@ -548,6 +548,33 @@ def test_logits_that_are_not_finite_fail_their_own_sequence() -> None:
     assert_as_alone(callers, good, long_call(2))
 
 
+@pytest.mark.parametrize("spoiled", [True, False])
+def test_logits_that_are_not_finite_when_they_are_computed_again_fail_their_sequence(spoiled: bool) -> None:
+    """One loses all that it had and prefills its prompt again; what it was sent before is no proof of that."""
+    kind = {"dense": True, "window_pages": 30, "window_ring": 3, "window": 10, "host_pages": 40}
+    worker, callers = HashWorker(replace(TINY, **kind)), Callers()
+    calls = {Caller(i): long_call(i, prompt=10, max_tokens=70) for i in range(4)}
+    again = []
+
+    def fail(at: str, seq_indices: list[int]) -> int | None:
+        if at != "prefill result" or worker.prefilled_tokens <= 40 or again:
+            return None
+        again.append(seq_indices)
+        return NOT_FINITE if spoiled else None
+
+    worker.fail = fail
+    with running(worker, callers, quantum=0) as engine:
+        for name, wanted in calls.items():
+            engine.submit(wanted, name)
+        callers.wait(lambda: len(callers.ends) == len(calls))
+    assert len(again) == 1
+    errors = [name for name, end in callers.ends.items() if isinstance(end, RequestError)]
+    assert len(errors) == spoiled
+    for name, wanted in calls.items():
+        if name not in errors:
+            assert_as_alone(callers, name, wanted)
+
+
 def test_a_dead_engine_answers_all_and_refuses_more() -> None:
     worker, callers = HashWorker(), Callers()
     failures: list[Exception] = []
