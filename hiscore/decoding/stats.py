@@ -93,11 +93,6 @@ class EngineStats:
     host_rows: int = 0
     device_rows: int = 0
 
-    @property
-    def idle(self) -> bool:
-        """Whether no sequence waits or holds anything: whatever has started holds host pages."""
-        return not self.waiting and not self.host_rows
-
 
 @dataclass
 class Tally:
@@ -152,10 +147,11 @@ class Tally:
         )
 
 
-class MetricsFeed:
-    """Brings metrics up to date with an engine's statistics.
+class StatsFeed:
+    """Exports an engine's statistics.
 
     Args:
+        stats: The statistics so far.
         add: Raises counters, by name.
         set_to: Sets gauges, by name.
         count_rejections: Raises the counter of rejected calls: the reason, and how many.
@@ -163,16 +159,19 @@ class MetricsFeed:
 
     def __init__(
         self,
+        stats: Callable[[], EngineStats],
         add: Callable[..., None],
         set_to: Callable[..., None],
         count_rejections: Callable[[str, int], None],
     ) -> None:
+        self._stats = stats
         self._add, self._set, self._count_rejections = add, set_to, count_rejections
         self._before = EngineStats()
 
-    def update(self, now: EngineStats) -> None:
+    def update(self) -> None:
         """Add to the counters what is new since the last update, and set the gauges."""
-        before, self._before = self._before, now
+        before, now = self._before, self._stats()
+        self._before = now
         self._add(
             **{name: getattr(now, field) - getattr(before, field) for name, (field, _) in COUNTERS.items()}
         )

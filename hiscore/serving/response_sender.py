@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 # Polling for a cancellation is a round trip as well: every POLL_S seconds, MAX_POLLED streams at a time.
 POLL_S = 0.05
 MAX_POLLED = 64
-METRICS_S = 1.0
 
 
 class Logprobs(Protocol):
@@ -102,8 +101,6 @@ class ResponseSender:
         is_cancelled: Whether the caller behind a `reply_to` has cancelled.
         cancel: Called with a stream whose caller has cancelled, repeatedly until its last output comes, which is
             expected nevertheless; and with one that ends early since a response cannot be made.
-        update_metrics: Called about once a second while there are streams, and after that until it returns that
-            nothing is held any more.
     """
 
     def __init__(
@@ -111,15 +108,11 @@ class ResponseSender:
         send: Callable[[Any, Outputs | RequestError, bool], bool],
         is_cancelled: Callable[[Any], bool],
         cancel: Callable[[ResponseStream], None],
-        update_metrics: Callable[[], bool],
     ) -> None:
         self._send, self._is_cancelled, self._cancel = send, is_cancelled, cancel
-        self._update_metrics = update_metrics
         self._queue: SimpleQueue[tuple[ResponseStream, Output | RequestError | None] | None] = SimpleQueue()
         self._open: dict[ResponseStream, None] = {}  # the one polled longest ago first
         self._closing = False
-        self._last_event = 0.0
-        self._metrics_settled = True
         self._thread = threading.Thread(target=self._run, name="hiscore-sender", daemon=True)
         self._thread.start()
 
@@ -141,26 +134,19 @@ class ResponseSender:
         self._thread.join()
 
     def _run(self) -> None:
-        poll_at = metrics_at = 0.0
+        poll_at = 0.0
         while not self._closing:
             self._receive()
             for stream in [stream for stream in self._open if stream.ready]:
                 self._deliver(stream)
-            if (now := time.monotonic()) >= poll_at:
+            if time.monotonic() >= poll_at:
                 self._poll_cancellations()
                 poll_at = time.monotonic() + POLL_S
-            if (now >= metrics_at and not self._metrics_settled) or self._closing:
-                idle = self._try(self._update_metrics)
-                # What the last stream held is freed shortly after its end.
-                self._metrics_settled = idle and not self._open and now >= self._last_event + METRICS_S
-                metrics_at = now + METRICS_S
 
     def _receive(self) -> None:
         """Wait for something to do, then take all that is queued."""
-        idle = not self._open and self._metrics_settled
         try:
-            entry = self._queue.get(timeout=None if idle else POLL_S)
-            self._last_event, self._metrics_settled = time.monotonic(), False
+            entry = self._queue.get(timeout=POLL_S if self._open else None)
             while True:
                 self._accept(entry)
                 entry = self._queue.get_nowait()

@@ -18,7 +18,7 @@ from hiscore.decoding.generation_config import describe, read_defaults
 from hiscore.decoding.grammar import GrammarCompiler
 from hiscore.decoding.request import DecodeRequest, PromptReader, RequestIntake
 from hiscore.decoding.sampling_params import NO_DEFAULTS, parse_sampling_params
-from hiscore.decoding.stats import COUNTERS, GAUGES, MetricsFeed, descriptions
+from hiscore.decoding.stats import COUNTERS, GAUGES, EngineStats, StatsFeed, descriptions
 from hiscore.decoding.times import HISTOGRAMS
 from hiscore.decoding.vllm_inputs import answer_shape, merge_parameters
 from hiscore.decoding.worker.build import make_worker
@@ -72,10 +72,6 @@ class TritonPythonModel:
             self.defaults = read_defaults(checkpoint)
             log.info("defaults of requests from generation_config.json: %s", describe(self.defaults))
         labels = {"model": args["model_name"], "version": args["model_version"], "device": instance.name}
-        self.counters = Counters(descriptions(COUNTERS), labels)
-        self.gauges = Gauges(descriptions(GAUGES), labels)
-        self.rejects = Rejects(labels)
-        self.feed = MetricsFeed(self.counters.add, self.gauges.set, self.rejects.add)
         self.leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
         self.leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
         worker = make_worker(settings, self.leader, self.site)
@@ -84,7 +80,6 @@ class TritonPythonModel:
             partial(ReplyTo.send, streamed=True),
             is_cancelled=ReplyTo.is_cancelled,
             cancel=lambda stream: self.engine.cancel(stream),
-            update_metrics=self.update_metrics,
         )
         self.engine = DecodeEngine(
             worker,
@@ -96,10 +91,11 @@ class TritonPythonModel:
             on_death=self.exit,
             board=self.board,
         )
-        self.exporter = Exporter(
-            [ErrorsFeed(labels, error_log), *histogram_feeds(HISTOGRAMS, labels, self.engine.times)]
-        )
         self.intake = RequestIntake(prompts, self.engine.submit, self.sender.put)
+        counters, gauges = Counters(descriptions(COUNTERS), labels), Gauges(descriptions(GAUGES), labels)
+        stats = StatsFeed(self.stats, counters.add, gauges.set, Rejects(labels).add)
+        histograms = histogram_feeds(HISTOGRAMS, labels, self.engine.times)
+        self.exporter = Exporter([stats, ErrorsFeed(labels, error_log), *histograms])
         self.queue_timeout_s = settings.queue_timeout_s
         # Freeze startup objects to exclude them from garbage collection.
         gc.collect()
@@ -145,11 +141,9 @@ class TritonPythonModel:
             shape=shape,
         )
 
-    def update_metrics(self) -> bool:
-        """Returns whether the engine is idle, so that nothing can change them any more."""
+    def stats(self) -> EngineStats:
         stats = self.engine.stats()
-        self.feed.update(replace(stats, full=stats.full + self.intake.num_refused))
-        return stats.idle
+        return replace(stats, full=stats.full + self.intake.num_refused)
 
     def exit(self, error: Exception) -> None:
         """Without the engine's thread no call would ever be answered: let the server be restarted."""

@@ -47,11 +47,9 @@ class FakeTriton:
         self.gate = threading.Event()
         self.gate.set()
         self.sending = threading.Event()
-        self.updates = 0
-        self.idle = True
         self.polled: list[Caller] = []
         self.streams: dict[Caller, ResponseStream] = {}
-        self.sender = ResponseSender(self.send, self.is_cancelled, self.cancel, self.update_metrics)
+        self.sender = ResponseSender(self.send, self.is_cancelled, self.cancel)
 
     def send(self, caller: Caller, answer: Any, last: bool) -> bool:
         self.sending.set()
@@ -79,10 +77,6 @@ class FakeTriton:
 
     def put(self, caller: Caller, output: Output | RequestError) -> None:
         self.sender.put(self.streams[caller], output)
-
-    def update_metrics(self) -> bool:
-        self.updates += 1
-        return self.idle
 
     def hold(self) -> Caller:
         """Keep the thread in the middle of another stream's send, so that what is put now accumulates."""
@@ -222,7 +216,6 @@ def test_a_caller_that_cancels_before_its_sequence_begins_is_not_served_to_its_e
         send=lambda caller, answer, last: caller.responses.append((answer, last)) or True,
         is_cancelled=lambda caller: caller.has_cancelled,
         cancel=cancel,
-        update_metrics=lambda: True,
     )
     engine = DecodeEngine(worker, None, frozenset(), 10, sender.put)
     stream = sender.open(caller)
@@ -270,50 +263,6 @@ def test_an_error_of_one_stream_does_not_end_the_thread(
     eventually(lambda: caller.responses)
 
 
-def test_metrics_are_updated_after_the_last_stream_and_then_rest(
-    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sender_module, "METRICS_S", 0.05)
-    time.sleep(0.1)
-    assert triton.updates == 0
-    caller = Caller()
-    triton.open(caller)
-    triton.gate.clear()
-    triton.put(caller, Output([1], "a", "stop"))
-    assert triton.sending.wait(PATIENCE_S)
-    before = triton.updates
-    triton.gate.set()
-    eventually(lambda: caller.responses)
-    eventually(lambda: triton.updates > before)
-    eventually(lambda: triton.sender._metrics_settled)
-    counts = triton.updates
-    time.sleep(0.2)
-    assert triton.updates == counts
-
-
-def test_metrics_are_updated_while_something_is_held(
-    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sender_module, "METRICS_S", 0.01)
-    triton.idle = False
-    caller = Caller()
-    triton.open(caller)
-    triton.put(caller, Output([1], "a", "stop"))
-    eventually(lambda: caller.responses)
-    at_end = triton.updates
-    eventually(lambda: triton.updates > at_end + 5)
-    triton.idle = True
-    eventually(lambda: triton.sender._metrics_settled)
-
-
-def test_closing_updates_the_metrics(triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "METRICS_S", 1e9)
-    triton.open(Caller())
-    eventually(lambda: triton.updates == 1)
-    triton.sender.close()
-    assert triton.updates == 2
-
-
 def test_an_error_is_not_sent_to_a_stream_that_is_closed(
     triton: FakeTriton, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -343,7 +292,6 @@ def test_after_the_last_response_the_stream_refers_to_no_response_sender() -> No
         send=lambda caller, answer, last: not caller.broken,
         is_cancelled=lambda caller: False,
         cancel=lambda stream: None,
-        update_metrics=lambda: True,
     )
     callers = [Caller(), Caller(broken=True), Caller()]
     held = [weakref.ref(caller) for caller in callers]
