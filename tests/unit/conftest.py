@@ -1,10 +1,16 @@
 """Fixtures of several unit tests."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+if "TRITON_INTERPRET" in os.environ:
+    from tests.support.interpreter import patch_once_for_a_launch
+
+    patch_once_for_a_launch()
 
 
 @pytest.fixture(scope="module")
