@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import transformers  # no class by name: ranks import this file, and would wait for models that they never use
 
 VOCABULARY = 256
 TOP_K = 16
@@ -69,9 +69,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def make(name: str, directory: Path, seed: int = 0, **changes: Any) -> Path:
     """Write a random checkpoint of a family in float32; `changes` go into its config."""
     model_type, of_family = FAMILIES[name]
-    config = AutoConfig.for_model(model_type, **{**SIZES, **of_family, **changes})
+    config = transformers.AutoConfig.for_model(model_type, **{**SIZES, **of_family, **changes})
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name_, parameter in model.named_parameters():
             # Wide enough that a wrong row among those attended to shows.
@@ -86,7 +86,7 @@ def make(name: str, directory: Path, seed: int = 0, **changes: Any) -> Path:
 
 def reference(checkpoint: Path, dtype: torch.dtype) -> Any:
     """transformers' model; sdpa keeps float64 throughout, as experts that are computed one by one do."""
-    model = AutoModelForCausalLM.from_pretrained(
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=dtype, attn_implementation="sdpa", experts_implementation="eager"
     )
     return model.eval()

@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSequenceClassification,
-)
+import transformers  # no class by name: ranks import this file, and would wait for models that they never use
 
 VOCABULARY = 500
 CONTEXT = 4_096
@@ -209,18 +204,20 @@ def make(name: str, directory: Path, labels: int | None = None, seed: int = 0) -
     """Write a random checkpoint of a family; with `labels`, a classifier with that many labels."""
     model_type, changes = FAMILIES[name]
     if "text_config" in changes:
-        config = AutoConfig.for_model(
+        config = transformers.AutoConfig.for_model(
             model_type, **{**changes, "text_config": {**SIZES, **changes["text_config"]}}
         )
     else:
-        config = AutoConfig.for_model(model_type, **{**SIZES, **changes})
+        config = transformers.AutoConfig.for_model(model_type, **{**SIZES, **changes})
     torch.manual_seed(seed)
     if labels is None:
-        causal: Any = AutoModelForImageTextToText if name in IMAGES else AutoModelForCausalLM
+        causal: Any = (
+            transformers.AutoModelForImageTextToText if name in IMAGES else transformers.AutoModelForCausalLM
+        )
         model = causal.from_config(config, dtype=torch.float32)
     else:
         config.num_labels = labels
-        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        model = transformers.AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name_, parameter in model.named_parameters():
             # Wide enough that scores differ from item to item by far more than any tolerance.
