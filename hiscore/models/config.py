@@ -179,6 +179,10 @@ def _check_heads(a: Architecture) -> None:
         )
     if a.head_dim % 2:
         raise UnsupportedCheckpoint(f"head_dim is {a.head_dim}: rotary embeddings need an even one")
+    if a.rotated_dim not in range(2, a.head_dim + 1, 2):
+        raise UnsupportedCheckpoint(
+            f"partial_rotary_factor rotates {a.rotated_dim} of {a.head_dim} dimensions, not an even number of them"
+        )
 
 
 def _experts(family: DecoderFamily, config: Any) -> ExpertShape | None:

@@ -76,6 +76,11 @@ def test_a_call_beyond_the_original_context_equals_transformers(tmp_path: Path) 
     ("model_type", "changes", "says"),
     [
         ("llama", {"num_key_value_heads": 3}, "4 attention heads cannot share 3 heads of keys and values"),
+        (
+            "glm",
+            {"head_dim": 12, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75}},
+            "partial_rotary_factor rotates 9 of 12 dimensions",
+        ),
         ("qwen2", {"head_dim": 0.5}, "head_dim is 0.5, not a positive whole number"),
         ("llama", {"num_hidden_layers": 0}, "layers is 0, not a positive whole number"),
         ("mistral", {"head_dim": 7}, "head_dim is 7: rotary embeddings need an even one"),
