@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from hiscore.parallel.group import Distributed
-from hiscore.parallel.pulse import Beat, Watch
+from hiscore.parallel.heartbeat import HeartbeatMonitor, HeartbeatSender
 from hiscore.parallel.rank import Rank
 from hiscore.parallel.shard import Shard
 from hiscore.parallel.start import store_path, use
@@ -29,11 +29,11 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     parent, number, ranks = map(int, sys.argv[1:4])
-    device, (store, channel, pulse) = torch.device(sys.argv[4]), map(int, sys.argv[5:8])
+    device, (store, channel, heartbeat) = torch.device(sys.argv[4]), map(int, sys.argv[5:8])
     _die_with(parent)
     # A Ctrl-C of the terminal is the launcher's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _feel(socket.socket(fileno=pulse), parent)
+    _watch_first_rank(socket.socket(fileno=heartbeat), parent)
     use(device, ranks)
     shard = Shard(number, ranks)
     rank = Rank(device, Distributed(store_path(store), shard, device))
@@ -69,8 +69,8 @@ def follow(channel: Connection, rank: Rank) -> None:
             channel.send(answer)
 
 
-def _feel(pulse: socket.socket, parent: int) -> None:
-    """Beat, and end with the first rank: this one alone if that has ended, both of them if it hangs.
+def _watch_first_rank(heartbeat: socket.socket, parent: int) -> None:
+    """Send heartbeats, and end with the first rank: this one alone if that has ended, both of them if it hangs.
 
     Whoever waits for a first rank that hangs would wait for long: Triton calls it ready, and it has no exit code.
     """
@@ -81,10 +81,10 @@ def _feel(pulse: socket.socket, parent: int) -> None:
             os.kill(parent, signal.SIGKILL)
         os._exit(1)
 
-    Beat([pulse], on_loss=partial(os._exit, 1))
+    HeartbeatSender([heartbeat], on_loss=partial(os._exit, 1))
     patience = threading.Event()
     patience.set()
-    Watch({0: pulse}, end, patience, asked=True)
+    HeartbeatMonitor({0: heartbeat}, end, patience, asked=True)
 
 
 def _die_with(parent: int) -> None:

@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 
 from hiscore.parallel.group import Distributed
-from hiscore.parallel.pulse import Beat, Watch
+from hiscore.parallel.heartbeat import HeartbeatMonitor, HeartbeatSender
 from hiscore.parallel.rank import Leader, OneRank, Rank, RankError, Work, meet
 from hiscore.parallel.shard import Shard
 from hiscore.parallel.start import spawn, store_path, use
@@ -53,7 +53,7 @@ class Ranks(Leader):
         self._threads = torch.get_num_threads()
         self._channels: list[Connection] = []
         self._processes: list[Popen[bytes]] = []
-        self._pulses: dict[int, socket.socket] = {}
+        self._heartbeats: dict[int, socket.socket] = {}
         # Never closed: torch's store opens it again, by its number, in its destructor, which runs at any time
         # after this object is gone. Whatever had the number then would be written to, or waited for.
         store = os.memfd_create("hiscore-ranks")
@@ -61,8 +61,8 @@ class Ranks(Leader):
             self._start(Shard(rank, len(devices)), devices[rank], store)
         self._patience = threading.Event()
         self._patience.set()
-        self._beat = Beat(self._pulses.values(), self._patience)
-        self._watch = Watch(self._pulses, self._lost, self._patience)
+        self._beat = HeartbeatSender(self._heartbeats.values(), self._patience)
+        self._watch = HeartbeatMonitor(self._heartbeats, self._lost, self._patience)
         use(devices[0], len(devices))
         shard = Shard(0, len(devices))
         self.rank = Rank(devices[0], Distributed(store_path(store), shard, devices[0]))
@@ -113,8 +113,8 @@ class Ranks(Leader):
             except TimeoutExpired:
                 process.kill()
                 process.wait()
-        for pulse in self._pulses.values():
-            pulse.close()
+        for heartbeat in self._heartbeats.values():
+            heartbeat.close()
         torch.set_num_threads(self._threads)
 
     def _start(self, shard: Shard, device: torch.device, store: int) -> None:
@@ -124,7 +124,7 @@ class Ranks(Leader):
         theirs.close()
         beats.close()
         self._channels.append(ours)
-        self._pulses[shard.rank] = hears
+        self._heartbeats[shard.rank] = hears
 
     def _do(self, work: Work[T]) -> T:
         message = self._send(work, confirm=False)

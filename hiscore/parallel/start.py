@@ -54,7 +54,7 @@ def store_path(store: int) -> str:
 
 
 def spawn(
-    shard: Shard, device: torch.device, store: int, channel: int, pulse: int
+    shard: Shard, device: torch.device, store: int, channel: int, heartbeat: int
 ) -> subprocess.Popen[bytes]:
     """Start a rank's process, in the process group of this one.
 
@@ -63,15 +63,15 @@ def spawn(
         device: Its device.
         store: Descriptor of the file for `store_path`.
         channel: Descriptor of its end of the channel.
-        pulse: Descriptor of its end of the pulse.
+        heartbeat: Descriptor of its end of the socket for heartbeats.
     """
-    numbers = os.getpid(), shard.rank, shard.ranks, device, store, channel, pulse
+    numbers = os.getpid(), shard.rank, shard.ranks, device, store, channel, heartbeat
     return subprocess.Popen(
         [interpreter(), "-m", "hiscore.parallel.follower", *map(str, numbers)],
         # Whatever this process can import, such as what is only on the path of a model of Triton.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdin=subprocess.DEVNULL,
-        pass_fds=[store, channel, pulse],
+        pass_fds=[store, channel, heartbeat],
     )
 
 

@@ -53,7 +53,7 @@ SHAPES = [(13, [3, 7, 7, 0]), (0, [2, 90]), (200, [31, 64, 1]), (1, [5])]
 
 @pytest.mark.parametrize("how", ["is stopped", "is stuck"])
 def test_a_first_rank_that_hangs_takes_the_others_along(how: str, tiny_llama: Path, tmp_path: Path) -> None:
-    """The watchdog ends it, or the other rank does; then the kernel the others. Tests of `hiscore.parallel.pulse`
+    """The watchdog or the other rank ends it, then the kernel the others. Tests of `hiscore.parallel.heartbeat`
     and of the watchdog say how soon, by a clock of their own.
     """
     flag = tmp_path / "stuck"

@@ -25,7 +25,7 @@ from tests.support.patience import PATIENCE_S
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-"""On the slowest machine. How soon a rank is found lost is tested by a clock of its own (`test_pulse.py`)."""
+"""On the slowest machine. How soon a rank is found lost is tested by a clock of its own (`test_heartbeat.py`)."""
 LEADS = """
 import time, torch
 from hiscore.parallel.leader import Ranks

@@ -19,35 +19,35 @@ ALIVE, PATIENCE = b".", b"p"
 """What is sent. The second also asks whoever hears it for patience: silence from then on is no hang."""
 
 
-class Beat:
+class HeartbeatSender:
     """Sends bytes from a thread of its own."""
 
     def __init__(
         self,
-        pulses: Collection[socket.socket],
+        peers: Collection[socket.socket],
         patience: threading.Event | None = None,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin.
 
         Args:
-            pulses: Where to.
+            peers: Sockets of the other ranks.
             patience: While set, the others are asked for patience; None: never.
             on_loss: Called when somebody no longer receives them.
         """
-        self._pulses, self._patience, self._on_loss = pulses, patience, on_loss
+        self._peers, self._patience, self._on_loss = peers, patience, on_loss
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def send(self) -> None:
         """Send a byte now. From any thread; never waits."""
         byte = PATIENCE if self._patience and self._patience.is_set() else ALIVE
-        for pulse in self._pulses:
+        for peer in self._peers:
             try:
                 # A buffer that is full holds signs of life enough.
                 with suppress(BlockingIOError):
-                    pulse.send(byte, socket.MSG_DONTWAIT)
+                    peer.send(byte, socket.MSG_DONTWAIT)
             except OSError:
                 self._on_loss()
 
@@ -62,12 +62,12 @@ class Beat:
             self._closed.wait(BEAT_S)
 
 
-class Watch:
+class HeartbeatMonitor:
     """Listens to other ranks, on a thread of its own."""
 
     def __init__(
         self,
-        pulses: Mapping[int, socket.socket],
+        peers: Mapping[int, socket.socket],
         on_loss: Callable[[str], None],
         patience: threading.Event,
         asked: bool = False,
@@ -76,13 +76,13 @@ class Watch:
         """Begin.
 
         Args:
-            pulses: The socket of each rank.
+            peers: The socket of each other rank, by its number.
             on_loss: Called once, with what has happened.
             patience: While set, silence is no hang: reading files may hold the interpreter for long.
             asked: Whether what is heard sets and clears `patience`.
             wait: Waits so many seconds; None: by the clock.
         """
-        self._pulses, self._on_loss = pulses, on_loss
+        self._peers, self._on_loss = peers, on_loss
         self._patience, self._asked = patience, asked
         self._closed = threading.Event()
         self._wait = wait or self._closed.wait
@@ -95,17 +95,17 @@ class Watch:
         self._thread.join()
 
     def _listen(self) -> None:
-        silent = dict.fromkeys(self._pulses, 0)
+        silent = dict.fromkeys(self._peers, 0)
         with selectors.DefaultSelector() as selector:
-            for rank, pulse in self._pulses.items():
-                selector.register(pulse, selectors.EVENT_READ, rank)
+            for rank, peer in self._peers.items():
+                selector.register(peer, selectors.EVENT_READ, rank)
             while not self._closed.is_set():
                 for key, _ in selector.select(0):
                     heard = _received(key.fileobj)
                     if not heard:
                         return self._lost(f"rank {key.data} has died")
                     silent[key.data] = -1
-                    self._heed(heard)
+                    self._update_patience(heard)
                 for rank in silent:
                     silent[rank] = 0 if self._patience.is_set() else silent[rank] + 1
                     if silent[rank] >= SILENT_ROUNDS:
@@ -116,7 +116,7 @@ class Watch:
                 self._wait(ROUND_S)
         return None
 
-    def _heed(self, heard: bytes) -> None:
+    def _update_patience(self, heard: bytes) -> None:
         if self._asked and heard.endswith(PATIENCE):
             self._patience.set()
         elif self._asked:
@@ -127,9 +127,9 @@ class Watch:
             self._on_loss(what)
 
 
-def _received(pulse: object) -> bytes:
-    assert isinstance(pulse, socket.socket)
+def _received(peer: object) -> bytes:
+    assert isinstance(peer, socket.socket)
     try:
-        return pulse.recv(4096)
+        return peer.recv(4096)
     except OSError:
         return b""

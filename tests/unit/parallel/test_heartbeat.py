@@ -11,7 +11,7 @@ import pytest
 
 from hiscore.launcher.stubs import STOPPED_TOO_LONG_S
 from hiscore.launcher.watchdog import POLL_SECONDS
-from hiscore.parallel.pulse import ALIVE, BEAT_S, PATIENCE, ROUND_S, Beat, Watch
+from hiscore.parallel.heartbeat import ALIVE, BEAT_S, PATIENCE, ROUND_S, HeartbeatMonitor, HeartbeatSender
 from tests.support.patience import PATIENCE_S
 
 LOST_WITHIN_S = 5
@@ -37,17 +37,17 @@ class Time:
 
     Args:
         lives: Whether a rank says something at a time in seconds, and what.
-        pulse: Where it does.
+        heartbeat: Where it does.
     """
 
-    def __init__(self, pulse: socket.socket, lives: Callable[[float], bytes]) -> None:
-        self.now, self._pulse, self._lives = 0.0, pulse, lives
+    def __init__(self, heartbeat: socket.socket, lives: Callable[[float], bytes]) -> None:
+        self.now, self._heartbeat, self._lives = 0.0, heartbeat, lives
         self.reached = threading.Event()
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
         if said := self._lives(self.now):
-            self._pulse.send(said)
+            self._heartbeat.send(said)
         if self.now > HOURS:
             self.reached.set()
             threading.Event().wait(0.01)  # let the test end it
@@ -68,7 +68,7 @@ def lost_at(lives: Callable[[float], bytes], asked: bool = False, patient: bool 
         lost.set()
         time.reached.set()
 
-    watch = Watch({3: hears}, on_loss, patience, asked, time.wait)
+    watch = HeartbeatMonitor({3: hears}, on_loss, patience, asked, time.wait)
     assert time.reached.wait(PATIENCE_S)
     if not at:
         watch.close()
@@ -114,7 +114,7 @@ def test_a_death_is_heard_at_once() -> None:
     said = threading.Event()
     patience = threading.Event()
     patience.set()  # not even then
-    Watch({2: hears}, lambda what: (lost.append(what), said.set())[-1], patience)
+    HeartbeatMonitor({2: hears}, lambda what: (lost.append(what), said.set())[-1], patience)
     beats.close()
     assert said.wait(PATIENCE_S)
     assert lost == ["rank 2 has died"]
@@ -124,7 +124,7 @@ def test_a_death_is_heard_at_once() -> None:
 def test_a_beat_waits_for_nobody() -> None:
     """A rank that loads for long reads nothing: its buffer is full of signs of life."""
     hears, beats = socket.socketpair()
-    beat = Beat([beats], None, on_loss=lambda: pytest.fail("nobody is lost"))
+    beat = HeartbeatSender([beats], None, on_loss=lambda: pytest.fail("nobody is lost"))
     for _ in range(100_000):
         beat.send()
     beat.close()
