@@ -171,7 +171,7 @@ def generating_routes(
     has_tokenizer = (checkpoint / "tokenizer.json").is_file()
     logprobs = LogprobsReader(checkpoint) if has_tokenizer else None
     template = read_chat_template(checkpoint) if has_tokenizer else None
-    conversations = Conversations(checkpoint, template) if template else None
+    conversations = Conversations(checkpoint, template, _limits(settings)) if template else None
     sampling = Sampling(checkpoint)
     completed = completions.Completions(models, names, sampling, logprobs, metrics)
     chatted = chat.Chat(models, names, sampling, conversations, logprobs, metrics)
@@ -183,9 +183,10 @@ def generating_routes(
     }
 
 
-def _context_length(settings: ApiProcessSettings) -> int:
+def _limits(settings: ApiProcessSettings) -> TokenLimits:
     config = read_json(settings.checkpoint / "config.json")
-    return context_limit(config.get("max_position_embeddings", DEFAULT_CONTEXT), settings.max_context)
+    context = context_limit(config.get("max_position_embeddings", DEFAULT_CONTEXT), settings.max_context)
+    return TokenLimits(context, settings.max_call_tokens)
 
 
 def _decider(settings: ApiProcessSettings, models: Models) -> Decider:
@@ -197,27 +198,25 @@ def _decider(settings: ApiProcessSettings, models: Models) -> Decider:
         and config.get("model_type") not in ENCODER_FAMILIES
         and not is_classifier(config.get("architectures"))
     ):
-        prompter = DecisionPrompter(
-            checkpoint, TokenLimits(_context_length(settings), settings.max_call_tokens)
-        )
+        prompter = DecisionPrompter(checkpoint, _limits(settings))
     return Decider(models, prompter, read_calibration(settings.calibration), settings.api_max_body_bytes)
 
 
 def _ranker(settings: ApiProcessSettings, models: Models) -> Ranker:
     checkpoint = settings.checkpoint
     config = read_json(checkpoint / "config.json")
-    context_length = _context_length(settings)
+    limits = _limits(settings)
     if not (checkpoint / "tokenizer.json").is_file():
         log.warning("the checkpoint has no tokenizer.json: the API scores token ids alone")
-        return Ranker(models, None, context_length)
+        return Ranker(models, None, limits)
     template, labels = settings.prompt_template, settings.prompt_labels
     if config.get("model_type") in ENCODER_FAMILIES:
         if template or labels:
             raise ValueError("PROMPT_TEMPLATE and PROMPT_LABELS must not be set: an encoder reads no prompt")
-        return Ranker(models, PairPrompts(checkpoint), context_length)
+        return Ranker(models, PairPrompts(checkpoint), limits)
     prompts = make_prompts(checkpoint, template, labels, is_classifier(config.get("architectures")))
     log.info("rerank requests become prompts by the template %s", prompts.name)
-    return Ranker(models, prompts, context_length)
+    return Ranker(models, prompts, limits)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from hiscore.api.auth import Keys
 from hiscore.api.body import check_unique_keys, decode, read_body
+from hiscore.api.encoding import off_loop
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, ErrorShape, openai_error
 from hiscore.api.events import DONE, HEADERS, EventStream, encoded, event
 from hiscore.api.interruption import Interrupted, Interruptible
@@ -127,7 +129,7 @@ class Endpoint:
             variant = self._variant_of(body)
             request = decode(body, variant.request)
             if variant.unique_keys:
-                check_unique_keys(body)
+                await off_loop(partial(check_unique_keys, body), len(body))
             work = variant.handle(request, request_id)
             return variant, await unless_gone(receive, work)
         except Exception as error:

@@ -14,8 +14,9 @@ from hiscore.api.errors import ApiError, bad_request
 from hiscore.api.models import Models
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.pairs import PairPrompts
-from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
+from hiscore.prompts.rerank import AROUND_A_PAIR, ClassifierPairs, RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.prompts.tokenizer import ForbiddenToken
 from hiscore.prompts.truncation import NOTHING, Cut, Truncation, cut_prompts
 
@@ -54,16 +55,21 @@ class Ranker:
     Args:
         models: Where they are scored.
         prompts: How they become prompts; None: there is no tokenizer, and every request is refused.
-        context_length: Tokens that a prompt may have.
+        limits: Tokens that prompts may have.
     """
 
     def __init__(
         self,
         models: Models,
         prompts: RerankPrompts | ClassifierPairs | PairPrompts | None,
-        context_length: int,
+        limits: TokenLimits,
     ) -> None:
-        self._models, self._prompts, self.context_length = models, prompts, context_length
+        self._models, self._prompts, self._limits = models, prompts, limits
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a prompt may have."""
+        return self._limits.context
 
     async def rank(
         self,
@@ -92,8 +98,8 @@ class Ranker:
             if truncation.asked:
                 raise bad_request("this model's queries and documents are never cut: send shorter ones")
             return await self._by_pairs(self._prompts, queries, documents, instruction, request_id)
-        size = sum(map(len, queries)) + sum(map(len, documents))
-        make = partial(cut_prompts, self._prompts, queries, documents, instruction, truncation)
+        size = self._prompts.characters(queries, documents)
+        make = partial(cut_prompts, self._prompts, queries, documents, instruction, truncation, self._limits)
         cut = await off_loop(partial(_made, make), size)
         was_cut = [document or cut.query for document in cut.documents]
         labels = self._prompts.label_ids
@@ -115,9 +121,10 @@ class Ranker:
         rows_of: dict[str, list[int]] = {}
         for row, query in enumerate(queries):
             rows_of.setdefault(query, []).append(row)
-        size = sum(map(len, rows_of)) + sum(map(len, documents))
+        size = sum(map(len, rows_of)) + sum(map(len, documents)) + AROUND_A_PAIR * len(documents)
 
         def make() -> list[Prompts]:
+            self._limits.check_characters(size)
             return [
                 prompts.ids(query, [documents[row] for row in rows], instruction)
                 for query, rows in rows_of.items()
@@ -174,7 +181,7 @@ def _made(make: Callable[[], Made]) -> Made:
         return make()
     except ForbiddenToken as error:
         raise bad_request(f"a query or a document cannot be encoded: {error}") from None
-    except PromptError as error:
+    except (PromptError, TooMuchText) as error:
         raise bad_request(str(error)) from None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hiscore.prompts.chat import OPEN_REASONING, ChatTemplate, PromptError, read_chat_template
 from hiscore.prompts.reasoning import END as END_OF_REASONING
+from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.tokenizer import PromptTokenizer
 from hiscore.prompts.tool_calls import ToolFormat, format_of
 
@@ -33,6 +34,7 @@ class Conversations:
     Args:
         checkpoint: Its directory.
         template: Its chat template.
+        limits: Tokens that prompts may have.
 
     Attributes:
         tokenizer: Its tokenizer.
@@ -44,8 +46,8 @@ class Conversations:
         OSError: There is no tokenizer.json.
     """
 
-    def __init__(self, checkpoint: Path, template: ChatTemplate) -> None:
-        self._template = template
+    def __init__(self, checkpoint: Path, template: ChatTemplate, limits: TokenLimits) -> None:
+        self._template, self._limits = template, limits
         self._with_tools = read_chat_template(checkpoint, "tool_use") or template
         source = self._with_tools.source
         self.tokenizer = PromptTokenizer(checkpoint, [template.source, source])
@@ -68,11 +70,13 @@ class Conversations:
         Raises:
             PromptError: The template refuses the messages.
             ForbiddenToken: A text would become a special token.
+            TooMuchText: It is more than can fit the context.
         """
         escape = self.tokenizer.escapes.escape_all
         template = self._with_tools if tools else self._template
         given = {**escape(variables), **({"tools": escape(list(tools))} if tools else {})}
         text = template.render_as_is([self._escaped(message) for message in messages], **given)
+        self._limits.check_bytes("", [self.tokenizer.escapes.reveal(text)], self.tokenizer.bytes_per_token)
         (ids,) = self.tokenizer.encode([text])
         if not ids:
             raise PromptError("the messages become an empty prompt")

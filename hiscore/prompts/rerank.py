@@ -15,6 +15,9 @@ from hiscore.prompts.families import DEFAULT, FAMILIES, RerankFamily, family_of
 from hiscore.prompts.shared_beginning import Prompts, share
 from hiscore.prompts.tokenizer import PromptTokenizer
 
+# Special tokens, and the work for a pair whose texts are empty.
+AROUND_A_PAIR = 16
+
 
 class ClassifierPairs:
     """The prompts of a classifier without a template: query and document as a pair, as cross-encoders take them.
@@ -44,6 +47,12 @@ class ClassifierPairs:
         if instruction is not None:
             raise PromptError("'instruction' has no place in the prompts of this model: set PROMPT_TEMPLATE")
         return share(self.tokenizer.encode_pairs(queries, documents))
+
+    def characters(
+        self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
+    ) -> int:
+        """As `RerankPrompts.characters`."""
+        return sum(map(len, queries)) + sum(map(len, documents)) + AROUND_A_PAIR * len(documents)
 
 
 class RerankPrompts:
@@ -117,6 +126,17 @@ class RerankPrompts:
         once, ids = self.tokenizer.encode_alike([self.text(*pair, instruction) for pair in pairs])
         rest = share(ids)
         return Prompts(once + rest.query, rest.items)
+
+    def characters(
+        self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
+    ) -> int:
+        """How much text `ids` renders and encodes, about.
+
+        Raises:
+            PromptError: The template fails.
+        """
+        around = len(self.text("", "", instruction))
+        return sum(map(len, queries)) + sum(map(len, documents)) + around * len(documents)
 
     def _check_labels(self, *labels: str) -> None:
         """A label must add its one token, and nothing else, to the very prompt."""

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from hiscore.prompts.shared_beginning import common_length
 
+# That may be encoded for one call, where all of a text has to be encoded with every prompt.
+MAX_CHARACTERS = 2**25
+
 
 class TooMuchText(ValueError):
     """More text than may be encoded for one call, or than a prompt or a call can hold."""
@@ -21,6 +24,17 @@ class TokenLimits:
 
     context: int
     call: int
+
+    def check_characters(self, characters: int) -> None:
+        """Refuse more text than may be encoded for one call.
+
+        Raises:
+            TooMuchText: It is more than `MAX_CHARACTERS`.
+        """
+        if characters > MAX_CHARACTERS:
+            raise TooMuchText(
+                f"{characters} characters are to be encoded: at most {MAX_CHARACTERS} in one call"
+            )
 
     def check_bytes(self, head: str, tails: Sequence[str], bytes_per_token: int | None) -> None:
         """Refuse prompts of which one has too many tokens however it is encoded.

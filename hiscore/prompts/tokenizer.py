@@ -18,12 +18,10 @@ from tokenizers import Tokenizer
 from hiscore.prompts.escapes import Escapes
 from hiscore.prompts.protected_tokens import ids_of_protected, is_protected, rename_pieces
 from hiscore.prompts.shared_beginning import common_length
-from hiscore.prompts.token_limits import TokenLimits, TooMuchText
+from hiscore.prompts.token_limits import TokenLimits
 from hiscore.tokenization.safe_splits import split_rule
 from hiscore.tokenization.token_length import max_bytes_per_token
 
-# That may be encoded for one call, where all of a text has to be encoded with every prompt.
-MAX_CHARACTERS = 2**25
 # Between two looks at how many tokens there are: some tenths of a second.
 BATCH_CHARACTERS = 2**20
 
@@ -85,8 +83,12 @@ class PromptTokenizer:
         Raises:
             ForbiddenToken: As for `encode`.
         """
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self._checked(encoding.ids) for encoding in encodings]
+        rows: list[list[int]] = []
+        # The library's own results are ten times as large as the ids.
+        for batch in _batches(texts):
+            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            rows += [self._checked(encoding.ids) for encoding in encodings]
+        return rows
 
     @property
     def splits(self) -> bool:
@@ -113,8 +115,7 @@ class PromptTokenizer:
         revealed = self.escapes.reveal(head)
         split = self._splits.last(revealed) if self._splits else None
         size = len(revealed) + len(revealed[split or 0 :]) * len(tails) + sum(map(len, tails))
-        if size > MAX_CHARACTERS:
-            raise TooMuchText(f"{size} characters are to be encoded: at most {MAX_CHARACTERS} in one call")
+        limits.check_characters(size)
         rows = [revealed[split or 0 :] + self.escapes.reveal(tail) for tail in tails]
         beginning = revealed[: split or 0]
         limits.check_bytes(beginning, rows, self.bytes_per_token)
@@ -184,12 +185,27 @@ class PromptTokenizer:
             tokens: How many to keep.
             left: Keep the last, not the first.
         """
+        text = self.shortened(text, tokens, left)
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         if len(offsets) <= tokens:
             return text
         if tokens == 0:
             return ""
         return text[offsets[-tokens][0] :] if left else text[: offsets[tokens - 1][1]]
+
+    def shortened(self, text: str, tokens: int, left: bool = False) -> str:
+        """A text that is far longer than so many tokens without what is far behind them, which is not encoded.
+
+        Args:
+            text: A caller's.
+            tokens: How many are to be kept; the arguments are those of `cut`.
+            left: Keep the end.
+        """
+        if self.bytes_per_token is None or not tokens:
+            return text
+        # Twice what they can be, so that the tokens at the new end are none of them.
+        most = 2 * tokens * self.bytes_per_token
+        return text if len(text) <= most else text[-most:] if left else text[:most]
 
     def token_at_start(self, text: str) -> int | None:
         """The protected token with which a template's text begins, or None."""

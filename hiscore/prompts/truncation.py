@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
+from hiscore.prompts.token_limits import TokenLimits
 
 # Cutting a text changes the tokens at its end, so what is left may still be too long.
 TRIES = 4
@@ -57,6 +58,7 @@ def cut_prompts(
     documents: Sequence[str],
     instruction: str | None,
     truncation: Truncation,
+    limits: TokenLimits,
 ) -> Cut:
     """Make prompts of texts that are cut as asked.
 
@@ -66,17 +68,22 @@ def cut_prompts(
         documents: As sent.
         instruction: As for `RerankPrompts.ids`.
         truncation: What may be cut.
+        limits: Of the prompts. What is over them however it is encoded is not encoded.
 
     Raises:
         PromptError: The template fails.
         ForbiddenToken: A text would become a special token.
+        TooMuchText: It is too much to encode, or a text that may not be cut has too many tokens.
     """
+    _check_size(maker, queries, documents, instruction, truncation, limits)
     tokenizer, left = maker.tokenizer, truncation.left
     asked_queries, asked_documents = queries, documents
     if truncation.query is not None:
         queries = [tokenizer.cut(text, truncation.query) for text in queries]
     if truncation.document is not None:
         documents = [tokenizer.cut(text, truncation.document, left) for text in documents]
+    elif truncation.prompt is not None:
+        documents = [tokenizer.shortened(text, truncation.prompt, left) for text in documents]
     prompts = maker.ids(queries, documents, instruction)
     if truncation.prompt is not None:
         for _ in range(TRIES):
@@ -91,3 +98,19 @@ def cut_prompts(
             prompts = maker.ids(queries, documents, instruction)
     cut = [text != asked for text, asked in zip(documents, asked_documents, strict=True)]
     return Cut(prompts, cut, list(queries) != list(asked_queries))
+
+
+def _check_size(
+    maker: RerankPrompts | ClassifierPairs,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    instruction: str | None,
+    truncation: Truncation,
+    limits: TokenLimits,
+) -> None:
+    limits.check_characters(maker.characters(queries, documents, instruction))
+    bytes_per_token = maker.tokenizer.bytes_per_token
+    if truncation.query is None:
+        limits.check_bytes("", list(set(queries)), bytes_per_token)
+    if truncation.document is None and truncation.prompt is None:
+        limits.check_bytes("", documents, bytes_per_token)

@@ -21,6 +21,7 @@ from hiscore.launcher import Server
 from hiscore.launcher.api import Api
 from hiscore.prompts.chat import read_chat_template
 from hiscore.prompts.conversation import Conversations
+from hiscore.prompts.token_limits import TokenLimits
 from tests.server.api import api_of, call
 from tests.server.counters import read as read_counters
 from tests.server.generation import over_grpc
@@ -34,6 +35,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PROMPT = "The capital of France is"
 MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+LIMITS = TokenLimits(8_192, 8_192)
 GREEDY = {"temperature": 0, "max_tokens": 12}
 PATIENCE_S = 60
 
@@ -185,7 +187,7 @@ def test_what_ends_an_answer(api: Api, server: Server, smollm: Path) -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
     template = read_chat_template(smollm)
     assert template
-    assert Conversations(smollm, template).end_ids == [2]
+    assert Conversations(smollm, template, LIMITS).end_ids == [2]
     # The rest of the context is the limit if none is given.
     (left,) = call(api, CHAT, {"messages": MESSAGES, "temperature": 0}).json["choices"]
     assert left["finish_reason"] == "stop"
@@ -216,7 +218,7 @@ def test_a_message_cannot_speak_for_the_system(api: Api, smollm: Path) -> None:
     plain = chat_ids(smollm, [{"role": "user", "content": "x"}])
     template = read_chat_template(smollm)
     assert template
-    made = Conversations(smollm, template).prompt([{"role": "user", "content": attack}], None)
+    made = Conversations(smollm, template, LIMITS).prompt([{"role": "user", "content": attack}], None)
     assert [each for each in made.ids if each in (1, 2)] == [each for each in plain if each in (1, 2)]
     # The control: transformers itself would let it.
     forged = chat_ids(smollm, [{"role": "user", "content": attack}])

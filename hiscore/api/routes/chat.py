@@ -4,6 +4,7 @@ import time
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from hiscore.api.chat_answer import ChatAnswer, ChatCompletion, ChatStream
@@ -20,9 +21,12 @@ from hiscore.api.sampling import GeneratedTokens, GenerationRequest, Sampling
 from hiscore.api.wire import SOME, Ignored, ModelNames
 from hiscore.prompts.chat import PromptError
 from hiscore.prompts.conversation import ChatPrompt, Conversations
+from hiscore.prompts.token_limits import TooMuchText
 from hiscore.prompts.tokenizer import ForbiddenToken
 
 ROUTE = "/v1/chat/completions"
+# What a template writes around a message, and the work for one without text.
+AROUND_A_MESSAGE = 32
 NOT_FOR_TEMPLATES = {"messages", "tools", "template", "self"}
 
 
@@ -141,7 +145,8 @@ async def _prompt(conversations: Conversations, request: ChatRequest, use: ToolU
         if request.reasoning_effort == "none":
             variables.setdefault("enable_thinking", False)
     messages = as_template_knows(request.messages, conversations.knows_developers)
-    size = sum(len(message["content"]) for message in messages)
+    size = sum(len(message["content"]) + AROUND_A_MESSAGE for message in messages)
+    size += len(msgspec.json.encode(use.tools)) if use.tools else 0
 
     def make() -> ChatPrompt:
         return conversations.prompt(messages, use.tools, **variables)
@@ -150,5 +155,5 @@ async def _prompt(conversations: Conversations, request: ChatRequest, use: ToolU
         return await off_loop(make, size)
     except ForbiddenToken as error:
         raise bad_request(f"a message cannot be encoded: {error}", "messages") from None
-    except PromptError as error:
+    except (PromptError, TooMuchText) as error:
         raise bad_request(str(error), "messages") from None

@@ -14,9 +14,12 @@ from hiscore.api.errors import ApiError
 from hiscore.api.models import Models
 from hiscore.api.relevance import MIN_LOG, Ranker, Ranking, check_documents
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
+from hiscore.prompts.token_limits import MAX_CHARACTERS, TokenLimits
 from hiscore.prompts.truncation import Truncation
 from tests.client.faulty_server import FaultyServer, serving
 from tests.support.patience import PATIENCE_S
+
+LIMITS = TokenLimits(256, 10_000)
 
 
 def rank(
@@ -35,7 +38,7 @@ def rank(
         models = Models(address, ["scorer"], timeout_s=PATIENCE_S)
         query = options.pop("query", "a fruit")
         try:
-            return await Ranker(models, prompts, 256).rank(query, documents, "id", **options)
+            return await Ranker(models, prompts, LIMITS).rank(query, documents, "id", **options)
         finally:
             await models.close()
 
@@ -107,6 +110,43 @@ def test_each_document_may_have_its_own_query(prompts: RerankPrompts) -> None:
     assert first.requests != second.requests
 
 
+@pytest.mark.parametrize(
+    "cut", [Truncation(), Truncation(query=5), Truncation(prompt=100), Truncation(document=5)]
+)
+def test_what_can_fit_no_prompt_is_refused_before_it_is_encoded(checkpoint: Path, cut: Truncation) -> None:
+    prompts = RerankPrompts(checkpoint, labels="a,b")
+    assert prompts.tokenizer.bytes_per_token is not None
+    most = LIMITS.context * prompts.tokenizer.bytes_per_token
+    encoded: list[int] = []
+
+    class Counting(type(prompts.tokenizer)):  # type: ignore[misc]
+        def encode_texts(self, texts: Sequence[str]) -> Any:
+            encoded.extend(map(len, texts))
+            return super().encode_texts(texts)
+
+    prompts.tokenizer.__class__ = Counting
+    long = "ab " * most
+    asked = [({"query": long}, ["a"], cut.query), ({}, [long, "a"], cut.document or cut.prompt)]
+    for query, documents, may_be_cut in asked:
+        encoded.clear()
+        if may_be_cut:
+            ranking, _ = rank(prompts, None, documents, truncation=cut, **query)
+            assert ranking.cut[0]
+        else:
+            with pytest.raises(ApiError, match="MAX_CONTEXT") as caught:
+                rank(prompts, None, documents, truncation=cut, **query)
+            assert caught.value.status == 400
+        assert sum(encoded) < 20 * most < len(long) * 20
+
+
+def test_more_than_may_be_encoded_is_refused_before_it_is_rendered(checkpoint: Path) -> None:
+    prompts = RerankPrompts(checkpoint, labels="a,b")
+    # A query stands in the prompt of every document, and a template around documents without text.
+    for query, count in (("a" * 10_000, MAX_CHARACTERS // 10_000), ("", MAX_CHARACTERS // 10)):
+        with pytest.raises(ApiError, match=f"at most {MAX_CHARACTERS} in one call"):
+            rank(prompts, None, [""] * count, query=query)
+
+
 def test_no_documents() -> None:
     check_documents([""], "texts")
     with pytest.raises(ApiError, match="'texts' is empty") as caught:
@@ -131,7 +171,7 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
 
     async def call(address: str, documents: list[str]) -> None:
         models = Models(address, ["scorer"], timeout_s=PATIENCE_S)
-        work = asyncio.ensure_future(Ranker(models, slow, 256).rank("a", documents, "id"))
+        work = asyncio.ensure_future(Ranker(models, slow, LIMITS).rank("a", documents, "id"))
         while not work.done():
             others.set()
             await asyncio.sleep(0.01)
@@ -139,5 +179,5 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
 
     with serving(FaultyServer()) as address:
         for large in (True, False):
-            asyncio.run(call(address, ["a" * (2**17 if large else 1)]))
+            asyncio.run(call(address, ["a" * 1_000] * (2**17 // 1_000 if large else 1)))
     assert beside == [True, False]

@@ -9,9 +9,11 @@ from transformers import AutoTokenizer
 
 from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
 from hiscore.prompts.conversation import Conversations
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.prompts.tokenizer import PromptTokenizer
 from tests.support import chat_templates, tiny_tokenizers
 
+LIMITS = TokenLimits(1_000, 1_000)
 MESSAGES = [
     {"role": "system", "content": "Be  brief."},
     {"role": "user", "content": " What is <b>it</b>?\n"},
@@ -30,7 +32,7 @@ TOOL = {
 
 
 def conversations(checkpoint: Path, source: str) -> Conversations:
-    return Conversations(checkpoint, ChatTemplate(source, {"bos_token": "<s>"}))
+    return Conversations(checkpoint, ChatTemplate(source, {"bos_token": "<s>"}), LIMITS)
 
 
 @pytest.mark.parametrize("source", [chat_templates.CHATML, chat_templates.QWEN3])
@@ -155,7 +157,7 @@ def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": templates}))
     template = read_chat_template(checkpoint)
     assert template
-    made = Conversations(checkpoint, template)
+    made = Conversations(checkpoint, template, LIMITS)
     reference = AutoTokenizer.from_pretrained(checkpoint)
     assert reference.decode(made.prompt([{"role": "user", "content": "x"}], None).ids) == "plainx"
     assert reference.decode(made.prompt([], [TOOL]).ids).startswith("with[")
@@ -173,3 +175,14 @@ def test_marks_for_training_change_nothing(checkpoint: Path) -> None:
         conversations(checkpoint, each).prompt(messages, None).ids for each in (marked, chat_templates.CHATML)
     ]
     assert found[0] == found[1]
+
+
+def test_what_cannot_fit_the_context_is_not_encoded(checkpoint: Path) -> None:
+    made = conversations(checkpoint, chat_templates.CHATML)
+    if made.tokenizer.bytes_per_token is None:
+        pytest.skip("one of its tokens may stand for any number of characters")
+    most = LIMITS.context * made.tokenizer.bytes_per_token
+    with pytest.raises(TooMuchText, match="can be 1000 tokens"):
+        made.prompt([{"role": "user", "content": "a" * most}], None)
+    # The control: what may fit is encoded, and the model's to refuse.
+    assert made.prompt([{"role": "user", "content": "ab " * LIMITS.context}], None).ids

@@ -15,6 +15,7 @@ from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
 from hiscore.prompts.families import FAMILIES, family_of
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts, make_prompts
 from hiscore.prompts.shared_beginning import Prompts, share
+from hiscore.prompts.token_limits import TokenLimits
 from hiscore.prompts.truncation import Truncation, cut_prompts
 from hiscore.tokenization.split_rule import SplitRule
 from tests.support import tiny_tokenizers
@@ -242,17 +243,18 @@ def test_a_classifier_takes_pairs_unless_it_has_a_template(qwen: Path, tmp_path:
 
 
 def test_only_what_was_asked_for_is_cut(qwen: Path) -> None:
+    limits = TokenLimits(1_000, 10_000)
     prompts = RerankPrompts(qwen)
     query, documents = "What is it? " * 9, ["The item is: an apple. " * 30, "an apple"]
     whole = prompts.ids([query] * 2, documents)
-    untouched = cut_prompts(prompts, [query] * 2, documents, None, Truncation())
+    untouched = cut_prompts(prompts, [query] * 2, documents, None, Truncation(), limits)
     assert (untouched.prompts, untouched.documents, untouched.query) == (whole, [False, False], False)
-    short = cut_prompts(prompts, [query] * 2, documents, None, Truncation(query=4, document=5))
+    short = cut_prompts(prompts, [query] * 2, documents, None, Truncation(query=4, document=5), limits)
     assert (short.documents, short.query) == ([True, False], True)
     longest = max(len(whole.query) + len(item) for item in whole.items)
     for left in (False, True):
         fitted = cut_prompts(
-            prompts, [query] * 2, documents, None, Truncation(prompt=longest - 50, left=left)
+            prompts, [query] * 2, documents, None, Truncation(prompt=longest - 50, left=left), limits
         )
         assert fitted.documents == [True, False]
         assert max(len(fitted.prompts.query) + len(item) for item in fitted.prompts.items) <= longest - 50
