@@ -57,6 +57,9 @@ class Room:
         if longest is None:
             return False
         longest.whole = False
+        # The prompt is prefilled without selection.
+        dense = max(longest.length, len(longest.call.prompt))
+        longest.attended_all = min(longest.attended_all, dense)
         if longest.status is Status.RUNNING:
             # It goes on from its host pages, with a buffer.
             self._queues.move(longest, Status.DRAINING)

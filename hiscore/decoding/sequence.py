@@ -113,6 +113,7 @@ class Sequence:
         queue_position: The lowest of all that wait comes first.
         waiting_since: The step at which it began to wait.
         whole: It attends to everything for now, and is on the device as a whole.
+        attended_all: So many of its first tokens attend to everything; by default any number.
         gives_up: Host blocks that are taken when it is preempted: its last ones.
         restored: It was resumed from its host pages, without a prefill.
         times_overtaken: How many later ones have started while it waits.
@@ -150,6 +151,7 @@ class Sequence:
     ended: bool = False
 
     whole: bool = False
+    attended_all: float = math.inf
     gives_up: int = 0
     restored: bool = False
 

@@ -2,9 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from hiscore.decoding.scheduler import Scheduler
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.spilling import LEAST_LEFT
+from hiscore.decoding.stop_strings import StopChecker
 from tests.support.decode_worker import TINY
 from tests.unit.decoding.test_scheduler import Drive, sequence
 
@@ -106,3 +110,23 @@ def test_a_request_that_must_attend_to_everything_is_never_spilled() -> None:
     assert not late.whole
     assert full.status is Status.RUNNING
     assert full.admission().full_attention
+
+
+@pytest.mark.parametrize("spilled", [True, False])
+def test_what_was_generated_by_selection_is_found_by_nobody(spilled: bool) -> None:
+    """Its keys and values are others than those of a sequence that attends to everything; the control is such."""
+    drive = Drive(replace(AUTO, prefix_cache=True))
+    drive.add(long := sequence(70, 40))
+    drive.until(long, Status.RUNNING)
+    dense = long.length
+    if spilled:
+        assert drive.scheduler._room.spill([long])
+    drive.until(long, Status.FINISHED)
+    again = Sequence(
+        replace(long.call, prompt=np.append(long.call.prompt, np.array(long.output_ids, np.int32))),
+        None,
+        StopChecker(long.call.params, set()),
+    )
+    found = len(drive.scheduler.prefix_cache.take(again).blocks) * AUTO.block_tokens
+    tokens = dense if spilled else 70 + 40 - 1  # the last token's keys are never computed
+    assert found == tokens // AUTO.block_tokens * AUTO.block_tokens
