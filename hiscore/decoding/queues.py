@@ -9,7 +9,7 @@ from hiscore.decoding.sequence import Sequence, Status
 LOOK_AHEAD = 16
 """How many from the front of each queue are considered in an iteration."""
 
-Fifo = dict[Sequence, None]  # a set in order of insertion
+OrderedSet = dict[Sequence, None]  # by insertion
 
 
 def by_age(sequence: Sequence) -> float:
@@ -21,7 +21,9 @@ class Queues:
     """A queue for each status but FINISHED."""
 
     def __init__(self) -> None:
-        self._of: dict[Status, Fifo] = {status: {} for status in Status if status is not Status.FINISHED}
+        self._of: dict[Status, OrderedSet] = {
+            status: {} for status in Status if status is not Status.FINISHED
+        }
         self.waiting = self._of[Status.WAITING]
         self.restoring = self._of[Status.RESTORING]
         self.prefilling = self._of[Status.PREFILLING]

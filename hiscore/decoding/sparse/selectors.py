@@ -10,7 +10,7 @@ from hiscore.attention.base import AttentionShape
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import IndexKind
 from hiscore.decoding.sparse.dsa import DsaSelector
-from hiscore.decoding.sparse.oracle import ExactSelector
+from hiscore.decoding.sparse.exact import ExactSelector
 from hiscore.decoding.sparse.quest import QuestSelector
 from hiscore.decoding.sparse.selection import Selector
 

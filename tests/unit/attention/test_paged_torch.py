@@ -10,7 +10,7 @@ from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse import residency
 from hiscore.decoding.sparse.cache_ops import PageLists
-from hiscore.decoding.sparse.oracle import ExactSelector
+from hiscore.decoding.sparse.exact import ExactSelector
 from hiscore.decoding.sparse.quest import QuestSelector
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
 from tests.support.decode_cache import KnownCache, forget, random_contents

@@ -16,7 +16,7 @@ from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse import selection as selection_module
 from hiscore.decoding.sparse.dsa import DsaSelector
-from hiscore.decoding.sparse.oracle import ExactSelector
+from hiscore.decoding.sparse.exact import ExactSelector
 from hiscore.decoding.sparse.quest import QuestSelector
 from hiscore.decoding.sparse.selection import Selection, Selector, select_all_pages, select_top_pages
 from tests.support.decode_cache import poison

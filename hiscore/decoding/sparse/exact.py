@@ -1,4 +1,4 @@
-"""The oracle: select the tokens that attention itself would weigh most. All keys stay on the device."""
+"""Exact selection: the tokens that attention itself would weigh most. All keys stay on the device."""
 
 import torch
 from torch import Tensor
