@@ -80,7 +80,7 @@ def test_a_free_port_that_gets_taken_is_chosen_anew(
             return ports
 
         monkeypatch.setattr(Ports, "choose", choose_and_lose_one)
-        with Server(settings(tiny_llama), tmp_path / "server.log") as server:
+        with Server(settings(tiny_llama, models="scorer"), tmp_path / "server.log") as server:
             assert server.ports == chosen[1] != chosen[0]
 
 
@@ -113,7 +113,7 @@ def test_a_model_that_does_not_load_gives_its_reason(tiny_llama: Path, tmp_path:
     before = children()
     log_path = tmp_path / "server.log"
     with pytest.raises(LaunchError, match=r"before it was ready: it ended with exit code 1") as raised:
-        Server(settings(broken), log_path).start()
+        Server(settings(broken, models="scorer"), log_path).start()
     assert "cannot be read as safetensors" in str(raised.value)
     assert str(log_path) in str(raised.value)
     assert children() <= before

@@ -97,13 +97,12 @@ def test_http_keeps_to_loopback_where_grpc_has_tls(secured: Server) -> None:
 
 
 @pytest.fixture
-def lock(start_server: StartServer, tiny_llama: Path) -> tuple[Server, str, str]:
+def lock(lm: Server) -> tuple[Server, str, str]:
     """A server, and the name and value that its command line shows for its locked interfaces."""
-    server = start_server(tiny_llama, queue_timeout_s=599)
-    line = next(each for each in psutil.Process(server.pid).cmdline() if "--http-restricted-api" in each)
+    line = next(each for each in psutil.Process(lm.pid).cmdline() if "--http-restricted-api" in each)
     found = re.fullmatch(r"--http-restricted-api=[\w,-]+:(\w+)=(\w{32}\n)", line)
     assert found, line
-    return server, found.group(1), found.group(2)
+    return lm, found.group(1), found.group(2)
 
 
 def http_status(server: Server, header: str) -> str:
