@@ -41,7 +41,10 @@ def main() -> int:
             for streams in map(int, options.streams):
                 for missing in {min(int(each), selected): None for each in options.missing}:
                     alone, merged = (
-                        leader.do(partial(time_case, case=Case(streams, selected, missing, width, shared)))
+                        leader.do(
+                            partial(time_case, case=Case(streams, selected, missing, width, shared)),
+                            patient=True,
+                        )
                         for shared in (False, True)
                     )
                     case = asdict(Case(streams, selected, missing, width, shared=True))

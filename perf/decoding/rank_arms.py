@@ -38,7 +38,8 @@ def arms_of(
     try:
         for arm in arms:
             leader.do(
-                partial(add, checkpoint=checkpoint, arm=arm, memory=memory, prefill_tokens=prefill_tokens)
+                partial(add, checkpoint=checkpoint, arm=arm, memory=memory, prefill_tokens=prefill_tokens),
+                patient=True,
             )
         yield
     finally:

@@ -93,6 +93,11 @@ def test_sums_maxima_and_parts_are_those_of_all_ranks(ranks: Ranks) -> None:
     assert parts.tolist() == [[1.0, 1.0, 2.0, 2.0]] * 3
 
 
+@pytest.mark.parametrize("lacking", [(), (0,), (1,), (0, 1)])
+def test_both_prefill_by_flashinfer_or_none_does(lacking: tuple[int, ...], ranks: Ranks) -> None:
+    assert ranks.do(partial(decode_rank_work.agreed, lacking=lacking)) == [not lacking] * 2
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_equals_one_gpu(family: str, ranks: Ranks, tmp_path: Path) -> None:
     compare(tiny_models.make(family, tmp_path), ranks)
@@ -135,7 +140,8 @@ def decode_together(ranks: Ranks, path: Path, name: str) -> ParallelWorker:
         partial(
             decode_rank_work.build_on, path=path, late=None, deaf=False, given=SETTINGS[name][1],
             dtype=torch.float32,
-        )
+        ),
+        patient=True,
     )  # fmt: skip
     return ParallelWorker(ranks)
 

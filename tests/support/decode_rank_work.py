@@ -107,7 +107,10 @@ def agreed(rank: Rank, lacking: tuple[int, ...]) -> list[bool]:
     """Which ranks use FlashInfer of whom all but some can."""
     found: Any = None if rank.shard.rank in lacking else object()
     used = parts.agree_on(found, rank.group, rank.device) is not None
-    return [bool(each) for each in rank.group.gather(torch.tensor([[float(used)]]))[0].tolist()]
+    return [
+        bool(each)
+        for each in rank.group.gather(torch.tensor([[float(used)]], device=rank.device))[0].tolist()
+    ]
 
 
 def refuse_to_pin(rank: Rank, which: int) -> None:
