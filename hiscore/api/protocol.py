@@ -19,6 +19,12 @@ class LimitedProtocol(NoUpgrade):
         self._header_timer: asyncio.TimerHandle | None = None
         self._expect_headers()
 
+    def eof_received(self) -> None:
+        # The loop closes the transport now and says so later; an answer sent in between would fail on it.
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_done()
         super().connection_lost(exc)

@@ -1,15 +1,18 @@
 """HTTP/1.1 on a socket: slow callers, large headers, callers that leave, too many connections."""
 
+import asyncio
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 import uvicorn
 from starlette.testclient import TestClient
+from uvicorn.server import ServerState
 
 from hiscore.api.__main__ import uvicorn_config
 from hiscore.api.protocol import MAX_HEADER_BYTES, LimitedProtocol
@@ -203,6 +206,40 @@ def test_what_is_no_http_is_refused(address: tuple[str, int]) -> None:
     twice = post("/rerank", b"{}", JSON, "Transfer-Encoding: chunked")
     assert ask(address, twice).startswith(b"HTTP/1.1 4")
     assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200")
+
+
+class ClosedTransport(asyncio.Transport):
+    """As uvloop's is between the end of what comes in and the loss of the connection."""
+
+    def write(self, data: Any) -> None:
+        raise RuntimeError("the handler is closed")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_nothing_is_sent_to_a_caller_that_has_just_left(ends: bool, caplog: pytest.LogCaptureFixture) -> None:
+    answered = asyncio.Event()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await answered.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def leave() -> None:
+        config = uvicorn.Config(application, lifespan="off", log_config=None)
+        config.load()
+        state = ServerState()
+        protocol = LimitedProtocol(config, state, {})
+        protocol.connection_made(ClosedTransport())
+        protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        if ends:
+            protocol.eof_received()
+        answered.set()
+        # The control's exception is logged, and then raised by the attempt to say so.
+        await asyncio.gather(*state.tasks, return_exceptions=True)
+        protocol.connection_lost(OSError())
+
+    asyncio.run(leave())
+    assert ("Exception in ASGI application" in caplog.text) == (not ends)
 
 
 def eventually(condition: Callable[[], bool]) -> None:
