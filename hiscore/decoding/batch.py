@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hiscore.arrays import Int32
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import NO_PAGES, DecodeBatch, PrefillChunk
+from hiscore.decoding.worker.interface import NO_PAGES, Admission, DecodeBatch, PrefillChunk
 from hiscore.decoding.worker.sampling_batch import History, LogitBias, Masks, Penalties, SamplingBatch
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -41,6 +41,22 @@ def make_prefill_chunk(sequence: Sequence, tokens: int, windows: tuple[Int32, In
         sequence.seq_index, sequence.call.prompt[start:end], start, sequence.staging_pages, host_pages, last,
         full_attention=not params.sparse, window_pages=windows[0], into_windows=windows[1],
     )  # fmt: skip
+
+
+def make_admission(sequence: Sequence) -> Admission:
+    """Once the last chunk of its prefill, or its copy from the host into staging, is launched."""
+    newest = min(sequence.sampled, sequence.received) - 1
+    return Admission(
+        sequence.seq_index,
+        sequence.length,
+        sequence.host_pages,
+        sequence.device_pages,
+        sequence.staging_pages,
+        full_attention=not sequence.selects,
+        first_token=sequence.output_ids[newest] if sequence.restored else None,
+        window_pages=sequence.window.pages_of(0, len(sequence.host_pages)),
+        is_buffer_alone=sequence.restored and sequence.restored_pages is not None,
+    )
 
 
 def make_sampling_batch(sequences: list[Sequence], positions: Int32) -> SamplingBatch:

@@ -125,7 +125,8 @@ class BlockManager:
             # It may have more pages than its length needs, and gets back those that were taken.
             held = len(sequence.host_pages) * config.page_size - 1
             tokens = max(sequence.length, held, len(sequence.call.prompt) + sequence.replayed - 1)
-            needed = pages_needed(sequence.call, tokens, config, sequence.whole, sequence.length)
+            staged = self._prompts.to_stage(sequence)
+            needed = pages_needed(sequence.call, tokens, config, sequence.whole, staged)
             missing = needed.host - len(self.blocks_of(sequence))
             window = self.windows.missing(sequence, needed.host)
             return replace(needed, host=missing, window=window)

@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from hiscore.decoding.batch import make_admission
 from hiscore.decoding.in_flight import InFlight
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence
@@ -40,7 +41,10 @@ def launch(worker: Worker, schedule: Schedule, fail_only: FailOnly) -> list[InFl
             fail_each(launched[-1].failed, fail_only)
     for sequence in schedule.resumed:
         with fail_only([sequence]):
-            worker.restore(sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages)
+            worker.restore(
+                sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages,
+                sequence.restored_pages,
+            )  # fmt: skip
     for sequence, prefix in schedule.fetched:
         with fail_only([sequence]):
             worker.fetch(prefix)
@@ -53,7 +57,7 @@ def launch(worker: Worker, schedule: Schedule, fail_only: FailOnly) -> list[InFl
     for sequence in schedule.admitted:
         if not sequence.ended:
             with fail_only([sequence]):
-                worker.admit(sequence.admission())
+                worker.admit(make_admission(sequence))
     return launched
 
 

@@ -1,9 +1,14 @@
-"""Where prompts are prefilled: in pages that they keep, or in others that are lent to them for that."""
+"""Where prompts are prefilled: in pages that they keep, or in others that are lent to them for that.
+
+A preempted sequence comes back the same way, with all that it has on the host. One that goes on selecting needs
+only what its buffer starts with, for its index is still there.
+"""
 
 import numpy as np
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.decoding.block_pool import BlockPool
+from hiscore.decoding.buffer_pages import initial_pages
 from hiscore.decoding.page_needs import PagesNeeded
 from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
@@ -36,23 +41,41 @@ class PromptPages:
             return needed.staging + needed.device + spare.device <= device_free
         return needed.staging <= self._staging.num_free
 
+    def to_stage(self, sequence: Sequence) -> int:
+        """Tokens of a preempted sequence that come back through pages which it may not keep."""
+        found = self._in_buffer(sequence)
+        if found is None:
+            return sequence.length
+        # Those of the buffers are copied to where they stay.
+        return 0 if self.from_buffers else len(found[0]) * self._config.page_size
+
     def lend(self, sequence: Sequence, count: int) -> None:
-        """Lend a sequence pages, and say where its prompt is prefilled: it must have the pages that it keeps."""
+        """Lend a sequence pages, and say where its tokens come: it must have the pages that it keeps."""
+        found, config = self._in_buffer(sequence), self._config
+        sequence.restored_pages = None if found is None else found[0]
         sequence.borrowed_pages = self._lender.allocate(count)
-        sequence.staging_pages = self._staging_of(sequence)
+        if config.prompts_in == "staging":
+            sequence.staging_pages = sequence.borrowed_pages
+        elif config.prompts_in == "dense":
+            sequence.staging_pages = staging_pages_in(sequence.host_pages, config)
+        elif found is not None:
+            sequence.staging_pages = staging_pages_in(sequence.device_pages[found[1]], config)
+        else:
+            pages = sequence.borrowed_pages if count else sequence.device_pages
+            sequence.staging_pages = staging_pages_in(pages, config)
 
     def take_back(self, sequence: Sequence) -> None:
         """Take back what a sequence was lent."""
         self._lender.free(sequence.borrowed_pages)
         sequence.staging_pages = sequence.borrowed_pages = NO_PAGES
 
-    def _staging_of(self, sequence: Sequence) -> Int32:
-        borrowed = sequence.borrowed_pages
-        if self._config.prompts_in == "staging":
-            return borrowed
-        if self._config.prompts_in == "dense":
-            return staging_pages_in(sequence.host_pages, self._config)
-        return staging_pages_in(borrowed if len(borrowed) else sequence.device_pages, self._config)
+    def _in_buffer(self, sequence: Sequence) -> tuple[Int64, Int64] | None:
+        """The pages that a preempted sequence goes on with, and their places in its buffer; None: all of them."""
+        config = self._config
+        full = sequence.length // config.page_size
+        if config.dense or not (sequence.selects and sequence.has_index) or full < config.buffer_pages:
+            return None
+        return initial_pages(sequence.length, config.page_size, config.lru_pages, config.ring_pages)
 
 
 def staging_pages_in(pages: Int32, cache_config: CacheConfig) -> Int32:

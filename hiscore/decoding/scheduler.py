@@ -185,8 +185,12 @@ class Scheduler:
     def _go_on(self, sequence: Sequence, schedule: Schedule) -> None:
         """Prefill a sequence that has what it needs, or admit it if it was prefilled before it was preempted."""
         if sequence.restored:
-            schedule.admitted.append(sequence)
+            self._admit(sequence, schedule)
         self.queues.move(sequence, Status.ADMITTED if sequence.restored else Status.PREFILLING)
+
+    def _admit(self, sequence: Sequence, schedule: Schedule) -> None:
+        schedule.admitted.append(sequence)
+        sequence.has_index = sequence.selects
 
     def _schedule_prefill(self, schedule: Schedule) -> None:
         for sequence, tokens in share_forward(self.queues.prefilling, self._cache_config):
@@ -207,7 +211,7 @@ class Scheduler:
             if sequence.all_sampled:
                 self.queues.move(sequence, Status.DRAINING)
             else:
-                schedule.admitted.append(sequence)
+                self._admit(sequence, schedule)
                 self.queues.move(sequence, Status.ADMITTED)
 
     def _free(self, sequence: Sequence, releases: list[Release]) -> None:

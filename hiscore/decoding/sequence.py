@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.window_ring import WindowRing
-from hiscore.decoding.worker.interface import NO_PAGES, Admission
+from hiscore.decoding.worker.interface import NO_PAGES
 from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.page_hashes import PageHashes
 
@@ -116,6 +116,8 @@ class Sequence:
         attended_all: So many of its first tokens attend to everything; by default any number.
         gives_up: Host blocks that are taken when it is preempted: its last ones.
         restored: It was resumed from its host pages, without a prefill.
+        restored_pages: int64: which of its pages were copied for that; None: all.
+        has_index: Its index is complete: it has selected since it was made.
         times_overtaken: How many later ones have started while it waits.
         steps_run: Steps since it started or was resumed, less twice those that it has lost meanwhile.
         has_left_queue: Its prefill has begun; for `hiscore.decoding.times`, as the next.
@@ -154,6 +156,8 @@ class Sequence:
     attended_all: float = math.inf
     gives_up: int = 0
     restored: bool = False
+    restored_pages: Int64 | None = None
+    has_index: bool = False
 
     queue_position: float = 0
     waiting_since: int = 0
@@ -206,6 +210,10 @@ class Sequence:
         """Tokens that it may still generate."""
         return self.call.params.max_tokens - self.sampled
 
+    @property
+    def selects(self) -> bool:
+        return self.call.params.sparse and not self.whole
+
     def steps_beyond(self, tokens: int) -> int:
         """Steps that it repeats if only its first tokens are left."""
         return max(0, self.length - max(tokens, len(self.call.prompt)))
@@ -237,16 +245,3 @@ class Sequence:
     def forced_token(self) -> int | None:
         """What its next step must be fed; None: what was sampled last, which is on the device."""
         return self.output_ids[self.sampled - 1] if 0 < self.sampled <= self.replayed else None
-
-    def admission(self) -> Admission:
-        """Valid once the last chunk of its prefill, or its copy from the host into staging, is launched."""
-        return Admission(
-            self.seq_index,
-            self.length,
-            self.host_pages,
-            self.device_pages,
-            self.staging_pages,
-            full_attention=self.whole or not self.call.params.sparse,
-            first_token=self.output_ids[min(self.sampled, self.received) - 1] if self.restored else None,
-            window_pages=self.window.pages_of(0, len(self.host_pages)),
-        )

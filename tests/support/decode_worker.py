@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.decoding.batch import uniform
 from hiscore.decoding.preemption import Patience
 from hiscore.decoding.prompt_pages import staging_pages_in
@@ -186,7 +186,9 @@ class HashWorker:
 
         self._task([seq_index], work)
 
-    def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
+    def restore(
+        self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32, pages: Int64 | None = None
+    ) -> None:
         self._raise("restore", [seq_index])
         self._check(seq_index not in self.sequences, f"index {seq_index} is taken")
         kept = None
@@ -201,9 +203,12 @@ class HashWorker:
         self.restores += 1
 
         def work() -> None:
-            self._staging[_slots(staging_pages, STAGING_PAGE_SIZE)[:length]] = self._on_host(host_pages)[
-                :length
-            ]
+            if pages is None:
+                tokens = self._on_host(host_pages)[:length]
+            else:
+                tokens = self._on_host(host_pages[pages])
+                tokens = tokens[: len(tokens) - -length % self.cache_config.page_size]
+            self._staging[_slots(staging_pages, STAGING_PAGE_SIZE)[: len(tokens)]] = tokens
 
         self._task([seq_index], work)
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hiscore.decoding.batch import make_admission
 from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.page_needs import PagesNeeded, device_pages_of, pages_needed, staging_pages_of
 from hiscore.decoding.sampling_params import SamplingParams
@@ -68,7 +69,7 @@ class Driver:
             self._read(worker.prefill([chunk], greedy(int(last))))
             logits = self._logits.pop()
         sequence.sampled = 1
-        worker.admit(sequence.admission())
+        worker.admit(make_admission(sequence))
         self.sequences[sequence.seq_index] = sequence
         return sequence.seq_index, logits[0]
 
@@ -127,11 +128,15 @@ class Driver:
         """Resume a preempted sequence; returns its new index."""
         cache_config, pages = self.worker.cache_config, len(sequence.host_pages)
         device = device_pages_of(pages, sequence.call, cache_config, sequence.whole)
-        staging = staging_pages_of(sequence.length, device == pages, cache_config)
+        staged = self.blocks._prompts.to_stage(sequence)
+        staging = staging_pages_of(staged, device == pages, cache_config)
         self.blocks.allocate(sequence, PagesNeeded(0, device, staging))
         sequence.restored = True
-        self.worker.restore(sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages)
-        self.worker.admit(sequence.admission())
+        self.worker.restore(
+            sequence.seq_index, sequence.length, sequence.host_pages, sequence.staging_pages,
+            sequence.restored_pages,
+        )  # fmt: skip
+        self.worker.admit(make_admission(sequence))
         self.sequences[sequence.seq_index] = sequence
         return sequence.seq_index
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
+from hiscore.decoding.buffer_pages import initial_pages
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.worker.interface import NO_PAGES, Growth
@@ -74,22 +75,16 @@ def admit(
     written = -(-length // shape.page_size) if shape.sparse_layers else 0
     if resident:
         return InitialPages(torch.arange(written), device_pages[:written])
-    # The next token may start a page, which then replaces the ring's oldest.
-    ring_start = max(0, length // shape.page_size - shape.ring_pages + 1)
-    ring = torch.arange(ring_start, written)
-    sink = min(1, ring_start)
-    before_ring = torch.arange(max(sink, ring_start - shape.lru_pages + 1), ring_start)
-    lru = torch.cat((torch.arange(sink), before_ring))
-    lru_device_pages = device_pages[: len(lru)]
-    into, held = upload(lru_device_pages, device), upload(host_pages[lru], device)
+    found = initial_pages(length, shape.page_size, shape.lru_pages, shape.ring_pages)
+    pages, places = (torch.from_numpy(each) for each in found)
+    in_lru = places < shape.lru_pages
+    into = upload(device_pages[places[in_lru]], device)
+    held = upload(host_pages[pages[in_lru]], device)
     cache.device_page_of[:, held] = into.int()[:, None]
     cache.host_page_of[:, into] = held.int()[:, None]
     # As if the step before the first one had loaded them.
     cache.last_use.index_fill_(1, into, 2 * (length - 1))
-    return InitialPages(
-        torch.cat((lru, ring)),
-        torch.cat((lru_device_pages, device_pages[shape.lru_pages + ring % shape.ring_pages])),
-    )
+    return InitialPages(pages, device_pages[places])
 
 
 def grow(cache: KVCache, growths: Sequence[Growth]) -> None:

@@ -24,7 +24,8 @@ def fill_from_staging(model: DecodeModel, ops: CacheOps, admission: Admission) -
     positions = (initial.pages.numpy()[:, None] * page_size + offsets).ravel()
     buffer_slots = (initial.device_pages.numpy()[:, None] * page_size + offsets).ravel()
     exists = positions < admission.length
-    staged, buffer_slots = slots[positions[exists]], buffer_slots[exists].astype(np.int32)
+    buffer_slots = buffer_slots[exists].astype(np.int32)
+    staged = slots[: len(buffer_slots)] if admission.is_buffer_alone else slots[positions[exists]]
     if model.cache.shape.prompts_in == "buffers" and np.array_equal(staged, buffer_slots):
         return  # it was prefilled where it stays
     ops.fill_buffer(model.staging, upload(staged, device), upload(buffer_slots, device))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.decoding.worker.sampling_batch import SamplingBatch
@@ -84,6 +84,7 @@ class Admission:
         device_pages: int32, in the order of the buffer's pages.
         staging_pages: int32, in the order of positions.
         full_attention: Attend to everything in sparse layers too.
+        is_buffer_alone: Staging has what its buffer starts with, in that order, and its index is complete.
         first_token: Input of its first step; None after a prefill, whose sample is still on the device.
         window_pages: int32: in windowed layers, of its pages; before the window they may hold anything.
     """
@@ -96,6 +97,7 @@ class Admission:
     full_attention: bool
     first_token: int | None
     window_pages: Int32 = field(default_factory=lambda: NO_PAGES)
+    is_buffer_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,8 +186,7 @@ class PendingForward(Protocol):
 class Worker(Protocol):
     """The device side of decoding.
 
-    What `drained` or `release` raises stops the engine. What any other call or a result raises fails the sequences
-    of that call and no others.
+    What `drained` or `release` raises stops the engine; another call or a result fails its own sequences alone.
     """
 
     cache_config: CacheConfig
@@ -202,14 +203,17 @@ class Worker(Protocol):
         """
         ...
 
-    def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
+    def restore(
+        self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32, pages: Int64 | None = None
+    ) -> None:
         """Copy a preempted sequence from the host to staging; `admit` follows.
 
         Args:
             seq_index: The sequence's row in the per-sequence tables.
-            length: Tokens to copy, from the first.
+            length: Its tokens.
             host_pages: int32, in the order of positions.
-            staging_pages: int32, in the order of positions.
+            staging_pages: int32, in the order of what is copied.
+            pages: int64: which of its pages, the newest among them; None: all.
         """
         ...
 
@@ -230,10 +234,7 @@ class Worker(Protocol):
         ...
 
     def drained(self, seq_index: int) -> bool:
-        """Whether every offload launched for this sequence has completed. Does not wait.
-
-        True before anything was offloaded.
-        """
+        """Whether all offloads launched for this sequence, if any, have completed. Does not wait."""
         ...
 
     def release(self, seq_index: int, host_pages: Int32, device_pages: Int32) -> None:

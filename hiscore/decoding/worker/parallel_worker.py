@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.decoding.worker.interface import (
     Admission,
     DecodeBatch,
@@ -54,8 +54,10 @@ class ParallelWorker(Worker):
     def fetch(self, prefix: Prefix) -> None:
         self._leader.do(partial(fetch, prefix=prefix))
 
-    def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
-        self._everywhere("restore", seq_index, length, host_pages, staging_pages)
+    def restore(
+        self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32, pages: Int64 | None = None
+    ) -> None:
+        self._everywhere("restore", seq_index, length, host_pages, staging_pages, pages)
 
     def admit(self, admission: Admission) -> None:
         self._everywhere("admit", admission)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.arrays import Int32
+from hiscore.arrays import Int32, Int64
 from hiscore.decoding.models.base import DecodeModel, staging_slots
 from hiscore.decoding.sparse import block_tables
 from hiscore.decoding.worker.admission import fill_from_staging, index_from_staging
@@ -165,12 +165,18 @@ class CacheWorker:
         self._copies.prompt_copied(seq_index, 0, prefix.tokens, into)
 
     @torch.inference_mode()
-    def restore(self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32) -> None:
+    def restore(
+        self, seq_index: int, length: int, host_pages: Int32, staging_pages: Int32, pages: Int64 | None = None
+    ) -> None:
         if not self._stays_on_device:
+            copied = length
+            if pages is not None:
+                unfilled = -length % self.cache_config.page_size
+                host_pages, copied = host_pages[pages], len(pages) * self.cache_config.page_size - unfilled
             self._copies.collect()
             self._copies.wait_for(self._schedule.staging_waits_for(staging_pages))
             with self._restores.beside_forwards(seq_index):
-                slots = upload(staging_slots(staging_pages, length), self._device)
+                slots = upload(staging_slots(staging_pages, copied), self._device)
                 self._ops.restore_prompt(self._model.staging, slots, upload(host_pages, self._device))
         self._schedule.restored(seq_index, length)
 
@@ -184,7 +190,8 @@ class CacheWorker:
                 index_from_staging(self._model, self._ops, admission)
             else:
                 # Restored: its dense layers are still there, but its seq_index may have changed.
-                if self.cache_config.whole_if_it_fits and not admission.full_attention:
+                attends_to_part = not (admission.full_attention or admission.is_buffer_alone)
+                if self.cache_config.whole_if_it_fits and attends_to_part:
                     # While it attended to everything, nothing was added to its index.
                     index_from_staging(self._model, self._ops, admission)
                 self._runner.input_ids[admission.seq_index].fill_(admission.first_token)

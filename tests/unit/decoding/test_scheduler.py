@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiscore.decoding import scheduler as scheduler_module
+from hiscore.decoding.batch import make_admission
 from hiscore.decoding.preemption import Patience
 from hiscore.decoding.prefix_cache import Found, PrefixCache
 from hiscore.decoding.sampling_params import SamplingParams
@@ -75,9 +76,9 @@ def test_the_life_of_a_sequence() -> None:
     schedule = drive.go()
     assert [(chunk.start, len(chunk.tokens), chunk.is_last) for chunk in schedule.chunks] == [(24, 6, True)]
     assert schedule.completed == schedule.admitted == [each]
-    admission = each.admission()
+    admission = make_admission(each)
     assert (admission.length, admission.first_token, admission.full_attention) == (30, None, False)
-    assert sequence(sparse=False).admission().full_attention
+    assert make_admission(sequence(sparse=False)).full_attention
     drive.undrained = {each.seq_index}
     assert drive.go(3).decode_batch is None  # until its prompt is offloaded
     assert each.status is Status.ADMITTED
@@ -263,7 +264,7 @@ def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> Non
     assert schedule.admitted == [running[0]]
     assert (len(schedule.stepped), schedule.chunks) == (3, [])
     running[0].output_ids[-1] = 5
-    admission = running[0].admission()
+    admission = make_admission(running[0])
     assert (admission.length, admission.first_token) == (length, 5)
     assert admission.host_pages[: len(host)].tolist() == host.tolist()
     assert running[0].steps_run == 0
@@ -272,6 +273,30 @@ def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> Non
     assert schedule.decode_batch.positions[schedule.stepped.index(running[0])] == length
     drive.until(running[0], Status.FINISHED)
     assert running[0].received == 60
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_who_goes_on_selecting_needs_its_buffer_alone(has_index: bool) -> None:
+    """The first page and the newest ones, in so many pages of staging; the control needs all to make its index."""
+    drive = Drive(replace(TINY, staging_pages=16), quantum=10)
+    first, *_ = fill(drive, prompt=40)
+    drive.add(sequence())
+    drive.until(first, Status.PREEMPTED)
+    assert first.has_index
+    first.has_index = has_index
+    while not drive.go().resumed:
+        assert first.status is Status.PREEMPTED
+    newest = -(-first.length // TINY.page_size) - 1
+    if has_index:
+        assert first.restored_pages is not None
+        before = range(newest - len(first.restored_pages) + 2, newest + 1)
+        assert first.restored_pages.tolist() == [0, *before]
+        assert 4 <= len(first.restored_pages) <= 5
+        assert len(first.staging_pages) == -(-len(first.restored_pages) * 4 // 16) <= 2
+    else:
+        assert first.restored_pages is None
+        assert len(first.staging_pages) == -(-first.length // 16) > 2
+    assert make_admission(first).is_buffer_alone == has_index
 
 
 BESIDE = [({}, True), (KINDS[3], False), ({"host_is_shared": True}, False)]

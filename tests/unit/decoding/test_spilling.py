@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hiscore.decoding.batch import make_admission
 from hiscore.decoding.scheduler import Scheduler
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.spilling import LEAST_LEFT
@@ -34,7 +35,7 @@ def start(*sequences: Sequence) -> Drive:
 def test_while_all_fits_everyone_attends_to_everything() -> None:
     long, short = sequence(prompt=60, max_tokens=30), sequence(prompt=8, max_tokens=30)
     drive = start(long, short)
-    assert long.admission().full_attention
+    assert make_admission(long).full_attention
     drive.go(20)
     assert kinds(drive.scheduler) == [(-(-(long.length) // 4), True), (-(-(short.length) // 4), True)]
     assert drive.scheduler.preemptions == 0
@@ -42,7 +43,7 @@ def test_while_all_fits_everyone_attends_to_everything() -> None:
     sparse = Drive(replace(AUTO, whole_if_it_fits=False))
     sparse.add(other := sequence(prompt=60, max_tokens=30))
     sparse.until(other, Status.RUNNING)
-    assert (len(other.device_pages), other.admission().full_attention) == (5, False)
+    assert (len(other.device_pages), make_admission(other).full_attention) == (5, False)
 
 
 def test_the_longest_is_spilled_for_one_that_waits() -> None:
@@ -53,8 +54,11 @@ def test_the_longest_is_spilled_for_one_that_waits() -> None:
     drive.until(long, Status.RUNNING)
     assert (long.whole, middle.whole, late.whole) == (False, True, True)
     assert len(long.device_pages) == 5
-    assert not long.admission().full_attention
+    assert not make_admission(long).full_attention
     assert long.restored  # from its host pages: nothing is computed twice
+    # All of them: its index is made of these. Later on it has one, and needs no more than its buffer.
+    assert (long.restored_pages, long.has_index, middle.has_index) == (None, True, False)
+    assert drive.scheduler.blocks._prompts.to_stage(long) < long.length
     assert long.replayed == 0
 
 
@@ -88,6 +92,8 @@ def test_one_comes_back_when_there_is_room_for_all_of_it() -> None:
     assert (long.whole, long.status) == (True, Status.RUNNING)
     assert len(long.device_pages) == len(long.host_pages)
     assert drive.scheduler.preemptions == 2
+    # It came back with all that it has, and adds nothing to its index.
+    assert (long.restored_pages, long.has_index) == (None, False)
     drive.until(long, Status.FINISHED)
     assert long.received == LEAST_LEFT + 16
 
@@ -109,7 +115,7 @@ def test_a_request_that_must_attend_to_everything_is_never_spilled() -> None:
     drive.until(late, Status.RUNNING)
     assert not late.whole
     assert full.status is Status.RUNNING
-    assert full.admission().full_attention
+    assert make_admission(full).full_attention
 
 
 @pytest.mark.parametrize("spilled", [True, False])

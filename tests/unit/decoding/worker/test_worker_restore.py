@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from hiscore.decoding import prompt_pages
 from hiscore.decoding.worker.device_queues import Queue
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_client import serving
@@ -82,6 +84,75 @@ def test_a_prefill_that_does_not_wait_for_its_prefix_is_seen(
     *_, right = found(of, selector, None)
     *_, wrong = found(of, selector, LateCopies(PATIENCE, deaf_to=Queue.RESTORE))
     assert not torch.equal(right, wrong)
+
+
+SELECTING = {**{name: SETTINGS[name] for name in BESIDE}, "auto": SETTINGS["quest"]}
+
+
+def interrupted(
+    path: Path, selector: str, alone: bool, length: int = 300, **on: Any
+) -> tuple[Tensor, list[int]]:
+    """Logits of a sequence that selects, is preempted and goes on; and how many tokens were copied back at a time.
+
+    alone: its index is known to be complete.
+    """
+    _, top_k, buffer = SELECTING[selector]
+    worker, copied = build(path, selector, top_k, buffer, **on), []
+    restore = worker._ops.restore_prompt
+
+    def count_and_restore(staging: Tensor, slots: Tensor, host_pages: Tensor) -> None:
+        copied.append(len(slots))
+        restore(staging, slots, host_pages)
+
+    worker._ops.restore_prompt = count_and_restore  # type: ignore[method-assign]
+    driver = Driver(worker)
+    seq_index, _ = driver.admit(prompt(length), 60)
+    found = []
+    for times in range(2):
+        found += [driver.step([seq_index], fed=[token]) for token in range(3, 5 + times)]
+        sequence = driver.leave(seq_index, preempt=True)
+        other, _ = driver.admit(prompt(250, seed=1), 60)
+        driver.step([other], fed=[3])
+        driver.leave(other)
+        sequence.has_index = alone
+        seq_index = driver.resume(sequence)
+    # Past the next page's beginning.
+    found += [driver.step([seq_index], fed=[token]) for token in range(3, 40)]
+    logits = torch.cat(found).cpu()
+    worker._cache.close()
+    return logits, copied
+
+
+@pytest.mark.parametrize("length", [300, 320 - 2, 320 - 3])
+@pytest.mark.parametrize("selector", SELECTING)
+def test_one_that_selects_goes_on_with_its_buffer_alone(path: Any, selector: str, length: int) -> None:
+    """With the bits of one that comes back as a whole; what it had on the device is poison by then."""
+    if length != 300 and selector in ("exact", "dsa"):
+        pytest.skip("pages of one token begin anywhere")
+    of = path(SELECTING[selector][0])
+    whole, all_tokens = interrupted(of, selector, alone=False, length=length)
+    found, copied = interrupted(of, selector, alone=True, length=length)
+    assert found.isfinite().all()
+    assert torch.equal(found, whole)
+    assert all_tokens == [length + 2, length + 5]
+    assert max(copied) <= SELECTING[selector][2] + 2 * 32 < min(all_tokens)
+
+
+@pytest.mark.parametrize("selector", SELECTING)
+def test_one_that_goes_on_with_other_pages_is_seen(
+    path: Any, selector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = prompt_pages.initial_pages
+
+    def earlier(*sizes: int) -> Any:
+        pages, places = right(*sizes)
+        return pages - (pages > 1), places
+
+    of = path(SELECTING[selector][0])
+    found, _ = interrupted(of, selector, alone=True)
+    monkeypatch.setattr(prompt_pages, "initial_pages", earlier)
+    wrong, _ = interrupted(of, selector, alone=True)
+    assert not torch.equal(found, wrong)
 
 
 class LateIndex(LateCopies):

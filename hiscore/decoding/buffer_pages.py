@@ -1,0 +1,27 @@
+"""Which pages the buffer of a sequence starts with that selects: the first, and the newest ones."""
+
+import numpy as np
+
+from hiscore.arrays import Int64
+
+
+def initial_pages(length: int, page_size: int, lru_pages: int, ring_pages: int) -> tuple[Int64, Int64]:
+    """The pages that the LRU area and the ring of a sequence begin with.
+
+    Args:
+        length: Tokens of the sequence, more than the buffer holds or as many.
+        page_size: Tokens per page.
+        lru_pages: Pages of the LRU area.
+        ring_pages: Pages of the ring.
+
+    Returns:
+        Pages of the sequence, ascending, and the places in the buffer that take them: int64 [n] each.
+    """
+    # The next token may start a page, which then replaces the ring's oldest.
+    ring_start = max(0, length // page_size - ring_pages + 1)
+    ring = np.arange(ring_start, -(-length // page_size))
+    sink = min(1, ring_start)
+    before_ring = np.arange(max(sink, ring_start - lru_pages + 1), ring_start)
+    lru = np.concatenate((np.arange(sink), before_ring))
+    places = np.concatenate((np.arange(len(lru)), lru_pages + ring % ring_pages))
+    return np.concatenate((lru, ring)).astype(np.int64), places.astype(np.int64)
