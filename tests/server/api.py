@@ -12,8 +12,7 @@ from typing import Any
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
 from hiscore.settings import ServeSettings
-
-PATIENCE_S = 300
+from tests.support.patience import PATIENCE_S
 
 
 @dataclass(frozen=True)

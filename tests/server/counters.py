@@ -4,17 +4,18 @@ import re
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import psutil
 
 from hiscore.launcher import Server
+from tests.support.patience import wait_until
 
 LINE = re.compile(r'^(\w+)\{(?:[^}]*,)?model="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 
 
-def read(server: Server) -> dict[tuple[str, str], int]:
+def read(server: Server) -> Counter[tuple[str, str]]:
     """Counters by (model, name), summed over their other labels."""
     with urllib.request.urlopen(server.metrics_url) as response:
         found = LINE.findall(response.read().decode())
@@ -25,10 +26,10 @@ def read(server: Server) -> dict[tuple[str, str], int]:
 
 
 def settled(server: Server) -> dict[tuple[str, str], int]:
-    """As `read`, once nothing rises any more: a batch is counted just after its callers have their answers."""
+    """As `read`, once nothing has risen for a while: a batch is counted just after it is answered."""
     last, same = read(server), 0
-    while same < 3:
-        time.sleep(0.05)
+    while same < 5:
+        time.sleep(0.1)
         now = read(server)
         same = same + 1 if now == last else 0
         last = now
@@ -36,11 +37,15 @@ def settled(server: Server) -> dict[tuple[str, str], int]:
 
 
 @contextmanager
-def counted(server: Server) -> Iterator[dict[tuple[str, str], int]]:
-    """Inside nothing; after the block, what each counter rose by."""
+def counted(
+    server: Server, at_least: Mapping[tuple[str, str], int] | None = None
+) -> Iterator[dict[tuple[str, str], int]]:
+    """Inside nothing; after the block, what each counter rose by; at_least: what is waited for."""
     risen: dict[tuple[str, str], int] = {}
     before = settled(server)
     yield risen
+    wanted = {key: before.get(key, 0) + rise for key, rise in (at_least or {}).items()}
+    wait_until(lambda: all(read(server)[key] >= value for key, value in wanted.items()), lambda: read(server))
     risen.update({key: value - before.get(key, 0) for key, value in settled(server).items()})
 
 

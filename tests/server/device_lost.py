@@ -1,7 +1,6 @@
 """A server whose scorer loses its device at a call with a certain label, and what must come of it."""
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from tests.server.leftovers import leftovers
 from tests.server.wire import Refused, over_grpc
+from tests.support.patience import wait_until
 
 FAULTY = 7
 # The scorer's own model.py with some lines more.
@@ -56,9 +56,7 @@ def check_that_the_process_ends_and_is_seen(
         assert not server.fault()
         with pytest.raises(Refused):
             score(FAULTY)
-        until = time.monotonic() + 5
-        while not server.fault() and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until(lambda: bool(server.fault()))
         assert "model scorer" in server.fault()
         # Where tritonserver has reaped it before anybody looked, only that it has died is known.
         assert any(how in server.fault() for how in ("ended with exit code 1", "has died"))

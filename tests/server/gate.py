@@ -5,6 +5,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from tests.support.patience import PATIENCE_S
+
 
 class Gate:
     """Forwards connections to a server: a limited number of bytes from the callers, all answers back.
@@ -87,4 +89,4 @@ def gate(target: str) -> Iterator[Gate]:
         yield made
     finally:
         made.close()
-        thread.join(30)
+        thread.join(PATIENCE_S)

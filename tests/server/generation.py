@@ -19,8 +19,7 @@ from tritonclient.utils import InferenceServerException
 from hiscore.errors import Code
 from hiscore.launcher import Server
 from tests.server.wire import HTTP_CODES, Refused
-
-PATIENCE_S = 60
+from tests.support.patience import PATIENCE_S
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A scorer that computes nothing while a test holds it, so that the test alone decides what is in flight."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from hiscore.settings import ServeSettings
 from tests.support.patience import wait_until
 
 # The scorer's own model.py with some lines more: a batch is launched only when it is not held any more. Meanwhile
-# a file says how many calls wait behind it, and the callers of how many of these have gone.
+# a file says how many calls wait behind it, and the callers of how many of these have gone. Another says how many
+# items of each call every batch held.
 CODE = """
 import os
 import time
@@ -34,6 +36,8 @@ def _holding_initialize(self, args):
             time.sleep(0.02)
         if os.path.exists({seen!r}):
             os.remove({seen!r})
+        with open({launched!r}, "a") as file:
+            print([len(job.prompt.item_lengths) for job in jobs], file=file)
         return launch(jobs)
 
     model.launch = hold_and_launch
@@ -50,19 +54,21 @@ class Holdable:
     repository: Path
     hold: Path
     seen: Path
+    launched: Path
 
     @classmethod
     def make(cls, directory: Path) -> "Holdable":
         """directory: an empty one."""
-        made = cls(directory / "repository", directory / "hold", directory / "seen")
+        made = cls(directory / "repository", *(directory / name for name in ("hold", "seen", "launched")))
         shutil.copytree(ServeSettings.model_fields["model_repository"].default, made.repository)
         with (made.repository / "scorer/1/model.py").open("a") as model:
-            model.write(CODE.format(hold=str(made.hold), seen=str(made.seen)))
+            model.write(CODE.format(hold=str(made.hold), seen=str(made.seen), launched=str(made.launched)))
         return made
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Inside, no batch is launched. The scorer must have nothing to do before."""
+        self.launched.unlink(missing_ok=True)
         self.hold.touch()
         try:
             yield
@@ -72,6 +78,10 @@ class Holdable:
     def release(self) -> None:
         """Launch what is held."""
         self.hold.unlink(missing_ok=True)
+
+    def batches(self) -> list[list[int]]:
+        """Items of each call in each batch since the scorer was held."""
+        return [json.loads(line) for line in self.launched.read_text().splitlines()]
 
     def wait_for(self, waiting: int, gone: int = 0) -> None:
         """Wait until one batch is held, so many calls wait behind it and the callers of so many have gone."""

@@ -2,12 +2,12 @@
 
 import re
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 
 from hiscore.launcher.workspace import shared_memory
+from tests.support.patience import wait_until
 
 
 def processes(name: str) -> list[int]:
@@ -30,12 +30,9 @@ def leftovers(name: str) -> list[str]:
     ]
 
 
-def wait_gone(name: str, seconds: float) -> bool:
+def wait_gone(name: str) -> None:
     """Wait until no process of the server is left."""
-    deadline = time.monotonic() + seconds
-    while processes(name) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not processes(name)
+    wait_until(lambda: not processes(name), lambda: f"{leftovers(name)} is left")
 
 
 def server_below(pid: int) -> tuple[str, int]:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-PATIENCE_S = 60
+from tests.support.patience import PATIENCE_S
 
 
 def exchange(address: str, request: bytes, ends: bool = False) -> str:

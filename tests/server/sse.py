@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hiscore.launcher.api import Api
-
-PATIENCE_S = 120
+from tests.support.patience import PATIENCE_S
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from hiscore.launcher import Server
 from tests.server.beside import good_calls_beside
 from tests.server.generation import over_grpc
 from tests.server.raw_http import leak
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.server
 
-PATIENCE_S = 60
 # INTERNAL is how Triton calls some of what it refuses itself; ours would be a fault, and its message says so.
 REFUSALS = {"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "INTERNAL"}
 FAULT = "internal error"

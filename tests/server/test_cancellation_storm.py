@@ -15,11 +15,11 @@ from tests.server.beside import good_calls_beside
 from tests.server.footprint import UNDER_WAY, footprint
 from tests.server.generation import over_grpc
 from tests.server.test_abuse_grpc import GOOD, numbers, request_of
-from tests.server.test_decode_stream import eventually, gauges
+from tests.server.test_decode_stream import gauges
+from tests.support.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-PATIENCE_S = 60
 CALLS, STREAMS, AT_ONCE = 100, 100, 20
 PROMPT = [("input_ids", "INT32", [2], numbers(11, 12))]
 LONG = {"max_tokens": {"int64_param": 2_000}, "ignore_eos": {"bool_param": True}}
@@ -76,7 +76,7 @@ def storm(server: Server, seed: int) -> list[str]:
 def rest(server: Server) -> None:
     """Wait until nothing of decode runs, waits or holds room: what it counts is shown about once a second."""
     over_grpc(server, {"input_ids": [11]}, max_tokens=2, ignore_eos=True)
-    eventually(lambda: not any(gauges(server).values()), lambda: gauges(server))
+    wait_until(lambda: not any(gauges(server).values()), lambda: gauges(server))
 
 
 def test_after_storms_of_cancellations_all_is_as_before(abused: Server, tiny_lm: Path) -> None:
@@ -101,7 +101,7 @@ def test_after_storms_of_cancellations_all_is_as_before(abused: Server, tiny_lm:
     # What it counts goes on rising, about once a second: nothing waits behind what was cancelled.
     counted = tokens(server)
     over_grpc(server, {"input_ids": [11, 12]}, max_tokens=30, ignore_eos=True)
-    eventually(lambda: tokens(server) >= counted + 30)
+    wait_until(lambda: tokens(server) >= counted + 30)
 
 
 def tokens(server: Server) -> int:

@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.server.leftovers import server_below
 from tests.server.test_watchdog import Watched, watched, works
+from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -39,7 +40,7 @@ def post(server: Watched, body: bytes) -> tuple[int, str]:
     """Status and text; status 0 if the connection broke."""
     found = re.search(r"HTTP http://(\S+?),", server.process.ready_line)
     assert found
-    connection = http.client.HTTPConnection(found.group(1), timeout=60)
+    connection = http.client.HTTPConnection(found.group(1), timeout=PATIENCE_S)
     try:
         connection.request("POST", "/v2/models/score/infer", body, {"Content-Encoding": "gzip"})
         response = connection.getresponse()
@@ -77,7 +78,7 @@ def grpc_call(server: Watched, query: bytes) -> None:
         inputs.append(triton.InferInput(name, list(values.shape), datatype))
         inputs[-1].set_data_from_numpy(values)
     with triton.InferenceServerClient(server.address) as client:
-        client.infer("score", inputs, compression_algorithm="gzip", client_timeout=60)
+        client.infer("score", inputs, compression_algorithm="gzip", client_timeout=PATIENCE_S)
 
 
 def test_what_a_compressed_call_takes_is_bounded(tiny_lm: Path, tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_what_a_compressed_call_takes_is_bounded(tiny_lm: Path, tmp_path: Path) 
         for send in (lambda: post(server, body), lambda: refused_over_grpc(server)):
             status, answer = send()
             assert status != 200, answer
-            server.wait(lambda: is_up(server), 120)
+            server.wait(lambda: is_up(server))
             assert most_memory(server) < at_rest + ALLOWED + 16 * MIB
             assert works(server.address)
 

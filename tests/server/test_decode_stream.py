@@ -3,11 +3,12 @@
 import asyncio
 import json
 import re
+import shutil
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,19 +28,26 @@ from tests.server.conftest import StartServer
 from tests.server.generation import WAYS, Generation, grpc_stream, http_stream, over_grpc, tensors
 from tests.server.leftovers import leftovers
 from tests.server.wire import Refused
-from tests.support.tiny_models import CONTEXT, VOCABULARY
+from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.tiny_models import VOCABULARY
 
 pytestmark = pytest.mark.server
 
 PROMPT = [11, 12, 13, 14, 15]
-LONG: dict[str, Any] = {"max_tokens": 3_000, "ignore_eos": True}
+CONTEXT = 2**15
+LONG: dict[str, Any] = {"max_tokens": 30_000, "ignore_eos": True}
+"""Longer than what any test does meanwhile: a minute of work or more."""
 STREAMS, QUEUE = 4, 3
 
 
 @pytest.fixture(scope="module")
-def decode(start_server: StartServer, tiny_lm: Path) -> Server:
-    """The small random causal LM, with few sequences and a short queue."""
-    return start_server(tiny_lm, models="decode", max_streams=STREAMS, max_queue=QUEUE, host_kv_bytes=2**28)
+def decode(start_server: StartServer, tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """The small random causal LM, with room for `LONG`, few sequences and a short queue."""
+    patient = tmp_path_factory.mktemp("patient") / "lm"
+    shutil.copytree(tiny_lm, patient)
+    config = json.loads((patient / "config.json").read_text())
+    (patient / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    return start_server(patient, models="decode", max_streams=STREAMS, max_queue=QUEUE, host_kv_bytes=2**28)
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +56,7 @@ def _nothing_is_left_over(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "decode" in request.fixturenames:
         server = request.getfixturevalue("decode")
-        eventually(lambda: not any(gauges(server).values()), lambda: gauges(server))
-
-
-def eventually(condition: Callable[[], Any], shown: Callable[[], Any] = lambda: "it did not come") -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, shown()
-        time.sleep(0.02)
+        wait_until(lambda: not any(gauges(server).values()), lambda: gauges(server))
 
 
 def gauges(server: Server) -> dict[str, int]:
@@ -319,9 +320,9 @@ def test_cancelling_frees_what_a_sequence_held(decode: Server, way: Any) -> None
     with way(decode, {"input_ids": PROMPT}, **LONG) as responses:
         next(responses)
     # Metrics are updated about once a second.
-    eventually(lambda: tokens() > before and present(decode) == 0)
-    # Far from its end at 3,000 tokens.
-    assert tokens() - before < 1_500
+    wait_until(lambda: tokens() > before and present(decode) == 0)
+    # It has not come to its end.
+    assert tokens() - before < LONG["max_tokens"]
 
 
 def test_cancelling_a_waiting_call_removes_it_from_the_queue(decode: Server) -> None:
@@ -331,20 +332,25 @@ def test_cancelling_a_waiting_call_removes_it_from_the_queue(decode: Server) -> 
         ]
         assert all(next(stream).ids for stream in streams)
         with grpc_stream(decode, {"input_ids": PROMPT}, **LONG):
-            eventually(lambda: present(decode) == STREAMS + 1)
-        eventually(lambda: present(decode) == STREAMS)
+            wait_until(lambda: present(decode) == STREAMS + 1)
+        wait_until(lambda: present(decode) == STREAMS)
         # The running ones go on.
         assert all(next(stream).ids for stream in streams)
 
 
 def test_a_deadline_ends_a_generation_with_an_error(decode: Server) -> None:
-    with (
-        grpc_stream(decode, {"input_ids": PROMPT}, timeout_us=400_000, **LONG) as responses,
-        pytest.raises(Refused, match=r"Request timeout expired after \d+ of at most 3000 tokens") as refused,
-    ):
-        for _ in responses:
-            pass
-    assert refused.value.code == "UNAVAILABLE"
+    for timeout_us in (50_000 * 2**power for power in range(12)):
+        with (
+            grpc_stream(decode, {"input_ids": PROMPT}, timeout_us=timeout_us, **LONG) as responses,
+            pytest.raises(Refused) as refused,
+        ):
+            for _ in responses:
+                pass
+        assert refused.value.code == "UNAVAILABLE"
+        # A machine that does something else just then does not even come to its first token.
+        if "in the queue" not in refused.value.message:
+            break
+    assert re.search(r"Request timeout expired after \d+ of at most 30000 tokens", refused.value.message)
 
 
 def test_a_full_queue_is_unavailable(decode: Server) -> None:
@@ -359,9 +365,9 @@ def test_a_full_queue_is_unavailable(decode: Server) -> None:
     with ExitStack() as held, ThreadPoolExecutor(2 * STREAMS) as pool:
         for _ in range(STREAMS + QUEUE):
             held.enter_context(grpc_stream(decode, {"input_ids": PROMPT}, **LONG))
-        eventually(lambda: present(decode) == STREAMS + QUEUE)
+        wait_until(lambda: present(decode) == STREAMS + QUEUE)
         calls = [pool.submit(call, number) for number in range(2 * STREAMS)]
-        eventually(lambda: any(call.done() for call in calls))
+        wait_until(lambda: any(call.done() for call in calls))
         held.close()
         outcomes = [call.result() for call in calls]
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
@@ -370,40 +376,41 @@ def test_a_full_queue_is_unavailable(decode: Server) -> None:
     assert {error.code for error in refused} == {"UNAVAILABLE"}
     assert all("the queue is full" in error.message for error in refused)
     assert all(len(generation.ids) == 30 for generation in served)
-    eventually(lambda: counters.read(decode)["decode", "hiscore_rejects_total"] >= len(refused))
+    wait_until(lambda: counters.read(decode)["decode", "hiscore_rejects_total"] >= len(refused))
 
 
 def test_metrics_add_up(decode: Server) -> None:
-    with counters.counted(decode) as risen:
+    tokens, steps, backed_up = (
+        ("decode", f"hiscore_decode_{name}_total") for name in ("tokens", "steps", "backed_up_tokens")
+    )
+    with counters.counted(decode, {tokens: 28, steps: 25, backed_up: 25}) as risen:
         generations = [
             over_grpc(decode, {"input_ids": PROMPT}, max_tokens=n, ignore_eos=True) for n in (1, 7, 20)
         ]
-        # Metrics are updated about once a second.
-        time.sleep(2.5)
     assert sum(len(generation.ids) for generation in generations) == 28
-    assert risen["decode", "hiscore_decode_tokens_total"] == 28
+    assert risen[tokens] == 28
     # The prefill samples a sequence's first token; a sequence that has just ended may have one step more.
-    assert 25 <= risen["decode", "hiscore_decode_steps_total"] <= 28
+    assert 25 <= risen[steps] <= 28
     # A sequence's last token is never fed, so there is nothing of it to offload.
-    assert risen["decode", "hiscore_decode_backed_up_tokens_total"] >= 25
+    assert risen[backed_up] >= 25
 
 
 def test_the_client_streams_and_leaving_its_loop_cancels(decode: Server, tiny_lm: Path) -> None:
     expected = over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, ignore_eos=True)
     with ScoreClient(decode.grpc_url, retry=RetryPolicy(attempts=1)) as client:
-        client.wait_ready(10, ["decode"])
+        client.wait_ready(PATIENCE_S, ["decode"])
         chunks = list(client.generate(PROMPT, max_tokens=30, ignore_eos=True))
         assert [token for chunk in chunks for token in chunk.token_ids] == expected.ids
         assert "".join(chunk.text for chunk in chunks) == expected.text
         assert [chunk.finish_reason for chunk in chunks[-2:]] == ["", "length"]
         for _ in client.generate(PROMPT, **LONG):
             break
-        eventually(lambda: not any(gauges(decode).values()))
+        wait_until(lambda: not any(gauges(decode).values()))
         with pytest.raises(InvalidRequest, match="'top_p' must be"):
             next(client.generate(PROMPT, top_p=2.0))
         with pytest.raises(DeadlineExceeded):
-            list(client.generate(PROMPT, timeout=0.5, **LONG))
-        eventually(lambda: not any(gauges(decode).values()))
+            list(client.generate(PROMPT, timeout=0.2, **LONG))
+        wait_until(lambda: not any(gauges(decode).values()))
 
     async def run() -> list[int]:
         async with AsyncScoreClient(decode.grpc_url) as client:
@@ -425,14 +432,19 @@ def test_the_client_streams_and_leaving_its_loop_cancels(decode: Server, tiny_lm
 def test_stopping_lets_streams_finish_and_does_not_wait_for_more(tiny_llama: Path, tmp_path: Path) -> None:
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     settings = ServeSettings(
-        model=str(tiny_llama), models="decode", device="cpu", host_kv_bytes=2**28, drain_timeout_s=60, **ports
+        model=str(tiny_llama),
+        models="decode",
+        device="cpu",
+        host_kv_bytes=2**28,
+        drain_timeout_s=PATIENCE_S,
+        **ports,
     )
     server = Server(settings, tmp_path / "log")
     with ExitStack() as stack:
         stack.enter_context(server)
         name = server.name
         client = stack.enter_context(ScoreClient(server.grpc_url))
-        # Many that end at about the same time: if one were cancelled just then, shutdown would take a minute.
+        # Many that end at about the same time: if one were cancelled just then, all of the drain would pass.
         short = [client.generate(PROMPT, max_tokens=20, ignore_eos=True) for _ in range(8)]
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(list, short))
@@ -443,8 +455,8 @@ def test_stopping_lets_streams_finish_and_does_not_wait_for_more(tiny_llama: Pat
         stop.start()
         received += sum(len(chunk.token_ids) for chunk in stream)
         assert received == 1_000
-        stop.join(timeout=40)
-        assert time.monotonic() - started < 40
+        stop.join()
+        assert time.monotonic() - started < PATIENCE_S
     assert leftovers(name) == []
 
 

@@ -16,18 +16,19 @@ from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from tests.server.conftest import StartServer
 from tests.support.deployment import DOCKER
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.server
 
 SCORING = "score, tokenizer, scorer"
 
 
-def canary(url: str, models: str, seconds: int = 20) -> int:
+def canary(url: str, models: str, seconds: int = PATIENCE_S) -> int:
     """Its exit code, run as in the image: with the commands of the environment first on PATH."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "HISCORE_URL": url, "MODELS": models}
     return subprocess.run(
-        [DOCKER / "canary", str(seconds)], env=environment, timeout=60, check=False
+        [DOCKER / "canary", str(seconds)], env=environment, timeout=2 * PATIENCE_S, check=False
     ).returncode
 
 
@@ -90,7 +91,9 @@ def test_a_model_that_hangs_is_dead_whatever_readiness_says(tiny_lm: Path, tmp_p
                 frozen.append(stub_of(server, model))
                 frozen[-1].send_signal(signal.SIGSTOP)
                 # The control: what a probe of readiness says.
-                with urllib.request.urlopen(f"{server.http_url}/v2/health/ready", timeout=5) as response:
+                with urllib.request.urlopen(
+                    f"{server.http_url}/v2/health/ready", timeout=PATIENCE_S
+                ) as response:
                     assert response.status == 200
                 assert canary(server.grpc_url, models, seconds=3) == 1
                 # The other models still live.

@@ -17,6 +17,7 @@ from tests.server.counters import settled
 from tests.server.generation import grpc_stream, over_grpc
 from tests.server.wire import Refused
 from tests.support.decoding import checkpoint
+from tests.support.patience import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -65,9 +66,9 @@ def prompts_beside_a_long_call(server: Server) -> Counter[str]:
             assert len(over_grpc(server, {"input_ids": [1, 2, 3]}, max_tokens=2, ignore_eos=True).ids) == 2
         assert next(responses).reason == "", "the long call has ended too early to tell"
     # Every call was served, so this total is reached; metrics come later than answers.
-    while (after := by_device(server, "hiscore_decode_prompt_tokens_total") - before).total() < TOTAL:
-        pass
-    return after
+    metric = "hiscore_decode_prompt_tokens_total"
+    wait_until(lambda: (by_device(server, metric) - before).total() >= TOTAL)
+    return by_device(server, metric) - before
 
 
 def test_an_instance_that_is_busy_leaves_calls_to_one_that_is_not(
@@ -98,8 +99,7 @@ def test_calls_are_refused_only_when_all_instances_are_full(
         waiting = [grpc_stream(server, {"input_ids": PROMPT}, **LONG) for _ in range(2 * MAX_QUEUE)]
         responses = [call.__enter__() for call in waiting]
         open_calls += waiting
-        while by_device(server, "hiscore_decode_waiting").total() < len(waiting):
-            pass
+        wait_until(lambda: by_device(server, "hiscore_decode_waiting").total() >= len(waiting))
         with pytest.raises(Refused, match="the queue is full"):
             over_grpc(server, {"input_ids": PROMPT}, **LONG)
         assert responses
@@ -114,17 +114,23 @@ def test_a_large_call_does_not_keep_small_ones_from_the_other_scorer(
     server = start_server(
         tiny_llama, models="scorer", cpu_instances=2, query_cache_bytes=2**24, max_batch_tokens=1_000
     )
-    large, small = 3_000, 1
+    large, small, batches = 3_000, 1, "hiscore_batches_total"
     with triton.InferenceServerClient(server.grpc_url) as client:
-        done: list[object] = []
-        client.async_infer("scorer", inputs(large), lambda result, error: done.append(error or result))
-        while by_device(server, "hiscore_batches_total").total() == 0:
-            pass
-        for _ in range(SMALL):
-            score(client, small)
-        assert not done, "the large call has ended too early to tell"
-        while not done:
-            pass
-    assert not isinstance(done[0], Exception)
-    settled(server)
-    assert sorted(by_device(server, "hiscore_items_total").values()) == [SMALL * small, large]
+        while True:
+            before = by_device(server, "hiscore_items_total")
+            begun = by_device(server, batches).total()
+            done: list[object] = []
+            client.async_infer("scorer", inputs(large), lambda result, error: done.append(error or result))  # noqa: B023
+            wait_until(lambda: by_device(server, batches).total() > begun)  # noqa: B023
+            for _ in range(SMALL):
+                score(client, small)
+            in_time = not done
+            wait_until(lambda: bool(done))  # noqa: B023
+            assert not isinstance(done[0], Exception)
+            total = before.total() + large + SMALL * small
+            wait_until(lambda: by_device(server, "hiscore_items_total").total() == total)  # noqa: B023
+            if in_time:
+                break
+            large *= 2  # it has ended too early to tell
+    after = by_device(server, "hiscore_items_total")
+    assert sorted(after[device] - before[device] for device in after) == [SMALL * small, large]

@@ -85,7 +85,8 @@ def test_a_call_whose_caller_has_gone_is_not_computed(
 ) -> None:
     """It waits behind another when its caller cancels it; the control is a caller that stays."""
     answered: Queue[Exception | None] = Queue()
-    with counted(narrow) as risen, triton.InferenceServerClient(narrow.grpc_url) as client:
+    counted_are = {("scorer", "hiscore_items_total"): ITEMS + computed}
+    with counted(narrow, counted_are) as risen, triton.InferenceServerClient(narrow.grpc_url) as client:
         with one_held(client, holdable):
             call = client.async_infer("scorer", inputs(ITEMS), lambda result, error: answered.put(error))
             holdable.wait_for(waiting=1)

@@ -136,7 +136,7 @@ def test_a_killed_launcher_takes_its_server_along(tiny_llama: Path, tmp_path: Pa
         name, pid = server_below(process.pid)
         assert psutil.pid_exists(pid)
         process.kill()
-        assert wait_gone(name, seconds=30)
+        wait_gone(name)
     # What nobody was left to remove, the next start removes.
     sweep()
     assert leftovers(name) == []
@@ -146,7 +146,7 @@ def test_a_server_that_dies_ends_the_launcher(tiny_llama: Path, tmp_path: Path) 
     with launched(LAUNCHER, tiny_llama, tmp_path / "log", WATCHDOG="exit") as (process, _):
         name, pid = server_below(process.pid)
         os.kill(pid, signal.SIGKILL)
-        assert process.wait(30) == 1
+        assert process.wait(PATIENCE_S) == 1
         ended = "tritonserver stopped by itself: it was killed by signal 9 (SIGKILL)"
         assert ended in (tmp_path / "log").read_text()
         assert leftovers(name) == []
@@ -169,9 +169,11 @@ def test_a_model_that_dies_ends_the_server_and_no_caller_waits(tiny_llama: Path,
         children = psutil.Process(process.pid).children(recursive=True)
         (stub,) = (child for child in children if "python_backend_stub" in child.name())
         stub.kill()
-        assert process.wait(20) == 1
+        assert process.wait(PATIENCE_S) == 1
         try:
-            assert all(isinstance(call.result(timeout=5), InferenceServerException) for call in calls)
+            assert all(
+                isinstance(call.result(timeout=PATIENCE_S), InferenceServerException) for call in calls
+            )
         finally:
             stop.set()
         named = f"the process of model scorer (pid {stub.pid}) was killed by signal 9 (SIGKILL)"
@@ -242,14 +244,10 @@ def test_a_signal_while_models_load_acts_at_once(
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 60
-        while not (
-            children := [c for c in psutil.Process(process.pid).children(True) if c.name() == "tritonserver"]
-        ):
-            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.05)
+        wait_until(lambda: bool(servers_below(process.pid)), (tmp_path / "log").read_text)
+        children = servers_below(process.pid)
         process.send_signal(signum)
-        code = process.wait(30)
+        code = process.wait(PATIENCE_S)
         assert not any(child.is_running() for child in children)
         assert code == (-signum if command is MAKE else 0)
     finally:
@@ -266,7 +264,7 @@ def test_check_looks_at_everything_and_starts_nothing(tiny_lm: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
 
     done = check()

@@ -30,7 +30,9 @@ from tests.client.cli.command import run as run_command
 from tests.server.conftest import StartServer
 from tests.server.counters import counted, settled
 from tests.server.gate import gate
+from tests.server.held import Holdable
 from tests.support.comparison import INVARIANCE
+from tests.support.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -42,7 +44,6 @@ FEWER = 30
 BAD = {7: "query", 31: "items"}
 WRONG = {7: "the row needs 'query', a string", 31: "the row needs 'items', a string or a list of strings"}
 # Where something must happen, however loaded the machine is.
-SECONDS = 180.0
 
 
 def make_row(number: int) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def parts(folder: Path) -> dict[str, int]:
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         assert process is None or process.poll() is None, process.communicate()
@@ -194,9 +195,11 @@ def part_of(number: int) -> str:
 def test_a_full_server_holds_the_job_back_and_loses_no_row(
     start_server: StartServer, tiny_lm: Path, tmp_path: Path
 ) -> None:
+    holdable = Holdable.make(tmp_path / "holdable")
     server = start_server(
         tiny_lm,
         models="score,tokenizer,scorer",
+        model_repository=holdable.repository,
         max_queue=1,
         query_cache_bytes=2**24,
         max_call_tokens=50_000,
@@ -215,14 +218,15 @@ def test_a_full_server_holds_the_job_back_and_loses_no_row(
             yield from pool.map(lambda shard: score_shard(job, shard), shards)
 
     before = refused()
-    summary = run(
-        tmp_path / "in.parquet",
-        tmp_path / "out",
-        task,
-        RunOptions((server.grpc_url,), in_flight=6),
-        score_shards=in_threads,
-    )
-    # The test is one of a full server only if it has turned calls away.
+    options = RunOptions((server.grpc_url,), in_flight=6)
+    with ThreadPoolExecutor(1) as pool:
+        # The test is one of a full server only if it has turned calls away.
+        with holdable.held():
+            job = pool.submit(
+                run, tmp_path / "in.parquet", tmp_path / "out", task, options, score_shards=in_threads
+            )
+            wait_until(lambda: refused() > before or job.done())
+        summary = job.result()
     assert refused() > before
     assert (summary.rows, summary.errors) == (FEWER, 1)
     files = sorted((tmp_path / "out").glob("part-*"))

@@ -18,6 +18,7 @@ from perf.loadgen.perf_analyzer import Analyzer
 from perf.loadgen.token_check import FirstTokens
 from perf.loadgen.window import WrongScores
 from tests.server.counters import counted
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.server
 
@@ -65,7 +66,7 @@ def drive(command: list[str], server: Server, model: str, report: Path, *more: s
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["score", "scorer"])
 def test_it_drives_the_model(model: str, perf_analyzer: list[str], lm: Server, tmp_path: Path) -> None:
-    with counted(lm) as risen:
+    with counted(lm, {(model, "nv_inference_request_success"): REQUESTS}) as risen:
         drive(perf_analyzer, lm, model, tmp_path / "csv", "--request-parameter", "apply_softmax:true:bool")
     with (tmp_path / "csv").open() as file:
         (report,) = csv.DictReader(file)
@@ -81,7 +82,10 @@ def test_it_drives_the_model(model: str, perf_analyzer: list[str], lm: Server, t
 
 @pytest.mark.slow
 def test_control_a_refused_parameter_is_seen(perf_analyzer: list[str], lm: Server, tmp_path: Path) -> None:
-    with counted(lm) as risen, pytest.raises(AssertionError, match="unknown parameter 'aply_softmax'"):
+    with (
+        counted(lm, {("score", "nv_inference_request_failure"): 1}) as risen,
+        pytest.raises(AssertionError, match="unknown parameter 'aply_softmax'"),
+    ):
         drive(perf_analyzer, lm, "score", tmp_path / "csv", "--request-parameter", "aply_softmax:true:bool")
     assert risen["score", "nv_inference_request_failure"] > 0
 
@@ -91,7 +95,7 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
         [sys.executable, "-m", "perf.loadgen.request_data", "--directory", tmp_path],
         cwd=PERF.parent,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     for name in ("score.json", "scorer.json"):
         assert (tmp_path / name).read_text() == (PERF / "data" / name).read_text()

@@ -10,6 +10,7 @@ from hiscore.launcher import Server
 from tests.client.cli.command import lines, run, run_process
 from tests.server.wire import score_texts
 from tests.support.comparison import INVARIANCE
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.server
 
@@ -55,15 +56,8 @@ def test_a_bad_call_exits_with_2(lm: Server) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_a_deadline_exits_with_5(lm: Server) -> None:
-    items = "".join(f" item {place} of many\n" for place in range(2_000))
-    options = [*OPTIONS, "--timeout", "0.02"]
-    done = run("score", "--query", "a b " * 900, *options, url=lm.grpc_url, stdin=items.encode())
-    assert done.returncode == 5, done.stderr
-
-
 def test_wait_ready(lm: Server) -> None:
-    assert run("wait-ready", "--timeout", "20", url=lm.grpc_url).returncode == 0
+    assert run("wait-ready", "--timeout", f"{PATIENCE_S}", url=lm.grpc_url).returncode == 0
     missing = run("wait-ready", "--timeout", "1", "--model", "nope", url=lm.grpc_url)
     assert missing.returncode == 5
     assert b"nope" in missing.stderr

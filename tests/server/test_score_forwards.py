@@ -23,6 +23,8 @@ TOKENS = "scorer", "hiscore_batch_tokens_total"
 ITEMS = "scorer", "hiscore_items_total"
 CACHED = "scorer", "hiscore_cached_tokens_total"
 BATCHES = "scorer", "hiscore_batches_total"
+COUNT = "scorer", "nv_inference_count"
+ATTEMPTS = 20
 
 
 def fresh(query: int, items: list[int]) -> Tokens:
@@ -41,7 +43,7 @@ def no_decode(risen: dict[tuple[str, str], int]) -> bool:
 def test_a_call_within_the_budget_is_one_forward(start_server: StartServer, tiny_llama: Path) -> None:
     """On a server that expects no small calls, since it has had none."""
     server = start_server(tiny_llama, query_cache_bytes=2**24)
-    with counted(server) as risen:
+    with counted(server, {ITEMS: 400}) as risen:
         answer = score_tokens(server, fresh(1_200, [2] * 400), LABELS)
     assert answer.prompt_tokens == 2_000
     assert risen[FORWARDS] == risen[BATCHES] == 1
@@ -53,7 +55,7 @@ def test_a_call_within_the_budget_is_one_forward(start_server: StartServer, tiny
 
 def test_a_call_by_text_is_one_forward(lm: Server) -> None:
     query = f"Number {time.time_ns()} is"
-    with counted(lm) as risen:
+    with counted(lm, {ITEMS: 3}) as risen:
         answer = score_texts(lm, query, [" odd", " even", " prime"], LABELS)
     assert risen[FORWARDS] == risen["tokenizer", "hiscore_tokenizer_batches_total"] == 1
     assert risen[TOKENS] == computed([answer])
@@ -63,22 +65,27 @@ def test_a_call_by_text_is_one_forward(lm: Server) -> None:
 def test_a_batch_of_calls_is_one_forward(lm: Server) -> None:
     """However they gather into batches: as many forwards as batches, and fewer than calls."""
     calls = [fresh(100, [3, 9, 1, 0, 20])] + [fresh(50, [5] * 10) for _ in range(15)]
-    with counted(lm) as risen, ThreadPoolExecutor(16) as pool:
-        # A long one first, behind which the others gather. If it is divided, no part computes its query again:
-        # that is full pages.
-        first = pool.submit(score_tokens, lm, fresh(992, [20] * 50), LABELS)
-        answers = [*pool.map(lambda call: score_tokens(lm, call, LABELS), calls), first.result()]
-    assert risen["scorer", "nv_inference_count"] == 17
-    assert risen[FORWARDS] == risen[BATCHES] < 17
-    assert risen[TOKENS] == computed(answers) == 992 + 1_000 + 133 + 15 * 100
-    assert no_decode(risen)
+    for _ in range(ATTEMPTS):
+        with counted(lm, {COUNT: 17, ITEMS: 205}) as risen, ThreadPoolExecutor(16) as pool:
+            # A long one first, behind which the others gather, unless this machine does something else just then.
+            # If it is divided, no part computes its query again: that is full pages.
+            first = pool.submit(score_tokens, lm, fresh(992, [20] * 50), LABELS)
+            answers = [*pool.map(lambda call: score_tokens(lm, call, LABELS), calls), first.result()]
+            calls = [fresh(100, [3, 9, 1, 0, 20])] + [fresh(50, [5] * 10) for _ in range(15)]
+        assert risen[COUNT] == 17
+        assert risen[FORWARDS] == risen[BATCHES]
+        assert risen[TOKENS] == computed(answers) == 992 + 1_000 + 133 + 15 * 100
+        assert no_decode(risen)
+        if risen[FORWARDS] < 17:
+            return
+    raise AssertionError("each call was a batch of its own")
 
 
 def test_beyond_the_budget_a_call_is_split_and_its_query_computed_once(
     start_server: StartServer, tiny_llama: Path
 ) -> None:
     server = start_server(tiny_llama, models="scorer", max_batch_tokens=256, query_cache_bytes=0)
-    with counted(server) as risen:
+    with counted(server, {ITEMS: 100}) as risen:
         score_tokens(server, fresh(500, [10] * 100), LABELS)
     # Items are not cut where they fit, so that a forward may be less than full.
     assert 1_500 / 256 <= risen[FORWARDS] <= 1_500 / 246 + 2
@@ -105,7 +112,7 @@ def test_four_hundred_items_cost_less_than_ten_times_one(lm: Server) -> None:
 def test_a_repeated_query_is_served_from_the_cache(lm: Server) -> None:
     call = fresh(300, [4, 9, 1, 0, 30])
     first = score_tokens(lm, call, LABELS, apply_softmax=True)
-    with counted(lm) as risen:
+    with counted(lm, {CACHED: 1}) as risen:
         again = score_tokens(lm, call, LABELS, apply_softmax=True)
     assert first.cached_tokens == 0
     assert 0 < again.cached_tokens <= 300

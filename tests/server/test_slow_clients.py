@@ -12,13 +12,15 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from hiscore.launcher import Server
+from tests.server.counters import read
 from tests.server.footprint import UNDER_WAY, footprint
 from tests.server.generation import over_grpc
 from tests.server.raw_http import post
 from tests.server.test_abuse_grpc import GOOD, request_of
 from tests.server.test_abuse_http import DECODE, GOOD_ONES
-from tests.server.test_decode_stream import eventually, gauges
+from tests.server.test_decode_stream import gauges
 from tests.server.wire import score_texts
+from tests.support.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.server
 
@@ -27,7 +29,6 @@ STREAM = post(DECODE, json.dumps({"input_ids": [11, 12], "max_tokens": TOKENS, "
 SLOW = 8
 SPLIT = GOOD_ONES["JSON"].index(b"\r\n") + 2
 GONE = 40
-PATIENCE_S = 60
 LABELS = [5, 77]
 
 
@@ -35,15 +36,19 @@ LABELS = [5, 77]
 def _all_is_given_back(abused: Server) -> Iterator[None]:
     files = footprint(abused.pid, abused.name).files
     yield
-    eventually(lambda: not any(gauges(abused).values()), lambda: gauges(abused))
+    wait_until(lambda: not any(gauges(abused).values()), lambda: gauges(abused))
     # gRPC keeps some files of its own, but fewer than one for each vanished caller.
-    eventually(lambda: footprint(abused.pid, abused.name).files <= files + UNDER_WAY)
+    wait_until(lambda: footprint(abused.pid, abused.name).files <= files + UNDER_WAY)
     others_are_served(abused)
 
 
 def others_are_served(abused: Server) -> None:
     assert score_texts(abused, "Is it?", [" a"], LABELS).scores.shape == (1, 2)
     assert len(over_grpc(abused, {"input_ids": [11]}, max_tokens=5, ignore_eos=True).ids) == 5
+
+
+def tokens(abused: Server) -> int:
+    return read(abused)["decode", "hiscore_decode_tokens_total"]
 
 
 def connect(abused: Server) -> socket.socket:
@@ -86,11 +91,12 @@ def test_half_a_request_is_forgotten_with_its_connection(abused: Server) -> None
 
 def test_a_stream_over_http_that_nobody_reads_goes_on_and_holds_up_nobody(abused: Server) -> None:
     with closing(connect(abused)) as connection:
+        before = tokens(abused)
         connection.sendall(STREAM)
-        eventually(lambda: gauges(abused)["hiscore_decode_running"])
+        wait_until(lambda: tokens(abused) > before)
         others_are_served(abused)
         # It ends without its reader, who finds all of it later.
-        eventually(lambda: not any(gauges(abused).values()))
+        wait_until(lambda: not any(gauges(abused).values()))
         answer = read_all(connection)
     events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith(b"data: ")]
     ids = [event["output_ids"] for event in events]
@@ -103,17 +109,18 @@ def test_a_stream_over_grpc_that_nobody_reads_goes_on_and_holds_up_nobody(abused
     with grpc.insecure_channel(abused.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = request_of("decode", GOOD["decode"], parameters)
+        before = tokens(abused)
         responses = stub.ModelStreamInfer(iter([request]), timeout=PATIENCE_S)
-        eventually(lambda: gauges(abused)["hiscore_decode_running"])
+        wait_until(lambda: tokens(abused) > before)
         others_are_served(abused)
-        eventually(lambda: not any(gauges(abused).values()))
-        tokens = 0
+        wait_until(lambda: not any(gauges(abused).values()))
+        received = 0
         for response in responses:
             assert not response.error_message
             raw = response.infer_response.raw_output_contents
             names = [output.name for output in response.infer_response.outputs]
-            tokens += len(raw[names.index("output_ids")]) // 4 if names else 0
-    assert tokens == TOKENS
+            received += len(raw[names.index("output_ids")]) // 4 if names else 0
+    assert received == TOKENS
 
 
 @pytest.mark.parametrize("how", ["reset", "close"])
@@ -124,13 +131,13 @@ def test_readers_that_vanish_in_the_middle_free_what_their_streams_held(abused: 
             connection.sendall(STREAM)
         first = connections[0].recv(1)
         assert first
-        eventually(lambda: gauges(abused)["hiscore_decode_waiting"])
+        wait_until(lambda: gauges(abused)["hiscore_decode_waiting"])
         began = time.monotonic()
         for connection in connections:
             if how == "reset":
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
         others_are_served(abused)
-        eventually(
+        wait_until(
             lambda: not any(gauges(abused).values()), lambda: (gauges(abused), time.monotonic() - began)
         )

@@ -1,8 +1,6 @@
 """A server whose cores are kept awake: the same answers, and nothing left of what keeps them awake."""
 
 import os
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
+from tests.support.patience import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -27,7 +26,7 @@ def spinners() -> list[psutil.Process]:
                 found += [child] * any(word.endswith("/launcher/spin.py") for word in child.cmdline())
         return found
 
-    assert wait_until(lambda: len(find()) == len(os.sched_getaffinity(0)))
+    wait_until(lambda: len(find()) == len(os.sched_getaffinity(0)))
     return find()
 
 
@@ -38,13 +37,6 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
             found += [process] * (process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return found
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 def scores(server: Server) -> np.ndarray:
@@ -61,10 +53,10 @@ def test_spinning_changes_no_answer_and_ends_with_the_server(tiny_llama: Path, t
         awake, before = scores(server), spinners()
         assert alive(before) == before
         server.kill()
-        assert wait_until(lambda: not alive(before))
+        wait_until(lambda: not alive(before))
         server.restart()
         after = spinners()
         for process in after:
             process.suspend()
         np.testing.assert_array_equal(scores(server), awake)
-    assert wait_until(lambda: not alive(after))
+    wait_until(lambda: not alive(after))

@@ -17,10 +17,11 @@ from hiscore.launcher.errors import LaunchError
 from hiscore_client import ScoreClient
 from tests.server.busy import score, until_error
 from tests.server.conftest import StartServer
-from tests.server.test_watchdog import SEEN_WITHIN_S, Watched, hanging_repository, watched
+from tests.server.test_watchdog import Watched, hanging_repository, watched
 from tests.server.wire import Answer, score_tokens
 from tests.support import decoding, tiny_dsa
 from tests.support.comparison import INVARIANCE, check, truth_of
+from tests.support.patience import PATIENCE_S
 from tests.support.strategies import Tokens, random_tokens
 from tests.support.tiny_models import VOCABULARY
 
@@ -31,7 +32,6 @@ BUDGET = 64
 TOKENS = 40
 # Few pages on the device, so that most of what is selected is swapped in.
 SMALL = {"sparse_top_k": 16, "device_buffer_size": 24, "backup_ring": 4, "max_streams": 4, "max_context": 512}
-PATIENCE_S = 60
 # Added to a model's own model.py: while the file exists, a call holds the interpreter.
 STUCK = """
 import ctypes
@@ -68,10 +68,10 @@ def test_a_first_rank_that_hangs_takes_the_others_along(how: str, tiny_llama: Pa
             else:
                 flag.touch()
             call = pool.submit(until_error, lambda: score(client, 1), Event())
-            server.wait(lambda: server.get("/readyz")[0] == 503, PATIENCE_S)
+            server.wait(lambda: server.get("/readyz")[0] == 503)
             assert call.result(timeout=PATIENCE_S)
         flag.unlink(missing_ok=True)
-        server.wait(lambda: server.get("/readyz")[0] == 200, 120)
+        server.wait(lambda: server.get("/readyz")[0] == 200)
         assert server.restarts() == 1
         assert not any(rank.is_running() for rank in (stub, follower))
         assert len(followers(server.stub("scorer"))) == 1
@@ -151,12 +151,12 @@ def test_a_lost_rank_ends_the_instance_and_all_of_it_is_restored(
             time.sleep(0.5)
             assert not any(call.done() for call in calls)
             ranks[2].send_signal(how)
-            server.wait(lambda: server.get("/readyz")[0] == 503, SEEN_WITHIN_S)
+            server.wait(lambda: server.get("/readyz")[0] == 503)
             try:
-                assert all(call.result(timeout=10) for call in calls)
+                assert all(call.result(PATIENCE_S) for call in calls)
             finally:
                 stop.set()
-        server.wait(lambda: server.get("/readyz")[0] == 200, 120)
+        server.wait(lambda: server.get("/readyz")[0] == 200)
         assert server.restarts() == 1
         assert not any(rank.is_running() for rank in ranks)
         check_four_ranks(server)
@@ -186,12 +186,12 @@ def test_a_lost_rank_of_decode_ends_every_stream_and_all_of_it_is_restored(
             time.sleep(0.5)
             assert not any(call.done() for call in calls)
             follower.send_signal(how)
-            server.wait(lambda: server.get("/readyz")[0] == 503, SEEN_WITHIN_S)
+            server.wait(lambda: server.get("/readyz")[0] == 503)
             try:
-                assert all(call.result(timeout=10) for call in calls)
+                assert all(call.result(PATIENCE_S) for call in calls)
             finally:
                 stop.set()
-        server.wait(lambda: server.get("/readyz")[0] == 200, 120)
+        server.wait(lambda: server.get("/readyz")[0] == 200)
         assert server.restarts() == 1
         assert not any(rank.is_running() for rank in (stub, follower))
         assert len(followers(server.stub("decode"))) == 1
@@ -256,7 +256,9 @@ def stream(address: str, seed: int, tokens: int = TOKENS) -> list[int]:
     """The tokens of a greedy generation behind a prompt of 60 tokens."""
     prompt = np.random.default_rng(seed).integers(3, tiny_dsa.VOCABULARY, 60).tolist()
     with ScoreClient(address) as client:
-        chunks = client.generate(prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0, timeout=120)
+        chunks = client.generate(
+            prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0, timeout=PATIENCE_S
+        )
         return [token for chunk in chunks for token in chunk.token_ids]
 
 
@@ -264,6 +266,6 @@ def generated(server: Server, prompt: str) -> list[int]:
     """The tokens of a greedy generation."""
     with ScoreClient(server.grpc_url) as client:
         chunks = list(
-            client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=0.0, timeout=120)
+            client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=0.0, timeout=PATIENCE_S)
         )
     return [token for chunk in chunks for token in chunk.token_ids]

@@ -18,6 +18,7 @@ from tests.server.wire import WAYS, Refused
 pytestmark = pytest.mark.server
 
 LABELS = [5, 77, 401]
+ATTEMPTS = 20
 
 
 def tokenize(
@@ -97,11 +98,15 @@ def test_calls_of_different_sizes_share_a_batch_and_a_bad_one_fails_alone(lm: Se
             return False
         return [[*head, *rest] for rest in rests] == [truth(query + item)["input_ids"] for item in items]
 
-    with counted(lm) as risen, ThreadPoolExecutor(33) as pool:
-        # A long one first, behind which the others gather.
-        long = pool.submit(tokenize, lm, "a b " * 500, [f" {number}" for number in range(5_000)])
-        assert list(pool.map(outcome, range(32))) == [place != 11 for place in range(32)]
-        assert len(long.result()[1]) == 5_000
-    assert risen["tokenizer", "hiscore_tokenized_calls_total"] == 32
-    assert risen["tokenizer", "hiscore_tokenizer_batches_total"] < 33
-    assert risen["tokenizer", "hiscore_full_encodes_total"] == 0
+    calls = "tokenizer", "hiscore_tokenized_calls_total"
+    for _ in range(ATTEMPTS):
+        with counted(lm, {calls: 32}) as risen, ThreadPoolExecutor(33) as pool:
+            # A long one first, behind which the others gather, unless this machine does something else just then.
+            long = pool.submit(tokenize, lm, "a b " * 500, [f" {number}" for number in range(5_000)])
+            assert list(pool.map(outcome, range(32))) == [place != 11 for place in range(32)]
+            assert len(long.result()[1]) == 5_000
+        assert risen[calls] == 32
+        assert risen["tokenizer", "hiscore_full_encodes_total"] == 0
+        if risen["tokenizer", "hiscore_tokenizer_batches_total"] < 32:
+            return
+    raise AssertionError("each call was a batch of its own")

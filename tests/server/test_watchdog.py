@@ -25,12 +25,11 @@ from hiscore_client import ScoreClient
 from tests.server.busy import score, until_error
 from tests.server.leftovers import leftovers, server_below
 from tests.server.test_launcher_signals import LAUNCHER, launched
+from tests.support.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 MODELS = ("tokenizer", "scorer", "decode")
-# A dead process must be noticed within this time.
-SEEN_WITHIN_S = 5
 CALLERS = 6
 
 
@@ -51,17 +50,14 @@ class Watched:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"{self.health}{path}", timeout=5) as response:
+            with urllib.request.urlopen(f"{self.health}{path}", timeout=PATIENCE_S) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
-    def wait(self, condition: Callable[[], bool], seconds: float) -> None:
+    def wait(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition."""
-        began = time.monotonic()
-        while not condition():
-            assert time.monotonic() - began < seconds, self.log.read_text()[-4_000:]
-            time.sleep(0.05)
+        wait_until(condition, lambda: self.log.read_text()[-4_000:])
 
     def restarts(self) -> int:
         found = re.search(r"^hiscore_restarts_total (\d+)$", self.get("/metrics")[1], re.MULTILINE)
@@ -78,13 +74,13 @@ def watched(checkpoint: Path, log: Path, **settings: str) -> Iterator[Watched]:
         assert process.poll() is None
         name, _ = server_below(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert leftovers(name) == []
 
 
 def generate(address: str) -> int:
     with ScoreClient(address) as client:
-        return len(list(client.generate("A fruit is", max_tokens=1_500, ignore_eos=True, timeout=60)))
+        return len(list(client.generate("A fruit is", max_tokens=1_500, ignore_eos=True, timeout=PATIENCE_S)))
 
 
 @contextmanager
@@ -102,8 +98,10 @@ def loaded(server: Watched) -> Iterator[list[Future[Exception | None]]]:
 def works(address: str) -> bool:
     """Whether the whole chain answers: text to scores, and text to text."""
     with ScoreClient(address) as client:
-        result = client.score("Is it a fruit? ", ["apple", "stone"], label_token_ids=[7, 9], timeout=20)
-        text = list(client.generate("A fruit is", max_tokens=2, timeout=20))
+        result = client.score(
+            "Is it a fruit? ", ["apple", "stone"], label_token_ids=[7, 9], timeout=PATIENCE_S
+        )
+        text = list(client.generate("A fruit is", max_tokens=2, timeout=PATIENCE_S))
     return result.scores.shape == (2, 2) and text[-1].finish_reason in ("length", "stop")
 
 
@@ -119,11 +117,11 @@ def test_a_killed_model_is_restored_and_every_call_under_way_gets_an_error(
                 time.sleep(0.5)
                 old = server.stub(model)
                 old.kill()
-                server.wait(lambda: server.get("/readyz")[0] == 503, SEEN_WITHIN_S)
-                errors = [call.result(timeout=10) for call in calls]
+                server.wait(lambda: server.get("/readyz")[0] == 503)
+                errors = [call.result(PATIENCE_S) for call in calls]
                 assert all(errors), errors
                 assert server.get("/livez")[0] == 200
-            server.wait(lambda: server.get("/readyz")[0] == 200, 120)
+            server.wait(lambda: server.get("/readyz")[0] == 200)
             assert server.restarts() == times
             assert not old.is_running()
             assert works(server.address)
@@ -134,8 +132,8 @@ def test_a_stopped_model_is_restored(tiny_lm: Path, tmp_path: Path) -> None:
     with watched(tiny_lm, tmp_path / "log", MODELS="scorer") as server:
         stub = server.stub("scorer")
         stub.send_signal(signal.SIGSTOP)
-        server.wait(lambda: server.get("/readyz")[0] == 503, 60)
-        server.wait(lambda: server.get("/readyz")[0] == 200, 120)
+        server.wait(lambda: server.get("/readyz")[0] == 503)
+        server.wait(lambda: server.get("/readyz")[0] == 200)
         assert server.restarts() == 1
         assert not stub.is_running()
         assert f"model scorer (pid {stub.pid}) has been stopped by a signal" in server.log.read_text()
@@ -173,8 +171,8 @@ def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path
     flag = tmp_path / "hang"
     settings = {
         "CANARY_SECONDS": "1",
-        "CANARY_TIMEOUT_S": "3",
-        "CANARY_MISSES": "3",
+        "CANARY_TIMEOUT_S": "10",
+        "CANARY_MISSES": "2",
         "MODEL_REPOSITORY": str(hanging_repository(tmp_path / "repository", flag)),
     }
     with watched(tiny_lm, tmp_path / "log", **settings) as server:
@@ -185,21 +183,22 @@ def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path
             flag.touch()
             call = pool.submit(score, client, 1)
             missed = f"no answer from {', '.join(MODELS)}\n"
-            server.wait(lambda: server.get("/readyz") == (503, missed), 20)
-            assert server.restarts() == 0  # one miss is not a fault
-            server.wait(lambda: server.restarts() == 1, 30)
-            assert isinstance(call.exception(10), InferenceServerException)
+            server.wait(lambda: server.get("/readyz") == (503, missed))
+            server.wait(lambda: server.restarts() == 1)
+            assert isinstance(call.exception(PATIENCE_S), InferenceServerException)
         flag.unlink()
-        server.wait(lambda: server.get("/readyz")[0] == 200, 120)
+        server.wait(lambda: server.get("/readyz")[0] == 200)
         assert not any(stub.is_running() for stub in stubs)
         assert works(server.address)
         text = server.log.read_text()
+        # One miss is not a fault.
+        assert max(text.count(f"model {model} has missed a canary") for model in MODELS) == 2
         assert all(f"model {model} has missed a canary" in text for model in MODELS)
 
 
 def test_a_busy_model_is_not_taken_for_a_hanging_one(tiny_llama: Path, tmp_path: Path) -> None:
     """Canaries would have to wait far too long, behind calls that come one after the other."""
-    canary = {"CANARY_SECONDS": "1", "CANARY_TIMEOUT_S": "1", "CANARY_MISSES": "2", "MODELS": "scorer"}
+    canary = {"CANARY_SECONDS": "1", "CANARY_TIMEOUT_S": "1", "CANARY_MISSES": "4", "MODELS": "scorer"}
     with (
         watched(tiny_llama, tmp_path / "log", MAX_BATCH_TOKENS="4000", **canary) as server,
         triton.InferenceServerClient(server.address) as client,
@@ -219,14 +218,11 @@ def test_it_gives_up_after_so_many_restarts(tiny_llama: Path, tmp_path: Path) ->
     ):
         name, pid = server_below(process.pid)
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 120
-        while "ready again" not in log.read_text():
-            assert time.monotonic() < deadline, log.read_text()[-4_000:]
-            time.sleep(0.1)
+        wait_until(lambda: "ready again" in log.read_text(), lambda: log.read_text()[-4_000:])
         again, pid = server_below(process.pid)
         assert again == name
         os.kill(pid, signal.SIGKILL)
-        assert process.wait(30) == 1
+        assert process.wait(PATIENCE_S) == 1
         assert "Given up after 1 restarts in 600 seconds" in log.read_text()
         assert leftovers(name) == []
 
@@ -243,10 +239,7 @@ def test_a_signal_during_a_restart_stops_everything(tiny_llama: Path, tmp_path: 
     with launched(LAUNCHER, tiny_llama, tmp_path / "log", MODELS="scorer") as (process, _):
         name, pid = server_below(process.pid)
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while not started_again(process.pid, pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: started_again(process.pid, pid))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert leftovers(name) == []

@@ -1,0 +1,48 @@
+"""Deadlines that pass while the server computes, whatever it takes: what the SDK and the command make of it."""
+
+from pathlib import Path
+
+import pytest
+
+from hiscore.launcher import Server
+from hiscore_client import DeadlineExceeded, ScoreClient
+from tests.client.cli.command import run
+from tests.server.conftest import StartServer
+from tests.server.held import Holdable
+from tests.support.patience import PATIENCE_S
+
+pytestmark = pytest.mark.server
+
+LABELS = [5, 77, 401]
+
+
+@pytest.fixture(scope="module")
+def holdable(tmp_path_factory: pytest.TempPathFactory) -> Holdable:
+    return Holdable.make(tmp_path_factory.mktemp("holdable"))
+
+
+@pytest.fixture
+def held(start_server: StartServer, tiny_lm: Path, holdable: Holdable) -> Server:
+    """A server whose scorer can be held."""
+    return start_server(
+        tiny_lm,
+        models="score,tokenizer,scorer",
+        model_repository=holdable.repository,
+        query_cache_bytes=2**24,
+    )
+
+
+def test_a_deadline_passes(held: Server, holdable: Holdable) -> None:
+    """The server goes on well."""
+    with ScoreClient(held.grpc_url) as client:
+        with holdable.held(), pytest.raises(DeadlineExceeded):
+            client.score_ids([1], [[2]], LABELS, timeout=1)
+        assert client.score_ids([1], [[2]], LABELS, timeout=PATIENCE_S).scores.shape == (1, 3)
+
+
+def test_a_deadline_exits_with_5(held: Server, holdable: Holdable) -> None:
+    question = ["score", "--query", "Is it?", "--label", " Yes", "--label", " No", " a"]
+    with holdable.held():
+        done = run(*question, "--timeout", "1", url=held.grpc_url)
+    assert done.returncode == 5, done.stderr
+    assert run(*question, "--timeout", f"{PATIENCE_S}", url=held.grpc_url).returncode == 0
