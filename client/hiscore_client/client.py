@@ -1,30 +1,26 @@
 """The blocking client."""
 
-import threading
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
-from tritonclient.grpc import InferenceServerClient
 
 from hiscore_client import tls
-from hiscore_client.chunk_threads import ChunkThreads, closed_as_cancelled
 from hiscore_client.chunking import ChunkLimits
 from hiscore_client.config import Headers, LoadBalancing, make_config
+from hiscore_client.connection import Connection
 from hiscore_client.deadline import Deadline
 from hiscore_client.decode_parameters import DecodeParameters, to_wire
 from hiscore_client.errors import Cancelled, with_request_id
 from hiscore_client.generated import Chunk
 from hiscore_client.generation import Generation, GenerationOptions, make_generation
-from hiscore_client.grpc_stream import GrpcStream, make_channel
-from hiscore_client.inference import Inferences
 from hiscore_client.readiness import wait_ready
 from hiscore_client.results import ScoreResult
 from hiscore_client.retry import RetryPolicy
-from hiscore_client.sans_io import Rpc, Sleep, run
-from hiscore_client.score_call import ScoreCall, ids_call, text_call
+from hiscore_client.sans_io import run
+from hiscore_client.score_call import ids_call, text_call
 from hiscore_client.score_options import ScoreOptions
 from hiscore_client.tensors import TokenIds
 
@@ -64,13 +60,7 @@ class ScoreClient:
         load_balancing: LoadBalancing = "pick_first",
     ) -> None:
         self._config = make_config(url, limits, retry, max_in_flight, headers, load_balancing)
-        credentials = credentials or tls.from_environment()
-        self._triton = InferenceServerClient(
-            self._config.url, creds=credentials, channel_args=self._config.channel_args()
-        )
-        self._channel = make_channel(grpc, self._config.url, credentials, self._config.channel_args())
-        self._inferences = Inferences(self._channel)
-        self._closed = threading.Event()
+        self._connection = Connection(self._config, credentials or tls.from_environment())
 
     def score(
         self,
@@ -119,7 +109,7 @@ class ScoreClient:
             call = text_call(
                 self._config, query, items, labels, label_token_ids, options, timeout, request_id
             )
-            return self._send(call, on_progress)
+            return self._connection.send(call, on_progress)
 
     def score_ids(
         self,
@@ -149,7 +139,7 @@ class ScoreClient:
         options = ScoreOptions(apply_softmax, temperature, False, priority, label_counts, raw_logits)
         with with_request_id(request_id):
             call = ids_call(self._config, query_ids, item_ids, label_token_ids, options, timeout, request_id)
-            return self._send(call, on_progress)
+            return self._connection.send(call, on_progress)
 
     def generate(
         self,
@@ -224,13 +214,11 @@ class ScoreClient:
             DeadlineExceeded: A model did not become ready in time.
             ServerFault: A model of that name is not hiscore's.
         """
-        run(wait_ready(models, Deadline(timeout), self._config.url), self._perform)
+        run(wait_ready(models, Deadline(timeout), self._config.url), self._connection.perform)
 
     def close(self) -> None:
         """Close the connection; calls in progress in other threads raise `Cancelled`."""
-        self._closed.set()
-        self._triton.close()
-        self._channel.close()
+        self._connection.close()
 
     def __enter__(self) -> "ScoreClient":
         return self
@@ -238,26 +226,9 @@ class ScoreClient:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _send(self, call: ScoreCall, on_progress: Callable[[int], None] | None) -> ScoreResult:
-        done = 0
-
-        def add(result: ScoreResult) -> None:
-            nonlocal done
-            done += len(result.scores)
-            if on_progress:
-                on_progress(done)
-
-        if len(call.chunks) == 1:
-            result = run(call.request(0), self._perform)
-            add(result)
-            return call.merge([result])
-        threads = ChunkThreads(self._triton, self._inferences, self._closed)
-        requests = [call.request(index) for index in range(len(call.chunks))]
-        return call.merge(threads.run_all(requests, self._config.max_in_flight, add))
-
     def _stream(self, generation: Generation) -> Generator[Chunk, None, None]:
-        stream = GrpcStream(self._channel)
-        perform = partial(self._perform, stream=stream)
+        stream = self._connection.stream()
+        perform = partial(self._connection.perform, stream=stream)
         try:
             with with_request_id(generation.request_id):
                 chunk = run(generation.first_chunk(), perform)
@@ -267,15 +238,8 @@ class ScoreClient:
                 stream.finish()
                 yield chunk
         except Cancelled as error:
-            if self._closed.is_set():
+            if self._connection.closed.is_set():
                 raise Cancelled("the client is closed", error.request_id) from None
             raise
         finally:
             stream.cancel()
-
-    def _perform(self, step: Rpc | Sleep, stream: GrpcStream | None = None) -> Any:
-        if isinstance(step, Sleep):
-            return self._closed.wait(step.seconds)
-        target = {"infer": self._inferences, "open": stream, "read": stream}.get(step.method, self._triton)
-        with closed_as_cancelled(self._closed):
-            return getattr(target, step.method)(**step.arguments)

@@ -166,7 +166,7 @@ def test_a_closed_channel_is_cancelled(triton: FakeTriton, monkeypatch: pytest.M
 
 def test_the_blocking_client_raises_the_first_failure_not_those_it_caused(triton: FakeTriton) -> None:
     with ScoreClient("localhost:1", limits=ChunkLimits(max_items=1), max_in_flight=3) as client:
-        client._triton = client._inferences = triton
+        client._connection.triton = client._connection.inferences = triton
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(client.score, "q", list("abcdef"), labels=["x"])
             triton.wait_for_calls(3)[2].fail("INVALID_ARGUMENT", "bad item")
