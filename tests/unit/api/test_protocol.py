@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from uvicorn.server import ServerState
 from hiscore.api.__main__ import uvicorn_config
 from hiscore.api.protocol import MAX_HEADER_BYTES, LimitedProtocol
 from hiscore.settings import ApiProcessSettings
-from tests.client.faulty_server import FaultyServer, until_cancelled
+from tests.client.faulty_server import DEFAULT_STREAM, FaultyServer, until_cancelled
 from tests.server.raw_http import post
 from tests.support.api_bodies import BODIES
 from tests.support.patience import PATIENCE_S
@@ -189,6 +190,23 @@ def test_the_work_of_callers_that_leave_is_cancelled_on_every_route(
         counted = f'hiscore_api_requests_total{{route="{path}",status="499"}}'.encode()
         eventually(lambda: counted in ask(address, b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n"))  # noqa: B023
     assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_generations_are_cancelled_wherever_their_caller_leaves(
+    address: tuple[str, int], models: FaultyServer, choices: int
+) -> None:
+    asked = [(path, body) for path, body in CASES if path.endswith("completions")]
+    for place, streams, (path, body) in product(range(len(DEFAULT_STREAM) + 1), (True, False), asked):
+        models.stream = [*DEFAULT_STREAM[:place], until_cancelled, *DEFAULT_STREAM[place:]]
+        before = models.cancelled
+        with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+            connection.sendall(good(path, {**body, "n": choices, "stream": streams}))
+            eventually(lambda: models.running == choices)
+            if streams and place:
+                assert connection.recv(1) == b"H"
+        eventually(lambda: models.running == 0)
+        assert models.cancelled == before + choices, (path, place, streams)
 
 
 def test_connections_are_limited(address: tuple[str, int]) -> None:
