@@ -1,5 +1,6 @@
 """Starting ranks: what the first one and the others do alike."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -46,6 +47,12 @@ def log_as(rank: Rank, log_format: LogFormat, model: str) -> None:
     """Work: log like the model's first rank."""
     if rank.shard.rank:
         configure_model(log_format, f"{model} rank {rank.shard.rank}")
+
+
+def freeze(rank: Rank) -> None:
+    """Work: exclude what there is after a start from garbage collection, which would hold up requests."""
+    gc.collect()
+    gc.freeze()
 
 
 def store_path(store: int) -> str:

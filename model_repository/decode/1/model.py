@@ -28,7 +28,7 @@ from hiscore.models.facts import generation_context, read_facts
 from hiscore.models.site import Site
 from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.parallel.leader import lead
-from hiscore.parallel.start import devices_of, log_as, use
+from hiscore.parallel.start import devices_of, freeze, log_as, use
 from hiscore.serving.device_loss import end_if_device_is_lost
 from hiscore.serving.feeds import ErrorsFeed, Exporter, histogram_feeds
 from hiscore.serving.load_board import LoadBoard
@@ -97,9 +97,7 @@ class TritonPythonModel:
         histograms = histogram_feeds(HISTOGRAMS, labels, self.engine.times)
         self.exporter = Exporter([stats, ErrorsFeed(labels, error_log), *histograms])
         self.queue_timeout_s = settings.queue_timeout_s
-        # Freeze startup objects to exclude them from garbage collection.
-        gc.collect()
-        gc.freeze()
+        self.leader.prepare(freeze)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

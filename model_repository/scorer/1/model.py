@@ -11,7 +11,7 @@ import torch
 from hiscore.logs import configure_model
 from hiscore.models.site import Site
 from hiscore.parallel.leader import lead
-from hiscore.parallel.start import devices_of, log_as, use
+from hiscore.parallel.start import devices_of, freeze, log_as, use
 from hiscore.parameters import one_row
 from hiscore.scoring.batched_scorer import BatchedScorer
 from hiscore.scoring.layout import unpack
@@ -86,9 +86,7 @@ class TritonPythonModel:
             LoadBoard(directory, args["model_name"]),
         )
         self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))
-        # Freeze startup objects to exclude them from garbage collection while requests wait.
-        gc.collect()
-        gc.freeze()
+        leader.prepare(freeze)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         return serve(requests, self.read, self.batcher, self.settings.queue_timeout_s)
