@@ -61,10 +61,10 @@ def test_reads_views(view: Callable[[Tensor], Tensor]) -> None:
 
 
 def test_keeps_leading_dimensions() -> None:
-    assert torch.equal(
-        linear(torch.stack((X, X)), WEIGHT, BIAS)[1], linear(torch.stack((X, X)), WEIGHT, BIAS)[0]
-    )
-    assert linear(torch.stack((X, X)), WEIGHT).shape == (2, ROWS, OUT)
+    found = linear(torch.stack((X, X)), WEIGHT, BIAS)
+    assert found.shape == (2, ROWS, OUT)
+    for each in found:
+        torch.testing.assert_close(each, linear(X, WEIGHT, BIAS), atol=ATOL, rtol=0)
 
 
 def test_takes_onednn_where_pytorch_would_take_another_library() -> None:
@@ -114,8 +114,9 @@ def test_code_for_old_numbers_of_rows_is_not_kept() -> None:
     """Otherwise a server's memory grows with each new length of a call."""
     names = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
     unlimited = grown_mib(*(f"{name}=1024" for name in names))
-    if not unlimited:
-        pytest.skip("this CPU's products need no code of their own")
+    # Some 40 MiB of the growth are something else.
+    if unlimited < 128:
+        pytest.skip("this CPU's products need little code of their own")
     assert grown_mib() < unlimited / 2
 
 
