@@ -29,6 +29,7 @@ GRACE_SECONDS = 10
 # On a busy machine, Triton 2.51 sometimes aborts over a lock of its Python backend before it is ready. If a model
 # is at fault, it ends with an exit code instead.
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
+STARTS_AFTER_CRASHES = 2
 
 
 class Server:
@@ -173,7 +174,7 @@ class Server:
 
     def _launch(self, requested: Ports) -> None:
         settings, workspace = self.settings, self._own_workspace
-        crashed = False
+        tries = STARTS_AFTER_CRASHES
         while True:
             self.ports = requested.choose(settings.bind_address)
             flags = tritonserver_flags(
@@ -201,10 +202,10 @@ class Server:
                 return
             except LaunchError as error:
                 process.stop(drain_s=0)
-                if process.exit_code() in CRASHES and not crashed:
-                    log.warning("tritonserver crashed while starting: trying once more")
+                if process.exit_code() in CRASHES and tries:
+                    log.warning("tritonserver crashed while starting: trying again")
                     workspace.remove_shared_memory()
-                    crashed = True
+                    tries -= 1
                     continue
                 # Somebody took a port between our choice and Triton's use of it: choose again.
                 if self.ports != requested and self.ports.taken(settings.bind_address):

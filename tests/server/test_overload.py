@@ -74,7 +74,7 @@ def test_a_call_of_ten_thousand_items_does_not_hold_up_small_ones(
     assert items_before_a_small_call(wide, holdable, parts=False) == MANY
 
 
-def test_at_three_times_saturation_goodput_stays_and_the_accepted_do_not_wait_long(
+def test_at_three_times_saturation_the_excess_is_refused_and_the_accepted_do_not_wait_long(
     start_server: StartServer, tiny_llama: Path, tmp_path: Path
 ) -> None:
     """In batches: the accepted wait for as many as all that may wait fills, and these hold nothing else."""
