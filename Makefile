@@ -10,8 +10,6 @@ CPU_TORCH := PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 # One pytest worker per core. A worker of the server tests starts servers of its own, 2 GiB and more.
 PARALLEL := -n auto --maxprocesses 8
 PARALLEL_SERVERS := -n auto --maxprocesses 2 --dist loadfile
-# Servers that start, stop or wait leave a third of the processors' time: the other tests use it, and yield.
-UNIT_LOG := $(VENV)/unit-tests.log
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve doctor check test test-gpu image-test soak bench bench-gpu lint format docs audit clean
@@ -47,10 +45,8 @@ check: lint ## What to run before every commit: lint, then the fast unit tests, 
 	@$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" tests/unit tests/client
 
 test: lint $(CLIENTS)/.installed ## Lint, then run every test that needs no GPU
-	@echo "The tests without a server run at the same time: their output follows (till then: $(UNIT_LOG))."
-	@nice -n 5 $(BIN)/python -m pytest -q $(PARALLEL) tests/unit tests/client >$(UNIT_LOG) 2>&1 & unit=$$!; \
-	$(BIN)/python -m pytest -q $(PARALLEL_SERVERS) tests/server; servers=$$?; \
-	tail -n +1 -f --pid=$$unit $(UNIT_LOG); wait $$unit && exit $$servers
+	@$(BIN)/python -m pytest -q $(PARALLEL) tests/unit tests/client
+	@$(BIN)/python -m pytest -q $(PARALLEL_SERVERS) tests/server
 
 test-gpu: $(INSTALLED) ## Run the tests that need one CUDA GPU
 	@$(BIN)/python -m pytest tests/gpu tests/unit/kernels tests/unit/layers/test_triton_ops.py tests/unit/attention/test_packed_triton.py
