@@ -55,10 +55,12 @@ def servers(logs: Path) -> Iterator[StartServer]:
             running[key] = server
         return running[key]
 
-    yield start
-    names = {server.name: server for server in running.values()}
-    for server in running.values():
-        server.stop()
+    try:
+        yield start
+    finally:
+        names = {server.name: server for server in running.values()}
+        for server in running.values():
+            server.stop()
     assert [entry for name in names for entry in leftovers(name)] == []
 
 

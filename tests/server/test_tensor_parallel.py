@@ -16,7 +16,7 @@ from hiscore.launcher import Server
 from hiscore.launcher.errors import LaunchError
 from hiscore_client import ScoreClient
 from tests.server.busy import score, until_error
-from tests.server.conftest import StartServer
+from tests.server.conftest import StartServer, servers
 from tests.server.test_watchdog import Watched, hanging_repository, watched
 from tests.server.wire import Answer, score_tokens
 from tests.support import decoding, tiny_dsa
@@ -99,36 +99,36 @@ def answers(server: Server, calls: list[Tokens], softmax: bool) -> list[Answer]:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_scores_are_those_of_transformers_and_of_one_rank(
-    ranks: int, tiny_llama: Path, start_server: StartServer
+    ranks: int, tiny_llama: Path, start_server: StartServer, tmp_path: Path
 ) -> None:
     """Calls alone and at once, of several forwards each, twice: then with queries from the cache."""
     settings = {"models": "scorer", "max_batch_tokens": BUDGET, "query_cache_bytes": 2**20}
     alone = start_server(tiny_llama, **settings)
-    together = start_server(tiny_llama, tensor_parallel=ranks, **settings)
     calls = [random_tokens(np.random.default_rng(1), *shape, VOCABULARY) for shape in SHAPES]
-    for softmax in (True, False):
-        both = [answers(server, calls, softmax) for server in (alone, together, together)]
-        for call, one, *others in zip(calls, *both, strict=True):
-            truth = truth_of(tiny_llama).scores(call.query, call.items, LABELS, apply_softmax=softmax)
-            for found in others:
-                check(found.scores, truth, not softmax)
-                np.testing.assert_allclose(found.scores, one.scores, atol=INVARIANCE, rtol=0)
+    with servers(tmp_path) as start:
+        together = start(tiny_llama, tensor_parallel=ranks, **settings)
+        for softmax in (True, False):
+            both = [answers(server, calls, softmax) for server in (alone, together, together)]
+            for call, one, *others in zip(calls, *both, strict=True):
+                truth = truth_of(tiny_llama).scores(call.query, call.items, LABELS, apply_softmax=softmax)
+                for found in others:
+                    check(found.scores, truth, not softmax)
+                    np.testing.assert_allclose(found.scores, one.scores, atol=INVARIANCE, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["qwen3-moe", "gemma3", "gpt-oss"])
-def test_other_families_score_and_generate_as_on_one_rank(
-    family: str, tmp_path: Path, start_server: StartServer
-) -> None:
+def test_other_families_score_and_generate_as_on_one_rank(family: str, tmp_path: Path) -> None:
     """Experts, windows and sinks on four ranks, which share two heads of keys and values."""
     checkpoint = decoding.checkpoint(family, tmp_path)
     settings = {"selector": "dense", "max_streams": 4, "max_context": 512, "query_cache_bytes": 2**20}
     calls = [random_tokens(np.random.default_rng(1), *shape, VOCABULARY) for shape in SHAPES]
     both = []
     for ranks in (1, 4):
-        server = start_server(checkpoint, tensor_parallel=ranks, max_batch_tokens=BUDGET, **settings)
-        with ThreadPoolExecutor(4) as pool:
+        # One server after the other: ranks are processes of a third of a GiB each.
+        with servers(tmp_path) as start, ThreadPoolExecutor(4) as pool:
+            server = start(checkpoint, tensor_parallel=ranks, max_batch_tokens=BUDGET, **settings)
             streams = list(pool.map(partial(stream, server.grpc_url, tokens=12), range(4)))
-        both.append((answers(server, calls, True), streams))
+            both.append((answers(server, calls, True), streams))
     (scores, tokens), (found, others) = both
     for one, other in zip(scores, found, strict=True):
         np.testing.assert_allclose(other.scores, one.scores, atol=INVARIANCE, rtol=0)
@@ -215,9 +215,7 @@ def test_what_cannot_be_divided_is_refused_before_the_start(
         start_server(tiny_llama, models="scorer", tensor_parallel=3)
 
 
-def test_both_models_are_divided_and_generate_the_tokens_of_one_rank(
-    tiny_lm: Path, start_server: StartServer
-) -> None:
+def test_both_models_are_divided_and_generate_the_tokens_of_one_rank(tiny_lm: Path, tmp_path: Path) -> None:
     """With one copy of the weights on each rank, and few enough pages on the device that some are swapped in."""
     settings = {
         "sparse_top_k": 32, "device_buffer_size": 48, "backup_ring": 8, "quest_dense_layers": 1,
@@ -226,26 +224,24 @@ def test_both_models_are_divided_and_generate_the_tokens_of_one_rank(
     prompts = ["A fruit is", "Once upon a time there was " * 12, "1, 2, 3,", "def f(x):\n    return "]
     both = []
     for ranks in (1, 2):
-        server = start_server(tiny_lm, tensor_parallel=ranks, **settings)
-        with ThreadPoolExecutor(len(prompts)) as pool:
+        with servers(tmp_path) as start, ThreadPoolExecutor(len(prompts)) as pool:
+            server = start(tiny_lm, tensor_parallel=ranks, **settings)
             both.append(list(pool.map(partial(generated, server), prompts)))
-        with ScoreClient(server.grpc_url) as client:
-            scored = client.score("Is it a fruit? ", ["apple", "stone"], label_token_ids=[7, 9])
-            assert scored.scores.shape == (2, 2)
+            with ScoreClient(server.grpc_url) as client:
+                scored = client.score("Is it a fruit? ", ["apple", "stone"], label_token_ids=[7, 9])
+                assert scored.scores.shape == (2, 2)
     assert both[0] == both[1]
     assert all(len(tokens) == TOKENS for tokens in both[0])
     # They are not all alike, or the comparison would say nothing.
     assert len({tuple(tokens) for tokens in both[0]}) == len(prompts)
 
 
-def test_ranks_that_share_latents_generate_the_tokens_of_one(
-    latents: Path, start_server: StartServer
-) -> None:
+def test_ranks_that_share_latents_generate_the_tokens_of_one(latents: Path, tmp_path: Path) -> None:
     """DeepSeek's geometry; most of what a step attends to is on the host, on one rank or the other."""
     both = []
     for ranks in (1, 2):
-        server = start_server(latents, models="decode", tensor_parallel=ranks, **SMALL)
-        with ThreadPoolExecutor(4) as pool:
+        with servers(tmp_path) as start, ThreadPoolExecutor(4) as pool:
+            server = start(latents, models="decode", tensor_parallel=ranks, **SMALL)
             both.append(list(pool.map(partial(stream, server.grpc_url), range(4))))
     assert both[0] == both[1]
     assert all(len(tokens) == TOKENS for tokens in both[0])
