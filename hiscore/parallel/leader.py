@@ -59,7 +59,7 @@ class Ranks(Leader):
         store = os.memfd_create("hiscore-ranks")
         for rank in range(1, len(devices)):
             self._start(Shard(rank, len(devices)), devices[rank], store)
-        self._patience = threading.Event()
+        self._patience, self._has_started = threading.Event(), False
         self._patience.set()
         self._beat = HeartbeatSender(self._heartbeats.values(), self._patience)
         self._watch = HeartbeatMonitor(self._heartbeats, self._lost, self._patience)
@@ -96,6 +96,11 @@ class Ranks(Leader):
             result = self._do(work)
             self._do(meet)  # until which the others may load or compile
             return result
+
+    def started(self) -> None:
+        self._has_started = True
+        self._patience.clear()
+        self._beat.send()
 
     def close(self) -> None:
         # Whatever is found lost from now on, or has failed a moment ago: what ends the process ends here.
@@ -147,8 +152,9 @@ class Ranks(Leader):
         try:
             yield
         finally:
-            self._patience.clear()
-            self._beat.send()
+            if self._has_started:
+                self._patience.clear()
+                self._beat.send()
 
     def _send(self, work: Work[T], confirm: bool) -> bytes:
         message = io.BytesIO()

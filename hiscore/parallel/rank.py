@@ -69,6 +69,10 @@ class Leader(Protocol):
         """
         ...
 
+    def started(self) -> None:
+        """Take silence for a hang from now on. Ranks that start import and load, and may be silent for long."""
+        ...
+
     def close(self) -> None:
         """End the other ranks."""
 
@@ -88,6 +92,9 @@ class OneRank(Leader):
 
     def do(self, work: Work[T], patient: bool = False) -> T:
         return work(self.rank)
+
+    def started(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

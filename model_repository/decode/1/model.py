@@ -98,6 +98,7 @@ class TritonPythonModel:
         self.exporter = Exporter([stats, ErrorsFeed(labels, error_log), *histograms])
         self.queue_timeout_s = settings.queue_timeout_s
         self.leader.prepare(freeze)
+        self.leader.started()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

@@ -87,6 +87,7 @@ class TritonPythonModel:
         )
         self.exporter = Exporter(batcher_feeds(labels, self.batcher.totals, error_log))
         leader.prepare(freeze)
+        leader.started()
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         return serve(requests, self.read, self.batcher, self.settings.queue_timeout_s)

@@ -105,6 +105,7 @@ def test_a_rank_that_is_lost_ends_the_instance_and_leaves_nothing(how: int) -> N
     children = set(psutil.Process().children()) - others
     assert len(children) == 2
     ranks.do(partial(rank_work.exchange, mine=1))  # They have imported the module, which takes seconds.
+    ranks.started()
     # The first rank waits in a sum, as it would in a forward.
     threading.Thread(target=_quietly, args=(ranks, how), daemon=True).start()
     assert ended.wait(PATIENCE_S)
@@ -133,6 +134,7 @@ def test_ranks_that_live_are_not_taken_for_lost() -> None:
     """The control: over a time in which a silent rank would be noticed twice, in idleness and in work."""
     ended = threading.Event()
     with Ranks([CPU] * 2, end=ended.set) as ranks:
+        ranks.started()
         until = time.monotonic() + 7
         while time.monotonic() < until:
             ranks.do(partial(rank_work.exchange, mine=1))
