@@ -10,8 +10,7 @@ import os
 import pickle
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from subprocess import Popen, TimeoutExpired
 from types import TracebackType
@@ -59,14 +58,14 @@ class Ranks(Leader):
         store = os.memfd_create("hiscore-ranks")
         for rank in range(1, len(devices)):
             self._start(Shard(rank, len(devices)), devices[rank], store)
-        self._patience, self._has_started = threading.Event(), False
+        self._patience = threading.Event()
         self._patience.set()
         self._beat = HeartbeatSender(self._heartbeats.values(), self._patience)
         self._watch = HeartbeatMonitor(self._heartbeats, self._lost, self._patience)
         use(devices[0], len(devices))
         shard = Shard(0, len(devices))
         self.rank = Rank(devices[0], Distributed(store_path(store), shard, devices[0]))
-        self.do(meet, patient=True)
+        self.do(meet, wait_for_all=True)
 
     def __enter__(self) -> "Ranks":
         return self
@@ -77,28 +76,24 @@ class Ranks(Leader):
         self.close()
 
     def prepare(self, work: Work[T]) -> T:
-        with self._patient():
-            message = self._send(work, confirm=True)
-            try:
-                result: T = _work_of(message)(self.rank)
-            except Exception as error:
-                raise RankError(f"rank 0 of {self.rank.shard.ranks}: {error}") from error
-            finally:
-                answers = [self._answer(rank) for rank in range(1, self.rank.shard.ranks)]
-            if failed := next(filter(None, answers), None):
-                raise RankError(failed)
-            return result
+        message = self._send(work, confirm=True)
+        try:
+            result: T = _work_of(message)(self.rank)
+        except Exception as error:
+            raise RankError(f"rank 0 of {self.rank.shard.ranks}: {error}") from error
+        finally:
+            answers = [self._answer(rank) for rank in range(1, self.rank.shard.ranks)]
+        if failed := next(filter(None, answers), None):
+            raise RankError(failed)
+        return result
 
-    def do(self, work: Work[T], patient: bool = False) -> T:
-        if not patient:
-            return self._do(work)
-        with self._patient():
-            result = self._do(work)
-            self._do(meet)  # until which the others may load or compile
-            return result
+    def do(self, work: Work[T], wait_for_all: bool = False) -> T:
+        result = self._do(work)
+        if wait_for_all:
+            self._do(meet)
+        return result
 
     def started(self) -> None:
-        self._has_started = True
         self._patience.clear()
         self._beat.send()
 
@@ -143,18 +138,6 @@ class Ranks(Leader):
             end.start()
             raise
         return result
-
-    @contextmanager
-    def _patient(self) -> Iterator[None]:
-        """Take no rank's silence for a hang, the first one's neither."""
-        self._patience.set()
-        self._beat.send()
-        try:
-            yield
-        finally:
-            if self._has_started:
-                self._patience.clear()
-                self._beat.send()
 
     def _send(self, work: Work[T], confirm: bool) -> bytes:
         message = io.BytesIO()

@@ -57,15 +57,15 @@ class Leader(Protocol):
         """
         ...
 
-    def do(self, work: Work[T], patient: bool = False) -> T:
+    def do(self, work: Work[T], wait_for_all: bool = False) -> T:
         """Have work done. Ranks that fail here would no longer be in step: the instance ends.
 
         Args:
             work: The work.
-            patient: Wait until all have done it, and take no silence for a hang meanwhile: they load, or compile.
+            wait_for_all: Wait until all have done it.
 
         Returns:
-            The first rank's result; the others may not have finished.
+            The first rank's result; without `wait_for_all` the others may not have finished.
         """
         ...
 
@@ -90,7 +90,7 @@ class OneRank(Leader):
     def prepare(self, work: Work[T]) -> T:
         return work(self.rank)
 
-    def do(self, work: Work[T], patient: bool = False) -> T:
+    def do(self, work: Work[T], wait_for_all: bool = False) -> T:
         return work(self.rank)
 
     def started(self) -> None:

@@ -93,7 +93,7 @@ def set_up(
     cache_bytes = default_cache_bytes(leader.do(least_free)) if cache_bytes is None else cache_bytes
     pool = leader.prepare(partial(claim, of=of, cache_bytes=cache_bytes))
     leader.prepare(partial(load, of=of))
-    return leader.do(partial(finish, slots=pool.pages * PAGE, budget=of.budget), patient=True), pool
+    return leader.do(partial(finish, slots=pool.pages * PAGE, budget=of.budget), wait_for_all=True), pool
 
 
 def enter(rank: Rank, site: Site) -> None:

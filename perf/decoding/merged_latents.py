@@ -43,7 +43,7 @@ def main() -> int:
                     alone, merged = (
                         leader.do(
                             partial(time_case, case=Case(streams, selected, missing, width, shared)),
-                            patient=True,
+                            wait_for_all=True,
                         )
                         for shared in (False, True)
                     )

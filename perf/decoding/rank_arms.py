@@ -39,7 +39,7 @@ def arms_of(
         for arm in arms:
             leader.do(
                 partial(add, checkpoint=checkpoint, arm=arm, memory=memory, prefill_tokens=prefill_tokens),
-                patient=True,
+                wait_for_all=True,
             )
         yield
     finally:

@@ -141,7 +141,7 @@ def decode_together(ranks: Ranks, path: Path, name: str) -> ParallelWorker:
             decode_rank_work.build_on, path=path, late=None, deaf=False, given=SETTINGS[name][1],
             dtype=torch.float32,
         ),
-        patient=True,
+        wait_for_all=True,
     )  # fmt: skip
     return ParallelWorker(ranks)
 

@@ -10,6 +10,7 @@ import pytest
 from hiscore.checkpoint import resolve
 from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
+from tests.server.held import Holdable
 from tests.server.leftovers import leftovers
 from tests.support import tiny_models, tiny_tokenizers
 
@@ -69,6 +70,12 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     """For servers of one module: a session has too many to keep them all in memory."""
     with servers(tmp_path_factory.mktemp("logs")) as start:
         yield start
+
+
+@pytest.fixture(scope="module")
+def holdable(tmp_path_factory: pytest.TempPathFactory) -> Holdable:
+    """For servers whose scorer a test holds: their setting `model_repository`."""
+    return Holdable.make(tmp_path_factory.mktemp("holdable"))
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,6 @@ pytestmark = pytest.mark.server
 LABELS = [5, 77, 401]
 
 
-@pytest.fixture(scope="module")
-def holdable(tmp_path_factory: pytest.TempPathFactory) -> Holdable:
-    return Holdable.make(tmp_path_factory.mktemp("holdable"))
-
-
 @pytest.fixture
 def held(start_server: StartServer, tiny_lm: Path, holdable: Holdable) -> Server:
     """A server whose scorer can be held."""

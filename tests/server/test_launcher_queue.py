@@ -27,11 +27,6 @@ QUEUE = 5
 ITEMS = 10
 
 
-@pytest.fixture(scope="module")
-def holdable(tmp_path_factory: pytest.TempPathFactory) -> Holdable:
-    return Holdable.make(tmp_path_factory.mktemp("holdable"))
-
-
 @pytest.fixture
 def narrow(start_server: StartServer, tiny_llama: Path, holdable: Holdable) -> Server:
     """A server that lets few calls wait, and hands over one at a time."""

@@ -111,7 +111,7 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
     memory = leader.do(partial(agree, what=what))
     leader.prepare(partial(claim, what=what, memory=memory))
     leader.prepare(partial(load, what=what, memory=memory))
-    worker = leader.do(put_together, patient=True)
+    worker = leader.do(put_together, wait_for_all=True)
     return worker if leader.rank.shard.ranks == 1 else ParallelWorker(leader)
 
 

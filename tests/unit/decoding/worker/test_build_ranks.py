@@ -1,13 +1,11 @@
 """Workers of several ranks, as settings ask for them: what the ranks agree on, and who is named in a refusal."""
 
 import logging
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hiscore.decoding.worker.build import make_worker
 from hiscore.decoding.worker.interface import Worker
@@ -20,13 +18,6 @@ from tests.support.decode_client import serving
 from tests.support.decoding import checkpoint, prompt
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks([torch.device("cpu")] * 2) as ranks:
-        ranks.prepare(decode_rank_work.arrive)
-        yield ranks
 
 
 @pytest.fixture(scope="module")

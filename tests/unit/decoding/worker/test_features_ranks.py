@@ -1,7 +1,6 @@
 """What a request may ask for, and what a scheduler may do to it, on two ranks as on one."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +23,6 @@ pytestmark = pytest.mark.slow
 
 FEW = (160, 192)
 """Selected and buffered: a longer sequence is spilled for want of device pages."""
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks([torch.device("cpu")] * 2) as ranks:
-        ranks.prepare(decode_rank_work.arrive)
-        yield ranks
 
 
 @pytest.fixture(scope="module")
