@@ -25,6 +25,8 @@ WORKSPACE_BYTES = 2**20
 """For sums of keys that are split among programs, which these kernels never do."""
 PLAN_BYTES = 2**23
 """What FlashInfer's wrapper allocates for its plan, on the device and pinned on the host."""
+LENGTHS_BYTES = 2**17
+"""What it allocates for the lengths of sequences, on the device."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class FlashInferAttention:
 def buffer_bytes(sizes: PagedSizes) -> tuple[int, int]:
     """What `FlashInferAttention` allocates: bytes on the device, and pinned on the host."""
     tables = 4 * (_most_pages(sizes) + 3 * sizes.max_segments + 2)
-    return WORKSPACE_BYTES + PLAN_BYTES + tables, PLAN_BYTES
+    return WORKSPACE_BYTES + PLAN_BYTES + LENGTHS_BYTES + tables, PLAN_BYTES
 
 
 def _most_pages(sizes: PagedSizes) -> int:

@@ -39,7 +39,7 @@ def choose_launch(group: int, value_dim: int, dtype: torch.dtype) -> Launch:
     m = min(64, dot_size(group))
     if dtype == torch.float32:
         return Launch(m, 16, 4, 2)
-    return Launch(m, 128, 8, 2) if value_dim <= 128 else Launch(m, 32, 4, 2)
+    return Launch(m, 64, 4, 2) if value_dim <= 128 else Launch(m, 32, 4, 2)
 
 
 def paged_attention(

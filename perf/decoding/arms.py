@@ -1,5 +1,6 @@
 """Workers to compare: what each is built with, and what it leaves out."""
 
+import gc
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -73,6 +74,7 @@ def build_worker(
     Raises:
         Unavailable: This machine cannot leave that out.
     """
+    gc.collect()  # workers of other arms hold their memory until then
     where = rank.device if rank else device()
     config = json.loads((checkpoint / "config.json").read_text())
     with ExitStack() as stack:
@@ -97,13 +99,6 @@ def build_worker(
     if arm.left_out == "backup":
         setattr(worker._ops, "offload_step", _nothing)  # noqa: B010
     return worker
-
-
-def close(worker: CacheWorker) -> None:
-    """Free a worker's pinned memory once the device no longer uses it."""
-    if device().type == "cuda":
-        torch.cuda.synchronize()
-    worker._cache.close()
 
 
 def _nothing(*_: Any) -> None:

@@ -16,7 +16,7 @@ from hiscore.decoding.kv_cache.sizing import MemoryBudget
 from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.errors import RequestError
-from perf.decoding.arms import PLENTY, Arm, build_worker, close, dtype
+from perf.decoding.arms import PLENTY, Arm, build_worker, dtype
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,8 @@ class Bench:
         )
 
     def close(self) -> None:
-        """Stop the engine and free its memory."""
+        """Stop the engine."""
         self._engine.close()
-        close(self.worker)
 
 
 def between(times: list[list[float]]) -> "np.ndarray[Any, np.dtype[np.float64]]":

@@ -35,7 +35,7 @@ from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS, Segment, StagedLatents
 from hiscore.models.deepseek.latent_cache_triton import KernelLatents
-from perf.decoding.arms import PLENTY, Arm, build_worker, close, device, dtype, shared_weights
+from perf.decoding.arms import PLENTY, Arm, build_worker, device, dtype, shared_weights
 from perf.decoding.engine_load import Load
 from perf.decoding.worker_driver import Driver
 from perf.machine.facts import process_facts
@@ -125,20 +125,15 @@ def prefills(
 def steps(checkpoint: Path, load: Load, layers: int, top_k: int, rounds: int) -> dict[str, ArmResult]:
     """Milliseconds of a layer for a step, by arm."""
     arms: dict[str, Callable[[], float]] = {}
-    workers = []
     sizes = {"sparse_top_k": top_k, "device_buffer_size": 2 * top_k}
-    try:
-        for name, numbers in STEPS.items():
-            arm = Arm(name, {"selector": "dsa", "indexer_dtype": numbers} | sizes)
-            workers.append(build_worker(checkpoint, arm, MemoryBudget(PLENTY, PLENTY, load.streams)))
-            driver = Driver.of_random(workers[-1], checkpoint, [load.prompt] * load.streams)
-            driver.steps(2)
-            count = max(1, (load.tokens - 2) // rounds)
-            arms[name] = lambda driver=driver, count=count: driver.steps(count) / layers  # type: ignore[misc]
-        return interleave(arms, rounds)
-    finally:
-        for worker in workers:
-            close(worker)
+    for name, numbers in STEPS.items():
+        arm = Arm(name, {"selector": "dsa", "indexer_dtype": numbers} | sizes)
+        worker = build_worker(checkpoint, arm, MemoryBudget(PLENTY, PLENTY, load.streams))
+        driver = Driver.of_random(worker, checkpoint, [load.prompt] * load.streams)
+        driver.steps(2)
+        count = max(1, (load.tokens - 2) // rounds)
+        arms[name] = lambda driver=driver, count=count: driver.steps(count) / layers  # type: ignore[misc]
+    return interleave(arms, rounds)
 
 
 def _synchronize() -> None:

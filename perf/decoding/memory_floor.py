@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from perf.decoding.arms import PLENTY, Arm, build_worker, close, device, shared_weights
+from perf.decoding.arms import PLENTY, Arm, build_worker, device, shared_weights
 from perf.decoding.engine_load import Bench, Load
 from perf.decoding.worker_driver import Driver
 from perf.machine.facts import process_facts
@@ -61,14 +61,11 @@ def measure(checkpoint: Path, name: str, arm: Arm, load: Load, bandwidth: float)
         # Not the mean: it includes the wait of the first step for the prompt's copy to the host.
         found["over_floor"] = middle.itl_p50_ms / found["floor_ms"]
     worker = build_worker(checkpoint, arm, MemoryBudget(PLENTY, PLENTY, load.streams))
-    try:
-        driver = Driver.of_random(worker, checkpoint, [load.prompt] * load.streams)
-        driver.steps(5)
-        found["bare_step_ms"] = driver.steps(load.tokens - 5 - PROFILED if load.tokens > 60 else 5)
-        if device().type == "cuda":
-            found["kernels"] = kernel_times(lambda: driver.steps(PROFILED), PROFILED)
-    finally:
-        close(worker)
+    driver = Driver.of_random(worker, checkpoint, [load.prompt] * load.streams)
+    driver.steps(5)
+    found["bare_step_ms"] = driver.steps(load.tokens - 5 - PROFILED if load.tokens > 60 else 5)
+    if device().type == "cuda":
+        found["kernels"] = kernel_times(lambda: driver.steps(PROFILED), PROFILED)
     return found
 
 

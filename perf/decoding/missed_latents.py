@@ -72,7 +72,6 @@ def time_case(rank: Rank, case: Case) -> float:
     source, target = swaps[:, 0, : case.missing].reshape(-1, 2).T
     if not torch.equal(cache.buffer[0, target, 0, 0].cpu(), numbered(source, case.width)):
         raise RuntimeError(f"rank {rank.shard.rank} has got other rows than those that it misses")
-    cache.close()
     slowest = rank.group.max(torch.tensor([seconds], dtype=torch.float64, device=rank.device))
     return slowest.item()
 

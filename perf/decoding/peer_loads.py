@@ -23,7 +23,7 @@ import torch
 
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from perf.decoding.arms import Arm, build_worker, close, shared_weights
+from perf.decoding.arms import Arm, build_worker, shared_weights
 from perf.decoding.closed_loop import Callers, ClosedLoop
 from perf.machine.facts import process_facts
 from perf.models import random_checkpoint
@@ -64,7 +64,6 @@ def measure(
     finally:
         gc.unfreeze()
         engine.close()
-        close(worker)
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from hiscore.decoding.worker.interface import Worker
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.parallel.rank import Leader, Rank
-from perf.decoding.arms import Arm, build_worker, close, shared_weights
+from perf.decoding.arms import Arm, build_worker, shared_weights
 from perf.decoding.closed_loop import Callers
 
 ARMS, WEIGHTS = "arms", "weights"
@@ -85,8 +85,7 @@ def use(rank: Rank, name: str) -> None:
 def free(rank: Rank) -> None:
     """Work: free all workers and their weights."""
     rank.held.pop(PLACE, None)
-    while rank.held[ARMS]:
-        close(rank.held[ARMS].popitem()[1])
+    rank.held[ARMS].clear()
     rank.held.pop(WEIGHTS).__exit__(None, None, None)
     gc.collect()
     if rank.device.type == "cuda":

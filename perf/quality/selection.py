@@ -30,7 +30,7 @@ from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.decoding.worker import parts
 from hiscore.models.decoder import Decoder
 from hiscore.settings import DEFAULT_MODEL
-from perf.decoding.arms import PLENTY, Arm, build_worker, close
+from perf.decoding.arms import PLENTY, Arm, build_worker
 from perf.decoding.worker_driver import Driver, Staged
 from perf.machine.facts import process_facts
 from perf.quality.selection_report import markdown
@@ -153,23 +153,20 @@ def measure(path: Path, groups: dict[str, list[Task]], chosen: Sequence[Variant]
         started = time.perf_counter()
         with variant.built():
             worker = build_worker(path, variant.arm, MemoryBudget(PLENTY, PLENTY, streams))
-        try:
-            for group, tasks in groups.items():
-                prompts = [task.prompt for task in tasks]
-                room = len(tasks[0].rest)
-                driver = Driver(worker, prompts, room, staged=staged.get(group))
-                if group not in staged:
-                    staged[group] = driver.staged
-                judged, hits, misses = judge(driver, tasks)
-                driver.release()
-                if group not in dense:
-                    dense[group] = judged
-                row["groups"][group] = {
-                    "tasks": rows_of(tasks, judged, dense[group]),
-                    "hit_rate": hits / (hits + misses) if misses or hits else None,
-                }
-        finally:
-            close(worker)
+        for group, tasks in groups.items():
+            prompts = [task.prompt for task in tasks]
+            room = len(tasks[0].rest)
+            driver = Driver(worker, prompts, room, staged=staged.get(group))
+            if group not in staged:
+                staged[group] = driver.staged
+            judged, hits, misses = judge(driver, tasks)
+            driver.release()
+            if group not in dense:
+                dense[group] = judged
+            row["groups"][group] = {
+                "tasks": rows_of(tasks, judged, dense[group]),
+                "hit_rate": hits / (hits + misses) if misses or hits else None,
+            }
         del worker, driver
         gc.collect()
         row["seconds"] = time.perf_counter() - started

@@ -48,9 +48,8 @@ def _inference() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., CacheWorker]]:
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., CacheWorker]:
     """Workers, each built once: every test frees all that it takes."""
-    built: list[CacheWorker] = []
 
     @cache
     def path(family: str) -> Any:
@@ -58,16 +57,10 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
     @cache
     def get(selector: str, family: str, top_k: int, buffer: int, **settings: Any) -> CacheWorker:
-        settings = {"device": "cuda", **settings}
-        built.append(build(path(family), selector, top_k, buffer, **settings))
-        return built[-1]
+        return build(path(family), selector, top_k, buffer, **{"device": "cuda", **settings})
 
     get.path = path  # type: ignore[attr-defined]
-    yield get
-    torch.cuda.synchronize()
-    # Memory freed while it is pinned could not be copied from or to by its next owner.
-    for worker in built:
-        worker._cache.close()
+    return get
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

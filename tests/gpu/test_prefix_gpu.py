@@ -48,8 +48,6 @@ def test_a_prefix_that_goes_on_from_a_window_changes_no_bit(
             run(client, LATER, MIDDLE)
         assert seen.prefilled == 520 - (128 + 64) * caching
         logits.append(torch.stack(seen.logits))
-        torch.cuda.synchronize()
-        seen.worker._cache.close()
     without, found, changed = logits
     assert found.isfinite().all()
     assert torch.equal(found, without)

@@ -6,6 +6,7 @@ all pages of the dense layers, but of those with a window only the newest; and t
 Dense layers and index are addressed by host pages, buffer and windows by pages of their own.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -163,11 +164,6 @@ class KVCache:
         places = (each[here] if isinstance(each, Tensor) else each for each in where)
         self.host_kv[self.on_host[layer]][(at[here], *places)] = kept[here]
 
-    def close(self) -> None:
-        """Unpin the host pool; it must not be in use any more."""
-        if self.buffer.device.type == "cuda" and self.host_kv.numel():
-            torch.cuda.cudart().cudaHostUnregister(self.host_kv.data_ptr())
-
     def reset(self, host_pages: Tensor, device_pages: Tensor) -> None:
         """Mark pages as holding nothing under LRU, for their next owner.
 
@@ -182,10 +178,11 @@ class KVCache:
 
 
 def _host_pool(size: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
-    """Zeros on the host, aligned to a huge page."""
+    """Zeros on the host, aligned to a huge page; pinned until they are freed."""
     bytes_ = prod(size) * dtype.itemsize
-    memory = _untouched_zeros((bytes_ + HUGE_PAGE,), torch.uint8)
-    pool = memory[-memory.data_ptr() % HUGE_PAGE :][:bytes_].view(dtype).view(tuple(size))
+    memory = np.zeros(bytes_ + HUGE_PAGE, np.uint8)
+    start = -memory.ctypes.data % HUGE_PAGE
+    pool = torch.from_numpy(memory)[start : start + bytes_].view(dtype).view(tuple(size))
     if pinned and bytes_:
         # torch rounds pinned memory up to powers of two, up to twice what is needed.
         error = torch.cuda.cudart().cudaHostRegister(pool.data_ptr(), bytes_, 0)
@@ -193,7 +190,14 @@ def _host_pool(size: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
             raise HostMemoryRefused(
                 f"{bytes_ / 2**30:.2f} GiB of host memory could not be pinned: set HOST_KV_BYTES lower"
             )
+        weakref.finalize(memory, _unpin, pool.data_ptr()).atexit = False
     return pool
+
+
+def _unpin(address: int) -> None:
+    """Memory that were freed while it is pinned could not be pinned or copied from by its next owner."""
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _untouched_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_prefill import (
+    LENGTHS_BYTES,
     PLAN_BYTES,
     FlashInferAttention,
     PagedSizes,
@@ -60,7 +61,7 @@ def test_what_is_planned_for_its_buffers_is_what_it_is_given(monkeypatch: pytest
     FlashInferAttention(SHAPE, torch.bfloat16, CPU, SIZES)
     assert len(given) == 5
     on_device, pinned = buffer_bytes(SIZES)
-    assert on_device - PLAN_BYTES == sum(each.nbytes for each in given)
+    assert on_device - PLAN_BYTES - LENGTHS_BYTES == sum(each.nbytes for each in given)
     assert pinned == PLAN_BYTES
 
 

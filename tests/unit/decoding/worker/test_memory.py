@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hiscore.attention.flashinfer_prefill import PLAN_BYTES, WORKSPACE_BYTES
+from hiscore.attention.flashinfer_prefill import LENGTHS_BYTES, PLAN_BYTES, WORKSPACE_BYTES
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
 from hiscore.decoding.kv_cache.model_shape import ModelShape
 from hiscore.decoding.kv_cache.shape import CacheShape
@@ -147,7 +147,7 @@ def test_what_prefills_say_about_their_tokens_is_planned() -> None:
     pages = 4 * sizes.max_segments * (32_768 // STAGING_PAGE_SIZE)
     assert host.bytes == PLAN_BYTES
     slots = 4 * MAX_CONTEXT_SLOTS
-    assert 0 <= device.bytes - (slots + PLAN_BYTES + WORKSPACE_BYTES + pages) < 2**12
+    assert 0 <= device.bytes - (slots + PLAN_BYTES + LENGTHS_BYTES + WORKSPACE_BYTES + pages) < 2**12
     assert prefill_inputs(CUDA, cache_config, False, may_page=False) == PrefillInputs(slots, 0)
     assert prefill_inputs(CUDA, cache_config, True, may_page=False) == PrefillInputs(2 * slots, 0)
     assert prefill_inputs(CPU, cache_config, True, may_page=True) == PrefillInputs(0, 0)

@@ -54,7 +54,7 @@ def decode(
     for seq_index in seq_indices:
         driver.leave(seq_index)
     logits = torch.stack(found, 1)
-    return list(logits), logits[:, :-1].argmax(-1).tolist(), driver.misses
+    return list(logits.cpu()), logits[:, :-1].argmax(-1).tolist(), driver.misses
 
 
 def largest_error(
