@@ -32,7 +32,9 @@ def rope_and_cache(
     BLOCK_HALF: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """Normalise (NORMED) and rotate (ROTATED) the heads of q and k in place; write k and v to pool. Grid: (T,).
+    """Normalise (NORMED) and rotate (ROTATED) the heads of q and k in place; write k and v to pool.
+
+    Grid: (T, blocks of heads), under NORM_WIDE one block.
 
     Args:
         qkv: [T, (heads + 2 kv_heads) head_dim], updated in place.
@@ -48,7 +50,7 @@ def rope_and_cache(
     launch_dependents(CHAINED)
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, BLOCK_HEADS)[:, None]
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     half = tl.arange(0, BLOCK_HALF)[None, :]
     inside = (head < HEADS + KV_HEADS) & (half < HALF)
     if ROTATED:

@@ -22,6 +22,9 @@ GELU = {"gelu_pytorch_tanh": 1, "gelu": 2}
 PDL_MIN_ROWS = 1024
 """Between cuBLAS products, dependent launches were faster from here on, and slower below."""
 
+FEW_ROWS, BLOCK_HEADS = 128, 8
+"""Of a step with up to so many rows one program rotates so many heads of a row, and more rows' all heads."""
+
 
 @cache
 def _of_device(index: int) -> tuple[bool, int]:
@@ -47,8 +50,8 @@ def uses_pdl(rows: int) -> bool:
 class TritonOps(Ops):
     """`Ops` on CUDA, one kernel for each operation.
 
-    With use_gemv, products of few rows are computed by `kernels.gemv`, whose sums differ from those that the same
-    row gets among many: a decode step may use it, a prefill whose scores must not depend on its batch may not.
+    With for_steps, few rows are computed by other programs, whose sums differ from those that the same row gets
+    among many: those of a decode step may, those of a prefill, whose scores must not depend on its batch, may not.
     """
 
     def __init__(
@@ -59,13 +62,13 @@ class TritonOps(Ops):
         eps: float,
         activation: str,
         centred: bool = False,
-        use_gemv: bool = False,
+        for_steps: bool = False,
     ) -> None:
         """centred: See `TorchOps`."""
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps, self._centred = eps, centred
         self._gelu = GELU.get(activation, 0)
-        self._use_gemv = use_gemv
+        self._for_steps = for_steps
 
     def embed(
         self, ids: Tensor, table: Tensor, scale: float, weight: Tensor | None, into: EightBits | None = None
@@ -95,16 +98,19 @@ class TritonOps(Ops):
     ) -> None:
         q_norm, scales = layer.q_norm, rope.query_scales if rope else None
         normed, by_head = q_norm is not None, q_norm is not None and q_norm.ndim == 2
-        rope_kernels.rope_and_cache[(len(qkv),)](
+        wide = q_norm is not None and not by_head and len(q_norm) > self._head_dim
+        heads = self._heads + self._kv_heads
+        block = triton.next_power_of_2(heads)
+        if self._for_steps and len(qkv) <= FEW_ROWS and not wide:
+            block = min(block, BLOCK_HEADS)
+        rope_kernels.rope_and_cache[(len(qkv), triton.cdiv(heads, block))](
             qkv, positions, rope.cos if rope else qkv, rope.sin if rope else qkv,
             qkv if scales is None else scales,
             q_norm if normed else qkv, layer.k_norm if normed else qkv,
             pool, slot_mapping, pool.stride(0), self._eps,
             HEADS=self._heads, KV_HEADS=self._kv_heads, HEAD_DIM=self._head_dim, ROTATED=rope is not None,
-            QUERY_SCALED=scales is not None, NORMED=normed, NORM_BY_HEAD=by_head,
-            NORM_WIDE=q_norm is not None and not by_head and len(q_norm) > self._head_dim,
-            CENTRED=self._centred,
-            BLOCK_HEADS=triton.next_power_of_2(self._heads + self._kv_heads),
+            QUERY_SCALED=scales is not None, NORMED=normed, NORM_BY_HEAD=by_head, NORM_WIDE=wide,
+            CENTRED=self._centred, BLOCK_HEADS=block,
             BLOCK_HALF=triton.next_power_of_2(self._head_dim // 2), **self._launch_kwargs(len(qkv)),
         )  # fmt: skip
 
@@ -161,15 +167,15 @@ class TritonOps(Ops):
         return super().gate(projection, h, into)
 
     def _fits_gemv(self, projection: Projection, h: Any) -> TypeGuard[Linear]:
-        return self._use_gemv and isinstance(projection, Linear) and gemv.fits(*h.shape)
+        return self._for_steps and isinstance(projection, Linear) and gemv.fits(*h.shape)
 
     def _launch_kwargs(self, rows: int) -> dict[str, bool]:
         """Launch arguments of an operation on `rows` rows."""
-        chained = (self._use_gemv and uses_pdl(rows)) or (supports_pdl() and rows >= PDL_MIN_ROWS)
+        chained = (self._for_steps and uses_pdl(rows)) or (supports_pdl() and rows >= PDL_MIN_ROWS)
         return gemv.pdl_launch_kwargs(chained)
 
     def experts(self, experts: Experts, h: Tensor) -> Tensor:
-        return moe_triton.moe(experts, h, step=self._use_gemv)
+        return moe_triton.moe(experts, h, step=self._for_steps)
 
     def activate(self, gate_up: Tensor, into: EightBits | None = None) -> Tensor | Quantised:
         rows, width = len(gate_up), gate_up.shape[1] // 2

@@ -101,7 +101,7 @@ def test_a_chain_between_library_products_gives_the_bits_of_kernels_that_wait(
 def test_a_chain_gives_the_bits_of_kernels_that_wait(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_ops.supports_pdl()
     weights = layers()
-    ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", use_gemv=True)
+    ops = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", for_steps=True)
     x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1)).cuda()
     monkeypatch.setattr(triton_ops, "supports_pdl", lambda: False)
     expected = run(weights, ops, x)

@@ -199,7 +199,7 @@ def indexed_prefill(dtype: torch.dtype, fp8: bool) -> None:
 def chained(sizes: tuple[int, ...], rows: int) -> None:
     """The operations of a layer for few rows, where a kernel may start before the previous one has ended."""
     hidden, inner, heads, kv_heads, head_dim = sizes
-    ops, dtype = TritonOps(heads, kv_heads, head_dim, 1e-6, "silu", use_gemv=True), torch.bfloat16
+    ops, dtype = TritonOps(heads, kv_heads, head_dim, 1e-6, "silu", for_steps=True), torch.bfloat16
     norm = torch.zeros(hidden)
     x, h = ops.embed(ints(rows), torch.zeros(50, hidden, dtype=dtype), 1.0, norm)
     width = (heads + 2 * kv_heads) * head_dim

@@ -158,4 +158,4 @@ def _make_ops(decoder: Decoder) -> Ops:
         return decoder.over_ranks(TorchOps(*sizes))
     from hiscore.layers.triton_ops import TritonOps
 
-    return decoder.over_ranks(TritonOps(*sizes, use_gemv=True))
+    return decoder.over_ranks(TritonOps(*sizes, for_steps=True))

@@ -11,14 +11,17 @@ from hiscore.layers.triton_ops import TritonOps
 from hiscore.layers.weights import Linear
 from tests.support.layers import DEVICE, Tables, layer_of, random
 
-# No powers of two, so that every mask is used. The bounds are those of float32 sums over at most 72 values.
-HEADS, KV_HEADS, HEAD_DIM, WIDTH, ROWS = 3, 2, 24, 40, 5
+# No powers of two, so that every mask is used, and more heads than one program takes. The bounds are those of
+# float32 sums over at most 264 values.
+HEADS, KV_HEADS, HEAD_DIM, WIDTH, ROWS = 11, 6, 24, 40, 5
 BOUNDS = {"atol": 1e-5, "rtol": 1e-5}
 
 
-def both(activation: str = "silu", centred: bool = False) -> tuple[TritonOps, TorchOps]:
+def both(
+    activation: str = "silu", centred: bool = False, for_steps: bool = False
+) -> tuple[TritonOps, TorchOps]:
     sizes = HEADS, KV_HEADS, HEAD_DIM, 1e-6, activation, centred
-    return TritonOps(*sizes), TorchOps(*sizes)
+    return TritonOps(*sizes, for_steps=for_steps), TorchOps(*sizes)
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -44,6 +47,7 @@ def test_block_norms_equal_pytorch(normed: bool, centred: bool) -> None:
         torch.testing.assert_close(x, y, **BOUNDS)
 
 
+@pytest.mark.parametrize("for_steps", [False, True])
 @pytest.mark.parametrize(
     ("rotated", "scaled", "norm", "centred"),
     [
@@ -57,7 +61,9 @@ def test_block_norms_equal_pytorch(normed: bool, centred: bool) -> None:
         (False, False, "head", True),
     ],
 )
-def test_queries_and_keys_equal_pytorch(rotated: bool, scaled: bool, norm: str, centred: bool) -> None:
+def test_queries_and_keys_equal_pytorch(
+    rotated: bool, scaled: bool, norm: str, centred: bool, for_steps: bool
+) -> None:
     """Keys and values of the third row are kept, and of the second and fifth."""
     shapes = {
         "head": ((HEAD_DIM,), (HEAD_DIM,)),
@@ -73,7 +79,7 @@ def test_queries_and_keys_equal_pytorch(rotated: bool, scaled: bool, norm: str, 
     positions = torch.tensor([0, 1, 59, 5, 5], dtype=torch.int32, device=DEVICE)
     write = torch.tensor([-1, 2, 0, -1, 1], dtype=torch.int32, device=DEVICE)
     results = []
-    for ops in both(centred=centred):
+    for ops in both(centred=centred, for_steps=for_steps):
         qkv = random(ROWS, (HEADS + 2 * KV_HEADS) * HEAD_DIM, seed=11)
         pool = random(4, 2, KV_HEADS, HEAD_DIM, seed=12)
         ops.rope_and_cache(layer, rope, qkv, positions, pool, write)
@@ -91,7 +97,7 @@ def test_queries_and_keys_equal_pytorch(rotated: bool, scaled: bool, norm: str, 
 def test_a_norm_over_all_heads_is_not_one_for_each() -> None:
     weight = torch.ones(HEADS * HEAD_DIM, device=DEVICE)
     qkv = random(ROWS, (HEADS + 2 * KV_HEADS) * HEAD_DIM, seed=11) * torch.arange(
-        1, 1 + 7 * HEAD_DIM, device=DEVICE
+        1, 1 + (HEADS + 2 * KV_HEADS) * HEAD_DIM, device=DEVICE
     )
     before = qkv[:, : HEADS * HEAD_DIM].double()
     slots = torch.full((ROWS,), -1, dtype=torch.int32, device=DEVICE)
@@ -131,7 +137,7 @@ def test_exact_gelu_equals_pytorch_wherever_it_is_computed() -> None:
     gate, up = gate_up.chunk(2, dim=1)
     definition = torch.nn.functional.gelu(gate.double()) * up.double()
     torch.testing.assert_close(ours.activate(gate_up).double(), definition, **BOUNDS)
-    few = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "gelu", use_gemv=True)
+    few = TritonOps(HEADS, KV_HEADS, HEAD_DIM, 1e-6, "gelu", for_steps=True)
     found = few.gate(Linear(weight), x[: gemv.GEMV_MAX_ROWS])
     torch.testing.assert_close(
         found, plain.gate(Linear(weight), x)[: gemv.GEMV_MAX_ROWS], atol=1e-4, rtol=1e-4
@@ -144,7 +150,7 @@ def test_exact_gelu_equals_pytorch_wherever_it_is_computed() -> None:
 @pytest.mark.parametrize("centred", [False, True])
 def test_few_rows_leave_no_layer_norm_to_the_product_that_reads_it(centred: bool) -> None:
     sizes = HEADS, KV_HEADS, HEAD_DIM, 1e-6, "silu", centred
-    ours, plain = TritonOps(*sizes, use_gemv=True), TorchOps(*sizes)
+    ours, plain = TritonOps(*sizes, for_steps=True), TorchOps(*sizes)
     output, after = (Linear(random(*size, seed=1) / 5) for size in ((48, 24), (20, 48)))
     results = []
     for ops in (ours, plain):

@@ -58,7 +58,7 @@ def test_operations_equal_pytorch(activation: str, normed: bool) -> None:
 
 def test_gemv_is_taken_where_it_may_be() -> None:
     taken = []
-    ops = TritonOps(4, 2, 16, 1e-6, "silu", use_gemv=True)
+    ops = TritonOps(4, 2, 16, 1e-6, "silu", for_steps=True)
     for rows, inputs in ((4, 40), (5, 40), (4, gemv.GEMV_MAX_INPUTS + 1), (0, 40)):
         x, weight = random(rows, inputs), random(6, inputs, seed=1)
         taken.append(ops._fits_gemv(Linear(weight), x))
@@ -98,7 +98,7 @@ def test_the_gated_kernel_is_taken_for_16_bits_without_bias(monkeypatch: pytest.
 def test_a_norm_may_be_left_to_the_product_that_reads_it(inputs: int, rows: int, sandwich: bool) -> None:
     """Bound: float32 sums of up to 4,104 products of O(1) and 1/64."""
     arguments = 4, 2, 16, 1e-6, "silu"
-    ours, plain = TritonOps(*arguments, use_gemv=True), TorchOps(*arguments)
+    ours, plain = TritonOps(*arguments, for_steps=True), TorchOps(*arguments)
     output, after = (Linear(random(*size, seed=1) / inputs**0.5) for size in ((48, inputs), (20, 48)))
     norm, post = random(48, seed=2), random(48, seed=3) if sandwich else None
     results = []
