@@ -28,7 +28,7 @@ from hiscore.api.relevance import Ranker
 from hiscore.api.routes import chat, completions, decisions, nim, pairs, rerank, score, systemone, tei
 from hiscore.api.sampling import Sampling
 from hiscore.api.wire import ModelNames
-from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.support import context_limit, is_classifier
 from hiscore.prompts.chat import read_chat_template, read_json
 from hiscore.prompts.conversation import Conversations

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hiscore.arrays import Int32
+from hiscore.decoding.interface.sampling_batch import History, LogitBias, Masks, Penalties, SamplingBatch
+from hiscore.decoding.interface.worker import NO_PAGES, Admission, DecodeBatch, PrefillChunk
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import NO_PAGES, Admission, DecodeBatch, PrefillChunk
-from hiscore.decoding.worker.sampling_batch import History, LogitBias, Masks, Penalties, SamplingBatch
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 

@@ -12,6 +12,8 @@ import numpy as np
 from hiscore.arrays import Int32
 from hiscore.decoding.block_pool import BlockPool
 from hiscore.decoding.host_pool import HostPool
+from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.worker import NO_PAGES, Growth, Prefix
 from hiscore.decoding.page_needs import (
     NOTHING,
     PagesNeeded,
@@ -25,8 +27,6 @@ from hiscore.decoding.schedule import Release
 from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.spilling import spilled_order
 from hiscore.decoding.windows import Windows
-from hiscore.decoding.worker.cache_config import CacheConfig
-from hiscore.decoding.worker.interface import NO_PAGES, Growth, Prefix
 
 
 class BlockManager:

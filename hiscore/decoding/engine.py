@@ -16,6 +16,8 @@ from typing import Any
 from hiscore.decoding.deadlines import Deadlines
 from hiscore.decoding.in_flight import InFlight
 from hiscore.decoding.inbox import Inbox
+from hiscore.decoding.interface.logprobs import TokenLogprobs
+from hiscore.decoding.interface.worker import NOT_FINITE, Worker
 from hiscore.decoding.launching import fail_each, launch
 from hiscore.decoding.masks import MaskThreads
 from hiscore.decoding.page_needs import check_fits, fill_max_tokens
@@ -25,8 +27,6 @@ from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.stats import EngineStats, Tally
 from hiscore.decoding.stop_strings import Detokenizer, StopChecker
 from hiscore.decoding.times import Times
-from hiscore.decoding.worker.interface import NOT_FINITE, Worker
-from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.errors import Code, RequestError, to_request_error
 from hiscore.serving.load_board import LoadBoard
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from hiscore.decoding.interface.worker import PendingForward
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import PendingForward
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Protocol
 
 from hiscore.decoding.batch import make_admission
 from hiscore.decoding.in_flight import InFlight
+from hiscore.decoding.interface.worker import Worker
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import Worker
 
 
 class FailOnly(Protocol):

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.sequence import DecodeCall
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.errors import RequestError
 
 

@@ -8,8 +8,8 @@ the library may still choose another kernel for a product of other rows.)
 
 from collections.abc import Iterable
 
+from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.cache_config import CacheConfig
 
 
 def share_forward(sequences: Iterable[Sequence], cache_config: CacheConfig) -> list[tuple[Sequence, int]]:

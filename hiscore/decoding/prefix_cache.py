@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from hiscore.arrays import Int32
 from hiscore.decoding.host_pool import HostPool
+from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.windows import Windows
-from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.page_hashes import PageHashes
 
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.block_pool import BlockPool
-from hiscore.decoding.buffer_pages import initial_pages
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.interface.worker import NO_PAGES
+from hiscore.decoding.kv_cache.buffer_pages import initial_pages
 from hiscore.decoding.page_needs import PagesNeeded
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
-from hiscore.decoding.worker.interface import NO_PAGES
 
 
 class PromptPages:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from hiscore.arrays import Int32
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import DecodeBatch, Growth, PrefillChunk, Prefix
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.interface import DecodeBatch, Growth, PrefillChunk, Prefix
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 
 
 @dataclass(frozen=True)

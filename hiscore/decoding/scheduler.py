@@ -15,6 +15,7 @@ import numpy as np
 
 from hiscore.decoding.batch import make_decode_batch, make_prefill_chunk, make_sampling_batch
 from hiscore.decoding.block_manager import BlockManager
+from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.preemption import Patience, newest
 from hiscore.decoding.prefill_shares import share_forward
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, PrefixCache
@@ -23,7 +24,6 @@ from hiscore.decoding.room import Room
 from hiscore.decoding.schedule import Release, Schedule
 from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.starving import Starving
-from hiscore.decoding.worker.cache_config import CacheConfig
 
 MAX_OVERTAKEN = 16
 

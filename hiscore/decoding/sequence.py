@@ -7,11 +7,11 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from hiscore.arrays import Int32, Int64
+from hiscore.decoding.interface.logprobs import TokenLogprobs
+from hiscore.decoding.interface.worker import NO_PAGES
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.window_ring import WindowRing
-from hiscore.decoding.worker.interface import NO_PAGES
-from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.page_hashes import PageHashes
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from hiscore.arrays import Int32
+from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.sequence import Sequence
-from hiscore.decoding.worker.cache_config import CacheConfig
 
 LEAST_LEFT = 64
 """A sequence that generates fewer tokens is not worth the copy of all that it has."""

@@ -1,13 +1,13 @@
 """Room for sequences that have waited longer than their patience; see `hiscore.decoding.preemption`."""
 
 from hiscore.decoding.block_manager import BlockManager
+from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.page_needs import NOTHING, PagesNeeded
 from hiscore.decoding.preemption import Patience, can_spare
 from hiscore.decoding.queues import Queues
 from hiscore.decoding.room import Room
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence, Status
-from hiscore.decoding.worker.cache_config import CacheConfig
 
 
 class Starving:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.worker import ForwardResult
 from hiscore.decoding.scheduler import Scheduler
-from hiscore.decoding.worker.cache_config import CacheConfig
-from hiscore.decoding.worker.interface import ForwardResult
 from hiscore.errors import REASONS
 
 # Metric -> (field of EngineStats, help).

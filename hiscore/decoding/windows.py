@@ -10,11 +10,11 @@ from collections.abc import Sequence as Names
 import numpy as np
 
 from hiscore.arrays import Int32
+from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.worker import NO_PAGES
 from hiscore.decoding.sequence import Sequence
 from hiscore.decoding.window_pool import WindowPool
 from hiscore.decoding.window_ring import SetAside
-from hiscore.decoding.worker.cache_config import CacheConfig
-from hiscore.decoding.worker.interface import NO_PAGES
 
 
 class Windows:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hiscore.models.encoders.family import EncoderFamily
+from hiscore.models.encoder_family import EncoderFamily
 from hiscore.models.families import family_of
 from hiscore.models.family import DecoderFamily, DsaFamily
 from hiscore.models.text_towers import text_config

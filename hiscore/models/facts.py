@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hiscore.layers.rope import context_length, original_context
 from hiscore.models.config_file import of_texts, read_config
-from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.support import CheckpointFacts, context_limit, is_classifier
 
 

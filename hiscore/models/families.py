@@ -19,8 +19,8 @@ Nothing here imports torch: the launcher reads this table before anything heavy 
 from collections.abc import Mapping
 
 from hiscore.models.block_designs import OTHER_BLOCKS
-from hiscore.models.encoders.families import ENCODER_FAMILIES
-from hiscore.models.encoders.family import EncoderFamily
+from hiscore.models.encoder_families import ENCODER_FAMILIES
+from hiscore.models.encoder_family import EncoderFamily
 from hiscore.models.expert_families import WITH_EXPERTS
 from hiscore.models.family import ROPE_TYPES, DecoderFamily, DsaFamily
 from hiscore.models.rules import Config, key_rule

@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterable
 
-from hiscore.models.encoders.families import ENCODER_FAMILIES
-from hiscore.models.encoders.family import EncoderFamily
+from hiscore.models.encoder_families import ENCODER_FAMILIES
+from hiscore.models.encoder_family import EncoderFamily
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
 from hiscore.models.family import CAUSAL_LM, CLASSIFIER, TEXT_TOWER, DecoderFamily, DsaFamily
 from hiscore.models.quantization.schemes import SERVED

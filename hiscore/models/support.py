@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hiscore.models.division import undividable
-from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, family_of
 from hiscore.models.family import CLASSIFIER, DecoderFamily, DsaFamily
 from hiscore.models.rules import CAUSAL_RULE, COMMON_RULES, UNIDIRECTIONAL_RULE, Config

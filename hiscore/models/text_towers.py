@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 
 from hiscore.models.rules import Config
-from hiscore.models.weight_bytes import OF_IMAGES
 
+OF_IMAGES = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
+"""What a model of texts and images reads images with, which is not loaded."""
 TEXT_TOWERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
     "mistral3": ("mistral", "ministral3"),

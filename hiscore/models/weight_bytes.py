@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hiscore.models.quantization.schemes import gptq_rules
+from hiscore.models.text_towers import OF_IMAGES
 from hiscore.models.weight_files import weight_files
 
 NUMBER_BYTES = {
@@ -19,8 +20,6 @@ PROJECTION = re.compile(r"(?!.*\.experts\.).*_proj\.(weight|qweight|weight_packe
 COMPANION = re.compile(r"(scales?|scale_inv|zeros|zero_point|g_idx|weight_shape)$")
 """What is stored beside a quantised weight, and gone once it is dequantised."""
 ABSORBED = re.compile(r"\.kv_b_proj\.")
-OF_IMAGES = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.")
-"""What a model of texts and images reads images with, which is not loaded."""
 BITS = {"fp8": 8, "mxfp4": 4, "awq": 4}
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.decoding.worker import build, parts
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.quantization.schemes import in_fp8

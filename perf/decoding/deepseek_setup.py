@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache
-from hiscore.decoding.worker.model_sizes import read_shape, share_in
+from hiscore.decoding.memory.model_sizes import read_shape, share_in
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache
 from hiscore.parallel.rank import Leader
 from hiscore.parallel.shard import WHOLE, Shard
 from hiscore.settings import CacheSettings

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.kv_cache.model_shape import ModelShape
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache
+from hiscore.decoding.memory.model_shape import ModelShape
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache
 from hiscore.settings import CacheSettings, Selector
 from perf.models.geometries import GEOMETRIES, LATENT
 from perf.script import arguments, write_json

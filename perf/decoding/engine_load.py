@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hiscore.decoding.engine import DecodeEngine
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.decoding.sampling_params import parse_sampling_params
 from hiscore.decoding.sequence import DecodeCall, Output
 from hiscore.errors import RequestError

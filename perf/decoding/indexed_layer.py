@@ -28,7 +28,7 @@ if not torch.cuda.is_available():
     # It is read when a kernel is defined.
     os.environ["TRITON_INTERPRET"] = "1"
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.decoding.models.mla import CUDA_ELEMENTS
 from hiscore.decoding.worker.build import prefill_token_budget
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS

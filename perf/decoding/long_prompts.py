@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.memory.sizing import MemoryBudget
 from perf.decoding.arms import Arm, shared_weights
 from perf.decoding.engine_load import Bench, Load, Run
 from perf.decoding.oversubscribed import budget

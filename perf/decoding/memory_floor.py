@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.memory.sizing import MemoryBudget
 from perf.decoding.arms import PLENTY, Arm, build_worker, device, shared_weights
 from perf.decoding.engine_load import Bench, Load
 from perf.decoding.worker_driver import Driver

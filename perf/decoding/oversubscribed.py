@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.settings import CacheSettings
 from perf.decoding.arms import PLENTY, Arm, dtype, shared_weights
 from perf.decoding.device_bytes import model_shape, request_bytes

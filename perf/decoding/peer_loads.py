@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from hiscore.decoding.engine import DecodeEngine
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.memory.sizing import MemoryBudget
 from perf.decoding.arms import Arm, build_worker, shared_weights
 from perf.decoding.closed_loop import Callers, ClosedLoop
 from perf.machine.facts import process_facts

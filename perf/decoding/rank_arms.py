@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from hiscore.decoding.engine import DecodeEngine
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from hiscore.decoding.worker.interface import Worker
+from hiscore.decoding.interface.worker import Worker
+from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.parallel.rank import Leader, Rank

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.decoding.models.base import staging_slots
-from hiscore.decoding.page_needs import staging_pages_of
-from hiscore.decoding.prompt_pages import staging_pages_in
-from hiscore.decoding.worker.interface import (
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import (
     Admission,
     DecodeBatch,
     ForwardResult,
     PendingForward,
     PrefillChunk,
 )
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.models.base import staging_slots
+from hiscore.decoding.page_needs import staging_pages_of
+from hiscore.decoding.prompt_pages import staging_pages_in
 from hiscore.decoding.worker.worker import CacheWorker
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hiscore.checkpoint import resolve
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.decoding.sparse.selectors import SELECTORS
 from hiscore.decoding.worker import parts
 from hiscore.models.decoder import Decoder

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.device_queues import Queue
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import StepOutputs
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError

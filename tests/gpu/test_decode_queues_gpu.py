@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from hiscore.decoding.interface.worker import NO_PAGES, DecodeBatch
 from hiscore.decoding.worker.cuda_queues import CudaQueues
 from hiscore.decoding.worker.device_queues import Event, Queue
-from hiscore.decoding.worker.interface import NO_PAGES, DecodeBatch
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import StepOutputs
 from hiscore.decoding.worker.worker import CacheWorker

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hiscore.decoding.kv_cache import sizing
+from hiscore.decoding.memory import sizing
 from tests.support.decode_truth import DecodeTruth
 from tests.support.decoding import build
 from tests.support.windows import FEW, HOST_LAYERS, WINDOW, checkpoints, outputs

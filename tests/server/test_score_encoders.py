@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hiscore.launcher import Server
-from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.encoder_families import ENCODER_FAMILIES
 from tests.server.api import api_of, call
 from tests.server.conftest import StartServer
 from tests.server.wire import WAYS, Refused, score_texts, score_tokens

@@ -16,11 +16,9 @@ import numpy as np
 
 from hiscore.arrays import Int32, Int64
 from hiscore.decoding.batch import uniform
-from hiscore.decoding.preemption import Patience
-from hiscore.decoding.prompt_pages import staging_pages_in
-from hiscore.decoding.sequence import DecodeCall
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
-from hiscore.decoding.worker.interface import (
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import (
     NO_PAGES,
     Admission,
     DecodeBatch,
@@ -29,7 +27,9 @@ from hiscore.decoding.worker.interface import (
     PrefillChunk,
     Prefix,
 )
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.preemption import Patience
+from hiscore.decoding.prompt_pages import staging_pages_in
+from hiscore.decoding.sequence import DecodeCall
 
 VOCABULARY = 61
 EOS = 7
@@ -119,7 +119,7 @@ class Copy:
 
 
 class HashWorker:
-    """See `hiscore.decoding.worker.interface.Worker`. delay: ticks that each copy to the host takes."""
+    """See `hiscore.decoding.interface.worker.Worker`. delay: ticks that each copy to the host takes."""
 
     def __init__(self, cache_config: CacheConfig = TINY, delay: int = 0) -> None:
         self.cache_config = cache_config

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from hiscore.arrays import Int32
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import NO_PAGES, Admission, Growth, PrefillChunk
+from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.decoding.worker.build import build_worker
 from hiscore.decoding.worker.device_queues import Queue
-from hiscore.decoding.worker.interface import NO_PAGES, Admission, Growth, PrefillChunk
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.device import upload
 from hiscore.parallel.group import Group

@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
+from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import NO_PAGES, DecodeBatch, PrefillChunk
+from hiscore.decoding.kv_cache.buffer_pages import ring_pages
 from hiscore.decoding.models import base as models_base
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.worker import worker as worker_module
-from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.device_queues import DeviceQueues, Queue
-from hiscore.decoding.worker.interface import NO_PAGES, DecodeBatch, PrefillChunk
-from hiscore.decoding.worker.offload_schedule import OffloadSchedule, ring_pages
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.settings import BackupProtocol

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hiscore.decoding.worker.interface import PrefillChunk
+from hiscore.decoding.interface.worker import PrefillChunk
 
 
 def chunk(pages: Sequence[int], start: int, end: int) -> PrefillChunk:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hiscore.decoding.batch import make_admission
 from hiscore.decoding.block_manager import BlockManager
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import DecodeBatch, ForwardResult, PendingForward, PrefillChunk
 from hiscore.decoding.page_needs import PagesNeeded, device_pages_of, pages_needed, staging_pages_of
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.worker.interface import DecodeBatch, ForwardResult, PendingForward, PrefillChunk
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_cache import forget
 from tests.support.decoding import greedy

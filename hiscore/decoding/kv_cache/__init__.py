@@ -1,1 +1,1 @@
-"""The KV cache of decode: every tensor of it, and how memory is divided among them."""
+"""The KV cache of decode: every tensor of it, and what a sequence has of them."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from hiscore.decoding.worker.cache_config import PromptPool
+from hiscore.decoding.interface.cache_config import PromptPool
 from hiscore.parallel.shard import WHOLE, Shard
 
 IndexKind = Literal["none", "bounds", "keys", "dsa"]

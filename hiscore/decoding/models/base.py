@@ -6,11 +6,11 @@ import numpy as np
 from torch import Tensor
 
 from hiscore.arrays import Int32
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE
+from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
-from hiscore.decoding.worker.interface import PrefillChunk
 
 
 class DecodeModel(Protocol):

@@ -5,13 +5,13 @@ from torch import Tensor
 
 from hiscore.attention.flashinfer_prefill import FlashInferAttention
 from hiscore.attention.metadata import Forward, Group
+from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
+from hiscore.decoding.models.windows import context_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps, PageLists
-from hiscore.decoding.worker.cache_config import CacheConfig
-from hiscore.decoding.worker.interface import PrefillChunk
-from hiscore.decoding.worker.windows import context_slots
 from hiscore.layers.ops import Ops
 from hiscore.layers.torch_ops import TorchOps
 from hiscore.models.decoder import Decoder, ModelInputs

@@ -4,11 +4,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import staging_slots
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.device import upload
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
 from hiscore.models.deepseek.decoder import DsaDecoder

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.decoding.buffer_pages import initial_pages
+from hiscore.decoding.interface.worker import NO_PAGES, Growth
+from hiscore.decoding.kv_cache.buffer_pages import initial_pages
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.decoding.worker.interface import NO_PAGES, Growth
 from hiscore.device import upload
 
 

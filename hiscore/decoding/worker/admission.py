@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
+from hiscore.decoding.interface.worker import Admission
 from hiscore.decoding.models.base import DecodeModel, staging_slots
 from hiscore.decoding.sparse.block_tables import admit
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.decoding.worker.interface import Admission
 from hiscore.device import upload
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache, staging_token_bytes
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
-from hiscore.decoding.worker.interface import Worker
-from hiscore.decoding.worker.memory import PrefillInputs, memory_budget, plan_memory, prefill_inputs
-from hiscore.decoding.worker.model_sizes import forward_bytes, is_latent, read_shape, share_in
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE
+from hiscore.decoding.interface.worker import Worker
+from hiscore.decoding.memory.model_sizes import forward_bytes, is_latent, read_shape, share_in
+from hiscore.decoding.memory.plan import PrefillInputs, memory_budget, plan_memory, prefill_inputs
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
 from hiscore.decoding.worker.parts import Parts, load_parts, worker_of_parts
 from hiscore.decoding.worker.worker import CacheWorker

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from hiscore.arrays import Int32
 from hiscore.attention.base import AttentionShape
+from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
 from hiscore.decoding.sparse.triton_cache_ops import TritonCacheOps
-from hiscore.decoding.worker.cache_config import CacheConfig
 from hiscore.decoding.worker.cuda_queues import CudaQueues
 from hiscore.decoding.worker.device_queues import Queue
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.sampling_graphs import SamplingGraphs
 from hiscore.decoding.worker.step_runner import Attends, StepOutputs, decode_greedily, new_input_ids
 from hiscore.decoding.worker.token_counts import TokenCounts

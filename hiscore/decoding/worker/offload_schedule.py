@@ -39,11 +39,6 @@ from hiscore.decoding.worker.device_queues import Event
 from hiscore.settings import BackupProtocol
 
 
-def ring_pages(width: int, page_size: int) -> int:
-    """Pages that the newest `width` tokens of a sequence can touch, whatever its position."""
-    return -(-(width - 1) // page_size) + 1
-
-
 @dataclass(frozen=True)
 class Copy:
     """A copy to the host that has been launched.

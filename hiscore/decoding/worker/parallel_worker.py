@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any
 
 from hiscore.arrays import Int32, Int64
-from hiscore.decoding.worker.interface import (
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import (
     Admission,
     DecodeBatch,
     Growth,
@@ -27,7 +28,6 @@ from hiscore.decoding.worker.interface import (
     Prefix,
     Worker,
 )
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.parallel.rank import Leader, Rank
 

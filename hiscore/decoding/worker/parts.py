@@ -9,18 +9,18 @@ import torch
 
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_prefill import FlashInferAttention, choose_prefill_attention
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.cache import KVCache
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache, staging_token_bytes
+from hiscore.decoding.memory.model_sizes import is_latent, read_shape
+from hiscore.decoding.memory.plan import paged_sizes
+from hiscore.decoding.memory.pool_report import report_pools
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.models.gqa import GroupedModel
 from hiscore.decoding.models.mla import LatentModel
 from hiscore.decoding.sparse.torch_cache_ops import TorchCacheOps
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.worker.device_queues import DeviceQueues, ImmediateQueues
-from hiscore.decoding.worker.memory import paged_sizes
-from hiscore.decoding.worker.model_sizes import is_latent, read_shape
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
-from hiscore.decoding.worker.pool_report import report_pools
 from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.decoder import Decoder

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hiscore.decoding.worker.interface import ForwardResult
+from hiscore.decoding.interface.worker import ForwardResult
 from hiscore.device import download
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiscore.decoding.worker.interface import ForwardResult
-from hiscore.decoding.worker.logprobs import unpack
+from hiscore.decoding.interface.logprobs import unpack
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import ForwardResult
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import COUNTERS
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Float64
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.device import upload
 
 # The likeliest token's weight: a token 2^33 times less likely is never drawn. Sums over up to 2^21 tokens are

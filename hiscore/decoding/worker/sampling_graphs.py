@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Float64, Int32
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.worker.sampler import options_of
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import feed
 from hiscore.decoding.worker.triton_penalties import count, penalise
 from hiscore.graph_capture import GraphCapture, StaticOutputs

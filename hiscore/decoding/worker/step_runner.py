@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import NOT_FINITE
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.step_batch import StepBatch
 from hiscore.decoding.models.base import DecodeModel
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.decoding.worker.interface import NOT_FINITE
 from hiscore.decoding.worker.sampler import finite, greedy
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.device import upload
 

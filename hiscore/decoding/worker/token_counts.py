@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32
-from hiscore.decoding.worker.sampling_batch import History, Penalties
+from hiscore.decoding.interface.sampling_batch import History, Penalties
 from hiscore.device import upload
 
 IN_PROMPT = 1 << 30

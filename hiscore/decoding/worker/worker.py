@@ -13,13 +13,9 @@ import torch
 from torch import Tensor
 
 from hiscore.arrays import Int32, Int64
-from hiscore.decoding.models.base import DecodeModel, staging_slots
-from hiscore.decoding.sparse import block_tables
-from hiscore.decoding.worker.admission import fill_from_staging, index_from_staging
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
-from hiscore.decoding.worker.device_queues import DeviceQueues, Queue
-from hiscore.decoding.worker.host_copies import HostCopies
-from hiscore.decoding.worker.interface import (
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import (
     Admission,
     DecodeBatch,
     Growth,
@@ -27,14 +23,18 @@ from hiscore.decoding.worker.interface import (
     PrefillChunk,
     Prefix,
 )
+from hiscore.decoding.models.base import DecodeModel, staging_slots
+from hiscore.decoding.models.windows import keep_windows
+from hiscore.decoding.sparse import block_tables
+from hiscore.decoding.worker.admission import fill_from_staging, index_from_staging
+from hiscore.decoding.worker.device_queues import DeviceQueues, Queue
+from hiscore.decoding.worker.host_copies import HostCopies
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.decoding.worker.pending_result import PendingResult
 from hiscore.decoding.worker.restores import Restores
 from hiscore.decoding.worker.result_reader import ResultReader
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import Attends, StepRunner, feed
 from hiscore.decoding.worker.token_sampler import TokenSampler
-from hiscore.decoding.worker.windows import keep_windows
 from hiscore.device import upload
 
 

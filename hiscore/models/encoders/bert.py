@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.encoders.architecture import EncoderArchitecture
-from hiscore.models.encoders.families import ENCODER_FAMILIES
 from hiscore.models.encoders.weights import Embeddings, EncoderReader, EncoderWeights
 
 

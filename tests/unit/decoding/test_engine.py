@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from hiscore.decoding import engine as engine_module
 from hiscore.decoding.engine import DecodeEngine
+from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.worker import NOT_FINITE, DecodeBatch
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Status
 from hiscore.decoding.window_pool import WindowPool
 from hiscore.decoding.windows import Windows
-from hiscore.decoding.worker.cache_config import CacheConfig
-from hiscore.decoding.worker.interface import NOT_FINITE, DecodeBatch
 from hiscore.errors import Code, RequestError
 from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, patience
 from tests.support.patience import PATIENCE_S

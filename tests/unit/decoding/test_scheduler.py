@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hiscore.decoding import scheduler as scheduler_module
 from hiscore.decoding.batch import make_admission
+from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.preemption import Patience
 from hiscore.decoding.prefix_cache import Found, PrefixCache
 from hiscore.decoding.sampling_params import SamplingParams
@@ -18,7 +19,6 @@ from hiscore.decoding.scheduler import MAX_OVERTAKEN, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Sequence, Status
 from hiscore.decoding.spilling import spilled_order
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.worker.cache_config import CacheConfig
 from tests.support.decode_worker import KINDS, TINY, patience
 
 WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_sequences=100)

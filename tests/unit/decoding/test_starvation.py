@@ -12,12 +12,12 @@ import pytest
 from hiscore.decoding import starving as starving_module
 from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.engine import DecodeEngine
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE
+from hiscore.decoding.interface.worker import DecodeBatch
 from hiscore.decoding.preemption import Patience
 from hiscore.decoding.scheduler import MAX_OVERTAKEN
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.starving import Starving
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE
-from hiscore.decoding.worker.interface import DecodeBatch
 from hiscore.errors import RequestError
 from tests.support.decode_worker import TINY, HashWorker, alone
 from tests.support.patience import PATIENCE_S

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from hiscore.decoding.interface.worker import ForwardResult
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.scheduler import Scheduler
 from hiscore.decoding.sequence import DecodeCall, Sequence, Status
 from hiscore.decoding.stats import COUNTERS, GAUGES, EngineStats, StatsFeed, Tally
 from hiscore.decoding.stop_strings import StopChecker
-from hiscore.decoding.worker.interface import ForwardResult
 from hiscore.errors import REASONS
 from hiscore.launcher.canary import probes
 from tests.support.decode_worker import TINY, patience

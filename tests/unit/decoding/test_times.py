@@ -2,11 +2,11 @@
 
 import time
 
+from hiscore.decoding.interface.worker import NO_PAGES
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.decoding.times import HISTOGRAMS, Times
-from hiscore.decoding.worker.interface import NO_PAGES
 from hiscore.errors import RequestError
 from tests.support.decode_worker import HashWorker
 from tests.unit.decoding.test_engine import Callers, call, running

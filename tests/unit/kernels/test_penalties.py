@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 
-from hiscore.decoding.worker.sampling_batch import History, Penalties
+from hiscore.decoding.interface.sampling_batch import History, Penalties
 from hiscore.decoding.worker.token_counts import TokenCounts
 from hiscore.decoding.worker.triton_penalties import BLOCK, count, penalise
 from tests.support.decode_kernels import DEVICE

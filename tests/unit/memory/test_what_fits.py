@@ -10,7 +10,7 @@ from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine
 from hiscore.scoring.memory import default_cache_bytes, plan_memory, pool_sizes
 from hiscore.settings import CacheSettings
 from tests.support.geometries import GEOMETRIES, architecture
-from tests.unit.decoding.worker.test_memory import CPU, CUDA, planned
+from tests.unit.decoding.memory.test_plan import CPU, CUDA, planned
 from tests.unit.scoring.test_memory import ROOT, plan
 
 NAME = "SmolLM2-135M"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiscore.models.encoders.families import ENCODER_FAMILIES
+from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
 from hiscore.models.support import (
     context_limit,

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from hiscore.decoding.engine import DecodeEngine
+from hiscore.decoding.interface.logprobs import TokenLogprobs
+from hiscore.decoding.interface.worker import DecodeBatch
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall, Output
-from hiscore.decoding.worker.interface import DecodeBatch
-from hiscore.decoding.worker.logprobs import TokenLogprobs
 from hiscore.errors import RequestError
 from hiscore.serving import response_sender as sender_module
 from hiscore.serving.response_sender import ResponseSender, ResponseStream, join, unchanged

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from hiscore.decoding.interface.worker import NO_PAGES, PrefillChunk
 from hiscore.decoding.models.gqa import pack_chunks
-from hiscore.decoding.worker.interface import NO_PAGES, PrefillChunk
 
 
 def chunk(tokens: list[int], start: int, staging: list[int], is_last: bool) -> PrefillChunk:

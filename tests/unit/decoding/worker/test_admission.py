@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from hiscore.decoding.interface.worker import Admission
 from hiscore.decoding.kv_cache.cache import KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.worker.admission import fill_from_staging, index_from_staging
-from hiscore.decoding.worker.interface import Admission
 
 PAGE_SIZE = 4
 SHAPE = CacheShape(

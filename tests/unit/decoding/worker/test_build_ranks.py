@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hiscore.decoding.interface.worker import Worker
 from hiscore.decoding.worker.build import make_worker
-from hiscore.decoding.worker.interface import Worker
 from hiscore.models.site import Site
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.rank import RankError

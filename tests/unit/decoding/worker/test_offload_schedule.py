@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hiscore.decoding.kv_cache.buffer_pages import ring_pages
 from hiscore.decoding.worker.device_queues import Event, ImmediateQueues, Queue
-from hiscore.decoding.worker.offload_schedule import OffloadSchedule, ring_pages
+from hiscore.decoding.worker.offload_schedule import OffloadSchedule
 from hiscore.settings import BackupProtocol
 from tests.support.offload_load import SEQUENCES, Load, Run
 from tests.support.queue_mutations import Kind, Mutated

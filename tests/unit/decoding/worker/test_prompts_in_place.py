@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hiscore.decoding import prompt_pages
-from hiscore.decoding.kv_cache import sizing
+from hiscore.decoding.memory import sizing
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decoding import CONTEXT, build, checkpoint, prompt
 from tests.support.late_copies import LateCopies

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from hiscore.decoding.batch import uniform
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.sampler import finite, greedy, sample, sample_batch
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 
 GRID = torch.arange(1 << 14, dtype=torch.float64) / (1 << 14)
 """Uniforms so close together that every token of a share above 1/16384 is drawn by one of them."""

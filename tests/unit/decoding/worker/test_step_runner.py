@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hiscore.decoding.interface.worker import NOT_FINITE
 from hiscore.decoding.kv_cache.step_batch import StepBatch
-from hiscore.decoding.worker.interface import NOT_FINITE
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, EagerRunner, decode_greedily, new_input_ids
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.decoding.kv_cache import sizing
-from hiscore.decoding.kv_cache.model_shape import ModelShape
+from hiscore.decoding.memory import sizing
+from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.worker import worker as worker_module
 from hiscore.decoding.worker.worker import CacheWorker
 from tests.support.decode_client import serving

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiscore.decoding.worker import worker as worker_module
-from hiscore.decoding.worker.cache_config import CacheConfig
-from hiscore.decoding.worker.device_queues import Event, Queue
-from hiscore.decoding.worker.interface import (
+from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.worker import (
     NO_PAGES,
     NOT_FINITE,
     Admission,
@@ -19,8 +18,9 @@ from hiscore.decoding.worker.interface import (
     PrefillChunk,
     Prefix,
 )
+from hiscore.decoding.worker import worker as worker_module
+from hiscore.decoding.worker.device_queues import Event, Queue
 from hiscore.decoding.worker.offload_schedule import OffloadSchedule
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
 from hiscore.decoding.worker.step_runner import COUNTERS, Attends, StepOutputs, new_input_ids
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.settings import BackupProtocol

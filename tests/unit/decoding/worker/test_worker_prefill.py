@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hiscore.decoding.interface.worker import NO_PAGES
 from hiscore.decoding.worker import worker as worker_module
-from hiscore.decoding.worker.interface import NO_PAGES
 from tests.support.decoding import build, prompt
 from tests.support.late_copies import LateCopies
 from tests.support.worker_driver import Driver, host_rows

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hiscore.decoding.worker.interface import Worker
+from hiscore.decoding.interface.worker import Worker
 from hiscore.decoding.worker.parallel_worker import ParallelWorker
 from hiscore.models.config import read_architecture
 from hiscore.models.families import DSA_FAMILIES

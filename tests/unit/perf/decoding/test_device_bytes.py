@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache
 from hiscore.settings import CacheSettings
 from perf.decoding.arms import PLENTY
 from perf.decoding.device_bytes import model_shape, request_bytes

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.memory.sizing import MemoryBudget
 from perf.decoding.arms import PLENTY, Arm, build_worker, shared_weights
 from perf.decoding.engine_load import Bench, Load, between
 from perf.decoding.worker_driver import Driver

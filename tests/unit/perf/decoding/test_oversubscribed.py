@@ -2,7 +2,7 @@
 
 import pytest
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache
 from hiscore.settings import CacheSettings
 from perf.decoding import arms
 from perf.decoding.arms import PLENTY

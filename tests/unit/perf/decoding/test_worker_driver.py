@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
+from hiscore.decoding.memory.sizing import MemoryBudget
 from perf.decoding.arms import PLENTY, Arm, build_worker, shared_weights
 from perf.decoding.worker_driver import Driver
 from perf.models import random_checkpoint as geometry

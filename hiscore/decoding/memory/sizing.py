@@ -8,17 +8,17 @@ from math import prod
 
 import torch
 
-from hiscore.decoding.kv_cache.layer_kinds import (
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.kv_cache.buffer_pages import ring_pages
+from hiscore.decoding.kv_cache.shape import CacheShape, newest_selected
+from hiscore.decoding.memory.layer_kinds import (
     dense_layers_of,
     longest_window,
     prompt_pool,
     windowed_layers,
 )
-from hiscore.decoding.kv_cache.model_shape import ModelShape
-from hiscore.decoding.kv_cache.shape import CacheShape, newest_selected
+from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.sparse.selectors import SELECTORS
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
-from hiscore.decoding.worker.offload_schedule import ring_pages
 from hiscore.prefill.row_counts import most_rows
 from hiscore.settings import CacheSettings
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hiscore.arrays import Float32, Int32, Int64
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
 
 LEAST = -9999.0
 """In place of -inf, which JSON cannot hold; vLLM's frontend does the same."""

@@ -1,8 +1,13 @@
-"""Which pages the buffer of a sequence starts with that selects: the first, and the newest ones."""
+"""The device buffer of a sequence that selects: how large its ring is, and which pages it starts with."""
 
 import numpy as np
 
 from hiscore.arrays import Int64
+
+
+def ring_pages(width: int, page_size: int) -> int:
+    """Pages that the newest `width` tokens of a sequence can touch, whatever its position."""
+    return -(-(width - 1) // page_size) + 1
 
 
 def initial_pages(length: int, page_size: int, lru_pages: int, ring_pages: int) -> tuple[Int64, Int64]:

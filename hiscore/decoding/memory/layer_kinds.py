@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from hiscore.decoding.kv_cache.model_shape import ModelShape
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, PromptPool
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, PromptPool
+from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.settings import CacheSettings
 
 

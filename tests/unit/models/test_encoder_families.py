@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.encoders.encoder import FAMILIES
-from hiscore.models.encoders.families import ENCODER_FAMILIES
 from hiscore.models.facts import read_facts
 from hiscore.models.families import family_of
 from hiscore.models.support import servable, undecodable, unscorable, unsupported

@@ -3,8 +3,8 @@
 import logging
 from dataclasses import dataclass
 
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.memory.plan import gib
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiscore.decoding.kv_cache import sizing
-from hiscore.decoding.kv_cache.model_shape import ModelShape
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.kv_cache.sizing import (
+from hiscore.decoding.memory import sizing
+from hiscore.decoding.memory.model_shape import ModelShape
+from hiscore.decoding.memory.sizing import (
     CONTEXT_PAGE,
     SHORTEST,
     MemoryBudget,
@@ -23,7 +24,6 @@ from hiscore.decoding.kv_cache.sizing import (
 from hiscore.decoding.page_needs import check_fits
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.parallel.shard import Shard
 from hiscore.settings import BackupProtocol, CacheSettings
 

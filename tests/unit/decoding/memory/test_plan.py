@@ -10,12 +10,12 @@ import torch
 
 from hiscore.attention.flashinfer_prefill import LENGTHS_BYTES, PLAN_BYTES, WORKSPACE_BYTES
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
-from hiscore.decoding.kv_cache.model_shape import ModelShape
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache, staging_token_bytes
-from hiscore.decoding.worker import memory
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
-from hiscore.decoding.worker.memory import (
+from hiscore.decoding.memory import plan as decode_plan
+from hiscore.decoding.memory.model_shape import ModelShape
+from hiscore.decoding.memory.model_sizes import forward_bytes
+from hiscore.decoding.memory.plan import (
     PrefillInputs,
     default_device_bytes,
     memory_budget,
@@ -23,8 +23,8 @@ from hiscore.decoding.worker.memory import (
     plan_memory,
     prefill_inputs,
 )
-from hiscore.decoding.worker.model_sizes import forward_bytes
-from hiscore.decoding.worker.pool_report import pools_of
+from hiscore.decoding.memory.pool_report import pools_of
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
 from hiscore.memory.ledger import Ledger
 from hiscore.memory.plan import GIB, MemoryExceeded, MemoryLine, MemoryPlan
 from hiscore.models.deepseek.activations import SCORE_ELEMENTS
@@ -51,7 +51,9 @@ def planned(
     dtype = torch.bfloat16 if kind == "cuda" else torch.float32
     weights = MemoryLine("weights", int(GEOMETRIES[name].parameters * dtype.itemsize))
     of_device = default_device_bytes(kind, on_device, weights.bytes)
-    budget = MemoryBudget(int(memory.HOST_SHARE[kind] * on_host), of_device, memory.MAX_SEQUENCES[kind])
+    budget = MemoryBudget(
+        int(decode_plan.HOST_SHARE[kind] * on_host), of_device, decode_plan.MAX_SEQUENCES[kind]
+    )
     model, a = shape_of(name, settings.max_context), architecture(name)
     rows = 2_048 if kind == "cuda" else 256
     shape, cache_config = plan_cache(settings, model, budget, dtype, rows)
@@ -154,8 +156,10 @@ def test_what_prefills_say_about_their_tokens_is_planned() -> None:
 
 
 def test_defaults_are_shares_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_host_bytes", lambda: 80 * GIB)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 40 * GIB if device.type == "cuda" else 80 * GIB)
+    monkeypatch.setattr(decode_plan, "available_host_bytes", lambda: 80 * GIB)
+    monkeypatch.setattr(
+        decode_plan, "free_bytes", lambda device: 40 * GIB if device.type == "cuda" else 80 * GIB
+    )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert memory_budget(QUEST, CPU, GIB, Ledger()) == MemoryBudget(10 * GIB, 10 * GIB, 32)
     # One pool on the host for each of four GPUs.

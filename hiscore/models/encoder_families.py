@@ -3,7 +3,7 @@
 What their files are called is in `models/encoders/encoder.py`; nothing here imports torch.
 """
 
-from hiscore.models.encoders.family import EncoderFamily, activation_rule
+from hiscore.models.encoder_family import EncoderFamily, activation_rule
 from hiscore.models.rules import Config, key_rule, unset
 
 

@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 
 from hiscore.arrays import Int32, Int64
-from hiscore.decoding.worker.cache_config import CacheConfig
-from hiscore.decoding.worker.logprobs import TokenLogprobs
-from hiscore.decoding.worker.sampling_batch import SamplingBatch
+from hiscore.decoding.interface.cache_config import CacheConfig
+from hiscore.decoding.interface.logprobs import TokenLogprobs
+from hiscore.decoding.interface.sampling_batch import SamplingBatch
 
 NOT_FINITE = -1
 """Token id that reports logits which were not finite."""

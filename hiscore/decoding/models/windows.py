@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from hiscore.arrays import Int64
+from hiscore.decoding.interface.worker import PrefillChunk
 from hiscore.decoding.kv_cache.shape import CacheShape
 from hiscore.decoding.sparse.cache_ops import CacheOps
-from hiscore.decoding.worker.interface import PrefillChunk
 from hiscore.device import upload
 
 

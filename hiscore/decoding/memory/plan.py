@@ -6,8 +6,8 @@ import torch
 
 from hiscore.attention.flashinfer_prefill import PagedSizes, buffer_bytes
 from hiscore.attention.metadata import MAX_CONTEXT_SLOTS
-from hiscore.decoding.kv_cache.sizing import MemoryBudget
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
+from hiscore.decoding.memory.sizing import MemoryBudget
 from hiscore.device import free_bytes, memory_of
 from hiscore.memory.host import available_host_bytes
 from hiscore.memory.ledger import Ledger

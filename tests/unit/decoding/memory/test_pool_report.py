@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from hiscore.decoding.kv_cache import sizing
-from hiscore.decoding.kv_cache.model_shape import ModelShape
+from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE, CacheConfig
 from hiscore.decoding.kv_cache.shape import CacheShape
-from hiscore.decoding.kv_cache.sizing import MemoryBudget, plan_cache, staging_token_bytes
+from hiscore.decoding.memory import sizing
+from hiscore.decoding.memory.model_shape import ModelShape
+from hiscore.decoding.memory.plan import HOST_SHARE, MAX_SEQUENCES, default_device_bytes
+from hiscore.decoding.memory.pool_report import Pool, pools_of, report_pools
+from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
 from hiscore.decoding.page_needs import capacities
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.sequence import DecodeCall
-from hiscore.decoding.worker.cache_config import STAGING_PAGE_SIZE, CacheConfig
-from hiscore.decoding.worker.memory import HOST_SHARE, MAX_SEQUENCES, default_device_bytes
-from hiscore.decoding.worker.pool_report import Pool, pools_of, report_pools
 from hiscore.memory.plan import GIB
 from hiscore.models.support import context_limit
 from hiscore.parallel.shard import Shard

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from hiscore.decoding.kv_cache.model_shape import ModelShape
+from hiscore.decoding.memory.model_shape import ModelShape
 from hiscore.decoding.models.mla import CUDA_ELEMENTS
 from hiscore.models.activations import activation_bytes
 from hiscore.models.config import Architecture, read_architecture

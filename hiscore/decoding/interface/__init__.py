@@ -1,0 +1,1 @@
+"""What the engine and the device side of decode agree on: launches, their results, sizes of the pools."""
