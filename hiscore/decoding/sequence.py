@@ -229,6 +229,9 @@ class Sequence:
         if tokens >= self.length:
             return
         self.steps_run -= 2 * self.steps_beyond(tokens)
+        if self.attended_all < math.inf and not self.whole:
+            # The steps that it repeats select: its prompt alone attends to everything again.
+            self.attended_all = min(self.attended_all, max(tokens, len(self.call.prompt)))
         self.replayed = len(self.output_ids)
         self.window.furthest = max(self.window.furthest, self.length) if tokens else 0
         if not tokens:

@@ -136,3 +136,25 @@ def test_what_was_generated_by_selection_is_found_by_nobody(spilled: bool) -> No
     found = len(drive.scheduler.prefix_cache.take(again).blocks) * AUTO.block_tokens
     tokens = dense if spilled else 70 + 40 - 1  # the last token's keys are never computed
     assert found == tokens // AUTO.block_tokens * AUTO.block_tokens
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_selection_computes_again_is_found_by_nobody(whole: bool) -> None:
+    """A spilled sequence that starts over selects where it attended to everything; the control does not select."""
+    drive = Drive(replace(AUTO, prefix_cache=True))
+    drive.add(long := sequence(30, 90))
+    drive.until(long, Status.RUNNING)
+    drive.go(40)
+    assert drive.scheduler._room.spill([long])
+    dense = long.attended_all
+    assert dense > 64
+    long.whole, long.gives_up = whole, len(long.host_pages)
+    drive.until(long, Status.ADMITTED)
+    assert long.replayed == long.received
+    host = drive.scheduler.blocks.host
+    host.release(host.allocate(host.num_free))  # what it had computed before is found no more
+    drive.until(long, Status.FINISHED)
+    tokens = np.append(long.call.prompt, np.array(long.output_ids, np.int32))
+    again = Sequence(replace(long.call, prompt=tokens), None, StopChecker(long.call.params, set()))
+    found = len(drive.scheduler.prefix_cache.take(again).blocks) * AUTO.block_tokens
+    assert found == (dense if whole else 30) // AUTO.block_tokens * AUTO.block_tokens
