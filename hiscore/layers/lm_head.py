@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from hiscore.arrays import Int32, Int64
 from hiscore.device import OnDevice, Uploads
+from hiscore.layers.pair_products import multiply_pairs
 from hiscore.layers.products import linear
 from hiscore.numerics import soft_cap
 from hiscore.parallel.group import Alone, Group
@@ -31,8 +32,8 @@ CACHED_LABEL_SETS = 256
 """Sets of labels whose rows are cached: callers ask for the same few again and again."""
 MAX_CACHED_LABELS = 64
 """In one cached set."""
-PRODUCTS_AT_ONCE = 2**24
-"""Products of numbers in memory at once where each row has labels of its own: 64 MiB in float32."""
+FEW_LABELS = 16
+"""Up to so many labels a GPU multiplies pair by pair: beyond, a matrix product reads less."""
 WIDENED_AT_ONCE = 2**20
 """Numbers of a head in bfloat16 that a CPU has in float32 at once: 4 MiB."""
 
@@ -75,6 +76,16 @@ class LMHead:
         Returns:
             Of hidden, [R, hidden]: float32 [R, labels].
         """
+        if labels is not None and len(labels) <= FEW_LABELS and self._weight.is_cuda:
+            from hiscore.layers.pair_products_triton import multiply_by_each
+
+            column, held = self._place(labels, uploads)
+
+            def of_few(hidden: Tensor) -> Tensor:
+                logits = multiply_by_each(hidden, self._weight, column())
+                return self._capped(self._group.sum(_where(held, logits)))
+
+            return of_few
         rows = self._weight.float if labels is None else self._rows_of(labels, uploads)
 
         def compute(hidden: Tensor) -> Tensor:
@@ -128,8 +139,7 @@ class LMHead:
     def pair_logits(self, rows: Int64, labels: Int32, uploads: Uploads) -> Callable[[Tensor], Tensor]:
         """Logits of pairs of a row and a label.
 
-        Each is summed in an order that depends on nothing but the size of a row, so it is the same to the bit
-        whatever the other pairs are. A matrix product promises no such thing: libraries choose by its shape.
+        Each is the same to the bit whatever the other pairs are: see `pair_products`.
 
         Args:
             rows: int64 [n].
@@ -139,21 +149,11 @@ class LMHead:
         Returns:
             Of hidden, [R, hidden]: float32 [n].
         """
-        at_once = max(PRODUCTS_AT_ONCE // self._weight.shape[1], 1)
-        slices = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
-        places = [(uploads.add(rows[chosen]), self._place(labels[chosen], uploads)) for chosen in slices]
+        row, (label, held) = uploads.add(rows), self._place(labels, uploads)
 
         def compute(hidden: Tensor) -> Tensor:
-            parts = [hidden.new_empty(0, dtype=torch.float32)]
-            for row, place in places:
-                products = hidden.index_select(0, row()).float()
-                products *= self._weight_rows(place)
-                while (width := products.shape[1]) > 1:
-                    half = (width + 1) // 2
-                    products[:, : width - half].add_(products[:, half:])
-                    products = products[:, :half]
-                parts.append(products[:, 0])
-            return self._capped(self._group.sum(torch.cat(parts)))
+            logits = multiply_pairs(hidden, self._weight, row(), label())
+            return self._capped(self._group.sum(_where(held, logits)))
 
         return compute
 

@@ -150,6 +150,10 @@ def finish(rank: Rank, slots: int, budget: int) -> Computation:
     """Allocate the KV pool and, on CUDA, capture graphs, in which ranks exchange what they compute."""
     decoder: Decoder = rank.held.pop("decoder")
     runner = make_runner(decoder, slots, budget)
+    if decoder.device.type == "cuda":
+        from hiscore.layers.pair_products_triton import compile_for
+
+        compile_for(decoder.weights.head)  # or it would hold up the first batch
     rank.held[PLACE] = Computation(runner, decoder.head(), decoder.architecture.is_classifier, decoder.device)
     return computation(rank)
 

@@ -21,7 +21,7 @@ from hiscore.decoding.worker.triton_penalties import count, penalise
 from hiscore.decoding.worker.triton_sampler import sample_rows
 from hiscore.kernels import block_fp8, gated_mlp, int8
 from hiscore.kernels import gemv as few
-from hiscore.layers import moe_triton, scaled_fp8_triton
+from hiscore.layers import moe_triton, pair_products_triton, scaled_fp8_triton
 from hiscore.layers import triton_ops as kernel_ops
 from hiscore.layers.eight_bits import EightBits
 from hiscore.layers.triton_ops import TritonOps
@@ -76,6 +76,7 @@ def scorer(
     ops.activate(torch.zeros(ROWS, 2 * inner, dtype=dtype), into)
     if into is not None:
         ops.quantise(update, into)
+    pair_products_triton.compile_for(torch.zeros(50, hidden, dtype=dtype))
     qkv = torch.zeros(ROWS, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     pool = torch.zeros(64, 2, kv_heads, head_dim, dtype=dtype)
     norm = torch.zeros(head_dim) if normed else None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hiscore.errors import RequestError
-from hiscore.layers import lm_head
+from hiscore.layers import lm_head, pair_products
 from hiscore.layers.lm_head import LMHead
 from hiscore.models.support import CheckpointFacts
 from hiscore.scoring.batch_plan import ScoringPlan
@@ -101,7 +101,7 @@ def test_pairs_do_not_depend_on_how_many_are_computed_at_once(
     request = call(own, apply_softmax=True)
     whole = scores(head, hidden, request)
     for at_once in (1, 1_000, 30_000):
-        monkeypatch.setattr(lm_head, "PRODUCTS_AT_ONCE", at_once)
+        monkeypatch.setattr(pair_products, "PRODUCTS_AT_ONCE", at_once)
         assert scores(head, hidden, request).tobytes() == whole.tobytes()
 
 
