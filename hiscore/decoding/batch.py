@@ -45,7 +45,7 @@ def make_prefill_chunk(sequence: Sequence, tokens: int, windows: tuple[Int32, In
 
 def make_admission(sequence: Sequence) -> Admission:
     """Once the last chunk of its prefill, or its copy from the host into staging, is launched."""
-    newest = min(sequence.sampled, sequence.received) - 1
+    newest = min(sequence.sampled, sequence.num_output_tokens) - 1
     return Admission(
         sequence.seq_index,
         sequence.length,

@@ -104,8 +104,8 @@ class BlockManager:
         new, copies = self.host.allocate(needed.host), int(found.copied.sum())
         blocks = found.blocks.copy()
         blocks[found.copied] = new[:copies]
-        sequence.borrowed_blocks = found.blocks[found.copied]
-        self.host.hold(sequence.borrowed_blocks)
+        sequence.source_blocks = found.blocks[found.copied]
+        self.host.hold(sequence.source_blocks)
         self._add_blocks(sequence, np.concatenate((blocks, new[copies:])))
         sequence.device_pages = self.device.allocate(needed.device)
         self.windows.add(sequence, needed.window, found.windows, end=len(found.blocks))
@@ -180,10 +180,10 @@ class BlockManager:
     def free_staging(self, sequence: Sequence) -> None:
         """Free a sequence's staging pages, and the blocks of others that were copied there."""
         self._prompts.take_back(sequence)
-        self.host.release(sequence.borrowed_blocks)
-        sequence.borrowed_blocks = NO_PAGES
+        self.host.release(sequence.source_blocks)
+        sequence.source_blocks = NO_PAGES
 
-    def left_of(self, sequence: Sequence, given_up: int) -> int:
+    def blocks_kept(self, sequence: Sequence, given_up: int) -> int:
         """How many of its first host blocks a sequence keeps when it gives up others.
 
         Its last ones go first. What is left has all of its prompt and the window before its end, or it is nothing:

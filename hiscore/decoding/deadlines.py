@@ -33,6 +33,6 @@ class Deadlines:
             # Checked again: the id may have been that of another sequence, which is gone.
             waiting, call = sequence.status is Status.WAITING, sequence.call
             if call.deadline <= now or (waiting and call.start_by <= now):
-                where = f"after {sequence.received} of at most {call.params.max_tokens} tokens"
+                where = f"after {sequence.num_output_tokens} of at most {call.params.max_tokens} tokens"
                 where = "in the queue" if waiting else where
                 yield sequence, RequestError(f"Request timeout expired {where}", Code.UNAVAILABLE)

@@ -21,7 +21,7 @@ from hiscore.decoding.interface.worker import NOT_FINITE, Worker
 from hiscore.decoding.launching import fail_each, launch
 from hiscore.decoding.masks import MaskThreads
 from hiscore.decoding.page_needs import check_fits, fill_max_tokens
-from hiscore.decoding.preemption import Patience
+from hiscore.decoding.preemption import PreemptionPolicy
 from hiscore.decoding.scheduler import Scheduler
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.stats import EngineStats, Tally
@@ -45,7 +45,7 @@ class DecodeEngine:
             engine's thread: it must not block or raise.
         on_failure: Called with what the worker raised, before the sequences concerned are told.
         on_death: Called after them, if the engine cannot go on.
-        patience: See `Scheduler`.
+        preemption_policy: When a sequence that waits may preempt one that runs.
         board: See `Inbox`.
     """
 
@@ -58,7 +58,7 @@ class DecodeEngine:
         emit: Callable[[Any, Output | RequestError], None],
         on_failure: Callable[[Exception], None] = lambda error: None,
         on_death: Callable[[Exception], None] = lambda error: None,
-        patience: Patience = Patience(),  # noqa: B008 (frozen)
+        preemption_policy: PreemptionPolicy = PreemptionPolicy(),  # noqa: B008 (frozen)
         board: LoadBoard | None = None,
     ) -> None:
         self._worker, self._emit = worker, emit
@@ -66,7 +66,7 @@ class DecodeEngine:
         self._detokenizer, self._eos_ids = detokenizer, eos_ids
         self._cache_config = worker.cache_config
         self._inbox = Inbox(max_queue, self._cache_config.max_sequences, board)
-        self._scheduler = Scheduler(self._cache_config, patience)
+        self._scheduler = Scheduler(self._cache_config, preemption_policy)
         self._masks = MaskThreads(self._inbox.wake)
         self._tally = Tally()
         self.times = Times()
@@ -136,9 +136,9 @@ class DecodeEngine:
 
     def _receive(self, poll: bool) -> bool:
         """Take in new calls, cancellations and timeouts; False if there is nothing left to do, ever."""
-        if (received := self._inbox.take(self._scheduler.idle, poll)) is None:
+        if (taken := self._inbox.take(self._scheduler.idle, poll)) is None:
             return False
-        arrived, cancelled = received
+        arrived, cancelled = taken
         for sequence in arrived:
             self._live[id(sequence.reply_to)] = sequence
             self._deadlines.add(sequence)
@@ -176,7 +176,7 @@ class DecodeEngine:
             for row, (sequence, token) in enumerate(zip(entry.sampled, result.tokens.tolist(), strict=True)):
                 sequence.read += 1
                 # What is computed again was sent before; but if it is not finite now, nor is what follows.
-                if not sequence.ended and (token == NOT_FINITE or sequence.read > sequence.received):
+                if not sequence.ended and (token == NOT_FINITE or sequence.read > sequence.num_output_tokens):
                     with self._fail_only([sequence]):
                         self._append(sequence, token, result.logprobs.get(row))
                         sent += 1

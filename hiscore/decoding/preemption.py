@@ -9,7 +9,7 @@ For a place: only if the first in the queue has waited several times as long as 
 sequence that waits for others as long preempts nobody, and a small one does not wait for a large one to end, nor
 to repeat what it lost: that is part of its turn. A large one still ends, because at least half of the steps of a
 turn stay (or it has twice as many tokens as when it last lost some, which happens a few times only). So a small
-one waits, beyond its patience, for at most twice as many steps as it takes tokens; what it takes of a prompt costs
+one waits, once it is overdue, for at most twice as many steps as it takes tokens; what it takes of a prompt costs
 a prefill, but no steps.
 """
 
@@ -20,7 +20,7 @@ from hiscore.decoding.sequence import Sequence
 
 
 @dataclass(frozen=True)
-class Patience:
+class PreemptionPolicy:
     """When a sequence that waits may preempt one that runs.
 
     Attributes:
@@ -33,27 +33,27 @@ class Patience:
     least: int = 64
     most: int = 1024
 
-    def is_lost(self, waiting: Sequence, step: int) -> bool:
-        """Whether a sequence has waited long enough at this step."""
-        return self.most > 0 and step - waiting.waiting_since >= self.steps(waiting)
+    def is_overdue(self, waiting: Sequence, step: int) -> bool:
+        """Whether a sequence has waited long enough at this step to preempt another."""
+        return self.most > 0 and step - waiting.waiting_since >= self.wait_steps(waiting)
 
     def is_short(self, waiting: Sequence) -> bool:
         """Whether a sequence will soon have ended once it has started."""
-        return self.steps(waiting) < self.most
+        return self.wait_steps(waiting) < self.most
 
     def may_preempt(self, running: Sequence, waiting: Sequence) -> bool:
         """Whether a running sequence has had as long a turn, and would not end soon anyway; see `can_spare`."""
-        steps = self.steps(waiting)
+        steps = self.wait_steps(waiting)
         return running.steps_run >= steps and running.tokens_left > steps
 
-    def steps(self, waiting: Sequence) -> int:
-        """How long a sequence waits."""
+    def wait_steps(self, waiting: Sequence) -> int:
+        """How many steps a sequence waits before it is overdue."""
         return min(max(self.least, self.factor * waiting.tokens_left), self.most)
 
 
 def can_spare(holder: Sequence, lost: int) -> bool:
     """Whether a sequence can repeat so many steps and still get on."""
-    return 2 * lost <= holder.steps_run or holder.received >= 2 * holder.replayed
+    return 2 * lost <= holder.steps_run or holder.num_output_tokens >= 2 * holder.replayed
 
 
 def newest(sequences: Iterable[Sequence], on_host: bool) -> Sequence | None:

@@ -92,12 +92,12 @@ class PrefixCache:
         """A sequence starts with so many tokens that were found."""
         self.hits += 1
         self.cached_tokens += tokens
-        if not sequence.received:
+        if not sequence.num_output_tokens:
             sequence.cached_tokens = tokens
 
     def publish(self, sequence: Sequence, blocks: Int32, tokens: int) -> None:
         """Let others find the full blocks of a sequence's first tokens, which must be on the host."""
-        known = len(sequence.call.prompt) + sequence.received
+        known = len(sequence.call.prompt) + sequence.num_output_tokens
         full = int(min(tokens, known, sequence.attended_all)) // self._config.block_tokens
         if self._config.prefix_cache and full:
             self._host.publish(self._hashes(sequence)[:full], blocks[:full])

@@ -16,14 +16,14 @@ import numpy as np
 from hiscore.decoding.batch import make_decode_batch, make_prefill_chunk, make_sampling_batch
 from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.interface.cache_config import CacheConfig
-from hiscore.decoding.preemption import Patience, newest
+from hiscore.decoding.page_reclaimer import PageReclaimer
+from hiscore.decoding.preemption import PreemptionPolicy, newest
 from hiscore.decoding.prefill_shares import share_forward
 from hiscore.decoding.prefix_cache import NOTHING_FOUND, PrefixCache
 from hiscore.decoding.queues import Queues, by_age
-from hiscore.decoding.room import Room
 from hiscore.decoding.schedule import Release, Schedule
 from hiscore.decoding.sequence import Sequence, Status
-from hiscore.decoding.starving import Starving
+from hiscore.decoding.starvation import StarvationGuard
 
 MAX_OVERTAKEN = 16
 
@@ -33,17 +33,17 @@ class Scheduler:
 
     Args:
         cache_config: Sizes of the pools and of a prefill forward.
-        patience: When a sequence that waits may preempt another.
+        policy: When a sequence that waits may preempt another.
     """
 
-    def __init__(self, cache_config: CacheConfig, patience: Patience) -> None:
+    def __init__(self, cache_config: CacheConfig, policy: PreemptionPolicy) -> None:
         self.blocks = BlockManager(cache_config)
         self.prefix_cache = PrefixCache(self.blocks.host, self.blocks.windows, cache_config)
         self.queues = Queues()
-        self._room = Room(self.queues, self.blocks, cache_config)
+        self._reclaimer = PageReclaimer(self.queues, self.blocks, cache_config)
         self.preemptions = 0
         self._cache_config = cache_config
-        self._starving = Starving(self.queues, self.blocks, self._room, patience, cache_config)
+        self._starvation = StarvationGuard(self.queues, self.blocks, self._reclaimer, policy, cache_config)
         self._releases: list[Release] = []
         self._steps = 0
 
@@ -84,8 +84,8 @@ class Scheduler:
         self._schedule_step(schedule)
         self._start_waiting(schedule)
         self._schedule_prefill(schedule)
-        self._room.recall()
-        self._starving.make_room(schedule, self._steps)
+        self._reclaimer.recall()
+        self._starvation.make_room(schedule, self._steps)
         return schedule
 
     def _publish_prompts(self) -> None:
@@ -103,7 +103,7 @@ class Scheduler:
             if (
                 sequence.status is Status.RUNNING
                 and not sequence.waits_for_mask
-                and self._room.for_token(sequence, schedule)
+                and self._reclaimer.append_slot(sequence, schedule)
             ):
                 schedule.stepped.append(sequence)
         if not schedule.stepped:
@@ -124,7 +124,7 @@ class Scheduler:
         while not (self.queues.active or self.queues.draining) and (
             holder := newest(self.queues.preempted, on_host=True)
         ):
-            self._room.take_host(holder, len(holder.host_pages), schedule.releases)
+            self._reclaimer.take_host_blocks(holder, len(holder.host_pages), schedule.releases)
             self._start_fitting(schedule)
 
     def _start_fitting(self, schedule: Schedule) -> None:
@@ -135,17 +135,17 @@ class Scheduler:
         for sequence in front:
             if not self.blocks.seq_indices.num_free:
                 return
-            spare = spare or self._room.spare()
+            spare = spare or self._reclaimer.spare()
             restored, needed = len(sequence.host_pages) > 0, self.blocks.needed_to_start(sequence)
             # One resumes in an iteration: it is copied as a whole. Where ranks share the host pool, the running
             # ones wait for that; elsewhere for what its admission copies on the device.
             wait = restored and bool(schedule.resumed)
             if sequence.status in barred:
-                wait = wait or not self._starving.may_borrow(sequence, self._steps, keepers, spare)
+                wait = wait or not self._starvation.may_overtake(sequence, self._steps, keepers, spare)
             if not wait and not passed_over and not self.queues.draining:
                 # The first in the queue: others or itself are spilled for it.
                 while self.blocks.lacks_device_pages(needed, spare):
-                    if not self._room.spill([sequence, *self.queues.running]) or self.queues.draining:
+                    if not self._reclaimer.spill([sequence, *self.queues.running]) or self.queues.draining:
                         break
                     needed = self.blocks.needed_to_start(sequence)
             # What is found spares blocks of the host and of windows alone.
@@ -217,7 +217,7 @@ class Scheduler:
     def _free(self, sequence: Sequence, releases: list[Release]) -> None:
         """Take back what a sequence holds. One that has not ended is preempted: it may keep host pages."""
         held = sequence.seq_index >= 0 or len(sequence.host_pages)
-        left = 0 if sequence.ended else self.blocks.left_of(sequence, sequence.gives_up)
+        left = 0 if sequence.ended else self.blocks.blocks_kept(sequence, sequence.gives_up)
         gives_up = sequence.ended or sequence.gives_up > 0
         sequence.gives_up, sequence.is_counted = 0, False
         if gives_up and sequence.is_indexed and not sequence.has_failed:

@@ -101,7 +101,7 @@ class Sequence:
         device_pages: int32 [n]: its pages of the device buffer.
         staging_pages: int32 [n]: what its prompt is prefilled into.
         borrowed_pages: int32 [n]: pages that it has only for that.
-        borrowed_blocks: int32 [n]: host blocks of others that it copies from, and holds until then.
+        source_blocks: int32 [n]: host blocks of others that it copies from, and holds until then.
         window: What it has in windowed layers, and keeps as long as any pages on the host.
         prefilled: Prompt tokens launched.
         sampled: Tokens sampled by launches, including those still in flight.
@@ -141,7 +141,7 @@ class Sequence:
     device_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     staging_pages: Int32 = field(default_factory=lambda: NO_PAGES)
     borrowed_pages: Int32 = field(default_factory=lambda: NO_PAGES)
-    borrowed_blocks: Int32 = field(default_factory=lambda: NO_PAGES)
+    source_blocks: Int32 = field(default_factory=lambda: NO_PAGES)
     window: WindowRing = field(default_factory=WindowRing)
 
     prefilled: int = 0
@@ -182,7 +182,7 @@ class Sequence:
         return self.call.grammar is not None and self.mask is None and self.sampled >= self.replayed
 
     @property
-    def received(self) -> int:
+    def num_output_tokens(self) -> int:
         """Generated tokens that were sent."""
         return len(self.output_ids)
 
@@ -199,7 +199,7 @@ class Sequence:
     @property
     def usage(self) -> tuple[int, int, int]:
         """As `Output.usage`."""
-        return len(self.call.prompt), self.cached_tokens, self.received
+        return len(self.call.prompt), self.cached_tokens, self.num_output_tokens
 
     @property
     def all_sampled(self) -> bool:

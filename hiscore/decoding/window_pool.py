@@ -23,20 +23,18 @@ class WindowPool(HostPool):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self._passed: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # held by nobody, the first that was passed first
+        self._retired: OrderedDict[int, None] = OrderedDict()  # held by nobody, the longest retired first
         self._found = np.zeros(size, np.bool_)
         self._turns = np.zeros(size, np.int64)
         self._shared = 0
 
     @property
     def num_free(self) -> int:
-        return super().num_free + len(self._passed) - self._shared
+        return super().num_free + len(self._retired) - self._shared
 
     @property
     def num_cached(self) -> int:
-        return super().num_cached + len(self._passed)
+        return super().num_cached + len(self._retired)
 
     def is_named(self, block: int) -> bool:
         """Whether a block can be found."""
@@ -47,7 +45,7 @@ class WindowPool(HostPool):
         super().hold(blocks)
         self._found[blocks] = True
         for block in blocks.tolist():
-            self._passed.pop(block, None)
+            self._retired.pop(block, None)
 
     def allocate(self, count: int) -> Int32:
         blocks = super().allocate(count)
@@ -61,23 +59,23 @@ class WindowPool(HostPool):
         self._shared -= shared
         return lost
 
-    def pass_by(self, block: int) -> int:
-        """Let go of a block that its sequence sees no more: it may be found until its memory is needed.
+    def retire(self, block: int) -> int:
+        """Take a block from its sequence, which sees it no more: it may be found until its memory is needed.
 
         Returns:
-            What `publish_passed` needs to know of it.
+            What `publish_retired` needs to know of it.
         """
         blocks = np.array([block], np.int32)
         if self._found[block] or not (self._holders[blocks] == 1).all():
             self.release(blocks)
         else:
             self._holders[block] = 0
-            self._passed[block] = None
+            self._retired[block] = None
         return int(self._turns[block])
 
-    def publish_passed(self, name: bytes, block: int, turn: int) -> None:
-        """Let a block be found that was passed, unless it was given out again meanwhile."""
-        if block in self._passed and self._turns[block] == turn:
+    def publish_retired(self, name: bytes, block: int, turn: int) -> None:
+        """Let a retired block be found, unless it was given out again meanwhile."""
+        if block in self._retired and self._turns[block] == turn:
             self.publish([name], np.array([block], np.int32))
 
     def longest_with_window(self, names: list[bytes], blocks: int) -> int:
@@ -95,9 +93,9 @@ class WindowPool(HostPool):
         return longest
 
     def _evict(self) -> int:
-        if not self._passed:
+        if not self._retired:
             return super()._evict()
-        block, _ = self._passed.popitem(last=False)
+        block, _ = self._retired.popitem(last=False)
         if block in self._hashes:
             self._forget(block)
         return block

@@ -54,9 +54,9 @@ class Windows:
         block = int(ring.pages[pages.start]) // self._config.block_pages
         in_prompt = (before + 1) * self._config.block_tokens <= len(sequence.call.prompt)
         if self.pool.is_named(block):
-            self.pool.pass_by(block)
+            self.pool.retire(block)
         elif in_prompt and not sequence.is_published:
-            ring.set_aside.append(SetAside(before, block, self.pool.pass_by(block)))
+            ring.set_aside.append(SetAside(before, block, self.pool.retire(block)))
         else:
             return
         # At worst the same block: none that a sequence ended with is evicted for this.
@@ -132,7 +132,7 @@ class Windows:
             if 0 <= number < len(names):
                 self.pool.publish([names[number]], np.array([block], np.int32))
         for each in ring.set_aside:
-            self.pool.publish_passed(names[each.number], each.block, each.turn)
+            self.pool.publish_retired(names[each.number], each.block, each.turn)
         ring.set_aside.clear()
 
     def _pages_of(self, blocks: Int32) -> Int32:

@@ -17,7 +17,7 @@ from hiscore.decoding.stop_strings import Detokenizer
 from hiscore.decoding.worker.parallel_worker import ParallelWorker
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
-from tests.support.decode_worker import patience
+from tests.support.decode_worker import preempt_after
 from tests.support.patience import PATIENCE_S
 
 
@@ -86,7 +86,7 @@ def serving(
         10_000,
         client.emit,
         on_failure=client.failures.append,
-        patience=patience(quantum),
+        preemption_policy=preempt_after(quantum),
     )
     try:
         yield client

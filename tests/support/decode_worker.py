@@ -27,7 +27,7 @@ from hiscore.decoding.interface.worker import (
     PrefillChunk,
     Prefix,
 )
-from hiscore.decoding.preemption import Patience
+from hiscore.decoding.preemption import PreemptionPolicy
 from hiscore.decoding.prompt_pages import staging_pages_in
 from hiscore.decoding.sequence import DecodeCall
 
@@ -56,9 +56,9 @@ KINDS: tuple[dict[str, Any], ...] = (
 staging pool, and with layers that keep a window only."""
 
 
-def patience(steps: int) -> Patience:
+def preempt_after(steps: int) -> PreemptionPolicy:
     """Every sequence waits so many steps before it preempts another; 0: none ever does."""
-    return Patience(factor=0, least=steps, most=steps)
+    return PreemptionPolicy(factor=0, least=steps, most=steps)
 
 
 def next_token(tokens: Int32, temperature: float, draw: float) -> int:

@@ -193,7 +193,7 @@ def test_blocks_that_are_copied_are_held_until_they_are_in_staging(ends: str) ->
         found, needed = cache.take(each), pages_needed(each.call, 20, config)
         blocks.allocate(each, replace(needed, host=needed.host - len(found.taken)), found)
         cache.publish(each, blocks.blocks_of(each), 20)
-    assert second.borrowed_blocks.tolist() == first.host_pages[:4].tolist()
+    assert second.source_blocks.tolist() == first.host_pages[:4].tolist()
     assert not np.isin(second.host_pages, first.host_pages).any()
     if ends == "itself":
         blocks.free(second)
@@ -201,8 +201,8 @@ def test_blocks_that_are_copied_are_held_until_they_are_in_staging(ends: str) ->
     else:
         blocks.free(first)
         assert not set(blocks.host.allocate(blocks.host.num_free).tolist()) & set(
-            second.borrowed_blocks.tolist()
+            second.source_blocks.tolist()
         )
-        borrowed = second.borrowed_blocks
+        borrowed = second.source_blocks
         blocks.free_staging(second)
         assert not blocks.host.is_held(borrowed).any()

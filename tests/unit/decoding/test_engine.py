@@ -22,7 +22,7 @@ from hiscore.decoding.sequence import DecodeCall, Output, Status
 from hiscore.decoding.window_pool import WindowPool
 from hiscore.decoding.windows import Windows
 from hiscore.errors import Code, RequestError
-from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, patience
+from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, preempt_after
 from tests.support.patience import PATIENCE_S
 
 
@@ -87,7 +87,7 @@ def running(
         frozenset({EOS}),
         max_queue,
         callers.emit,
-        patience=patience(quantum),
+        preemption_policy=preempt_after(quantum),
         **more,
     )
     try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hiscore.decoding import scheduler as scheduler_module
 from hiscore.decoding.batch import make_admission
 from hiscore.decoding.interface.cache_config import CacheConfig
-from hiscore.decoding.preemption import Patience
+from hiscore.decoding.preemption import PreemptionPolicy
 from hiscore.decoding.prefix_cache import Found, PrefixCache
 from hiscore.decoding.sampling_params import SamplingParams
 from hiscore.decoding.schedule import Schedule
@@ -19,7 +19,7 @@ from hiscore.decoding.scheduler import MAX_OVERTAKEN, Scheduler
 from hiscore.decoding.sequence import DecodeCall, Sequence, Status
 from hiscore.decoding.spilling import spilled_order
 from hiscore.decoding.stop_strings import StopChecker
-from tests.support.decode_worker import KINDS, TINY, patience
+from tests.support.decode_worker import KINDS, TINY, preempt_after
 
 WIDE = replace(TINY, host_pages=1000, device_pages=1000, staging_pages=100, max_sequences=100)
 
@@ -35,7 +35,7 @@ class Drive:
     """Does what the engine does, reading one iteration later as it does, but without tokens."""
 
     def __init__(self, cache_config: CacheConfig = TINY, quantum: int = 0) -> None:
-        self.scheduler = Scheduler(cache_config, patience(quantum))
+        self.scheduler = Scheduler(cache_config, preempt_after(quantum))
         self.undrained: set[int] = set()
         self._before = Schedule()
 
@@ -51,10 +51,10 @@ class Drive:
                 each.in_flight -= 1
             for each in (*self._before.stepped, *self._before.completed):
                 each.read += 1
-                if each.read <= each.received:
+                if each.read <= each.num_output_tokens:
                     continue
                 each.output_ids.append(5)
-                if not each.ended and each.received == each.call.params.max_tokens:
+                if not each.ended and each.num_output_tokens == each.call.params.max_tokens:
                     self.scheduler.end(each)
             self._before = schedule
         return schedule
@@ -247,7 +247,7 @@ def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> Non
     assert (running[0].status, late.status) == (Status.PREEMPTED, Status.ADMITTED)
     assert running[0].host_pages.tolist() == host.tolist()
     assert drive.scheduler.preemptions == 1
-    length, received = running[0].length, running[0].received
+    length, received = running[0].length, running[0].num_output_tokens
     assert length == 8 + received - 1  # all but the newest token have been fed
     while running[0].status is Status.PREEMPTED:
         schedule = drive.go()
@@ -272,7 +272,7 @@ def test_the_longest_running_is_preempted_and_resumed_without_a_prefill() -> Non
     assert schedule.decode_batch is not None
     assert schedule.decode_batch.positions[schedule.stepped.index(running[0])] == length
     drive.until(running[0], Status.FINISHED)
-    assert running[0].received == 60
+    assert running[0].num_output_tokens == 60
 
 
 @pytest.mark.parametrize("has_index", [True, False])
@@ -344,7 +344,7 @@ def test_what_was_lost_is_not_found_until_it_is_there_again(
     drive.add(sequence(prompt=40))
     drive.until(first, Status.PREEMPTED)
     if lost:
-        drive.scheduler._room.take_host(first, len(first.host_pages), [])
+        drive.scheduler._reclaimer.take_host_blocks(first, len(first.host_pages), [])
     for each in others:
         drive.scheduler.end(each)
     published.clear()
@@ -457,7 +457,7 @@ def test_sequences_take_turns_and_each_runs_a_quantum_at_least() -> None:
                 shortest = min(shortest, steps + 1)
     assert drive.scheduler.preemptions > 16
     assert shortest >= 20
-    assert all(each.received == 100 for each in sequences)
+    assert all(each.num_output_tokens == 100 for each in sequences)
 
 
 def test_one_is_resumed_per_iteration() -> None:
@@ -492,13 +492,13 @@ def test_when_a_pool_is_full_the_newest_is_preempted(pool: str) -> None:
     drive.until(new, Status.PREEMPTED)
     assert (old.status, new.steps_run > 0) == (Status.RUNNING, True)
     # Only a full pool on the host takes pages there, its last ones, and then it is computed again from there.
-    lost = len(new.call.prompt) + new.received - 1 - new.length
+    lost = len(new.call.prompt) + new.num_output_tokens - 1 - new.length
     assert (0 < lost <= TINY.page_size) == (pool == "host_pages")
-    assert new.replayed == (new.received if pool == "host_pages" else 0)
+    assert new.replayed == (new.num_output_tokens if pool == "host_pages" else 0)
     drive.until(old, Status.FINISHED)
     assert old.steps_run == 49  # it was never interrupted
     drive.until(new, Status.FINISHED)
-    assert new.received == 50
+    assert new.num_output_tokens == 50
 
 
 def test_a_spilled_sequence_keeps_its_tokens_where_they_are() -> None:
@@ -523,7 +523,7 @@ def test_one_that_attends_to_everything_does_not_hold_up_small_ones(
     """It grows until it leaves no room on the device for small ones. most=0: the control."""
     config = replace(TINY, context_length=4000, host_pages=2000, device_pages=1000, staging_pages=300)
     drive = Drive(replace(config, whole_if_it_fits=whole_if_it_fits))
-    drive.scheduler._starving._patience = Patience(most=most)
+    drive.scheduler._starvation._policy = PreemptionPolicy(most=most)
     drive.add(large := sequence(prompt=1900, max_tokens=2000, sparse=False))
     drive.until(large, Status.RUNNING)
     drive.go(1100)
@@ -531,18 +531,18 @@ def test_one_that_attends_to_everything_does_not_hold_up_small_ones(
     for _ in range(5):
         drive.add(small := sequence(prompt=1000, max_tokens=8, sparse=False))
         waits.append(drive.until(small, Status.FINISHED, most=5000))
-    # Its patience, a turn of the large one, a forward for each 24 tokens, its steps, and waits for copies.
+    # Its wait, a turn of the large one, a forward for each 24 tokens, its steps, and waits for copies.
     bound = 64 + 64 + 42 + 8 + 20
     assert max(waits) <= bound if most else waits[0] > 800
     drive.until(large, Status.FINISHED, most=10_000)
-    assert large.received == 2000
+    assert large.num_output_tokens == 2000
 
 
 def test_long_ones_that_wait_for_long_ones_preempt_nobody() -> None:
     """They do not run in turns: that would cost copies and gain nothing."""
     config = replace(TINY, context_length=1000, host_pages=10_000, device_pages=100, max_sequences=4)
     drive = Drive(config)
-    drive.scheduler._starving._patience = Patience()
+    drive.scheduler._starvation._policy = PreemptionPolicy()
     sequences = [sequence(max_tokens=600) for _ in range(12)]
     drive.add(*sequences)
     for each in sequences:
@@ -664,7 +664,7 @@ def test_one_that_starts_over_and_is_preempted_again_keeps_all_of_its_pages() ->
     assert len(each.device_pages) == len(each.host_pages)
     assert scheduler.blocks.host.num_used == scheduler.blocks.device.num_used == len(each.host_pages)
     drive.until(each, Status.FINISHED)
-    assert each.received == 60
+    assert each.num_output_tokens == 60
 
 
 def test_the_prefix_of_one_that_lacks_other_pages_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

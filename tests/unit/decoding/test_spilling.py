@@ -77,7 +77,7 @@ def test_the_longest_is_spilled_when_one_grows() -> None:
     drive.until(short, Status.FINISHED)
     assert (long.whole, short.whole, drive.scheduler.preemptions) == (False, True, 1)
     drive.until(long, Status.FINISHED)
-    assert (long.received, short.received) == (80, 80)
+    assert (long.num_output_tokens, short.num_output_tokens) == (80, 80)
 
 
 def test_one_comes_back_when_there_is_room_for_all_of_it() -> None:
@@ -95,7 +95,7 @@ def test_one_comes_back_when_there_is_room_for_all_of_it() -> None:
     # It came back with all that it has, and adds nothing to its index.
     assert (long.restored_pages, long.has_index) == (None, False)
     drive.until(long, Status.FINISHED)
-    assert long.received == LEAST_LEFT + 16
+    assert long.num_output_tokens == LEAST_LEFT + 16
 
 
 def test_one_that_ends_soon_does_not_come_back() -> None:
@@ -126,7 +126,7 @@ def test_what_was_generated_by_selection_is_found_by_nobody(spilled: bool) -> No
     drive.until(long, Status.RUNNING)
     dense = long.length
     if spilled:
-        assert drive.scheduler._room.spill([long])
+        assert drive.scheduler._reclaimer.spill([long])
     drive.until(long, Status.FINISHED)
     again = Sequence(
         replace(long.call, prompt=np.append(long.call.prompt, np.array(long.output_ids, np.int32))),

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from hiscore.decoding import starving as starving_module
+from hiscore.decoding import starvation
 from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.engine import DecodeEngine
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE
 from hiscore.decoding.interface.worker import DecodeBatch
-from hiscore.decoding.preemption import Patience
+from hiscore.decoding.preemption import PreemptionPolicy
 from hiscore.decoding.scheduler import MAX_OVERTAKEN
 from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
-from hiscore.decoding.starving import Starving
+from hiscore.decoding.starvation import StarvationGuard
 from hiscore.errors import RequestError
 from tests.support.decode_worker import TINY, HashWorker, alone
 from tests.support.patience import PATIENCE_S
@@ -74,8 +74,14 @@ class Load:
             self._done.set()
 
         self.engine = DecodeEngine(
-            self.worker, None, frozenset(), 100, self._emit, on_failure=on_death, patience=Patience()
-        )
+            self.worker,
+            None,
+            frozenset(),
+            100,
+            self._emit,
+            on_failure=on_death,
+            preemption_policy=PreemptionPolicy(),
+        )  # fmt: skip
         self._larges = [Caller(-1 - number) for number in range(self.larges)]
         for caller in self._larges:
             self._submit(caller, long_call(caller.name % 61, **self.large))
@@ -118,7 +124,7 @@ class Load:
     def bound(self) -> int:
         """Steps that a small call may wait.
 
-        Its patience; twice the tokens of the blocks that it takes, which are its own, one for growth and what is
+        Its wait; twice the tokens of the blocks that it takes, which are its own, one for growth and what is
         left of one; and all callers one after the other, each with its prompt, its tokens and waits for copies.
         """
         blocks = -(-(self.prompt + 8) // STAGING_PAGE_SIZE) + 2
@@ -154,7 +160,7 @@ def test_room_that_was_taken_of_a_prompt_is_not_kept_for_it_until_another_large_
 ) -> None:
     """kept: the control, whoever is younger counts as one that ends soon."""
     if kept:
-        monkeypatch.setattr(Patience, "is_short", lambda *args: True)
+        monkeypatch.setattr(PreemptionPolicy, "is_short", lambda *args: True)
     load = Load(2, 1, 250, LONG_PROMPT, since=20).run()
     if kept:
         assert max(load.waits) > 1.5 * load.bound
@@ -167,7 +173,7 @@ def test_room_that_was_taken_of_a_prompt_is_not_kept_for_it_until_another_large_
 def test_control_nothing_is_taken_from_large_ones(
     larges: int, callers: int, prompt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starving_module, "can_spare", lambda holder, lost: False)
+    monkeypatch.setattr(starvation, "can_spare", lambda holder, lost: False)
     load = Load(larges, callers, prompt).run()
     assert max(load.waits) > 1.5 * load.bound
 
@@ -178,10 +184,10 @@ def test_control_as_much_as_is_wanted_is_taken_from_large_ones(
     whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then they repeat for ever what they have done. whole: all of it, even."""
-    monkeypatch.setattr(starving_module, "can_spare", lambda holder, lost: True)
-    left_of = BlockManager.left_of
+    monkeypatch.setattr(starvation, "can_spare", lambda holder, lost: True)
+    blocks_kept = BlockManager.blocks_kept
     if whole:
-        monkeypatch.setattr(BlockManager, "left_of", lambda *args: 0 if args[-1] else left_of(*args))
+        monkeypatch.setattr(BlockManager, "blocks_kept", lambda *args: 0 if args[-1] else blocks_kept(*args))
     load = Load(1, 4, 250).run()
     assert load.ends == []
     assert load.repeated > LARGE["max_tokens"]
@@ -195,7 +201,7 @@ DEVICE = replace(
 
 
 def kept_room(drive: Drive) -> Sequence:
-    drive.scheduler._starving._patience = Patience()
+    drive.scheduler._starvation._policy = PreemptionPolicy()
     drive.add(runs := sequence(prompt=340, max_tokens=440, sparse=False))
     drive.until(runs, Status.RUNNING)
     drive.add(large := sequence(prompt=480, max_tokens=300, sparse=False))
@@ -210,12 +216,12 @@ def test_room_that_is_kept_in_vain_is_lent_to_small_ones(
 ) -> None:
     """keeps: the control, it never is."""
     if keeps:
-        monkeypatch.setattr(Starving, "_fits_without_younger", lambda *args: True)
+        monkeypatch.setattr(StarvationGuard, "_fits_without_younger", lambda *args: True)
     drive = Drive(DEVICE)
     large = kept_room(drive)
     drive.add(small := sequence(prompt=40, max_tokens=6, sparse=False))
     waited = drive.until(small, Status.FINISHED)
-    # Its patience, its steps, and waits for copies.
+    # Its wait, its steps, and waits for copies.
     assert (waited > 400) if keeps else (64 <= waited <= 64 + 6 + 10)
     drive.until(large, Status.FINISHED)
 
@@ -224,7 +230,7 @@ def test_room_that_is_kept_in_vain_is_lent_to_small_ones(
 def test_what_is_lent_comes_back_when_it_is_of_use(always: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """always: the control, small ones that come at every step have it for ever."""
     if always:
-        monkeypatch.setattr(Starving, "_fits_without_younger", lambda *args: False)
+        monkeypatch.setattr(StarvationGuard, "_fits_without_younger", lambda *args: False)
     drive = Drive(DEVICE)
     large = kept_room(drive)
     for _ in range(900):

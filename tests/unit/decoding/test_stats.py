@@ -14,7 +14,7 @@ from hiscore.decoding.stats import COUNTERS, GAUGES, EngineStats, StatsFeed, Tal
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.errors import REASONS
 from hiscore.launcher.canary import probes
-from tests.support.decode_worker import TINY, patience
+from tests.support.decode_worker import TINY, preempt_after
 
 
 def test_every_statistic_is_a_metric_with_the_contracts_names() -> None:
@@ -78,7 +78,7 @@ def test_a_step_and_a_prefill_are_counted() -> None:
 
 
 def test_a_snapshot_shows_what_the_scheduler_holds() -> None:
-    scheduler = Scheduler(replace(TINY, prefill_token_budget=80), patience(0))
+    scheduler = Scheduler(replace(TINY, prefill_token_budget=80), preempt_after(0))
     tally = Tally(EngineStats(steps=9, backup_lag=6))
     nothing = tally.snapshot(scheduler, TINY)
     assert nothing == EngineStats(steps=9)  # nothing is in flight where nothing runs
@@ -101,7 +101,7 @@ def test_a_snapshot_shows_what_the_scheduler_holds() -> None:
 
 def test_the_hosts_blocks_count_with_all_of_their_tokens() -> None:
     config = replace(TINY, page_size=1, block_size=32, host_pages=160)
-    scheduler = Scheduler(config, patience(0))
+    scheduler = Scheduler(config, preempt_after(0))
     scheduler.blocks.host.allocate(3)
     now = Tally().snapshot(scheduler, config)
     assert (now.host_rows, now.device_rows) == (3 * 32, 0)

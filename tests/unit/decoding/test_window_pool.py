@@ -12,7 +12,7 @@ A, B, C, D = (bytes([each]) * 16 for each in range(4))
 def left_behind(pool: WindowPool, name: bytes) -> int:
     block = pool.allocate(1)
     pool.publish([name], block)
-    pool.pass_by(int(block[0]))
+    pool.retire(int(block[0]))
     return int(block[0])
 
 
@@ -35,7 +35,7 @@ def test_what_was_found_is_as_good_as_an_end() -> None:
     first = left_behind(pool, A)
     left_behind(pool, B)
     pool.hold(pool.find([A]))
-    pool.pass_by(first)
+    pool.retire(first)
     pool.allocate(1)
     assert (len(pool.find([A])), len(pool.find([B]))) == (1, 0)
 
@@ -47,7 +47,7 @@ def test_a_block_that_two_hold_counts_twice() -> None:
     pool.publish([A], block)
     pool.hold(pool.find([A]))
     assert (pool.num_free, pool.num_used) == (0, 2)
-    pool.pass_by(int(block[0]))
+    pool.retire(int(block[0]))
     assert pool.num_free == 1
     assert pool.find([A]).tolist() == block.tolist()
     new = pool.allocate(1)
@@ -60,12 +60,12 @@ def test_a_block_that_two_hold_counts_twice() -> None:
 def test_a_block_that_was_given_out_again_is_not_published() -> None:
     pool = WindowPool(1)
     block = int(pool.allocate(1)[0])
-    turn = pool.pass_by(block)
+    turn = pool.retire(block)
     assert int(pool.allocate(1)[0]) == block
-    again = pool.pass_by(block)
-    pool.publish_passed(A, block, turn)
+    again = pool.retire(block)
+    pool.publish_retired(A, block, turn)
     assert not len(pool.find([A]))
-    pool.publish_passed(A, block, again)
+    pool.publish_retired(A, block, again)
     assert pool.find([A]).tolist() == [block]
 
 
@@ -100,7 +100,7 @@ def test_none_is_given_to_two_and_all_come_back(moves: list[tuple[int, int]]) ->
         elif held and kind == 2:
             pool.release(np.array([held.pop(number % len(held))], np.int32))
         elif held:  # go on: there is always another block for that
-            pool.pass_by(held.pop(number % len(held)))
+            pool.retire(held.pop(number % len(held)))
             block = int(pool.allocate(1)[0])
             assert block not in held
             held.append(block)

@@ -1,4 +1,4 @@
-"""Room for those that run and those that start: spilled, preempted or recalled for it."""
+"""Finds pages for sequences, and reclaims them from others, which are spilled or preempted for that."""
 
 from collections.abc import Iterable
 
@@ -12,13 +12,13 @@ from hiscore.decoding.sequence import Sequence, Status
 from hiscore.decoding.spilling import to_recall, to_spill
 
 
-class Room:
-    """Finds pages, and takes them from others where there are none."""
+class PageReclaimer:
+    """Gives running sequences their next pages, and reclaims pages of others where none are free."""
 
     def __init__(self, queues: Queues, blocks: BlockManager, cache_config: CacheConfig) -> None:
         self._queues, self._blocks, self._cache_config = queues, blocks, cache_config
 
-    def for_token(self, sequence: Sequence, schedule: Schedule) -> bool:
+    def append_slot(self, sequence: Sequence, schedule: Schedule) -> bool:
         """Give a running sequence room for its next token; preempt the newest if there is none."""
         missing = self._blocks.missing(sequence)
         if missing is NOTHING and (changed := self._blocks.go_on(sequence)):
@@ -43,7 +43,7 @@ class Room:
         victim = newest([*self._queues.running, *self._queues.preempted], on_host=lacks_host)
         assert victim is not None  # the sequence itself
         if victim.status is Status.PREEMPTED:
-            self.take_host(victim, given_up, schedule.releases)
+            self.take_host_blocks(victim, given_up, schedule.releases)
             return True
         # Those that are being prefilled may be newer still: they are preempted when they run.
         if victim is not sequence or not self._queues.starting:
@@ -83,8 +83,8 @@ class Room:
         """What those that run may need next: it is left to them when another starts."""
         return sum((self._blocks.will_grow(each) for each in self._queues.active), NOTHING)
 
-    def take_host(self, sequence: Sequence, blocks: int, releases: list[Release]) -> None:
+    def take_host_blocks(self, sequence: Sequence, blocks: int, releases: list[Release]) -> None:
         """Take blocks of the host from a preempted sequence, its last ones, or all if too few would be left."""
-        left = self._blocks.left_of(sequence, blocks)
+        left = self._blocks.blocks_kept(sequence, blocks)
         releases.append(self._blocks.free(sequence, left))
         sequence.go_back(left * self._cache_config.block_tokens)

@@ -1,35 +1,40 @@
-"""Room for sequences that have waited longer than their patience; see `hiscore.decoding.preemption`."""
+"""What keeps sequences from waiting for ever; see `hiscore.decoding.preemption`."""
 
 from hiscore.decoding.block_manager import BlockManager
 from hiscore.decoding.interface.cache_config import CacheConfig
 from hiscore.decoding.page_needs import NOTHING, PagesNeeded
-from hiscore.decoding.preemption import Patience, can_spare
+from hiscore.decoding.page_reclaimer import PageReclaimer
+from hiscore.decoding.preemption import PreemptionPolicy, can_spare
 from hiscore.decoding.queues import Queues
-from hiscore.decoding.room import Room
 from hiscore.decoding.schedule import Schedule
 from hiscore.decoding.sequence import Sequence, Status
 
 
-class Starving:
+class StarvationGuard:
     """Preempts sequences for ones that have waited too long, and lets others use what is kept for one that cannot
     start anyway."""
 
     def __init__(
-        self, queues: Queues, blocks: BlockManager, room: Room, patience: Patience, cache_config: CacheConfig
+        self,
+        queues: Queues,
+        blocks: BlockManager,
+        reclaimer: PageReclaimer,
+        policy: PreemptionPolicy,
+        cache_config: CacheConfig,
     ) -> None:
-        self._queues, self._blocks, self._room = queues, blocks, room
-        self._patience, self._cache_config = patience, cache_config
+        self._queues, self._blocks, self._reclaimer = queues, blocks, reclaimer
+        self._policy, self._cache_config = policy, cache_config
 
     def make_room(self, schedule: Schedule, step: int) -> None:
-        """Take what the shortest sequence lacks that has lost its patience, from one that can spare it.
+        """Take what the shortest sequence lacks that has waited too long, from one that can spare it.
 
         From a preempted sequence if possible, else from the one that has run longest, which is preempted for it.
         """
-        starving = [each for each in self._queues.front if self._patience.is_lost(each, step)]
-        if not starving or self._queues.draining:
+        overdue = [each for each in self._queues.front if self._policy.is_overdue(each, step)]
+        if not overdue or self._queues.draining:
             return
-        spare = self._room.spare()
-        for first in sorted(starving, key=self._patience.steps):
+        spare = self._reclaimer.spare()
+        for first in sorted(overdue, key=self._policy.wait_steps):
             needed = self._blocks.needed_to_start(first)
             if not self._blocks.can_allocate(needed, spare):
                 break
@@ -41,26 +46,28 @@ class Starving:
             return
         if lacking:
             # The victim goes on as soon as it has back what it gave; others use that first, one after the other.
-            for each in starving:
+            for each in overdue:
                 if self._blocks.needed_to_start(each).host <= needed.host:
                     self._queues.put_before(each, victim)
         if victim.status is Status.PREEMPTED:
-            self._room.take_host(victim, lacking, schedule.releases)
+            self._reclaimer.take_host_blocks(victim, lacking, schedule.releases)
             return
         victim.gives_up = lacking
         if not lacking:
             self._queues.enqueue(victim, step)
         self._queues.move(victim, Status.DRAINING)
 
-    def may_borrow(self, sequence: Sequence, step: int, keepers: list[Sequence], spare: PagesNeeded) -> bool:
-        """Whether a sequence may take room that is kept for others.
+    def may_overtake(
+        self, sequence: Sequence, step: int, keepers: list[Sequence], spare: PagesNeeded
+    ) -> bool:
+        """Whether a sequence may start before others for which what is free is kept.
 
-        It must be short and have lost its patience, and they could not start even if all ended that are younger
+        It must be short and have waited too long, and they could not start even if all ended that are younger
         than they are and will end soon.
         """
         return (
-            self._patience.is_short(sequence)
-            and self._patience.is_lost(sequence, step)
+            self._policy.is_short(sequence)
+            and self._policy.is_overdue(sequence, step)
             and self._blocks.can_allocate(self._blocks.needed_to_start(sequence), spare)
             and not any(self._fits_without_younger(keeper, spare) for keeper in keepers)
         )
@@ -73,9 +80,9 @@ class Starving:
         victims = []
         for holder in holders:
             runs = [holder] if holder.status is Status.RUNNING else []
-            if holder is first or (runs and not self._patience.may_preempt(holder, first)):
+            if holder is first or (runs and not self._policy.may_preempt(holder, first)):
                 continue
-            left = self._blocks.left_of(holder, lacking)
+            left = self._blocks.blocks_kept(holder, lacking)
             lost = holder.steps_beyond(left * self._cache_config.block_tokens) if lacking else 0
             freed = self._blocks.freed_by(holder, left)
             if can_spare(holder, lost) and self._blocks.can_allocate(needed, spare, runs, freed):
@@ -88,6 +95,6 @@ class Starving:
         needed = self._blocks.needed_to_start(sequence)
         holders = [*self._queues.active, *self._queues.preempted]
         younger = [each for each in holders if each.queue_position > sequence.queue_position]
-        younger = [each for each in younger if self._patience.is_short(each)]
+        younger = [each for each in younger if self._policy.is_short(each)]
         freed = sum((self._blocks.freed_by(each, left=0) for each in younger), NOTHING)
         return self._blocks.can_allocate(needed, spare, younger, freed)
