@@ -1,6 +1,5 @@
 """What a chat request says: messages and tools, from OpenAI's shapes to those that templates know."""
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -128,11 +127,8 @@ def _text(content: str | list[ContentPart] | None, field: str) -> str:
 
 def _arguments(call: Call, field: str) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
+        return msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
         raise bad_request(
             f"the arguments of '{call.function.name[:64]}' are no JSON object", f"{field}.tool_calls"
-        )
-    return arguments
+        ) from None

@@ -90,7 +90,7 @@ class ToolCallReader:
 
 def read_hermes(text: str) -> list[ToolCall]:
     """``{"name": .., "arguments": {..}}``, as Hermes and Qwen write it."""
-    return [_call(json.loads(text), "arguments")]
+    return [_call(json.loads(text))]
 
 
 def read_llama3(text: str) -> list[ToolCall]:
@@ -99,7 +99,7 @@ def read_llama3(text: str) -> list[ToolCall]:
     text = text.strip()
     while at < len(text):
         value, end = DECODER.raw_decode(text, at)
-        calls.append(_call(value, "parameters"))
+        calls.append(_call(value))
         rest = text[end:].lstrip(" \n;")
         at = len(text) - len(rest)
     return calls
@@ -117,7 +117,7 @@ def read_mistral(text: str) -> list[ToolCall]:
             # Between the two, special tokens were left out.
             name, arguments = each[: each.index("{")], each[each.index("{") :]
         name = name.partition("[CALL_ID]")[0].strip()
-        calls.append(_call({"name": name, "arguments": json.loads(arguments)}, "arguments"))
+        calls.append(_call({"name": name, "arguments": json.loads(arguments)}))
     return calls
 
 
@@ -126,16 +126,20 @@ def read_list(text: str) -> list[ToolCall]:
     entries = json.loads(text)
     if not isinstance(entries, list):
         raise ValueError("not a list")
-    return [_call(entry, "arguments") for entry in entries]
+    return [_call(entry) for entry in entries]
 
 
-def _call(value: Any, arguments: str) -> ToolCall:
+def _call(value: Any) -> ToolCall:
     if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
         raise ValueError("not a call")
-    given = value.get(arguments, {})
+    # Models mix up the names of the two families.
+    given = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     if not isinstance(given, dict):
         raise ValueError("arguments are no object")
-    return ToolCall(name, json.dumps(given, ensure_ascii=False))
+    arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
+    # Half a surrogate pair, escaped, is read but cannot be sent: UnicodeEncodeError is a ValueError.
+    (name + arguments).encode()
+    return ToolCall(name, arguments)
 
 
 HERMES = ToolFormat("Hermes", "<tool_call>", "</tool_call>", read_hermes)

@@ -42,6 +42,8 @@ ANSWERS: list[tuple[ToolFormat, str, list[Part]]] = [
         Content('<tool_call>{"name": "time", "arguments": [1]}</tool_call>')]),
     (LLAMA3, '{"name": "weather", "parameters": {"city": "Zürich <b>"}}', [WEATHER]),
     (LLAMA3, '\n{"name": "time", "parameters": {}}; {"name": "time"}', [TIME, TIME]),
+    (LLAMA3, '{"name": "weather", "arguments": {"city": "Zürich <b>"}}', [WEATHER]),
+    (HERMES, '<tool_call>{"name": "weather", "parameters": {"city": "Zürich <b>"}}</tool_call>', [WEATHER]),
     (LLAMA3, '{"is": "JSON"}', [Content('{"is": "JSON"}')]),
     (LLAMA3, 'Say {"name": "time", "parameters": {}}', [Content('Say {"name": "time", "parameters": {}}')]),
     (MISTRAL, '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Zürich <b>"}}, {"name": "time"}]', [
@@ -64,6 +66,17 @@ def test_calls_are_found_whole_and_letter_by_letter(
     for call in expected:
         if isinstance(call, ToolCall):
             json.loads(call.arguments)
+
+
+@pytest.mark.parametrize("value", [r'"\ud83d"', "NaN", "-Infinity", "1e999", "9" * 5_000])
+def test_what_no_answer_can_hold_is_no_call(value: str) -> None:
+    text = f'[{{"name": "time", "arguments": {{"at": {value}}}}}]'
+    assert read(FORCED, [text]) == [Content(text)]
+
+
+def test_control_a_whole_surrogate_pair_is_a_character() -> None:
+    text = r'[{"name": "time", "arguments": {"at": "\ud83c\udf4e"}}]'
+    assert read(FORCED, [text]) == [ToolCall("time", '{"at": "🍎"}')]
 
 
 @given(st.text(st.sampled_from('<>tol_ca{}"[] \n')), st.sampled_from([HERMES, MISTRAL, LLAMA3, FORCED]))

@@ -1,0 +1,40 @@
+"""Messages of requests, as chat templates read them."""
+
+import msgspec
+import pytest
+
+from hiscore.api.chat_messages import Message, as_template_knows
+from hiscore.api.errors import ApiError
+
+
+def call_with(arguments: str) -> list[Message]:
+    """A conversation in which the assistant has called a tool."""
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return msgspec.convert([{"role": "assistant", "content": None, "tool_calls": [call]}], type=list[Message])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["no JSON", "[1]", "NaN", '{"a": NaN}', '{"a": 1e999}', r'{"a": "\ud83d"}', r'{"\udf4e": 1}',
+     '{"a": ' + "9" * 5_000 + "}", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"],
+)  # fmt: skip
+def test_arguments_that_are_no_json_object_are_refused(arguments: str) -> None:
+    with pytest.raises(ApiError, match="the arguments of 'look' are no JSON object") as caught:
+        as_template_knows(call_with(arguments), True)
+    assert caught.value.param == "messages[0].tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", {}),
+        ('{"b": 1, "a": 1.0, "c": 123456789012345678901234567890}',
+         {"b": 1, "a": 1.0, "c": 123456789012345678901234567890}),
+        (r'{"a": "\ud83c\udf4e"}', {"a": "🍎"}),
+    ],
+)  # fmt: skip
+def test_control_a_json_object_is_read(arguments: str, expected: dict[str, object]) -> None:
+    (message,) = as_template_knows(call_with(arguments), True)
+    read = message["tool_calls"][0]["function"]["arguments"]
+    assert read == expected
+    assert list(read) == list(expected)
