@@ -1,6 +1,8 @@
 """Errors of the API, and the shape that each family of wire formats gives them."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from hiscore_client import (
@@ -16,6 +18,17 @@ CLIENT_CLOSED = 499
 """The status of a request whose caller has gone: for logs and metrics, since nobody reads the answer."""
 
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
+# How the checks of a prompt's length end what they say, here and in the models.
+OF_CONTEXT = "(MAX_CONTEXT)"
+# Triton's, before what a model of the ensemble says.
+ENSEMBLE = re.compile(r"^in ensemble '\w+', ")
+FIELD = re.compile(r"(?:parameters? )?'(\w+)'")
+# What parameters are called in requests.
+FIELDS = {"json_schema": "response_format"}
+SAME: Mapping[str, str] = MappingProxyType({})
+
+
 class ApiError(Exception):
     """A request that gets an error for an answer.
 
@@ -29,7 +42,8 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
-        self.code = code or CODES.get(status, "internal_error")
+        default = CONTEXT_EXCEEDED if message.endswith(OF_CONTEXT) else CODES.get(status, "internal_error")
+        self.code = code or default
 
 
 CODES = {
@@ -52,17 +66,27 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param, code)
 
 
-def from_models(error: HiscoreError) -> ApiError:
-    """What the models' failure is to the caller of the API."""
+def from_models(error: HiscoreError, words: Mapping[str, str] = SAME) -> ApiError:
+    """What the models' failure is to the caller of the API.
+
+    Args:
+        error: The failure.
+        words: What to say, in this order, for words that callers do not know.
+    """
+    message = ENSEMBLE.sub("", str(error))
+    if isinstance(error, InvalidRequest):
+        for word, known in words.items():
+            message = message.replace(word, known)
+        named = FIELD.match(message)
+        return bad_request(message, FIELDS.get(named[1], named[1]) if named else None)
     statuses: tuple[tuple[type[HiscoreError], int], ...] = (
-        (InvalidRequest, 400),
         (Overloaded, 429),
         (DeadlineExceeded, 504),
         (Cancelled, CLIENT_CLOSED),
     )
     for kind, status in statuses:
         if isinstance(error, kind):
-            return ApiError(status, str(error))
+            return ApiError(status, message)
     # The addresses that these messages name are none of the caller's business.
     if isinstance(error, ServerUnreachable):
         return ApiError(503, "the models do not answer: try again later")
@@ -78,9 +102,13 @@ def openai_error(error: ApiError, request_id: str) -> dict[str, Any]:
     kind = "invalid_request_error" if error.status < 500 and error.status != 429 else "server_error"
     if error.status in (401, 429):
         kind = {401: "authentication_error", 429: "rate_limit_error"}[error.status]
+    message = error.message
+    if error.code == CONTEXT_EXCEEDED:
+        # LiteLLM and LangChain know it by these words of the message alone.
+        message += f". This model's maximum context length is exceeded ({CONTEXT_EXCEEDED})"
     return {
         "error": {
-            "message": error.message,
+            "message": message,
             "type": kind,
             "param": error.param,
             "code": error.code,

@@ -12,6 +12,8 @@ from hiscore.api.errors import ApiError, from_models
 from hiscore_client import AsyncScoreClient, Chunk, HiscoreError, RetryPolicy, ScoreResult
 
 READY_TIMEOUT_S = 2.0
+# The inputs of `decode`, in the words of the routes.
+PROMPT = {"send 'input_ids'": "send token ids", "'text_input'": "'prompt'", "'input_ids'": "'prompt'"}
 
 
 class Models:
@@ -69,7 +71,7 @@ class Models:
                         raise ApiError(503, "the models have ended this generation: try again later")
                     yield chunk
         except HiscoreError as error:
-            raise from_models(error) from None
+            raise from_models(error, PROMPT) from None
 
     async def is_ready(self) -> bool:
         """Whether all of them are ready."""

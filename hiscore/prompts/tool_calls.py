@@ -133,7 +133,7 @@ def _call(value: Any) -> ToolCall:
     if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
         raise ValueError("not a call")
     # Models mix up the names of the two families.
-    given = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    given: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     if not isinstance(given, dict):
         raise ValueError("arguments are no object")
     arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)

@@ -35,7 +35,23 @@ completions["openai, streamed"] = "".join(
     for each in client.completions.create(model="any", prompt=GIVEN["prompt"], stream=True, **OPTIONS)
     if each.choices
 )
+
+too_long = {"messages": [{"role": "user", "content": GIVEN["too_long"]}]}
+errors = []
+for call in (
+    lambda: client.chat.completions.create(model="any", **too_long),
+    lambda: langchain.invoke(too_long["messages"]),
+    lambda: litellm.completion(model="openai/any", api_base=V1, api_key=KEY, **too_long),
+    lambda: litellm.completion(model="hosted_vllm/any", api_base=V1, api_key=KEY, **too_long),
+    # As a control: another bad request.
+    lambda: litellm.completion(model="openai/any", api_base=V1, api_key=KEY, messages=MESSAGES, top_p=9),
+):
+    try:
+        call()
+    except Exception as error:
+        errors.append([type(error).__name__, getattr(error, "code", None)])
 answer(
+    errors=errors,
     chat=chat,
     completions=completions,
     usage=[whole.usage.to_dict(), usage.to_dict()],

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 QUERY, DOCUMENTS = "What is a fruit?", ["A hammer drives nails.", "An apple is a fruit.", "Rain falls."]
 KEY = "test-key"
+TOO_LONG = "word " * 9_000
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +171,15 @@ def test_chat_and_completions(api: Api, smollm: Path) -> None:
     """All clients give what the routes say, which test_api_chat compares with decode's own answers."""
     allowed = f"Bearer {KEY}"
     messages, tokens = [{"role": "user", "content": "Name a fruit."}], 12
-    answer = ask("converse", url=api.url, key=KEY, messages=messages, prompt="A fruit:", tokens=tokens)
+    answer = ask(
+        "converse",
+        url=api.url,
+        key=KEY,
+        messages=messages,
+        prompt="A fruit:",
+        tokens=tokens,
+        too_long=TOO_LONG,
+    )
     options = {"model": "any", "temperature": 0, "max_tokens": tokens}
     reply = call(api, "/v1/chat/completions", {**options, "messages": messages}, authorization=allowed).json
     said = reply["choices"][0]["message"]["content"]
@@ -183,3 +192,6 @@ def test_chat_and_completions(api: Api, smollm: Path) -> None:
         assert 0 < usage["completion_tokens"] <= tokens
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert answer["models"] == [smollm.name]
+    kinds = [kind for kind, _ in answer["errors"]]
+    assert answer["errors"][0] == ["BadRequestError", "context_length_exceeded"]
+    assert kinds[1:] == ["OpenAIContextOverflowError", *["ContextWindowExceededError"] * 2, "BadRequestError"]

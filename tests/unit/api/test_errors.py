@@ -13,6 +13,7 @@ from hiscore.api.errors import (
     openai_error,
     tei_error,
 )
+from hiscore.api.models import PROMPT
 from hiscore_client import (
     Cancelled,
     DeadlineExceeded,
@@ -36,6 +37,39 @@ def test_a_failure_of_the_models_keeps_its_message(kind: type[HiscoreError], sta
     error = from_models(kind("'items' has 7"))
     assert (error.status, error.code) == (status, code)
     assert "'items' has 7" in error.message
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "param"),
+    [
+        ("in ensemble 'score', 'labels' holds 2", "'labels' holds 2", "labels"),
+        ("parameter 'min_tokens' must be less", "parameter 'min_tokens' must be less", "min_tokens"),
+        ("parameters 'json_schema' and 'regex'", "parameters 'json_schema' and 'regex'", "response_format"),
+        ("'text_input' is empty", "'prompt' is empty", "prompt"),
+        ("label 'x' is 2 tokens", "label 'x' is 2 tokens", None),
+    ],
+)
+def test_what_the_models_refuse_is_said_in_the_words_of_the_routes(
+    said: str, message: str, param: str | None
+) -> None:
+    error = from_models(InvalidRequest(said), PROMPT)
+    assert (error.status, error.message, error.param) == (400, message, param)
+
+
+def test_a_prompt_beyond_the_context_is_known_by_its_code() -> None:
+    error = from_models(InvalidRequest("the prompt has 9 tokens: at most 8 (MAX_CONTEXT)"))
+    assert error.code == "context_length_exceeded"
+    # Clients look for these words in the message, not for the code.
+    message = openai_error(error, "id")["error"]["message"]
+    assert "This model's maximum context length is" in message
+    assert "context_length_exceeded" in message
+
+
+@pytest.mark.parametrize("message", ["'MAX_CONTEXT' is no field", "at most 8 in one call (MAX_CALL_TOKENS)"])
+def test_control_other_errors_are_not_taken_for_it(message: str) -> None:
+    error = from_models(InvalidRequest(message))
+    assert error.code == "invalid_value"
+    assert openai_error(error, "id")["error"]["message"] == message
 
 
 @pytest.mark.parametrize(("kind", "status"), [(ServerUnreachable, 503), (HiscoreError, 500)])
