@@ -126,14 +126,14 @@ class BlockManager:
             held = len(sequence.host_pages) * config.page_size - 1
             tokens = max(sequence.length, held, len(sequence.call.prompt) + sequence.replayed - 1)
             staged = self._prompts.to_stage(sequence)
-            needed = pages_needed(sequence.call, tokens, config, sequence.whole, staged)
+            needed = pages_needed(sequence.call, tokens, config, sequence.resident, staged)
             missing = needed.host - len(self.blocks_of(sequence))
             window = self.windows.missing(sequence, needed.host)
             return replace(needed, host=missing, window=window)
         # One that starts over soon has what it had: with less it would only be preempted again.
         prompt = len(sequence.call.prompt)
         tokens = prompt + max(0, sequence.replayed - 1)
-        return pages_needed(sequence.call, tokens, config, sequence.whole, prompt)
+        return pages_needed(sequence.call, tokens, config, sequence.resident, prompt)
 
     def missing(self, sequence: Sequence) -> PagesNeeded:
         """What a running sequence needs before its next step."""
@@ -230,7 +230,7 @@ class BlockManager:
         """A block of the host's, and the device pages that come with it."""
         config = self._cache_config
         pages = min(len(sequence.host_pages) + config.block_pages, config.max_pages)
-        device = device_pages_of(pages, sequence.call, config, sequence.whole)
+        device = device_pages_of(pages, sequence.call, config, sequence.resident)
         kept = kept_pages_of(device, sequence.call, config) - self._kept_by(sequence)
         window = self.windows.missing(sequence, -(-pages // config.block_pages))
         return PagesNeeded(1, device - len(sequence.device_pages), 0, kept, window)

@@ -39,7 +39,11 @@ NOTHING = PagesNeeded(0, 0, 0)
 
 
 def pages_needed(
-    call: DecodeCall, tokens: int, cache_config: CacheConfig, whole: bool = False, staged: int | None = None
+    call: DecodeCall,
+    tokens: int,
+    cache_config: CacheConfig,
+    resident: bool = False,
+    staged: int | None = None,
 ) -> PagesNeeded:
     """What a sequence of so many tokens holds: room for these and the next, and staging.
 
@@ -47,7 +51,7 @@ def pages_needed(
     """
     blocks = tokens // cache_config.block_tokens + 1
     pages = min(blocks * cache_config.block_pages, cache_config.max_pages)
-    device = device_pages_of(pages, call, cache_config, whole)
+    device = device_pages_of(pages, call, cache_config, resident)
     staging = staging_pages_of(tokens if staged is None else staged, device == pages, cache_config)
     return PagesNeeded(
         blocks,
@@ -58,11 +62,11 @@ def pages_needed(
     )
 
 
-def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig, whole: bool = False) -> int:
-    """Device pages of a sequence with so many pages on the host; whole: see `Sequence`."""
+def device_pages_of(pages: int, call: DecodeCall, cache_config: CacheConfig, resident: bool = False) -> int:
+    """Device pages of a sequence with so many pages on the host; resident: see `Sequence`."""
     if cache_config.dense:
         return 0
-    return min(pages, cache_config.buffer_pages) if call.params.sparse and not whole else pages
+    return min(pages, cache_config.buffer_pages) if call.params.sparse and not resident else pages
 
 
 def kept_pages_of(device_pages: int, call: DecodeCall, cache_config: CacheConfig) -> int:

@@ -56,10 +56,10 @@ class PageReclaimer:
         longest = to_spill(candidates, self._cache_config)
         if longest is None:
             return False
-        longest.whole = False
+        longest.resident = False
         # The prompt is prefilled without selection.
         dense = max(longest.length, len(longest.call.prompt))
-        longest.attended_all = min(longest.attended_all, dense)
+        longest.full_attention_tokens = min(longest.full_attention_tokens, dense)
         if longest.status is Status.RUNNING:
             # It goes on from its host pages, with a buffer.
             self._queues.move(longest, Status.DRAINING)
@@ -68,7 +68,7 @@ class PageReclaimer:
     def recall(self) -> None:
         """Let a spilled sequence attend to everything again, if nobody waits and there is room for all of it."""
         if (
-            not self._cache_config.whole_if_it_fits
+            not self._cache_config.resident_if_it_fits
             or self._queues.waiting
             or self._queues.preempted
             or self._queues.draining
@@ -76,7 +76,7 @@ class PageReclaimer:
             return
         free = self._blocks.device.num_free - self.spare().device
         if recalled := to_recall(self._queues.running, free, self._cache_config):
-            recalled.whole = True
+            recalled.resident = True
             self._queues.move(recalled, Status.DRAINING)
 
     def spare(self) -> PagesNeeded:

@@ -27,17 +27,17 @@ def share_forward(sequences: Iterable[Sequence], cache_config: CacheConfig) -> l
     waiting = list(sequences)
     shares: list[tuple[Sequence, int]] = []
 
-    def whole(sequence: Sequence, tokens: int) -> int:
+    def cut(sequence: Sequence, tokens: int) -> int:
         return tokens if tokens == sequence.prompt_left else tokens - (sequence.prefilled + tokens) % block
 
     guaranteed = 0
     if waiting:
         half = max((budget + 1) // 2, block)
-        guaranteed = max(0, whole(waiting[0], min(waiting[0].prompt_left, half)))
+        guaranteed = max(0, cut(waiting[0], min(waiting[0].prompt_left, half)))
     budget -= guaranteed
     for sequence in sorted(waiting, key=lambda sequence: sequence.prompt_left):
         own = guaranteed if sequence is waiting[0] else 0
-        share = max(0, whole(sequence, min(sequence.prompt_left, budget + own)))
+        share = max(0, cut(sequence, min(sequence.prompt_left, budget + own)))
         budget -= share - own
         if share:
             shares.append((sequence, share))

@@ -98,7 +98,7 @@ class PrefixCache:
     def publish(self, sequence: Sequence, blocks: Int32, tokens: int) -> None:
         """Let others find the full blocks of a sequence's first tokens, which must be on the host."""
         known = len(sequence.call.prompt) + sequence.num_output_tokens
-        full = int(min(tokens, known, sequence.attended_all)) // self._config.block_tokens
+        full = int(min(tokens, known, sequence.full_attention_tokens)) // self._config.block_tokens
         if self._config.prefix_cache and full:
             self._host.publish(self._hashes(sequence)[:full], blocks[:full])
             self._windows.publish(sequence, self._hashes(sequence)[:full])

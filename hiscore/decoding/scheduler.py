@@ -54,7 +54,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence at the end of the queue. Its call must have passed `check_fits`."""
-        sequence.whole = self._cache_config.whole_if_it_fits and sequence.call.params.sparse
+        sequence.resident = self._cache_config.resident_if_it_fits and sequence.call.params.sparse
         self.queues.add(sequence, self._steps)
 
     def end(self, sequence: Sequence) -> None:

@@ -112,8 +112,8 @@ class Sequence:
         ended: It has had its last output: tokens still in flight are dropped.
         queue_position: The lowest of all that wait comes first.
         waiting_since: The step at which it began to wait.
-        whole: It attends to everything for now, and is on the device as a whole.
-        attended_all: So many of its first tokens attend to everything; by default any number.
+        resident: It is on the device as a whole, and attends to everything for now.
+        full_attention_tokens: How many of its first tokens attend to everything; by default any number.
         gives_up: Host blocks that are taken when it is preempted: its last ones.
         restored: It was resumed from its host pages, without a prefill.
         restored_pages: int64: which of its pages were copied for that; None: all.
@@ -152,8 +152,8 @@ class Sequence:
     in_flight: int = 0
     ended: bool = False
 
-    whole: bool = False
-    attended_all: float = math.inf
+    resident: bool = False
+    full_attention_tokens: float = math.inf
     gives_up: int = 0
     restored: bool = False
     restored_pages: Int64 | None = None
@@ -212,7 +212,7 @@ class Sequence:
 
     @property
     def selects(self) -> bool:
-        return self.call.params.sparse and not self.whole
+        return self.call.params.sparse and not self.resident
 
     def steps_beyond(self, tokens: int) -> int:
         """Steps that it repeats if only its first tokens are left."""
@@ -229,9 +229,9 @@ class Sequence:
         if tokens >= self.length:
             return
         self.steps_run -= 2 * self.steps_beyond(tokens)
-        if self.attended_all < math.inf and not self.whole:
+        if self.full_attention_tokens < math.inf and not self.resident:
             # The steps that it repeats select: its prompt alone attends to everything again.
-            self.attended_all = min(self.attended_all, max(tokens, len(self.call.prompt)))
+            self.full_attention_tokens = min(self.full_attention_tokens, max(tokens, len(self.call.prompt)))
         self.replayed = len(self.output_ids)
         self.window.furthest = max(self.window.furthest, self.length) if tokens else 0
         if not tokens:

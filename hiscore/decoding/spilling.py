@@ -21,13 +21,13 @@ LEAST_LEFT = 64
 def to_spill(sequences: Iterable[Sequence], cache_config: CacheConfig) -> Sequence | None:
     """The longest sequence that attends to everything and would hold less if it selected."""
     buffer = cache_config.buffer_pages * cache_config.page_size
-    whole = [each for each in sequences if each.whole and _tokens(each) >= buffer]
-    return max(whole, key=_tokens, default=None)
+    resident = [each for each in sequences if each.resident and _tokens(each) >= buffer]
+    return max(resident, key=_tokens, default=None)
 
 
 def to_recall(running: Iterable[Sequence], free: int, cache_config: CacheConfig) -> Sequence | None:
     """The shortest sequence that was spilled, if so many free device pages have room for all of it."""
-    spilled = [each for each in running if each.call.params.sparse and not each.whole]
+    spilled = [each for each in running if each.call.params.sparse and not each.resident]
     spilled = [each for each in spilled if each.tokens_left >= LEAST_LEFT]
     first = min(spilled, key=lambda each: each.length, default=None)
     if first is None:

@@ -135,10 +135,10 @@ def test_what_is_selected_is_what_the_cpu_selects(workers: Any, selector: str) -
 def test_auto_on_the_device_as_a_whole_is_dense(workers: Any, dtype: torch.dtype) -> None:
     """Graphs without selection; then one of the two selects, and the other one's bits stay."""
     found = []
-    for selector, whole in (("dense", True), ("auto", True), ("auto", False)):
+    for selector, resident in (("dense", True), ("auto", True), ("auto", False)):
         driver = Driver(workers(selector, "qwen3", 160, 192, dtype=dtype))
-        first, _ = driver.admit(prompt(350), 150, whole=whole)
-        second, _ = driver.admit(prompt(200, seed=1), 100, whole=True)
+        first, _ = driver.admit(prompt(350), 150, resident=resident)
+        second, _ = driver.admit(prompt(200, seed=1), 100, resident=True)
         found.append([driver.step([second, first]) for _ in range(8)])
         driver.leave(first)
         driver.leave(second)

@@ -43,14 +43,14 @@ TINY = CacheConfig(
 KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"dense": True},
-    {"whole_if_it_fits": True},
+    {"resident_if_it_fits": True},
     {"dense": True, "prompts_in": "dense", "page_size": STAGING_PAGE_SIZE, "staging_pages": 0},
     {
-        "whole_if_it_fits": True, "prompts_in": "buffers", "page_size": STAGING_PAGE_SIZE, "staging_pages": 0,
+        "resident_if_it_fits": True, "prompts_in": "buffers", "page_size": STAGING_PAGE_SIZE, "staging_pages": 0,
         "lru_pages": 2, "ring_pages": 1, "device_pages": 16, "reserved_pages": 8,
     },
     {"dense": True, "window_pages": 8, "window_ring": 3, "window": 10},
-    {"whole_if_it_fits": True, "window_pages": 30, "window_ring": 5, "window": 17},
+    {"resident_if_it_fits": True, "window_pages": 30, "window_ring": 5, "window": 17},
 )  # fmt: skip
 """Of `CacheConfig`: sequences select, attend to everything, or do both in turn; the latter two also without a
 staging pool, and with layers that keep a window only."""

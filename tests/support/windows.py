@@ -30,16 +30,16 @@ def checkpoints(directory: Callable[[], Path]) -> Callable[[str], Path]:
     return make
 
 
-def outputs(worker: CacheWorker, whole: bool) -> list[Tensor]:
-    """Logits of prompts and steps; whole: they attend to everything until they are spilled."""
+def outputs(worker: CacheWorker, resident: bool) -> list[Tensor]:
+    """Logits of prompts and steps; resident: they attend to everything until they are spilled."""
     driver = Driver(worker)
-    long, first = driver.admit(prompt(LONG), CONTEXT - LONG, whole=whole)
-    short, second = driver.admit(prompt(SHORT, seed=1), 60, whole=whole)
+    long, first = driver.admit(prompt(LONG), CONTEXT - LONG, resident=resident)
+    short, second = driver.admit(prompt(SHORT, seed=1), 60, resident=resident)
     found = [first, second, driver.step([long, short], fed=[3, 4])]
     for stays in (False, True):
         # Both are preempted, and change places in the tables.
         sequences = [driver.leave(each, preempt=True) for each in (long, short)]
-        short, long = (driver.resume(_with(each, whole and stays)) for each in reversed(sequences))
+        short, long = (driver.resume(_with(each, resident and stays)) for each in reversed(sequences))
         found += [driver.step([short, long], fed=[5, 6]) for _ in range(3)]
     # Past the next page's beginning.
     found += [driver.step([short, long], fed=[7, 8]) for _ in range(30)]
@@ -51,6 +51,6 @@ def outputs(worker: CacheWorker, whole: bool) -> list[Tensor]:
     return found
 
 
-def _with(sequence: Sequence, whole: bool) -> Sequence:
-    sequence.whole = whole
+def _with(sequence: Sequence, resident: bool) -> Sequence:
+    sequence.resident = resident
     return sequence

@@ -40,7 +40,7 @@ class Driver:
         worker._sample = keep_and_sample  # type: ignore[method-assign]
 
     def admit(
-        self, tokens: np.ndarray, max_tokens: int, sparse: bool = True, whole: bool = False
+        self, tokens: np.ndarray, max_tokens: int, sparse: bool = True, resident: bool = False
     ) -> tuple[int, Tensor]:
         """Prefill and admit a prompt.
 
@@ -52,9 +52,9 @@ class Driver:
         sequence = Sequence(DecodeCall(tokens, params, math.inf), None, StopChecker(params, frozenset()))
         self._end_staging()
         # All that it will need until its end: a buffer with LRU from the start, if it needs one then.
-        sequence.whole = whole
+        sequence.resident = resident
         needed = pages_needed(
-            sequence.call, len(tokens) + max_tokens - 1, cache_config, whole, staged=len(tokens)
+            sequence.call, len(tokens) + max_tokens - 1, cache_config, resident, staged=len(tokens)
         )
         self.blocks.allocate(sequence, needed)
         for start in range(0, len(tokens), cache_config.prefill_token_budget):
@@ -127,7 +127,7 @@ class Driver:
     def resume(self, sequence: Sequence) -> int:
         """Resume a preempted sequence; returns its new index."""
         cache_config, pages = self.worker.cache_config, len(sequence.host_pages)
-        device = device_pages_of(pages, sequence.call, cache_config, sequence.whole)
+        device = device_pages_of(pages, sequence.call, cache_config, sequence.resident)
         staged = self.blocks._prompts.to_stage(sequence)
         staging = staging_pages_of(staged, device == pages, cache_config)
         self.blocks.allocate(sequence, PagesNeeded(0, device, staging))

@@ -26,7 +26,7 @@ class CacheConfig:
         prefill_token_budget: Tokens of one prefill forward at most.
         context_length: Tokens of a sequence at most.
         dense: Every layer is dense: sequences own no pages of the device pool.
-        whole_if_it_fits: Sequences attend to everything while the device has room for all of them.
+        resident_if_it_fits: Sequences attend to everything while the device has room for all of them.
         context_setting: The setting that decides `context_length`.
         host_setting: The setting that decides `host_pages`: each of them takes memory on the device, too.
         block_size: Tokens for which a sequence gets host pages at once, a multiple of `page_size`; 0: one page.
@@ -49,7 +49,7 @@ class CacheConfig:
     prefill_token_budget: int
     context_length: int
     dense: bool = False
-    whole_if_it_fits: bool = False
+    resident_if_it_fits: bool = False
     context_setting: str = "MAX_CONTEXT"
     host_setting: str = "HOST_KV_BYTES"
     block_size: int = 0

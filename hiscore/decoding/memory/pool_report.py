@@ -86,7 +86,7 @@ def report_pools(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, 
             "%d ranks share the host's pages: its bytes are of one rank, its tokens of all of them",
             shape.host_share.ranks,
         )
-    if cache_config.whole_if_it_fits and not cache_config.dense:
+    if cache_config.resident_if_it_fits and not cache_config.dense:
         log.info(
             "%d sequences of %d tokens fit the device as a whole; of others it has a buffer of %d tokens each",
             cache_config.device_pages // shape.max_pages, context, shape.buffer_pages * shape.page_size,

@@ -172,7 +172,7 @@ def _plan(
         staging_pages=staging_pages, max_sequences=memory.max_sequences,
         prefill_token_budget=prefill_token_budget, context_length=model.context_length,
         context_setting=model.context_setting,
-        dense=not shape.sparse_layers, whole_if_it_fits=settings.selector == "auto",
+        dense=not shape.sparse_layers, resident_if_it_fits=settings.selector == "auto",
         host_setting="DEVICE_KV_BYTES" if fitting < on_host else "HOST_KV_BYTES",
         block_size=max(BLOCK, shape.page_size), prefix_cache=settings.prefix_cache,
         prompts_in=shape.prompts_in, reserved_pages=reserved_pages, host_is_shared=ranks > 1,

@@ -32,7 +32,7 @@ class DecodeModel(Protocol):
         ...
 
     def decode(
-        self, ids: Tensor, batch: StepBatch, ops: CacheOps, everything: bool
+        self, ids: Tensor, batch: StepBatch, ops: CacheOps, full_attention: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run one decode step.
 
@@ -40,7 +40,7 @@ class DecodeModel(Protocol):
             ids: int32 [R]: tokens to feed.
             batch: R rows; the first one is not padding.
             ops: The cache operations of the step.
-            everything: All rows are resident and attend to everything.
+            full_attention: All rows are resident and attend to everything.
 
         Returns:
             Logits, float32 [R, vocabulary], and the slots of the tokens' keys and values, int32 [R] each: in the

@@ -60,10 +60,10 @@ class GroupedModel:
         return self._head.logits(self._runner.forward([forward]))
 
     def decode(
-        self, ids: Tensor, batch: StepBatch, ops: CacheOps, everything: bool
+        self, ids: Tensor, batch: StepBatch, ops: CacheOps, full_attention: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         host_slots, buffer_slots = ops.slot_mapping(batch)
-        attention = CacheAttention(self._decoder, self.cache, ops, batch, host_slots, everything)
+        attention = CacheAttention(self._decoder, self.cache, ops, batch, host_slots, full_attention)
         slots = dict.fromkeys(self.cache.dense, host_slots)
         if self.cache.windowed:
             slots |= dict.fromkeys(self.cache.windowed, ops.window_slots(batch))
@@ -83,7 +83,7 @@ class GroupedModel:
 class CacheAttention:
     """`Attention` of one decode step: over the selected pages in sparse layers, over everything in dense ones.
 
-    `everything`: all rows are resident, and sparse layers attend to everything as well. Nothing is selected or
+    `full_attention`: all rows are resident, and sparse layers attend to everything as well. Nothing is selected or
     added to the index: a sequence that is spilled later gets its index then.
     """
 
@@ -94,25 +94,25 @@ class CacheAttention:
         ops: CacheOps,
         batch: StepBatch,
         host_slots: Tensor,
-        everything: bool,
+        full_attention: bool,
     ) -> None:
         a = decoder.architecture
         self._heads = [a.heads, a.kv_heads, a.kv_heads]
         self._head_dim = a.head_dim
         self._ops, self._batch, self._host_slots = ops, batch, host_slots
-        self._everything: dict[int, PageLists] = {}
+        self._fixed_pages: dict[int, PageLists] = {}
         if cache.dense:
-            self._everything |= dict.fromkeys(cache.dense, ops.all_pages(batch))
+            self._fixed_pages |= dict.fromkeys(cache.dense, ops.all_pages(batch))
         if cache.windowed:
-            self._everything |= dict.fromkeys(cache.windowed, ops.window_pages(batch))
-        if everything and cache.sparse:
-            self._everything |= dict.fromkeys(cache.sparse, ops.resident_pages(batch))
+            self._fixed_pages |= dict.fromkeys(cache.windowed, ops.window_pages(batch))
+        if full_attention and cache.sparse:
+            self._fixed_pages |= dict.fromkeys(cache.sparse, ops.resident_pages(batch))
 
     def attend(self, layer: int, qkv: Tensor, pool: Tensor) -> Tensor:
         q, k, _ = qkv.unflatten(1, (-1, self._head_dim)).split(self._heads, dim=1)
-        everything = self._everything.get(layer)
-        if everything is not None:
-            return self._ops.attend(layer, q, everything, self._batch).flatten(1)
+        pages = self._fixed_pages.get(layer)
+        if pages is not None:
+            return self._ops.attend(layer, q, pages, self._batch).flatten(1)
         self._ops.write_index(layer, k, self._host_slots)
         chosen = self._ops.select_pages(layer, self._ops.page_scores(layer, q, self._batch), self._batch)
         return self._ops.attend(layer, q, chosen.lists, self._batch).flatten(1)

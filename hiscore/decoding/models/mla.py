@@ -75,9 +75,9 @@ class LatentModel:
         return Segment(upload(slots, self._device), len(chunk.tokens), chunk.full_attention or dense)
 
     def decode(
-        self, ids: Tensor, batch: StepBatch, ops: CacheOps, everything: bool
+        self, ids: Tensor, batch: StepBatch, ops: CacheOps, full_attention: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        step = LatentStep(self.cache, ops, batch, everything)
+        step = LatentStep(self.cache, ops, batch, full_attention)
         x, attended = self._decoder.body(ids, batch.positions, step, step=True)
         logits = self._head.logits(self._decoder.tail(x, attended, step=True))
         return logits, step.host_slots, step.buffer_slots
@@ -104,12 +104,12 @@ class LatentStep:
 
     selecting: Tensor | None = None
 
-    def __init__(self, cache: KVCache, ops: CacheOps, batch: StepBatch, everything: bool = False) -> None:
-        """Find the new tokens' slots. The first row of the batch is not padding; everything: see `DecodeModel`."""
+    def __init__(self, cache: KVCache, ops: CacheOps, batch: StepBatch, full_attention: bool = False) -> None:
+        """Find the new tokens' slots; for full_attention see `DecodeModel`. The first row is not padding."""
         self._cache, self._ops, self._batch = cache, ops, batch
         self.host_slots, self.buffer_slots = ops.slot_mapping(batch)
         self._of_dense = ops.all_pages(batch) if cache.dense else None
-        self._resident = ops.resident_pages(batch) if everything and cache.sparse else None
+        self._resident = ops.resident_pages(batch) if full_attention and cache.sparse else None
         self._scores: Tensor | None = None
 
     def keep(self, layer: int, row: Tensor, index_key: Tensor | None) -> None:
@@ -135,9 +135,9 @@ class LatentStep:
         Raises:
             ValueError: The layer shares a selection that no sparse layer before it has made.
         """
-        everything = self._of_dense if layer in self._cache.dense else self._resident
-        if everything is not None:
-            return self._ops.attend(layer, q, everything, self._batch)
+        pages = self._of_dense if layer in self._cache.dense else self._resident
+        if pages is not None:
+            return self._ops.attend(layer, q, pages, self._batch)
         if index is not None:
             self._scores = self._ops.indexer_scores(layer, index.q, index.gates, self._batch)
         if self._scores is None:

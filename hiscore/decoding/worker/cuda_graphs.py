@@ -126,14 +126,16 @@ class GraphRunner:
         return TritonCacheOps(self._model.cache, self._attention, reach, mixed, self._value_dim)
 
     def _decode(self, rows: Tensor, ops: TritonCacheOps, attends: Attends) -> PaddedOutputs:
-        everything = attends is Attends.EVERYTHING
-        outputs = decode_greedily(self._model, StepBatch(rows[0], rows[1]), self.input_ids, ops, everything)
+        full_attention = attends is Attends.FULL
+        outputs = decode_greedily(
+            self._model, StepBatch(rows[0], rows[1]), self.input_ids, ops, full_attention
+        )
         slots = torch.stack((outputs.host_slots, outputs.buffer_slots))
         return outputs.logits, slots, outputs.readback
 
     def _buckets(self) -> list[Bucket]:
         """All buckets, the largest first: the others reuse their memory."""
-        kinds = tuple(Attends) if self._model.cache.sparse else (Attends.EVERYTHING,)
+        kinds = tuple(Attends) if self._model.cache.sparse else (Attends.FULL,)
         return [
             Bucket(rows, reach, attends)
             for reach in reversed(self._reaches)

@@ -29,7 +29,7 @@ class Attends(Enum):
     """What a selector selects."""
     MIXED = "mixed"
     """Some of them to everything: page lists may be as long as the longest of them."""
-    EVERYTHING = "everything"
+    FULL = "full"
     """All of them to everything, and all are resident: nothing is scored or selected."""
 
 
@@ -76,7 +76,7 @@ def feed(ids: Tensor, logits: Tensor, rows: Tensor, input_ids: Tensor, cache: KV
 
 
 def decode_greedily(
-    model: DecodeModel, batch: StepBatch, input_ids: Tensor, ops: CacheOps, everything: bool
+    model: DecodeModel, batch: StepBatch, input_ids: Tensor, ops: CacheOps, full_attention: bool
 ) -> StepOutputs:
     """Run one decode step of the model and sample greedily.
 
@@ -85,10 +85,10 @@ def decode_greedily(
         batch: R rows.
         input_ids: Input token of each sequence; the greedy tokens are written back to it.
         ops: The cache operations of the step.
-        everything: See `DecodeModel.decode`.
+        full_attention: See `DecodeModel.decode`.
     """
     logits, host_slots, buffer_slots = model.decode(
-        torch.index_select(input_ids, 0, batch.table_rows), batch, ops, everything
+        torch.index_select(input_ids, 0, batch.table_rows), batch, ops, full_attention
     )
     rows = batch.table_rows.where(batch.valid, len(input_ids) - 1)
     readback = feed(greedy(logits), logits, rows, input_ids, model.cache)
@@ -139,8 +139,10 @@ class EagerRunner:
 
     def forward(self, seq_indices: Int32, positions: Int32, attends: Attends) -> StepOutputs:
         both = upload(np.stack((seq_indices, positions)), self.input_ids.device)
-        everything = attends is Attends.EVERYTHING
-        return decode_greedily(self._model, StepBatch(both[0], both[1]), self.input_ids, self.ops, everything)
+        full_attention = attends is Attends.FULL
+        return decode_greedily(
+            self._model, StepBatch(both[0], both[1]), self.input_ids, self.ops, full_attention
+        )
 
     def sample(self, seq_indices: Int32, sampling: SamplingBatch) -> None:
         return None

@@ -191,7 +191,7 @@ class CacheWorker:
             else:
                 # Restored: its dense layers are still there, but its seq_index may have changed.
                 attends_to_part = not (admission.full_attention or admission.is_buffer_alone)
-                if self.cache_config.whole_if_it_fits and attends_to_part:
+                if self.cache_config.resident_if_it_fits and attends_to_part:
                     # While it attended to everything, nothing was added to its index.
                     index_from_staging(self._model, self._ops, admission)
                 self._runner.input_ids[admission.seq_index].fill_(admission.first_token)
@@ -232,10 +232,10 @@ class CacheWorker:
         return readback if reported is None else torch.cat((readback, reported))
 
     def _attends(self, seq_indices: Int32) -> Attends:
-        everything = self._full_attention[seq_indices]
-        if everything.all() or not self._cache.sparse:
-            return Attends.EVERYTHING
-        return Attends.MIXED if everything.any() else Attends.SELECTED
+        full = self._full_attention[seq_indices]
+        if full.all() or not self._cache.sparse:
+            return Attends.FULL
+        return Attends.MIXED if full.any() else Attends.SELECTED
 
     def _page_start(self, position: int) -> int:
         return position // self.cache_config.page_size * self.cache_config.page_size

@@ -87,23 +87,23 @@ def test_needs(tokens: int, sparse: bool, dense: bool, block: int, needs: PagesN
 
 
 IN_BUFFERS = replace(
-    TINY, page_size=16, prompts_in="buffers", whole_if_it_fits=True, staging_pages=0, reserved_pages=8
+    TINY, page_size=16, prompts_in="buffers", resident_if_it_fits=True, staging_pages=0, reserved_pages=8
 )
 IN_DENSE = replace(TINY, page_size=16, prompts_in="dense", dense=True, staging_pages=0)
 
 
-def started(tokens: int, whole: bool = False) -> Sequence:
+def started(tokens: int, resident: bool = False) -> Sequence:
     wanted = call(tokens, 9)
-    return Sequence(wanted, None, StopChecker(wanted.params, frozenset()), whole=whole)
+    return Sequence(wanted, None, StopChecker(wanted.params, frozenset()), resident=resident)
 
 
 def test_a_prompt_is_prefilled_where_it_stays_and_borrows_pages_only_if_it_does_not() -> None:
     blocks = BlockManager(IN_BUFFERS)
-    for name, tokens, whole in (("whole", 100, True), ("short", 60, False), ("spilled", 100, False)):
-        each = started(tokens, whole)
+    for name, tokens, resident in (("resident", 100, True), ("short", 60, False), ("spilled", 100, False)):
+        each = started(tokens, resident)
         needed = blocks.needed_to_start(each)
         assert (needed.device, needed.staging, needed.kept) == {
-            "whole": (7, 0, 5), "short": (4, 0, 4), "spilled": (5, 7, 5),
+            "resident": (7, 0, 5), "short": (4, 0, 4), "spilled": (5, 7, 5),
         }[name]  # fmt: skip
         if name == "spilled":
             break
@@ -114,8 +114,8 @@ def test_a_prompt_is_prefilled_where_it_stays_and_borrows_pages_only_if_it_does_
     assert not blocks.can_allocate(needed)
     # The longest is spilled, and leaves its own: now there is room, and what was borrowed comes back.
     free = blocks.device.num_free
-    whole = next(each for each in blocks._holders if each.whole)
-    blocks.free(whole)
+    resident = next(each for each in blocks._holders if each.resident)
+    blocks.free(resident)
     assert blocks.can_allocate(needed)
     blocks.allocate(each, needed)
     assert not np.isin(each.staging_pages, each.device_pages).any()

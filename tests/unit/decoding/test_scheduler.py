@@ -515,14 +515,14 @@ def test_a_spilled_sequence_keeps_its_tokens_where_they_are() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("whole_if_it_fits", [False, True])
+@pytest.mark.parametrize("resident_if_it_fits", [False, True])
 @pytest.mark.parametrize("most", [1024, 0])
 def test_one_that_attends_to_everything_does_not_hold_up_small_ones(
-    most: int, whole_if_it_fits: bool
+    most: int, resident_if_it_fits: bool
 ) -> None:
     """It grows until it leaves no room on the device for small ones. most=0: the control."""
     config = replace(TINY, context_length=4000, host_pages=2000, device_pages=1000, staging_pages=300)
-    drive = Drive(replace(config, whole_if_it_fits=whole_if_it_fits))
+    drive = Drive(replace(config, resident_if_it_fits=resident_if_it_fits))
     drive.scheduler._starvation._policy = PreemptionPolicy(most=most)
     drive.add(large := sequence(prompt=1900, max_tokens=2000, sparse=False))
     drive.until(large, Status.RUNNING)

@@ -15,13 +15,13 @@ from tests.unit.decoding.test_scheduler import Drive, sequence
 
 # A buffer is 5 pages of 4 tokens.
 AUTO = replace(
-    TINY, whole_if_it_fits=True, device_pages=40, staging_pages=32, host_pages=400, context_length=240
+    TINY, resident_if_it_fits=True, device_pages=40, staging_pages=32, host_pages=400, context_length=240
 )
 
 
 def kinds(scheduler: Scheduler) -> list[tuple[int, bool]]:
     """Device pages of those that run, and whether each attends to everything."""
-    return [(len(each.device_pages), each.whole) for each in scheduler.queues.running]
+    return [(len(each.device_pages), each.resident) for each in scheduler.queues.running]
 
 
 def start(*sequences: Sequence) -> Drive:
@@ -40,7 +40,7 @@ def test_while_all_fits_everyone_attends_to_everything() -> None:
     assert kinds(drive.scheduler) == [(-(-(long.length) // 4), True), (-(-(short.length) // 4), True)]
     assert drive.scheduler.preemptions == 0
     # As without selection, to the page: the control is the same load under another selector.
-    sparse = Drive(replace(AUTO, whole_if_it_fits=False))
+    sparse = Drive(replace(AUTO, resident_if_it_fits=False))
     sparse.add(other := sequence(prompt=60, max_tokens=30))
     sparse.until(other, Status.RUNNING)
     assert (len(other.device_pages), make_admission(other).full_attention) == (5, False)
@@ -52,7 +52,7 @@ def test_the_longest_is_spilled_for_one_that_waits() -> None:
     drive.add(late)
     drive.until(late, Status.RUNNING)
     drive.until(long, Status.RUNNING)
-    assert (long.whole, middle.whole, late.whole) == (False, True, True)
+    assert (long.resident, middle.resident, late.resident) == (False, True, True)
     assert len(long.device_pages) == 5
     assert not make_admission(long).full_attention
     assert long.restored  # from its host pages: nothing is computed twice
@@ -67,7 +67,7 @@ def test_one_that_is_the_longest_itself_spills_nobody() -> None:
     drive = start(first)
     drive.add(late)
     drive.until(late, Status.RUNNING)
-    assert (first.whole, late.whole) == (True, False)
+    assert (first.resident, late.resident) == (True, False)
     assert drive.scheduler.preemptions == 0
 
 
@@ -75,7 +75,7 @@ def test_the_longest_is_spilled_when_one_grows() -> None:
     long, short = sequence(prompt=100, max_tokens=80), sequence(prompt=40, max_tokens=80)
     drive = start(long, short)
     drive.until(short, Status.FINISHED)
-    assert (long.whole, short.whole, drive.scheduler.preemptions) == (False, True, 1)
+    assert (long.resident, short.resident, drive.scheduler.preemptions) == (False, True, 1)
     drive.until(long, Status.FINISHED)
     assert (long.num_output_tokens, short.num_output_tokens) == (80, 80)
 
@@ -86,10 +86,10 @@ def test_one_comes_back_when_there_is_room_for_all_of_it() -> None:
     drive = start(long, other)
     drive.add(late)
     drive.until(late, Status.RUNNING)
-    assert not long.whole
+    assert not long.resident
     drive.until(late, Status.FINISHED)
     drive.go(12)
-    assert (long.whole, long.status) == (True, Status.RUNNING)
+    assert (long.resident, long.status) == (True, Status.RUNNING)
     assert len(long.device_pages) == len(long.host_pages)
     assert drive.scheduler.preemptions == 2
     # It came back with all that it has, and adds nothing to its index.
@@ -103,9 +103,9 @@ def test_one_that_ends_soon_does_not_come_back() -> None:
     drive = start(long)
     drive.add(late)
     drive.until(late, Status.FINISHED)
-    assert not long.whole
+    assert not long.resident
     drive.until(long, Status.FINISHED)
-    assert (long.whole, drive.scheduler.preemptions) == (False, 1)
+    assert (long.resident, drive.scheduler.preemptions) == (False, 1)
 
 
 def test_a_request_that_must_attend_to_everything_is_never_spilled() -> None:
@@ -113,7 +113,7 @@ def test_a_request_that_must_attend_to_everything_is_never_spilled() -> None:
     drive = start(full)
     drive.add(late)
     drive.until(late, Status.RUNNING)
-    assert not late.whole
+    assert not late.resident
     assert full.status is Status.RUNNING
     assert make_admission(full).full_attention
 
@@ -138,23 +138,23 @@ def test_what_was_generated_by_selection_is_found_by_nobody(spilled: bool) -> No
     assert found == tokens // AUTO.block_tokens * AUTO.block_tokens
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_what_selection_computes_again_is_found_by_nobody(whole: bool) -> None:
+@pytest.mark.parametrize("resident", [False, True])
+def test_what_selection_computes_again_is_found_by_nobody(resident: bool) -> None:
     """A spilled sequence that starts over selects where it attended to everything; the control does not select."""
     drive = Drive(replace(AUTO, prefix_cache=True))
     drive.add(long := sequence(30, 90))
     drive.until(long, Status.RUNNING)
     drive.go(40)
-    assert drive.scheduler._room.spill([long])
-    dense = long.attended_all
+    assert drive.scheduler._reclaimer.spill([long])
+    dense = long.full_attention_tokens
     assert dense > 64
-    long.whole, long.gives_up = whole, len(long.host_pages)
+    long.resident, long.gives_up = resident, len(long.host_pages)
     drive.until(long, Status.ADMITTED)
-    assert long.replayed == long.received
+    assert long.replayed == long.num_output_tokens
     host = drive.scheduler.blocks.host
     host.release(host.allocate(host.num_free))  # what it had computed before is found no more
     drive.until(long, Status.FINISHED)
     tokens = np.append(long.call.prompt, np.array(long.output_ids, np.int32))
     again = Sequence(replace(long.call, prompt=tokens), None, StopChecker(long.call.params, set()))
     found = len(drive.scheduler.prefix_cache.take(again).blocks) * AUTO.block_tokens
-    assert found == (dense if whole else 30) // AUTO.block_tokens * AUTO.block_tokens
+    assert found == (dense if resident else 30) // AUTO.block_tokens * AUTO.block_tokens

@@ -39,12 +39,12 @@ def in_a_pool_of_their_own(worker: Callable[[], CacheWorker], monkeypatch: pytes
 def outputs(worker: CacheWorker, sparse: bool) -> list[torch.Tensor]:
     """Logits of prompts and steps of two sequences, one of which is spilled and comes back."""
     driver = Driver(worker)
-    long, first = driver.admit(prompt(LONG), CONTEXT - LONG, whole=sparse)
-    short, second = driver.admit(prompt(SHORT, seed=1), 60, whole=sparse)
+    long, first = driver.admit(prompt(LONG), CONTEXT - LONG, resident=sparse)
+    short, second = driver.admit(prompt(SHORT, seed=1), 60, resident=sparse)
     found = [first, second, driver.step([long, short], fed=[3, 4])]
-    for whole in (False, True):
+    for resident in (False, True):
         sequence = driver.leave(long, preempt=True)
-        sequence.whole = whole and sparse
+        sequence.resident = resident and sparse
         long = driver.resume(sequence)
         found += [driver.step([short, long], fed=[5, 6]) for _ in range(3)]
     # What is freed is poisoned, and given to others.
@@ -75,7 +75,7 @@ def test_in_place_has_the_bits_of_a_staging_pool(
     damaged = make()
     damaged._ops.fill_buffer = lambda *tokens: None  # type: ignore[method-assign]
     driver = Driver(damaged)
-    long, first = driver.admit(prompt(LONG), CONTEXT - LONG, whole=selector == "auto")
+    long, first = driver.admit(prompt(LONG), CONTEXT - LONG, resident=selector == "auto")
     assert torch.equal(first, expected[0])  # a prefill finds what it wrote
     assert not torch.equal(driver.step([long], fed=[3])[0], expected[2][0])
 

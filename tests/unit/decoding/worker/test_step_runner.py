@@ -25,7 +25,7 @@ class Successor:
         self.seen: list[tuple[list[int], list[int], list[int]]] = []
 
     def decode(
-        self, ids: Tensor, batch: StepBatch, ops: Any, everything: bool
+        self, ids: Tensor, batch: StepBatch, ops: Any, full_attention: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         self.seen.append((ids.tolist(), batch.seq_indices.tolist(), batch.positions.tolist()))
         logits = torch.eye(10)[(ids.long() + 1) % 10]
@@ -57,6 +57,6 @@ def test_padding_feeds_no_sequence() -> None:
     batch = StepBatch(
         torch.tensor([1, -1, -1], dtype=torch.int32), torch.tensor([3, 0, 0], dtype=torch.int32)
     )
-    outputs = decode_greedily(Successor(), batch, fed, ops=None, everything=False)
+    outputs = decode_greedily(Successor(), batch, fed, ops=None, full_attention=False)
     assert fed.tolist() == [5, 7, 6]
     assert outputs.readback[COUNTERS:].tolist() == [7, 6, 6]

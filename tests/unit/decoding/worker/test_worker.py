@@ -340,7 +340,7 @@ def test_some_attend_to_everything() -> None:
         positions = np.array([worker._schedule._written[i] + 1 for i in indices], np.int32)
         worker.step(DecodeBatch(indices, positions, greedy(len(indices))))
         seen.append(next(call[3] for call in device.take() if call[0] == "forward"))
-    assert seen == [Attends.SELECTED, Attends.MIXED, Attends.EVERYTHING, Attends.EVERYTHING]
+    assert seen == [Attends.SELECTED, Attends.MIXED, Attends.FULL, Attends.FULL]
 
 
 def test_greedy_tokens_of_a_step_are_read_as_they_are_and_sampled_ones_are_fed() -> None:

@@ -39,16 +39,16 @@ def test_on_the_device_as_a_whole_is_dense(path: Any, family: str) -> None:
     found = []
     for driver in (Driver(worker), Driver(build(path(family), "dense"))):
         (long, first), (short, second) = (
-            driver.admit(prompt(n, seed=n), m, whole=True) for n, m in ((350, CONTEXT - 350), (10, 40))
+            driver.admit(prompt(n, seed=n), m, resident=True) for n, m in ((350, CONTEXT - 350), (10, 40))
         )
         found.append([first, second, *(driver.step([long, short]) for _ in range(STEPS))])
         assert driver.misses == 0
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-    assert kinds == [Attends.EVERYTHING] * STEPS
+    assert kinds == [Attends.FULL] * STEPS
     # The control: a sequence that selects gives other numbers.
     driver = Driver(worker)
     long, _ = driver.admit(prompt(350, seed=350), CONTEXT - 350)
-    short, _ = driver.admit(prompt(10, seed=10), 40, whole=True)
+    short, _ = driver.admit(prompt(10, seed=10), 40, resident=True)
     assert not torch.equal(driver.step([long, short])[0], found[0][2][0])
     assert kinds[-1] is Attends.MIXED
 
@@ -58,14 +58,14 @@ def test_spilled_where_everything_is_selected_is_dense(path: Any) -> None:
     driver = Driver(build(path("qwen3"), "auto", *EVERYTHING))
     expected, found = [], []
     reference, _ = dense.admit(prompt(200), CONTEXT - 200)
-    seq_index, _ = driver.admit(prompt(200), CONTEXT - 200, whole=True)
-    for whole in (True, False, True):
+    seq_index, _ = driver.admit(prompt(200), CONTEXT - 200, resident=True)
+    for resident in (True, False, True):
         sequence = driver.leave(seq_index, preempt=True)
-        sequence.whole = whole
+        sequence.resident = resident
         seq_index = driver.resume(sequence)
         for _ in range(STEPS):
             expected.append(dense.step([reference]))
-            found.append(driver.step([seq_index], cold=not whole))
+            found.append(driver.step([seq_index], cold=not resident))
     assert driver.misses > 0
     assert torch.equal(torch.stack(found), torch.stack(expected))
 
@@ -79,12 +79,12 @@ def test_a_spilled_sequence_selects_as_one_that_always_did(
     quest = Driver(build(path("qwen3"), "quest", *FEW))
     one, _ = quest.admit(prompt(350), CONTEXT - 350)
     driver = Driver(build(path("qwen3"), "auto", *FEW))
-    other, _ = driver.admit(prompt(350), CONTEXT - 350, whole=True)
+    other, _ = driver.admit(prompt(350), CONTEXT - 350, resident=True)
     for _ in range(40):  # a page that the prompt's index does not have
         tokens.append(int(driver.worker._runner.input_ids[other]))
         driver.step([other])
     sequence = driver.leave(other, preempt=True)
-    sequence.whole = False
+    sequence.resident = False
     if not indexed:
         monkeypatch.setattr(worker_module, "index_from_staging", lambda *prompt: None)
     other = driver.resume(sequence)
