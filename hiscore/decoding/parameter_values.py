@@ -45,13 +45,15 @@ def share(name: str, value: object) -> float:
 
 
 def text(name: str, value: object) -> str:
-    """Check that a parameter is a text that is neither empty nor too long to be a grammar."""
+    """Check that a parameter is valid Unicode, and neither empty nor too long to be a grammar."""
     if not isinstance(value, str) or not value:
         raise RequestError(f"parameter '{name}' must be a non-empty string, not {reprlib.repr(value)}")
     if len(value) > MAX_GRAMMAR_CHARACTERS:
         raise RequestError(
             f"parameter '{name}' holds {len(value)} characters: at most {MAX_GRAMMAR_CHARACTERS}"
         )
+    if any("\ud800" <= character <= "\udfff" for character in value):  # JSON can escape half a character
+        raise RequestError(f"parameter '{name}' is not valid Unicode: {reprlib.repr(value)}")
     return value
 
 

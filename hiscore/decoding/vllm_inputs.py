@@ -109,7 +109,7 @@ def _number(value: Any) -> Any:
         return value
     try:
         return json.loads(value.lower())
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 
@@ -132,7 +132,7 @@ def _grammar(value: Any) -> dict[str, Any]:
 def _number_or_object(value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -155,6 +155,8 @@ def test_without_a_seed_each_request_gets_its_own() -> None:
         ),
         ({"json_schema": {}}, "'json_schema' must be a non-empty string, not {}"),
         ({"regex": ""}, "'regex' must be a non-empty string, not ''"),
+        ({"regex": "a\udc00"}, "'regex' is not valid Unicode: 'a\\udc00'"),
+        ({"cache_salt": "\ud83c"}, "'cache_salt' is not valid Unicode: '\\ud83c'"),
         ({"ebnf": 5}, "'ebnf' must be a non-empty string, not 5"),
         ({"regex": "a" * 65_537}, "'regex' holds 65537 characters: at most 65536"),
         ({"regex": "a", "ebnf": "b"}, "parameters 'regex' and 'ebnf' exclude each other"),
