@@ -195,7 +195,7 @@ def _host_pool(size: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
 
 
 def _unpin(address: int) -> None:
-    """Memory that were freed while it is pinned could not be pinned or copied from by its next owner."""
+    """Memory that is freed while it is pinned cannot be pinned or copied from by its next owner."""
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaHostUnregister(address)
 

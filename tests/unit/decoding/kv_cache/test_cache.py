@@ -1,12 +1,16 @@
 """The cache's tensors: their memory, its alignment, and what a layer gets of them."""
 
+import ctypes
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
+from hiscore.decoding.kv_cache import cache as module
 from hiscore.decoding.kv_cache.cache import HUGE_PAGE, KVCache
 from hiscore.decoding.kv_cache.shape import CacheShape
 
@@ -71,6 +75,34 @@ def test_the_host_pool_is_aligned_to_huge_pages() -> None:
         assert not host.any()
     # The control: memory as NumPy gives it.
     assert np.zeros(2**25, np.int8).ctypes.data % HUGE_PAGE
+
+
+def test_a_pinned_pool_is_unpinned_when_its_last_view_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: CUDA's calls are recorded. The addresses are those of the pool, which is still there then."""
+    pinned: dict[int, int] = {}
+    unpinned: list[int] = []
+
+    def register(address: int, size: int, flags: int) -> int:
+        pinned[address] = size
+        return 0
+
+    def unregister(address: int) -> None:
+        unpinned.append(address)
+        ctypes.string_at(address, pinned[address])
+
+    calls = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: calls)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    pool = module._host_pool((2, 3, HUGE_PAGE), torch.bfloat16, pinned=True)
+    assert pinned == {pool.data_ptr(): 2 * 2 * 3 * HUGE_PAGE}
+    layer = pool[1]
+    del pool
+    assert not unpinned
+    del layer
+    assert unpinned == list(pinned)
+    # The control: what is not pinned.
+    module._host_pool((2, 3), torch.bfloat16, pinned=False)
+    assert len(unpinned) == 1
 
 
 def resident_bytes() -> int:
