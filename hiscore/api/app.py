@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from starlette.applications import Starlette
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 # Of a checkpoint that does not say; transformers' default for Llama.
 DEFAULT_CONTEXT = 2_048
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -221,12 +223,12 @@ def _ranker(settings: ApiProcessSettings, models: Models) -> Ranker:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error(
-        request, ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
-    )
+    told = ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
+    # Of a wrong method, the right ones.
+    return _error(request, told, error.headers or {})
 
 
-def _error(request: Request, error: ApiError) -> Response:
+def _error(request: Request, error: ApiError, headers: Mapping[str, str] = NO_HEADERS) -> Response:
     request_id = own_or_new_id(request.headers)
     body = openai_error(error, request_id)
-    return JSONResponse(body, error.status, {"x-request-id": request_id})
+    return JSONResponse(body, error.status, {**headers, "x-request-id": request_id})

@@ -10,10 +10,16 @@ from hiscore.api.wire import Ignored
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message; text alone is served."""
+    """A part of a message; text alone is served, and what the assistant refused."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def content(self) -> str | None:
+        """Its text; None: it is something else."""
+        return {"text": self.text, "refusal": self.refusal}.get(self.type)
 
 
 class FunctionCall(msgspec.Struct):
@@ -118,11 +124,11 @@ def _text(content: str | list[ContentPart] | None, field: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
-        if part.type != "text" or part.text is None:
+        if part.content is None:
             raise ApiError(
                 400, f"content of type '{part.type[:64]}' is not served: text alone is", f"{field}.content"
             )
-    return "\n".join(part.text or "" for part in content)
+    return "\n".join(part.content or "" for part in content)
 
 
 def _arguments(call: Call, field: str) -> dict[str, Any]:

@@ -83,13 +83,21 @@ class LogprobsReader:
         return TextLogprobs(
             [each.token for each in read],
             [each.logprob for each in read],
-            [{top.token: top.logprob for top in each.top_logprobs} for each in read],
+            [_by_text(each) for each in read],
             offsets,
         )
 
     def _named(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
         content = self._bytes(token)
         return content.decode(errors="replace"), max(logprob, LEAST), list(content)
+
+
+def _by_text(generated: TokenLogprob) -> dict[str, float]:
+    """A token and its alternatives; of several with the same text, such as parts of characters, the likeliest."""
+    named = {generated.token: generated.logprob}
+    for each in generated.top_logprobs:
+        named.setdefault(each.token, each.logprob)
+    return named
 
 
 def _pairs(ids: list[int], values: list[float]) -> list[tuple[int, float]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
 from hiscore.prompts.shared_beginning import Prompts
-from hiscore.prompts.token_limits import TokenLimits
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 
 # Cutting a text changes the tokens at its end, so what is left may still be too long.
 TRIES = 4
@@ -73,7 +73,7 @@ def cut_prompts(
     Raises:
         PromptError: The template fails.
         ForbiddenToken: A text would become a special token.
-        TooMuchText: It is too much to encode, or a text that may not be cut has too many tokens.
+        TooMuchText: It is too much to encode, or what may not be cut has too many tokens.
     """
     _check_size(maker, queries, documents, instruction, truncation, limits)
     tokenizer, left = maker.tokenizer, truncation.left
@@ -96,6 +96,13 @@ def cut_prompts(
                 for text, length, over in zip(documents, lengths, excess, strict=True)
             ]
             prompts = maker.ids(queries, documents, instruction)
+        longest = len(prompts.query) + max(map(len, prompts.items), default=0)
+        # What exceeds the context, the models refuse.
+        if truncation.prompt < min(longest, limits.context):
+            raise TooMuchText(
+                f"a prompt has {longest} tokens without the rest of its document: at most {truncation.prompt} are "
+                "asked for"
+            )
     cut = [text != asked for text, asked in zip(documents, asked_documents, strict=True)]
     return Cut(prompts, cut, list(queries) != list(asked_queries))
 

@@ -119,7 +119,7 @@ class Chat:
         parameters = self._sampling.parameters(request)
         if request.max_completion_tokens is not None:
             parameters["max_tokens"] = request.max_completion_tokens
-        if request.top_logprobs is not None and not request.logprobs:
+        if request.top_logprobs and not request.logprobs:
             raise bad_request("'top_logprobs' needs 'logprobs': true", "top_logprobs")
         if request.logprobs:
             parameters["logprobs"] = request.top_logprobs or 0

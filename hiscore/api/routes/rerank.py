@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from hiscore.api.relevance import Ranker, Ranking, check_documents
-from hiscore.api.wire import SOME, Count, Ignored, ModelNames, Request, Usage, usage
+from hiscore.api.wire import SOME, Count, Ignored, Limit, ModelNames, Request, Usage, usage
 from hiscore.prompts.truncation import Truncation
 
 
@@ -20,13 +20,14 @@ class Document(msgspec.Struct):
 class RerankRequest(Request):
     """A query and documents.
 
-    `instruction` is ours, and vLLM's. Texts are cut only by the fields whose names say so: `max_tokens_per_doc` is
-    Cohere's, `truncate_prompt_tokens` vLLM's (-1: as many as fit), `max_tokens_per_query` ours.
+    `instruction` is ours, and vLLM's; a `top_n` of 0 is vLLM's, too: all. Texts are cut only by the fields whose
+    names say so: `max_tokens_per_doc` is Cohere's, `truncate_prompt_tokens` vLLM's (-1: as many as fit),
+    `max_tokens_per_query` ours.
     """
 
     query: str
     documents: Annotated[list[str | Document], SOME]
-    top_n: Count | None = None
+    top_n: Limit | None = None
     return_documents: bool | None = None
     instruction: str | None = None
     max_tokens_per_doc: Count | None = None
@@ -75,7 +76,7 @@ async def rerank(
     return RerankResponse(
         id=request_id,
         model=model,
-        results=_results(ranking, request.top_n, texts if request.return_documents else None),
+        results=_results(ranking, request.top_n or None, texts if request.return_documents else None),
         usage=usage(ranking.prompt_tokens, ranking.cached_tokens),
         meta={
             "api_version": {"version": "2"},

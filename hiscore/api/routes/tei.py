@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from hiscore.api.relevance import Ranker, check_documents
-from hiscore.api.wire import SOME, Count, ModelNames, Request
+from hiscore.api.wire import SOME, Limit, ModelNames, Request
 from hiscore.prompts.truncation import Truncation
 
 
 class TeiRerankRequest(Request):
-    """A query and texts; `instruction` is ours, `top_n` what the package rerankers sends."""
+    """A query and texts; `instruction` is ours, `top_n` what the package rerankers sends (0: all)."""
 
     query: str
     texts: Annotated[list[str], SOME]
@@ -19,7 +19,7 @@ class TeiRerankRequest(Request):
     truncate: bool | None = None
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
     instruction: str | None = None
-    top_n: Count | None = None
+    top_n: Limit | None = None
 
 
 class Rank(msgspec.Struct, omit_defaults=True):
@@ -49,5 +49,5 @@ async def rerank(
     scores = ranking.logits if request.raw_scores else ranking.probabilities
     return [
         Rank(index, scores[index], request.texts[index] if request.return_text else None, ranking.cut[index])
-        for index in ranking.best(request.top_n)
+        for index in ranking.best(request.top_n or None)
     ]

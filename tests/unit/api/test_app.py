@@ -56,7 +56,8 @@ def test_what_is_not_there_is_said_in_json(client: TestClient) -> None:
     assert (reply.status_code, reply.headers["x-request-id"]) == (404, "mine")
     assert reply.json()["error"]["request_id"] == "mine"
     assert "/v1/nothing" in reply.json()["error"]["message"]
-    assert client.get("/rerank").status_code == 405
+    wrong = client.get("/rerank")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
 
 def test_no_page_of_another_origin_is_told_that_it_may_read(client: TestClient) -> None:

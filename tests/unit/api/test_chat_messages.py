@@ -13,6 +13,21 @@ def call_with(arguments: str) -> list[Message]:
     return msgspec.convert([{"role": "assistant", "content": None, "tool_calls": [call]}], type=list[Message])
 
 
+def test_parts_of_text_and_refusals_are_joined() -> None:
+    parts = [{"type": "text", "text": "No."}, {"type": "refusal", "refusal": "I cannot."}]
+    messages = msgspec.convert([{"role": "assistant", "content": parts}], type=list[Message])
+    assert as_template_knows(messages, True)[0]["content"] == "No.\nI cannot."
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "text": "a"}, {"type": "text"}, {"type": "refusal", "text": "a"}]
+)
+def test_control_other_parts_are_refused(part: dict[str, str]) -> None:
+    messages = msgspec.convert([{"role": "assistant", "content": [part]}], type=list[Message])
+    with pytest.raises(ApiError, match=part["type"]):
+        as_template_knows(messages, True)
+
+
 @pytest.mark.parametrize(
     "arguments",
     ["no JSON", "[1]", "NaN", '{"a": NaN}', '{"a": 1e999}', r'{"a": "\ud83d"}', r'{"\udf4e": 1}',

@@ -111,7 +111,7 @@ def test_each_document_may_have_its_own_query(prompts: RerankPrompts) -> None:
 
 
 @pytest.mark.parametrize(
-    "cut", [Truncation(), Truncation(query=5), Truncation(prompt=100), Truncation(document=5)]
+    "cut", [Truncation(), Truncation(query=5), Truncation(prompt=200), Truncation(document=5)]
 )
 def test_what_can_fit_no_prompt_is_refused_before_it_is_encoded(checkpoint: Path, cut: Truncation) -> None:
     prompts = RerankPrompts(checkpoint, labels="a,b")

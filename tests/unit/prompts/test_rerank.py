@@ -15,7 +15,7 @@ from hiscore.prompts.chat import ChatTemplate, PromptError, read_chat_template
 from hiscore.prompts.families import FAMILIES, family_of
 from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts, make_prompts
 from hiscore.prompts.shared_beginning import Prompts, share
-from hiscore.prompts.token_limits import TokenLimits
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 from hiscore.prompts.truncation import Truncation, cut_prompts
 from hiscore.tokenization.split_rule import SplitRule
 from tests.support import tiny_tokenizers
@@ -258,3 +258,9 @@ def test_only_what_was_asked_for_is_cut(qwen: Path) -> None:
         )
         assert fitted.documents == [True, False]
         assert max(len(fitted.prompts.query) + len(item) for item in fitted.prompts.items) <= longest - 50
+    empty = prompts.ids([query], [""])
+    least = len(empty.query) + len(empty.items[0])
+    fitted = cut_prompts(prompts, [query] * 2, documents, None, Truncation(prompt=least), limits)
+    assert all(len(fitted.prompts.query) + len(item) <= least for item in fitted.prompts.items)
+    with pytest.raises(TooMuchText, match=f"{least} tokens .* at most {least - 1}"):
+        cut_prompts(prompts, [query] * 2, documents, None, Truncation(prompt=least - 1), limits)

@@ -76,7 +76,8 @@ def test_top_n_and_documents_back(ranked: TestClient) -> None:
     body = {"query": "q", "documents": DOCUMENTS}
     answer = post(ranked, "/v1/rerank", {**body, "top_n": 2, "return_documents": True})
     assert [each["document"] for each in answer["results"]] == [{"text": "one"}, {"text": "two"}]
-    assert len(post(ranked, "/v1/rerank", {**body, "top_n": 9})["results"]) == 4
+    for everything in (9, 0, None):
+        assert len(post(ranked, "/v1/rerank", {**body, "top_n": everything})["results"]) == 4
     assert "document" not in post(ranked, "/v1/rerank", body)["results"][0]
     texts = {"query": "q", "texts": DOCUMENTS}
     assert [each["text"] for each in post(ranked, "/rerank", {**texts, "return_text": True})] == [
@@ -141,7 +142,13 @@ def test_pairs_keep_their_order(ranked: TestClient) -> None:
     ("path", "body", "says"),
     [
         ("/v1/rerank", {"query": "q", "documents": []}, "'documents' is empty"),
-        ("/v1/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/v1/rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
+        (
+            "/v1/rerank",
+            {"query": "q", "documents": ["a"], "truncate_prompt_tokens": 2},
+            "at most 2 are asked for",
+        ),
+        ("/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "at most 0 are asked for"),
         ("/v1/rerank", {"query": "q", "documents": ["a"], "truncate_prompt_tokens": -2}, "truncate_prompt"),
         ("/rerank", {"query": "q", "texts": []}, "'texts' is empty"),
         ("/rerank", {"query": "q", "texts": ["a"], "truncation_direction": "up"}, "truncation_direction"),
