@@ -140,7 +140,7 @@ BAD: list[tuple[str, Any, int, str]] = [
         "temperature",
     ),
     ("/v1/rerank", {"query": "a", "documents": []}, 400, "documents"),
-    ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, 400, "top_n"),
+    ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, 400, "top_n"),
     ("/v2/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": "x"}, 400, "max_tokens_per_doc"),
     ("/rerank", {"query": "a", "texts": "b"}, 400, "texts"),
     ("/v1/ranking", {"query": "a", "passages": []}, 400, "query"),
