@@ -13,6 +13,9 @@ from hiscore.launcher.errors import LaunchError
 STUB = "triton_python_backend_stub"
 SCRIPTS = Path(sys.executable).parent
 INTERPRETER_LIBRARIES = Path(str(sysconfig.get_config_var("LIBDIR")))
+# Where glibc's own adjustment ends: from its first values on, every tensor of a request of some 100 KiB would be
+# returned to the system, and its pages be cleared and mapped again for the next.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)}
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -38,7 +41,8 @@ class Distribution:
         """The environment for the server and its stubs.
 
         The stub takes its packages from the virtual environment whose ``python3`` comes first on PATH, and its
-        interpreter from the libpython that the dynamic loader finds. It ignores PYTHONPATH.
+        interpreter from the libpython that the dynamic loader finds. It ignores PYTHONPATH. Settings of the
+        allocator that are in the launcher's environment stay.
 
         Args:
             libpython: Directory of the interpreter's library.
@@ -50,6 +54,7 @@ class Distribution:
             *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)),
         ]
         return {
+            **ALLOCATOR,
             **os.environ,
             "PATH": os.pathsep.join(path),
             "LD_LIBRARY_PATH": os.pathsep.join(dict.fromkeys(loader)),
