@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -11,6 +12,9 @@ from hiscore.arrays import Int64
 from hiscore.device import OnDevice, Uploads
 from hiscore.layers.lm_head import LMHead
 from hiscore.scoring.request import ScoreRequest
+
+MANY_LABELS = 4_096
+"""Of items' own: from here on their indices are worked out, and sent, while the device computes the forward."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,9 @@ def head_results(
         parts.append(_Part(members, None if is_all else uploads.add(rows), compute))
 
     for from_logits, members in paired.items():
-        pairs = head.pair_logits if from_logits else head.pair_probabilities
-        own = np.concatenate([own_counts(requests[index]) for index in members])
-        owners = np.repeat(np.arange(len(own)), own)
-        labels_of_all = np.concatenate([requests[index].labels for index in members])
-        add([members], _alone(pairs(owners, labels_of_all, uploads)))
+        of_pairs = partial(_pairs, head, [requests[index] for index in members], from_logits, uploads)
+        many = sum(len(requests[index].labels) for index in members) >= MANY_LABELS
+        add([members], _alone(_late(of_pairs) if many else of_pairs()))
     for (from_logits, _), members in groups.items():
         if from_logits:
             labels = None if is_classifier else requests[members[0]].labels
@@ -99,6 +101,22 @@ class _Part:
     def results(self, hidden: Tensor) -> list[HeadResult]:
         own = hidden if self.rows is None else hidden.index_select(0, self.rows())
         return [HeadResult(*each) for each in zip(self.members, self.compute(own), strict=True)]
+
+
+def _pairs(
+    head: LMHead, requests: Sequence[ScoreRequest], from_logits: bool, uploads: Uploads
+) -> Callable[[Tensor], Tensor]:
+    """What computes logits, or probabilities over the vocabulary, of items' own labels."""
+    own = np.concatenate([own_counts(request) for request in requests])
+    owners = np.repeat(np.arange(len(own)), own)
+    labels = np.concatenate([request.labels for request in requests])
+    pairs = head.pair_logits if from_logits else head.pair_probabilities
+    return pairs(owners, labels, uploads)
+
+
+def _late(prepare: Callable[[], Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
+    """What prepares, and computes, when there are hidden states: a GPU may still be at work on them."""
+    return lambda hidden: prepare()(hidden)
 
 
 def _alone(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Sequence[Tensor]]:

@@ -68,7 +68,7 @@ def _counts(value: object) -> tuple[int, ...] | None:
         counts = json.loads(value) if isinstance(value, str) else None
     except (ValueError, RecursionError):
         counts = None
-    if not isinstance(counts, list) or any(type(count) is not int for count in counts):
+    if not isinstance(counts, list) or set(map(type, counts)) - {int}:
         raise RequestError(
             "parameter 'label_counts' must be a string that holds a JSON list of integers, not "
             f"{reprlib.repr(value)}"
