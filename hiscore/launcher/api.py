@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from hiscore.launcher import die_with_parent
 from hiscore.launcher.addresses import in_url, reachable
 from hiscore.launcher.api_tls import LinkRefused, link_variables
+from hiscore.launcher.child import start_child
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.ports import free_ports, is_free
 from hiscore.launcher.watchdog import RestartPolicy
@@ -138,20 +138,8 @@ class Api:
             time.sleep(POLL_SECONDS)
 
     def _launch(self) -> None:
-        wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
-        log_file = open(self._log_path, "ab") if self._log_path else None  # noqa: SIM115
-        try:
-            self._popen = subprocess.Popen(
-                [*wrapper, sys.executable, "-m", "hiscore.api"],
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log_file or sys.stderr,
-                stderr=log_file or sys.stderr,
-                start_new_session=True,
-            )
-        finally:
-            if log_file:
-                log_file.close()
+        command = [sys.executable, "-m", "hiscore.api"]
+        self._popen = start_child(command, self._environment(), self._log_path)
 
     def _environment(self) -> dict[str, str]:
         settings = self._settings

@@ -5,13 +5,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hiscore.launcher import die_with_parent
+from hiscore.launcher.child import start_child
 from hiscore.launcher.deaths import OomKills, describe
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.stubs import Stubs
@@ -38,22 +37,8 @@ class Process:
             log_path: Where its output goes; None: our standard error.
             lock: File descriptor that it and its children keep open.
         """
-        wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         self._oom_kills = OomKills()
-        log = open(log_path, "ab") if log_path else None  # noqa: SIM115
-        try:
-            self._popen = subprocess.Popen(
-                [*wrapper, *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log or sys.stderr,
-                stderr=log or sys.stderr,
-                pass_fds=[lock],
-                start_new_session=True,
-            )
-        finally:
-            if log:
-                log.close()
+        self._popen = start_child(command, environment, log_path, pass_fds=[lock])
         self._stubs = Stubs(self._popen.pid)
 
     @property

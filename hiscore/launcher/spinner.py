@@ -7,11 +7,11 @@ wait awake, so what is kept awake are the cores.
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
-from hiscore.launcher import die_with_parent, spin
+from hiscore.launcher import spin
+from hiscore.launcher.child import start_child
 
 
 class Spinner:
@@ -26,14 +26,8 @@ class Spinner:
             server: Its process id.
         """
         boards = [str(path) for path in sorted(directory.glob(f"loads-*-{server}"))]
-        python = [sys.executable, "-I", "-S"]
-        self._popen = subprocess.Popen(
-            [
-                *(*python, die_with_parent.__file__, str(os.getpid())),
-                *(*python, spin.__file__, str(milliseconds / 1e3), *boards),
-            ],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
+        self._popen = start_child(
+            [sys.executable, "-I", "-S", spin.__file__, str(milliseconds / 1e3), *boards]
         )
 
     @property

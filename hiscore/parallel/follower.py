@@ -3,7 +3,6 @@
 usage: python -m hiscore.parallel.follower PARENT_PID RANK RANKS DEVICE STORE_FD CHANNEL_FD PULSE_FD
 """
 
-import ctypes
 import logging
 import os
 import pickle
@@ -16,6 +15,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from hiscore.die_with_parent import die_with
 from hiscore.parallel.group import Distributed
 from hiscore.parallel.heartbeat import HeartbeatMonitor, HeartbeatSender
 from hiscore.parallel.rank import Rank
@@ -24,13 +24,11 @@ from hiscore.parallel.start import store_path, use
 
 log = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
     parent, number, ranks = map(int, sys.argv[1:4])
     device, (store, channel, heartbeat) = torch.device(sys.argv[4]), map(int, sys.argv[5:8])
-    _die_with(parent)
+    die_with(parent, signal.SIGKILL)
     # A Ctrl-C of the terminal is the launcher's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _watch_first_rank(socket.socket(fileno=heartbeat), parent)
@@ -85,14 +83,6 @@ def _watch_first_rank(heartbeat: socket.socket, parent: int) -> None:
     patience = threading.Event()
     patience.set()
     HeartbeatMonitor({0: heartbeat}, end, patience, asked=True)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:
-        sys.exit("the parent process is gone")
 
 
 if __name__ == "__main__":

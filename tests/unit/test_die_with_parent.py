@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hiscore.launcher import die_with_parent
+from hiscore import die_with_parent
 from tests.support.patience import PATIENCE_S
 
 

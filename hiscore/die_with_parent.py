@@ -1,8 +1,10 @@
-"""Run a command with large stacks that gets a SIGTERM when its parent dies, however it dies.
+"""End a process when the one that started it dies, however it dies: the kernel sees to it.
+
+As a program it runs a command that gets a SIGTERM then, with large stacks:
 
 usage: python -I -S die_with_parent.py PARENT_PID COMMAND [ARGUMENT ...]
 
-This is a program and not a ``preexec_fn``, since running Python between fork and exec is unsafe in a process with
+That is a program and not a ``preexec_fn``, since running Python between fork and exec is unsafe in a process with
 threads. The kernel watches the thread that started us, so that thread has to live as long as the command.
 """
 
@@ -18,13 +20,26 @@ PR_SET_PDEATHSIG = 1
 STACK_BYTES = 256 * 2**20
 
 
-def main() -> None:
-    parent, command = int(sys.argv[1]), sys.argv[2:]
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
+def die_with(parent: int, by: signal.Signals) -> None:
+    """Have the kernel signal this process when the thread that started it ends.
+
+    Args:
+        parent: Process id of the parent; if it is dead already, this process exits.
+        by: The signal.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    # The parent may have died before the call above.
+    # It may have died before the call above.
     if os.getppid() != parent:
         sys.exit("the parent process is gone")
+
+
+def main() -> None:
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    die_with(parent, signal.SIGTERM)
     _, most = resource.getrlimit(resource.RLIMIT_STACK)
     # Set even where it is unlimited: threads would then get 2 MiB.
     stack = STACK_BYTES if most == resource.RLIM_INFINITY else min(STACK_BYTES, most)

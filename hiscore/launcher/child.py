@@ -1,0 +1,40 @@
+"""Starts processes beside this one that end when it does."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from hiscore import die_with_parent
+
+
+def start_child(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    log_path: Path | None = None,
+    pass_fds: Sequence[int] = (),
+) -> "subprocess.Popen[bytes]":
+    """Start a command in a session of its own, so that a Ctrl-C reaches it only through us.
+
+    It gets a SIGTERM when the thread that calls this ends, and has large stacks; see `hiscore.die_with_parent`.
+
+    Args:
+        command: Program and arguments.
+        environment: All of its variables; None: ours.
+        log_path: File to append its output to; None: our standard error.
+        pass_fds: File descriptors that it and its children keep open.
+    """
+    wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+    with ExitStack() as opened:
+        log = opened.enter_context(open(log_path, "ab")) if log_path else sys.stderr
+        return subprocess.Popen(
+            [*wrapper, *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
