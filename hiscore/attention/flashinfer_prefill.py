@@ -195,7 +195,9 @@ def choose_prefill_attention(
     if setting == "triton" or (setting == "auto" and device.type != "cuda"):
         return None
     if not (reason := why_not(shape, dtype, device)):
-        log.info("loading FlashInfer's kernels; the first start compiles them, which takes one or two minutes")
+        log.info(
+            "loading FlashInfer's kernels; the first start compiles them, which takes one or two minutes"
+        )
         try:
             return FlashInferAttention(shape, dtype, device, sizes)
         except ImportError as error:
