@@ -17,8 +17,8 @@ from hiscore.layers.lm_head import LMHead
 from hiscore.models import int8
 from hiscore.models.config import read_architecture
 from hiscore.models.decoder import Decoder, weights_key
+from hiscore.models.server_resources import ServerResources
 from hiscore.models.sharding import of_rank, share_of
-from hiscore.models.site import Site
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.rank import Leader, Rank
 from hiscore.prefill.runner import ForwardRunner, make_runner
@@ -74,7 +74,7 @@ class Checkpoint:
 
 
 def set_up(
-    leader: Leader, of: Checkpoint, cache_bytes: int | None, site: Site
+    leader: Leader, of: Checkpoint, cache_bytes: int | None, resources: ServerResources
 ) -> tuple[Computation, PoolSizes]:
     """Plan the memory of all ranks, load the checkpoint and, on CUDA, capture graphs.
 
@@ -82,13 +82,13 @@ def set_up(
         leader: Of the ranks.
         of: The checkpoint.
         cache_bytes: On each rank's device, for keys and values of cached queries; None: see `default_cache_bytes`.
-        site: Of the server's model.
+        resources: What the model shares with its server.
 
     Raises:
         UnsupportedCheckpoint, MemoryExceeded, ValueError: See `Scorer`.
         RankError: The same on one of several ranks.
     """
-    leader.prepare(partial(enter, site=site))
+    leader.prepare(partial(enter, resources=resources))
     # The pools of all ranks are of one size, since a slot is the same on each.
     cache_bytes = default_cache_bytes(leader.do(least_free)) if cache_bytes is None else cache_bytes
     pool = leader.prepare(partial(claim, of=of, cache_bytes=cache_bytes))
@@ -96,31 +96,31 @@ def set_up(
     return leader.do(partial(finish, slots=pool.pages * PAGE, budget=of.budget), wait_for_all=True), pool
 
 
-def enter(rank: Rank, site: Site) -> None:
+def enter(rank: Rank, resources: ServerResources) -> None:
     """Take the device, and a place in the server."""
     use_device(str(rank.device))
-    rank.held["site"] = site
+    rank.held["resources"] = resources
 
 
 def least_free(rank: Rank) -> int:
     """Bytes that are free for each rank, on the device that has least."""
-    site: Site = rank.held["site"]
-    free = site.ledger.free(memory_of(rank.device), lambda: free_bytes(rank.device))
+    resources: ServerResources = rank.held["resources"]
+    free = resources.ledger.free(memory_of(rank.device), lambda: free_bytes(rank.device))
     if rank.device.type != "cuda":
-        free //= rank.shard.ranks * site.instance.of
+        free //= rank.shard.ranks * resources.instance.of
     most = rank.group.max(torch.tensor([-float(free)], dtype=torch.float64, device=rank.device))
     return -int(most.item())
 
 
 def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
     """Claim the memory for everything, before any of it is allocated. Returns the size of the pool."""
-    site: Site = rank.held["site"]
+    resources: ServerResources = rank.held["resources"]
     whole, _ = read_architecture(of.directory, of.max_context)
     precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)
     dtype, into, shard = dtype_of(precision, rank.device), format_of(precision), rank.shard
     a = of_rank(whole, shard)
     place, number_bytes = memory_of(rank.device), dtype.itemsize
-    site.ledger.free(place, lambda: free_bytes(rank.device))
+    resources.ledger.free(place, lambda: free_bytes(rank.device))
     pool = pool_sizes(a, number_bytes, of.budget, cache_bytes)
     share = partial(share_of, a=whole, shard=shard)
     sized = replace(a, vocab_size=shard.count(a.vocab_size))
@@ -129,20 +129,20 @@ def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
         size += int8.more_bytes(sized, number_bytes)
     else:
         size = weight_bytes(of.directory, number_bytes, into is EightBits.FP8, share)
-    weights = site.weights_line(size, weights_key(rank.device, dtype, into, shard))
-    owner = site.owner("scorer", rank.device, shard.rank, shard.ranks)
-    site.ledger.claim(owner, plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages))
+    weights = resources.weights_line(size, weights_key(rank.device, dtype, into, shard))
+    owner = resources.owner("scorer", rank.device, shard.rank, shard.ranks)
+    resources.ledger.claim(owner, plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages))
     return pool
 
 
 def load(rank: Rank, of: Checkpoint) -> None:
     """Load the rank's share of the weights."""
-    site: Site = rank.held["site"]
+    resources: ServerResources = rank.held["resources"]
     whole, _ = read_architecture(of.directory, of.max_context)
     precision = pick_dtype(of.dtype, rank.device, whole.stored_in_fp8)
     dtype, into = dtype_of(precision, rank.device), format_of(precision)
-    decoder = Decoder(of.directory, rank.device, dtype, into, of.max_context, site.weights, rank.group)
-    decoder.after_layer = site.progress
+    decoder = Decoder(of.directory, rank.device, dtype, into, of.max_context, resources.weights, rank.group)
+    decoder.after_layer = resources.progress
     rank.held["decoder"] = decoder
 
 

@@ -12,7 +12,7 @@ from hiscore.models.encoders.architecture import EncoderArchitecture
 from hiscore.models.encoders.encoder import Encoder, read_encoder_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
 from hiscore.models.facts import read_facts
-from hiscore.models.site import Site
+from hiscore.models.server_resources import ServerResources
 from hiscore.models.support import CheckpointFacts, has_tokenizer
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.rank import Leader
@@ -40,7 +40,7 @@ class PairScorer(Scorer):
         dtype: str = "auto",
         max_batch_tokens: int = 16_384,
         max_context: int | None = None,
-        site: Site | None = None,
+        resources: ServerResources | None = None,
     ) -> None:
         """Plan the memory, load a checkpoint and, on CUDA, capture graphs.
 
@@ -50,7 +50,7 @@ class PairScorer(Scorer):
             dtype: float32 or bfloat16; "auto": bfloat16 on a GPU, else float32.
             max_batch_tokens: Tokens of one forward; a longer pair has a forward of its own.
             max_context: Tokens of a pair at most; None: see `context_limit`.
-            site: Of the server's model; None: there is no server.
+            resources: What the model shares with its server; None: there is no server.
 
         Raises:
             UnsupportedCheckpoint: The encoder cannot compute the checkpoint.
@@ -65,10 +65,10 @@ class PairScorer(Scorer):
         self.dtype = DTYPES[precision]
         a, _ = read_encoder_architecture(checkpoint, max_context)
         max_rows = max(max_batch_tokens, a.context_length)
-        site = site or Site()
-        self._claim_pairs(checkpoint, a, max_rows, site.ledger)
+        resources = resources or ServerResources()
+        self._claim_pairs(checkpoint, a, max_rows, resources.ledger)
         encoder = Encoder(checkpoint, self.device, self.dtype, max_context)
-        encoder.after_layer = site.progress
+        encoder.after_layer = resources.progress
         self.facts = CheckpointFacts(
             a.vocab_size, a.context_length, is_classifier=True, is_encoder=True, token_types=a.token_types
         )
@@ -144,7 +144,7 @@ def make_scorer(
     max_batch_tokens: int,
     query_cache_bytes: int | None,
     max_context: int | None,
-    site: Site,
+    resources: ServerResources,
     leader: Leader | None = None,
 ) -> Scorer:
     """The scorer of a checkpoint's kind. See `Scorer` for the arguments; encoders have no cache of queries.
@@ -154,11 +154,11 @@ def make_scorer(
     """
     if not read_facts(checkpoint).is_encoder:
         return Scorer(
-            checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, site, leader
+            checkpoint, device, dtype, max_batch_tokens, query_cache_bytes, max_context, resources, leader
         )
     if leader is not None and leader.rank.shard.ranks > 1:
         raise UnsupportedCheckpoint("encoders compute on one device: leave TENSOR_PARALLEL unset")
-    return PairScorer(checkpoint, device, dtype, max_batch_tokens, max_context, site)
+    return PairScorer(checkpoint, device, dtype, max_batch_tokens, max_context, resources)
 
 
 def _token_types(checkpoint: Path) -> tuple[int, int]:

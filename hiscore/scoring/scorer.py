@@ -13,7 +13,7 @@ from hiscore.arrays import Float32
 from hiscore.device import download
 from hiscore.errors import RequestError
 from hiscore.models.config import read_architecture
-from hiscore.models.site import Site
+from hiscore.models.server_resources import ServerResources
 from hiscore.models.support import CheckpointFacts
 from hiscore.parallel.rank import Leader, OneRank
 from hiscore.prefill.runner import ForwardRunner
@@ -123,7 +123,7 @@ class Scorer:
         max_batch_tokens: int = 16_384,
         query_cache_bytes: int | None = None,
         max_context: int | None = None,
-        site: Site | None = None,
+        resources: ServerResources | None = None,
         leader: Leader | None = None,
     ) -> None:
         """Plan the memory, load a checkpoint, allocate its KV pool and, on CUDA, capture graphs.
@@ -136,7 +136,7 @@ class Scorer:
             query_cache_bytes: Room on the device for keys and values of cached queries; 0: no cache; None: see
                 `default_cache_bytes`.
             max_context: Tokens of query and item at most; None: see `context_limit`.
-            site: Of the server's model; None: there is no server.
+            resources: What the model shares with its server; None: there is no server.
             leader: Of the ranks that compute together, whose devices count instead; None: there is one.
 
         Raises:
@@ -153,7 +153,7 @@ class Scorer:
         self.dtype = dtype_of(precision, self.device)
         self.facts = CheckpointFacts(a.vocab_size, a.context_length, a.is_classifier)
         of = Checkpoint(checkpoint, dtype, max_context, max_batch_tokens)
-        self._computation, pool = set_up(self._leader, of, query_cache_bytes, site or Site())
+        self._computation, pool = set_up(self._leader, of, query_cache_bytes, resources or ServerResources())
         self._budget = max_batch_tokens
         self._rotations: Rotations | None = None
         if a.original_context is not None:

@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from hiscore.arrays import Outputs
 from hiscore.errors import RequestError, to_request_error
-from hiscore.models.site import Instance
+from hiscore.models.server_resources import Instance
 from hiscore.serving.batched_model import Job
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.error_log import ErrorLog

@@ -17,7 +17,7 @@ from hiscore.decoding.worker.parts import Parts, load_parts, worker_of_parts
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.eight_bits import EightBits
 from hiscore.models.decoder import weights_key
-from hiscore.models.site import Site
+from hiscore.models.server_resources import ServerResources
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.group import Group
 from hiscore.parallel.rank import Leader, Rank
@@ -69,13 +69,13 @@ class Build:
         return Path(self.settings.checkpoint)
 
 
-def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
+def make_worker(settings: DecodeSettings, leader: Leader, resources: ServerResources) -> Worker:
     """Plan the memory, load the checkpoint and allocate the pools, on each rank.
 
     Args:
         settings: Of the model.
         leader: Of the ranks.
-        site: Of the server's model.
+        resources: What the model shares with its server.
 
     Raises:
         MemoryExceeded: There is no room for it.
@@ -107,26 +107,28 @@ def make_worker(settings: DecodeSettings, leader: Leader, site: Site) -> Worker:
             "auto, and INDEXER_PREFILL to what prompts are to be prefilled by"
         )
     what = Build(settings, DTYPES[dtype], prefill_token_budget(settings.checkpoint, where), keeps_fp8)
-    leader.prepare(partial(enter, site=site))
+    leader.prepare(partial(enter, resources=resources))
     memory = leader.do(partial(agree, what=what))
     leader.prepare(partial(claim, what=what, memory=memory))
     leader.prepare(partial(load, what=what, memory=memory))
-    worker = leader.do(put_together, wait_for_all=True)
+    worker = leader.do(assemble, wait_for_all=True)
     return worker if leader.rank.shard.ranks == 1 else ParallelWorker(leader)
 
 
-def enter(rank: Rank, site: Site) -> None:
+def enter(rank: Rank, resources: ServerResources) -> None:
     """Work: take the device, and a place in the server."""
     if rank.device.type == "cuda":
         torch.cuda.set_device(rank.device)
-    rank.held["site"] = site
+    rank.held["resources"] = resources
 
 
 def agree(rank: Rank, what: Build) -> MemoryBudget:
     """Work: the sizes of the pools that all ranks have room for, since a page is the same on each."""
-    site: Site = rank.held["site"]
+    resources: ServerResources = rank.held["resources"]
     weights = _weight_bytes(what, rank.shard)
-    own = memory_budget(what.settings, rank.device, weights, site.ledger, rank.shard.ranks * site.instance.of)
+    own = memory_budget(
+        what.settings, rank.device, weights, resources.ledger, rank.shard.ranks * resources.instance.of
+    )
     sizes = torch.tensor([own.host_bytes, own.device_bytes], dtype=torch.float64, device=rank.device)
     host_bytes, device_bytes = (-rank.group.max(-sizes)).tolist()
     return replace(own, host_bytes=int(host_bytes), device_bytes=int(device_bytes))
@@ -134,12 +136,12 @@ def agree(rank: Rank, what: Build) -> MemoryBudget:
 
 def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     """Work: claim the memory of everything, before any of it is allocated."""
-    site: Site = rank.held["site"]
+    resources: ServerResources = rank.held["resources"]
     shape_of_model, architecture = read_shape(what.checkpoint, what.settings, rank.shard)
     shape, cache_config = plan_cache(what.settings, shape_of_model, memory, what.dtype, what.budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
     size = _weight_bytes(what, rank.shard)
-    weights = site.weights_line(size, weights_key(rank.device, what.dtype, shard=rank.shard))
+    weights = resources.weights_line(size, weights_key(rank.device, what.dtype, shard=rank.shard))
     activations = forward_bytes(
         architecture, what.budget, memory.max_sequences, what.dtype.itemsize, rank.device.type == "cuda",
         shape.top_pages if what.settings.indexer_prefill == "kernels" else None,
@@ -149,9 +151,9 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     if not is_latent(what.checkpoint):
         may_page = what.settings.prefill_attention != "triton"
         inputs = prefill_inputs(rank.device, cache_config, bool(shape.windowed), may_page)
-    owner = site.owner("decode", rank.device, rank.shard.rank, rank.shard.ranks)
+    owner = resources.owner("decode", rank.device, rank.shard.rank, rank.shard.ranks)
     for plan in plan_memory(rank.device, shape.bytes(what.dtype), staging, weights, activations, inputs):
-        site.ledger.claim(owner, plan)
+        resources.ledger.claim(owner, plan)
 
 
 def load(rank: Rank, what: Build, memory: MemoryBudget) -> None:
@@ -163,13 +165,13 @@ def load(rank: Rank, what: Build, memory: MemoryBudget) -> None:
         rank.device,
         what.dtype,
         what.budget,
-        rank.held["site"],
+        rank.held["resources"],
         rank.group,
         what.keeps_fp8,
     )
 
 
-def put_together(rank: Rank) -> CacheWorker:
+def assemble(rank: Rank) -> CacheWorker:
     """Work: agree on kernels and, on CUDA, capture graphs, in which ranks exchange what they compute."""
     parts: Parts = rank.held.pop(PARTS)
     worker = worker_of_parts(parts, rank.group)

@@ -25,7 +25,7 @@ from hiscore.decoding.worker.step_runner import EagerRunner, StepRunner
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.models.decoder import Decoder
 from hiscore.models.deepseek.decoder import DsaDecoder
-from hiscore.models.site import Site
+from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.group import Alone, Group
 from hiscore.parallel.shard import WHOLE
 from hiscore.progress import no_progress
@@ -63,7 +63,7 @@ def load_parts(
     device: torch.device,
     dtype: torch.dtype,
     prefill_token_budget: int,
-    site: Site | None = None,
+    resources: ServerResources | None = None,
     group: Group | None = None,
     keeps_fp8: bool = False,
 ) -> Parts:
@@ -76,7 +76,7 @@ def load_parts(
         device: The device.
         dtype: Of weights, keys and values.
         prefill_token_budget: Tokens of one prefill forward at most.
-        site: Of the server's model; None: there is no server, and memory enough.
+        resources: What the model shares with its server; None: there is no server, and memory enough.
         group: The ranks that decode together; None: there is one.
         keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so.
 
@@ -88,7 +88,7 @@ def load_parts(
     staging = cache_config.staging_pages * STAGING_PAGE_SIZE
     staging_bytes = staging * staging_token_bytes(model_shape, dtype, shape.windowed)
     report_pools(shape, cache_config, shape.bytes(dtype), staging_bytes)
-    progress = site.progress if site else no_progress
+    progress = resources.progress if resources else no_progress
     if is_latent(checkpoint):
         fp8_indexer = settings.indexer_dtype == "fp8"
         latent = DsaDecoder(checkpoint, device, dtype, settings.max_context, fp8_indexer, keeps_fp8, group)
@@ -102,7 +102,9 @@ def load_parts(
         value_dim = latent.architecture.latent_rank
         return Parts(cache, cache_config, settings, latent.attention_shape, value_dim, make_latent)
     context = model_shape.context_length
-    grouped = Decoder(checkpoint, device, dtype, None, context, site.weights if site else None, group)
+    grouped = Decoder(
+        checkpoint, device, dtype, None, context, resources.weights if resources else None, group
+    )
     grouped.after_layer = progress
     cache = KVCache.allocate(shape, dtype, device)
     sizes = paged_sizes(cache_config)

@@ -25,7 +25,7 @@ from hiscore.decoding.worker.build import make_worker
 from hiscore.errors import to_request_error
 from hiscore.logs import configure_model
 from hiscore.models.facts import generation_context, read_facts
-from hiscore.models.site import Site
+from hiscore.models.server_resources import ServerResources
 from hiscore.models.support import has_tokenizer, read_eos_ids
 from hiscore.parallel.leader import lead
 from hiscore.parallel.start import devices_of, freeze, log_as, use
@@ -61,7 +61,7 @@ class TritonPythonModel:
         instance = instance_of(args, settings.cpu_instances)
         directory, device = server_directory(args), torch.device(instance.device)
         use(device, instance.of)
-        self.site = Site.in_server(directory, args["model_name"], instance=instance)
+        self.resources = ServerResources.in_server(directory, args["model_name"], instance=instance)
         tokenizer = load_tokenizer(checkpoint) if has_tokenizer(checkpoint) else None
         context = generation_context(checkpoint, settings.max_context)
         facts, eos_ids = read_facts(checkpoint, context), read_eos_ids(checkpoint)
@@ -74,7 +74,7 @@ class TritonPythonModel:
         labels = {"model": args["model_name"], "version": args["model_version"], "device": instance.name}
         self.leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
         self.leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
-        worker = make_worker(settings, self.leader, self.site)
+        worker = make_worker(settings, self.leader, self.resources)
         self.board = LoadBoard(directory, args["model_name"])
         self.sender = ResponseSender(
             partial(ReplyTo.send, streamed=True),
@@ -116,7 +116,7 @@ class TritonPythonModel:
         self.intake.close()
         self.engine.close()
         self.leader.close()
-        self.site.close()
+        self.resources.close()
         self.sender.close()
         self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit

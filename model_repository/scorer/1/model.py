@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hiscore.logs import configure_model
-from hiscore.models.site import Site
+from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.leader import lead
 from hiscore.parallel.start import devices_of, freeze, log_as, use
 from hiscore.parameters import one_row
@@ -54,7 +54,7 @@ class TritonPythonModel:
         instance = instance_of(args, settings.cpu_instances)
         directory, device = server_directory(args), torch.device(instance.device)
         use(device, instance.of)
-        self.site = Site.in_server(directory, args["model_name"], instance=instance)
+        self.resources = ServerResources.in_server(directory, args["model_name"], instance=instance)
         leader = lead(devices_of(device, settings.tensor_parallel, torch.cuda.device_count()))
         leader.prepare(partial(log_as, log_format=settings.log_format, model=args["model_name"]))
         self.scorer = make_scorer(
@@ -64,7 +64,7 @@ class TritonPythonModel:
             settings.max_batch_tokens,
             settings.query_cache_bytes,
             settings.max_context,
-            self.site,
+            self.resources,
             leader,
         )
         # The device tells the instances apart.
@@ -95,7 +95,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self.batcher.close()
         self.scorer.close()
-        self.site.close()
+        self.resources.close()
         self.exporter.close()
         gc.unfreeze()  # otherwise libraries report the frozen objects as leaks at exit
 

@@ -14,8 +14,8 @@ import torch
 from hiscore.layers.eight_bits import EightBits
 from hiscore.models import shared_weights
 from hiscore.models.decoder import Decoder, weights_key
+from hiscore.models.server_resources import ServerResources
 from hiscore.models.shared_weights import SharedWeights
-from hiscore.models.site import Site
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.scorer import Scorer
 from tests.support.scoring import score
@@ -36,9 +36,13 @@ def server(directory: Path, models: tuple[str, ...] = ("scorer", "decode")) -> P
 def test_mapped_weights_have_the_bits_of_loaded_ones(family: str, checkpoints: Any, tmp_path: Path) -> None:
     checkpoint, _ = checkpoints(family)
     call = [random_tokens(np.random.default_rng(0), 13, [1, 7, 20], VOCABULARY)]
-    sites = [Site(), *(Site(weights=SharedWeights(tmp_path)) for _ in range(2))]
+    alone_and_shared = [
+        ServerResources(),
+        *(ServerResources(weights=SharedWeights(tmp_path)) for _ in range(2)),
+    ]
     found = [
-        score(Scorer(checkpoint, "cpu", "float32", 64, 0, site=site), call, ScoreOptions()) for site in sites
+        score(Scorer(checkpoint, "cpu", "float32", 64, 0, resources=resources), call, ScoreOptions())
+        for resources in alone_and_shared
     ]
     for other in found[1:]:
         assert np.array_equal(found[0][0], other[0])
@@ -149,9 +153,9 @@ def test_only_models_with_the_same_weights_share(
     models: tuple[str, ...], shares: bool, tmp_path: Path
 ) -> None:
     """Alone, a model would only copy its weights."""
-    site = Site.in_server(server(tmp_path, models), "scorer")
-    assert site.weights.shares is shares
-    assert bool(site.weights_line(5, "key").shared) is shares
+    resources = ServerResources.in_server(server(tmp_path, models), "scorer")
+    assert resources.weights.shares is shares
+    assert bool(resources.weights_line(5, "key").shared) is shares
 
 
 def test_what_is_left_for_the_other_model_is_places_and_no_numbers(checkpoints: Any, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from hiscore.memory.plan import GIB, MemoryExceeded
 from hiscore.models.encoders.architecture import EncoderArchitecture
-from hiscore.models.site import Site
+from hiscore.models.server_resources import ServerResources
 from hiscore.scoring.pair_scorer import PairScorer, make_scorer, plan_pairs
 from hiscore.scoring.scorer import Scorer
 from tests.support import tiny_encoders, tiny_models
@@ -34,6 +34,6 @@ def test_a_checkpoint_gets_the_scorer_of_its_kind(encodes: bool, tmp_path: Path)
         tiny_encoders.make("bert", tmp_path)
     else:
         tiny_models.make("llama", tmp_path)
-    scorer = make_scorer(tmp_path, "cpu", "float32", 64, 0, None, Site())
+    scorer = make_scorer(tmp_path, "cpu", "float32", 64, 0, None, ServerResources())
     assert type(scorer) is (PairScorer if encodes else Scorer)
     assert scorer.facts.is_encoder == encodes

@@ -14,8 +14,8 @@ import torch
 from hiscore.memory.host import available_host_bytes
 from hiscore.models.config import read_architecture
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.models.server_resources import ServerResources
 from hiscore.models.sharding import of_rank, share_of
-from hiscore.models.site import Site
 from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.rank import RankError
@@ -188,10 +188,18 @@ def test_the_rank_that_is_named_is_one_that_has_no_room_beside_the_others(
         """Start with pools of a share of the free memory each; returns what has been claimed."""
         directory = tmp_path / str(share)
         directory.mkdir()
-        site = Site.in_server(directory, "scorer", server)
+        resources = ServerResources.in_server(directory, "scorer", server)
         pool = int(share * available_host_bytes())
         try:
-            Scorer(checkpoint, "cpu", "float32", BUDGET, query_cache_bytes=pool, leader=ranks, site=site)
+            Scorer(
+                checkpoint,
+                "cpu",
+                "float32",
+                BUDGET,
+                query_cache_bytes=pool,
+                leader=ranks,
+                resources=resources,
+            )
         finally:
             ledger = json.loads((directory / f"memory-{server}.json").read_text())
         claims: dict[str, int] = ledger["host"]["claims"]

@@ -9,7 +9,7 @@ import pytest
 
 from hiscore.decoding.interface.worker import Worker
 from hiscore.decoding.worker.build import make_worker
-from hiscore.models.site import Site
+from hiscore.models.server_resources import ServerResources
 from hiscore.parallel.leader import Ranks
 from hiscore.parallel.rank import RankError
 from hiscore.settings import DecodeSettings
@@ -32,7 +32,7 @@ def make(ranks: Ranks, path: Path, **settings: Any) -> Worker:
         "device_kv_bytes": 2**24,
         "selector": "quest",
     }
-    return make_worker(DecodeSettings(checkpoint=str(path), **sizes, **settings), ranks, Site())
+    return make_worker(DecodeSettings(checkpoint=str(path), **sizes, **settings), ranks, ServerResources())
 
 
 @pytest.mark.parametrize("lacking", [(), (0,), (1,), (0, 1)])

@@ -35,8 +35,8 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Site:
-    """By default that of a model that is alone.
+class ServerResources:
+    """The ledger of memory, the counter of progress and the weights; by default those of a model that is alone.
 
     Attributes:
         ledger: Where the models claim memory.
@@ -52,8 +52,8 @@ class Site:
     instance: Instance = Instance()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # On another rank it is the site of the same server, by a counter and maps of that process.
-        return (Site.in_server, self.place) if self.place else (Site, ())
+        # On another rank these are of the same server, by a counter and maps of that process.
+        return (ServerResources.in_server, self.place) if self.place else (ServerResources, ())
 
     def weights_line(self, size: int, key: str) -> MemoryLine:
         """The line of a memory plan for weights of some bytes, which other models may have under the same key."""
@@ -71,8 +71,8 @@ class Site:
     @classmethod
     def in_server(
         cls, directory: Path, model: str, server: int | None = None, instance: Instance = Instance()
-    ) -> "Site":
-        """The site of a server's model.
+    ) -> "ServerResources":
+        """What a model shares with its server.
 
         Args:
             directory: The server's own.
