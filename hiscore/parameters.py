@@ -59,7 +59,7 @@ def one_row(name: str, values: npt.NDArray[np.generic], dtype: npt.DTypeLike) ->
     """The only row of a tensor with Triton's leading batch dimension.
 
     Args:
-        name: Of the tensor, for messages.
+        name: What error messages call the tensor.
         values: [1, n].
         dtype: That it must have.
 
@@ -83,7 +83,7 @@ def check_ids(name: str, ids: Int32, vocab_size: int) -> None:
     """Check that every id is a row of the model's embedding, as those of added tokens are.
 
     Args:
-        name: Of the tensor, for messages.
+        name: What error messages call the tensor.
         ids: int32 [n].
         vocab_size: Rows of the embedding.
 

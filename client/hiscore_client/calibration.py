@@ -20,7 +20,7 @@ class Outcome:
     """One answered question.
 
     Attributes:
-        probabilities: Of its options.
+        probabilities: The probability of each of its options.
         answer: The number of the right one.
     """
 

@@ -71,7 +71,7 @@ class Connection:
         """Carry out a step and return its result.
 
         Args:
-            step: Of an operation.
+            step: What the operation yields: a call of Triton's, or a sleep.
             stream: For the steps of a stream.
 
         Raises:

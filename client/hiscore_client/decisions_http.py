@@ -14,7 +14,7 @@ def decide(url: str, request: dict[str, Any], api_key: str | None = None) -> dic
     """Answer the questions of a request.
 
     Args:
-        url: Of the API, such as ``http://localhost:8080``.
+        url: Where the API is, such as ``http://localhost:8080``.
         request: As `/v1/decisions` takes it.
         api_key: If the API asks for one.
 

@@ -20,9 +20,9 @@ class Chunk:
         logprobs: With the parameter ``logprobs``, the log-probability of each token.
         top_token_ids: With ``logprobs`` above 0, so many likely tokens in place of each, the likeliest first.
         top_logprobs: Their log-probabilities.
-        prompt_tokens: Of the call.
-        cached_tokens: Of these, those that came from a cache.
-        output_tokens: Of the generation so far.
+        prompt_tokens: Tokens of the call's prompt.
+        cached_tokens: How many of these came from a cache.
+        output_tokens: Tokens generated so far.
         matched_stop: In the last chunk, the stop string that ended the text.
     """
 

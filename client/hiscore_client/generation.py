@@ -104,8 +104,8 @@ class Generation:
         config: Settings of the client.
         prompt: Token ids, or text as UTF-8.
         parameters: Request parameters.
-        deadline: Of the whole stream.
-        request_id: Of the call.
+        deadline: When the whole stream must have ended.
+        request_id: Names the call in errors and in the server's log.
     """
 
     config: ClientConfig
@@ -161,7 +161,7 @@ def make_generation(
         prompt: Text or token ids.
         options: How to sample, and when to stop.
         timeout: Seconds for the whole stream; None: no limit.
-        request_id: Of the call.
+        request_id: Names the call in errors and in the server's log.
 
     Raises:
         InvalidRequest: An argument that cannot be sent.

@@ -25,7 +25,7 @@ class Tensor:
     """An input.
 
     Args:
-        name: Of the input.
+        name: The input's name in the model's configuration.
         datatype: Triton's name for it.
         shape: With the batch dimension, if the model has one.
         content: As the wire has it.
@@ -63,10 +63,10 @@ def make_request(
     Args:
         model: Its name.
         tensors: Its inputs.
-        parameters: Of the request.
-        request_id: Of the call.
+        parameters: The request's parameters, by name.
+        request_id: Names the call in errors and in the server's log.
         timeout: Seconds until the server may drop it; None: no limit.
-        priority: Of Triton's queue; 0: the model's default.
+        priority: Its level in Triton's queue, 1 the highest; 0: the model's default.
     """
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     for tensor in tensors:

@@ -39,7 +39,7 @@ def wait_ready(models: Sequence[str], deadline: Deadline, url: str) -> Operation
 
     Args:
         models: Their names.
-        deadline: Of the whole wait.
+        deadline: When to give up.
         url: For messages.
 
     Raises:

@@ -26,8 +26,8 @@ class ScoreCall:
         inputs: Builds the tensors of one chunk.
         labels: Columns of the scores; None for a classifier, which has its own labels.
         options: Options of the call.
-        deadline: Of the whole call.
-        request_id: Of the whole call.
+        deadline: When the whole call must have ended.
+        request_id: Names the whole call in errors and in the server's log.
     """
 
     config: ClientConfig
@@ -83,7 +83,7 @@ def text_call(
         label_token_ids: Labels as token ids, or None.
         options: Options of the call.
         timeout: Seconds for the whole call; None: no limit.
-        request_id: Of the call.
+        request_id: Names the call in errors and in the server's log.
 
     Raises:
         InvalidRequest: An argument that cannot be sent.
@@ -144,7 +144,7 @@ def ids_call(
         label_token_ids: Empty for a classifier.
         options: Options of the call.
         timeout: Seconds for the whole call; None: no limit.
-        request_id: Of the call.
+        request_id: Names the call in errors and in the server's log.
 
     Raises:
         InvalidRequest: An argument that cannot be sent.

@@ -26,7 +26,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int
     Args:
         receive: ASGI's.
         headers: The request's, by their names in lower case.
-        max_bytes: Of the body, before and after decompression.
+        max_bytes: The most that the body may have, before and after decompression.
         timeout_s: Seconds until it must be complete.
 
     Raises:
@@ -59,7 +59,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
     Args:
         body: Compressed.
         encoding: ``gzip`` or ``zstd``.
-        max_bytes: Of the result.
+        max_bytes: The most that the result may have.
 
     Raises:
         ApiError: The result is too large, or the body is not what its headers say.

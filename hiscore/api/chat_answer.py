@@ -101,7 +101,7 @@ class ChatAnswer:
     """One answer as it comes.
 
     Args:
-        index: Of the choice.
+        index: Which of the request's choices it is.
         reasoning: See `AnswerReader`.
         tools: See `AnswerReader`.
         parallel: Whether calls after the first are kept.

@@ -86,7 +86,7 @@ def as_template_knows(messages: Sequence[Message], knows_developers: bool) -> li
     """Messages as chat templates read them.
 
     Args:
-        messages: Of a request.
+        messages: Those of a request, validated.
         knows_developers: Whether the template knows the role; otherwise it is the system's, which it has replaced.
 
     Raises:

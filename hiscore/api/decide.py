@@ -32,7 +32,7 @@ class Distribution:
     """The answer to one question.
 
     Attributes:
-        probabilities: Of its options; they add up to 1.
+        probabilities: The probability of each of its options; they add up to 1.
         label_mass: The probability, over the whole vocabulary, that the model answers with one of the labels.
     """
 
@@ -62,8 +62,8 @@ class Decisions:
 
     Attributes:
         answers: One for each question.
-        prompt_tokens: Of all prompts, what they share counted once.
-        cached_tokens: Of these, those that came from a cache.
+        prompt_tokens: Tokens of all prompts, those that they share counted once.
+        cached_tokens: How many of these came from a cache.
     """
 
     answers: list[Distribution]
@@ -77,8 +77,8 @@ class Decider:
     Args:
         models: Where prompts are scored.
         prompter: Makes prompts; None: the model can answer no questions.
-        temperatures: Of calibrated answers.
-        max_characters: Of all questions together once their options are rotated.
+        temperatures: What logits of calibrated answers are divided by, for each kind of question.
+        max_characters: How many all questions may have together once their options are rotated.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Decider:
         Args:
             state: What they are about.
             questions: At least one.
-            request_id: Of the call.
+            request_id: Names the call in errors and in the server's log.
             rotate: Ask each choice once for every option that can be the first, and average.
             calibrated: Apply the temperatures.
 

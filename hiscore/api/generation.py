@@ -18,8 +18,8 @@ class Generations:
         models: Where they run.
         prompts: Texts or token ids.
         choices: For each prompt.
-        parameters: Of `decode`.
-        request_id: Of the request.
+        parameters: What `decode` takes beside the prompt, by name.
+        request_id: Names the request in errors and in the server's log.
         times: Where they are measured.
     """
 

@@ -72,7 +72,7 @@ class LogprobsReader:
         """Those of a chunk.
 
         Args:
-            chunk: Of `decode`.
+            chunk: What `decode` has just sent.
             offset: Characters of the text before it.
         """
         read = self.of_chat(chunk).content

@@ -58,8 +58,8 @@ class Models:
 
         Args:
             prompt: Text or token ids.
-            parameters: Of `decode`.
-            request_id: Of the call.
+            parameters: What `decode` takes beside the prompt, by name.
+            request_id: Names the call in errors and in the server's log.
         """
         try:
             chunks = self._client.generate(

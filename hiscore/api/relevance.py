@@ -31,9 +31,9 @@ class Ranking:
 
     Attributes:
         probabilities: One per document, from 0 to 1.
-        logits: Of these: log(p / (1 - p)).
-        prompt_tokens: Of all prompts, what they share counted once.
-        cached_tokens: Of these, those that came from a cache.
+        logits: log(p / (1 - p)) of each of these.
+        prompt_tokens: Tokens of all prompts, those that they share counted once.
+        cached_tokens: How many of these came from a cache.
         cut: Whether a document, or its query, was cut.
     """
 
@@ -84,7 +84,7 @@ class Ranker:
         Args:
             query: One for all, or one for each.
             documents: At least one.
-            request_id: Of the call.
+            request_id: Names the call in errors and in the server's log.
             instruction: What relevant means; None: the template's own.
             truncation: What may be cut.
 

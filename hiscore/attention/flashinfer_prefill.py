@@ -35,9 +35,9 @@ class PagedSizes:
 
     Attributes:
         page_size: Tokens in a page of the pool.
-        pages: Of the longest segment and its context.
-        max_rows: Of a forward.
-        max_segments: Of a forward.
+        pages: Pages of the longest segment and its context.
+        max_rows: Tokens of a forward at most.
+        max_segments: Segments of a forward at most.
     """
 
     page_size: int
@@ -50,10 +50,10 @@ class FlashInferAttention:
     """`Attention` over the forward that was planned last.
 
     Args:
-        shape: Of the model; see `why_not`.
+        shape: Heads and widths of the model's attention; see `why_not`.
         dtype: Of queries, keys and values.
         device: A GPU.
-        sizes: Of its forwards.
+        sizes: How large its forwards may become.
 
     Source: https://docs.flashinfer.ai/api/attention.html
     """
@@ -165,7 +165,7 @@ def why_not(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> 
     """Why these kernels cannot compute what our own can; empty: they can.
 
     Args:
-        shape: Of the model.
+        shape: Heads and widths of the model's attention.
         dtype: Of queries, keys and values.
         device: Where.
     """

@@ -36,8 +36,8 @@ class Grammar:
 
         Args:
             matcher: The library's, at the beginning of its text.
-            words: Of a mask.
-            name: Of the request's parameter.
+            words: int32 numbers in a mask, which has a bit for each token.
+            name: The request's parameter that holds the grammar, for error messages.
 
         Raises:
             RequestError: The grammar is malformed or too complex.

@@ -23,7 +23,7 @@ def launch(worker: Worker, schedule: Schedule, fail_only: FailOnly) -> list[InFl
 
     Args:
         worker: The device side.
-        schedule: Of the iteration.
+        schedule: What the scheduler has decided for this iteration.
         fail_only: Ends sequences whose launch fails.
 
     Returns:

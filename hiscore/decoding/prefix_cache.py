@@ -51,7 +51,7 @@ class PrefixCache:
 
     Args:
         host: The pool of the host.
-        windows: Of layers that keep a window only.
+        windows: Blocks in layers that keep a window only.
         cache_config: Tokens of a block, and whether anything is cached.
     """
 

@@ -38,7 +38,7 @@ class DecodeRequest:
         params: Validated.
         deadline: See `DecodeCall`.
         start_by: See `DecodeCall`.
-        shape: Of its responses.
+        shape: What its responses hold beyond text and ids.
         arrived: See `DecodeCall`.
     """
 

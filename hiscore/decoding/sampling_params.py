@@ -89,7 +89,7 @@ def parse_sampling_params(parameters: str, defaults: SamplingParams = NO_DEFAULT
 
     Args:
         parameters: A JSON object, or an empty string.
-        defaults: Of parameters that are not given.
+        defaults: Values of parameters that are not given.
 
     Raises:
         RequestError: An unknown parameter, a wrong type, or a value out of its bounds.

@@ -53,7 +53,7 @@ class DecodeCall:
         deadline: When it must have ended, in seconds of the monotonic clock.
         start_by: When it must have left the queue, on the same clock.
         arrived: When it came, on the same clock.
-        grammar: Of its text; None: any text.
+        grammar: What its text must match; None: any text.
         mask: The grammar's first.
     """
 

@@ -83,7 +83,7 @@ class WindowPool(HostPool):
 
         Args:
             names: Hashes of the sequence's first blocks.
-            blocks: Of a window.
+            blocks: How many make up a window.
         """
         longest = run = 0
         for end, name in enumerate(names, start=1):

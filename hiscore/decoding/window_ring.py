@@ -17,7 +17,7 @@ class SetAside:
 
     Attributes:
         number: Which of its sequence's blocks it is.
-        block: Of the pool.
+        block: Its number in the pool.
         turn: How often the pool had given that block out.
     """
 

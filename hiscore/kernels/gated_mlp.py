@@ -52,10 +52,10 @@ def tile_for(rows: int, inputs: int, outputs: int, multiprocessors: int) -> Tile
     With more inputs there is less to gain, and the last wave of cuBLAS leaves less of the GPU idle.
 
     Args:
-        rows: Of x.
+        rows: Rows of x.
         inputs: Columns of x.
-        outputs: Of each of gate and up.
-        multiprocessors: Of the device.
+        outputs: Columns of each of gate and up.
+        multiprocessors: How many the device has.
 
     Source: perf/results/h200/gated_product.json.
     """
@@ -108,7 +108,7 @@ def multiply(x: Tensor, weight: Tensor, gelu: int, tile: Tile, multiprocessors: 
         weight: [2 out, in], gate first.
         gelu: See `gemv.multiply`.
         tile: See `tile_for`.
-        multiprocessors: Of the device.
+        multiprocessors: How many the device has.
 
     Returns:
         [rows, out].

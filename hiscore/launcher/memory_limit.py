@@ -32,7 +32,7 @@ def limit_memory(pid: int, allowance: int) -> None:
     """Let a running process take so much more.
 
     Args:
-        pid: Of a process of this user.
+        pid: Id of a process of this user.
         allowance: In bytes; 0: `default_allowance`.
     """
     allowance = allowance or default_allowance(available_host_bytes())

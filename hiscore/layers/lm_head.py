@@ -71,7 +71,7 @@ class LMHead:
 
         Args:
             labels: int32 [labels], token ids; None: all rows of the head.
-            uploads: Of the batch.
+            uploads: Copies what the batch needs to the device.
 
         Returns:
             Of hidden, [R, hidden]: float32 [R, labels].
@@ -116,7 +116,7 @@ class LMHead:
 
         Args:
             groups: How many rows have the same labels, and int32 [labels] those; in order, of R rows together.
-            uploads: Of the batch.
+            uploads: Copies what the batch needs to the device.
 
         Returns:
             Of hidden, [R, hidden]: for each group float32 [rows, labels].
@@ -144,7 +144,7 @@ class LMHead:
         Args:
             rows: int64 [n].
             labels: int32 [n].
-            uploads: Of the batch.
+            uploads: Copies what the batch needs to the device.
 
         Returns:
             Of hidden, [R, hidden]: float32 [n].
@@ -163,7 +163,7 @@ class LMHead:
         Args:
             rows: int64 [n], ascending.
             labels: int32 [n].
-            uploads: Of the batch.
+            uploads: Copies what the batch needs to the device.
 
         Returns:
             Of hidden, [R, hidden]: float32 [n].

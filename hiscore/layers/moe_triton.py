@@ -41,7 +41,7 @@ def moe(w: Experts, h: Tensor, step: bool = False) -> Tensor:
     """Routed and shared experts, [T, hidden] to [T, hidden].
 
     Args:
-        w: Of the layer.
+        w: The layer's weights.
         h: [T, hidden].
         step: Whether it is a decode step.
     """
@@ -76,7 +76,7 @@ def expert_outputs(w: Experts, h: Tensor, chosen: Tensor, step: bool = False) ->
     """The output of each token's experts.
 
     Args:
-        w: Of the layer.
+        w: The layer's weights.
         h: [T, hidden].
         chosen: int64 [T, per_token].
         step: See `moe`.
@@ -114,9 +114,9 @@ def _sorted_pairs(w: Experts, chosen: Tensor, tile: Tile) -> tuple[Tensor, Tenso
     """Sort pairs of a token and an expert that is held; there must be some.
 
     Args:
-        w: Of the layer.
+        w: The layer's weights.
         chosen: int64 [T, per_token].
-        tile: Of the products.
+        tile: Block sizes of the products.
 
     Returns:
         int32 [pairs] and [tiles, 3]; see `kernels.experts.sort_pairs`.

@@ -24,7 +24,7 @@ def original_context(config: Any) -> int | None:
     """The longest sequence that longrope's short factors are for; longer ones have other frequencies throughout.
 
     Args:
-        config: Of transformers.
+        config: The checkpoint's config, as transformers reads it.
 
     Returns:
         None: no longrope.
@@ -58,7 +58,7 @@ class Rope:
         """Compute the tables.
 
         Args:
-            config: Of transformers, for rope_parameters.
+            config: The checkpoint's config, as transformers reads it, for its rope_parameters.
             kind: Key of rope_parameters where layers have different ones, else None.
             head_dim: Dimensions of a head, or of that part of it which has positions.
             device: Where the tables are kept.

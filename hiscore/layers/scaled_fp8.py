@@ -47,7 +47,7 @@ def multiply(x: Tensor, values: Tensor, scales: Scales) -> Tensor:
     Args:
         x: [rows, in].
         values: float8_e4m3fn [out, in].
-        scales: Of the weight.
+        scales: What the weight's values are multiplied by.
 
     Returns:
         [rows, out], in x's dtype.
@@ -69,7 +69,7 @@ def quantise(x: Tensor, columns: int, powers_of_two: bool) -> tuple[Tensor, Tens
 
     Args:
         x: [rows, width].
-        columns: Of a block; the last may be shorter.
+        columns: Columns of a block; the last may have fewer.
         powers_of_two: Whether scales are rounded up to the next.
 
     Returns:

@@ -7,9 +7,9 @@ def activation_bytes(a: Architecture, rows: int, number_bytes: int) -> int:
     """The most that is alive at once in the loop over layers: in attention, or in the MLP.
 
     Args:
-        a: Of the checkpoint.
-        rows: Of a forward.
-        number_bytes: Of an activation.
+        a: The checkpoint's architecture.
+        rows: Tokens of one forward.
+        number_bytes: Bytes of one number of an activation.
     """
     attended = a.heads * a.head_dim
     attention = attended + 2 * a.kv_heads * a.head_dim + attended + a.hidden_size
@@ -33,7 +33,7 @@ def head_bytes(a: Architecture, rows: int) -> int:
     """What the normaliser over the vocabulary takes: float32 logits of some rows, three times over.
 
     Args:
-        a: Of the checkpoint.
+        a: The checkpoint's architecture.
         rows: With logits at once.
     """
     return 0 if a.is_classifier else 3 * 4 * rows * a.vocab_size

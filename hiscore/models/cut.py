@@ -104,7 +104,7 @@ def expert_share(name: str, experts: int, shard: Shard) -> float | None:
 
     Args:
         name: As it is stored: of one expert, or of all together.
-        experts: Of a layer.
+        experts: How many a layer has.
         shard: The rank.
     """
     if found := EXPERT.search(name):

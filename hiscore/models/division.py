@@ -23,10 +23,10 @@ def undivided(
 
     Args:
         ranks: How many.
-        heads: Of queries.
+        heads: Heads of queries.
         kv_heads: Of keys and values: each rank has some of them, or one that others have, too.
-        intermediate_size: Of an MLP.
-        experts: Of a layer; None: it has none.
+        intermediate_size: Neurons of an MLP.
+        experts: How many a layer has; None: it has none.
         shared_width: Neurons of the shared experts together, where they are divided; None: there are none.
     """
     if heads % ranks:

@@ -16,7 +16,7 @@ def load_experts(read: CheckpointReader, layer: str, a: Architecture, held: slic
     """Load the router of a layer, and those of its experts that a rank holds.
 
     Args:
-        read: Of the checkpoint.
+        read: Reads the checkpoint's tensors.
         layer: The layer's name.
         a: What the config says.
         held: The experts.
@@ -62,11 +62,11 @@ def read_experts(
     """Read the weights of experts.
 
     Args:
-        read: Of the checkpoint.
-        prefix: Of their names.
+        read: Reads the checkpoint's tensors.
+        prefix: What their names begin with.
         shape: What the config says.
         hidden: Width of the residual stream.
-        names: Of the parts.
+        names: What the parts are called in the checkpoint.
         held: Which experts; None: all.
 
     Returns:

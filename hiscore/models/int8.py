@@ -44,7 +44,7 @@ def more_bytes(a: Architecture, number_bytes: int) -> int:
 
     Args:
         a: With the vocabulary of this rank.
-        number_bytes: Of a number of the model's dtype.
+        number_bytes: Bytes of one number in the model's dtype.
     """
     return a.vocab_size * a.hidden_size * number_bytes if a.tied_head else 0
 
@@ -56,8 +56,8 @@ class Folding:
         """Plan it.
 
         Args:
-            into: Of the layers' projections.
-            a: Of this rank.
+            into: The 8-bit format of the layers' projections; None: the model's dtype.
+            a: What this rank has of the checkpoint's architecture.
             design: For int8.
         """
         int8 = into is EightBits.INT8
@@ -88,7 +88,7 @@ class Folding:
 
         Args:
             name: The projection.
-            norm: Of its input.
+            norm: float32 [in]: the norm of its input; None: there is none to absorb.
         """
         into = None if name in self._kept else self._into
         if self._stream is None:

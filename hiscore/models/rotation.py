@@ -100,8 +100,8 @@ class Fold:
     Attributes:
         into: The format that it becomes; None: the model's dtype.
         norm: float32 [in].
-        inputs: Of what it reads.
-        outputs: Of what it writes, from `first_output` on.
+        inputs: The rotation of what it reads; None: it is not rotated.
+        outputs: The rotation of what it writes, from `first_output` on; None: it is not rotated.
     """
 
     into: EightBits | None = None

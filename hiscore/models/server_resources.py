@@ -78,7 +78,7 @@ class ServerResources:
             directory: The server's own.
             model: Its name.
             server: Its process id; None: this process is a child of it.
-            instance: Of the model.
+            instance: Which of the model's instances it is.
         """
         server = os.getppid() if server is None else server
         both = all((directory / "models" / name).is_dir() for name in SHARERS)

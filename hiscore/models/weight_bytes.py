@@ -35,7 +35,7 @@ def weight_bytes(
 
     Args:
         checkpoint: Directory with config.json and safetensors.
-        number_bytes: Of one number of the model's dtype.
+        number_bytes: Bytes of one number in the model's dtype.
         projections_in_fp8: Whether projections take one byte for each weight instead.
         share_of: How much of a tensor is loaded, by its name.
         in_int8: Whether a projection takes one byte for each weight whatever it is stored in, by its name.

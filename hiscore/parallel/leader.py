@@ -45,7 +45,7 @@ class Ranks(Leader):
         """Start the others and meet them.
 
         Args:
-            devices: Of the ranks, in order.
+            devices: One for each rank, in order.
             end: Called once if a rank is lost, when the others have been killed.
         """
         self._end, self._ending = end, threading.Lock()

@@ -89,7 +89,7 @@ def make_runner(
     Args:
         decoder: What it runs.
         slots: Tokens that its KV pool holds.
-        max_rows: Of one forward.
+        max_rows: Tokens of one forward at most.
         pools: Memory to use instead.
         paged_attention: Attention to use instead, on a GPU, if all keys and values are in pages of that pool.
     """

@@ -49,7 +49,7 @@ class AnswerLabels:
         """The labels of a question.
 
         Args:
-            kind: Of question.
+            kind: What kind of question it is.
             options: How many it has.
 
         Raises:

@@ -23,7 +23,7 @@ class ToolCall:
     """A function that the model wants to be called.
 
     Attributes:
-        name: Of the function.
+        name: The function's name.
         arguments: A JSON object.
     """
 

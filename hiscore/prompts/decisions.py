@@ -58,7 +58,7 @@ class DecisionPrompts:
 
     Attributes:
         prompts: The state, and the questions.
-        label_ids: Of each question, the tokens of its options.
+        label_ids: For each question, the tokens that stand for its options.
     """
 
     prompts: Prompts

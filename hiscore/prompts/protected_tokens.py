@@ -31,7 +31,7 @@ def rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
     The merges of BPE name their results, so its vocabulary stays as it is.
 
     Args:
-        model: Of tokenizer.json, changed in place.
+        model: The part `model` of tokenizer.json, changed in place.
         names: By what the tokens are.
     """
     kept = BYTE_TOKEN.fullmatch if model.get("byte_fallback") else lambda content: None
@@ -49,7 +49,7 @@ def ids_of_protected(tokenizer: Tokenizer, protected: Sequence[str], model: dict
     Args:
         tokenizer: In which they have secret names.
         protected: What they are.
-        model: Of tokenizer.json.
+        model: The part `model` of tokenizer.json.
     """
     found = {tokenizer.token_to_id(content): content for content in protected}
     ordinary = {model.get("unk_token")}

@@ -63,7 +63,7 @@ def cut_prompts(
     """Make prompts of texts that are cut as asked.
 
     Args:
-        maker: Of the prompts.
+        maker: Makes the prompts.
         queries: One per document.
         documents: As sent.
         instruction: As for `RerankPrompts.ids`.

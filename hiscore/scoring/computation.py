@@ -39,7 +39,7 @@ class Computation:
 
     Attributes:
         runner: Runs the forwards.
-        head: Of the checkpoint.
+        head: The checkpoint's LM head, or a classifier's.
         is_classifier: Whether the head is a classifier's.
         device: Where.
     """
@@ -79,7 +79,7 @@ def set_up(
     """Plan the memory of all ranks, load the checkpoint and, on CUDA, capture graphs.
 
     Args:
-        leader: Of the ranks.
+        leader: Has all ranks do what it is given.
         of: The checkpoint.
         cache_bytes: On each rank's device, for keys and values of cached queries; None: see `default_cache_bytes`.
         resources: What the model shares with its server.

@@ -42,11 +42,11 @@ def head_results(
     are the same to the bit in a call of its own.
 
     Args:
-        head: Of the checkpoint.
+        head: The checkpoint's LM head, or a classifier's.
         requests: The batch.
         is_classifier: Whether the head is a classifier's.
         places: int64 [R]: for each item of the requests, in order, its row of the hidden states.
-        uploads: Of the batch.
+        uploads: Copies what the batch needs to the device.
 
     Returns:
         Of hidden, [R, hidden], the last tokens' final states: each request is a member of one result.
@@ -89,7 +89,7 @@ class _Part:
     """Some results that are computed together.
 
     Attributes:
-        members: Of each result.
+        members: For each result, the indices of its requests.
         rows: Of the hidden states; None: all of them, in order.
         compute: The results, of the hidden states of these rows.
     """

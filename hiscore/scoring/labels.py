@@ -28,7 +28,7 @@ def check_label_inputs(
         limits: Bounds the number of labels.
         facts: Whether the model is a classifier.
         counts: As in `ScoreOptions.label_counts`.
-        items: Of the call.
+        items: How many the call has.
 
     Raises:
         RequestError: None or both of the two for a causal LM, any for a classifier, or too many labels.

@@ -38,7 +38,7 @@ def pool_sizes(a: Architecture, number_bytes: int, budget: int, query_cache_byte
 
     Args:
         a: Of the checkpoint; its context is the longest that is served.
-        number_bytes: Of a key's or value's numbers.
+        number_bytes: Bytes of one number of a key or value.
         budget: Tokens of a forward.
         query_cache_bytes: The pool, if that is more than the reserve.
     """
@@ -63,11 +63,11 @@ def plan_memory(
 
     Args:
         place: The device.
-        a: Of the checkpoint.
-        number_bytes: Of an activation, a key or a value.
+        a: The checkpoint's architecture.
+        number_bytes: Bytes of one number of an activation, a key or a value.
         weights: Their line.
         budget: Tokens of a forward.
-        pages: Of the pool.
+        pages: Pages of the pool of keys and values.
     """
     on_cuda = place.startswith("cuda")
     activations = activation_bytes(a, budget, number_bytes) + head_bytes(a, HEAD_ROWS)

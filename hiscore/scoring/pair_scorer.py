@@ -110,8 +110,8 @@ def plan_pairs(
 
     Args:
         place: The device.
-        a: Of the checkpoint.
-        number_bytes: Of an activation.
+        a: The checkpoint's architecture.
+        number_bytes: Bytes of one number of an activation.
         weights: Bytes.
         max_rows: Tokens of a forward.
     """

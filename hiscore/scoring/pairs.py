@@ -21,7 +21,7 @@ class PairRules:
 
     Attributes:
         token_types: Of the query's tokens and of the item's; a text without a query has the first.
-        first_position: Of a pair's first token.
+        first_position: Position of a pair's first token.
         uncounted_id: A token that is not counted in positions and has the one before the first; None: all count.
         reads_all: The head reads every row of a pair; otherwise the first.
     """

@@ -44,7 +44,7 @@ def grouped_by_query(
     """Prompts with items: those of one query together, or each by itself.
 
     Args:
-        prompts: Of the batch.
+        prompts: All prompts of the batch.
         together: Whether prompts of one query are packed as one.
         rotations: With these, the long items of a prompt are a prompt of their own.
     """

@@ -45,7 +45,7 @@ def scores_from_pairs(values: Float32, counts: Int64, columns: int, options: Sco
     Args:
         values: float32 [labels of all items].
         counts: int64 [items]: how many labels each has, at least one.
-        columns: Of the result.
+        columns: How many the result has.
         options: Softmax over an item's own labels, and its temperature.
 
     Returns:

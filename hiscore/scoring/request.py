@@ -94,7 +94,7 @@ class ScoreRequest:
         options: How logits become scores.
         is_canary: The launcher's health probe, which is not counted as work.
         label_counts: int64 [items]: how many of the labels are each item's own, in turn; None: they are shared.
-        columns: Of the scores where the labels are not shared.
+        columns: How many the scores have where the labels are not shared.
     """
 
     prompt: MultiItemPrompt

@@ -71,7 +71,7 @@ def check_labels(
         limits: Bounds the number of an item's labels.
         facts: Vocabulary size, and whether the model is a classifier.
         counts: As in `ScoreOptions.label_counts`.
-        items: Of the call.
+        items: How many the call has.
 
     Returns:
         The same ids.
@@ -112,8 +112,8 @@ def check_counts(
 
     Args:
         counts: As in `ScoreOptions.label_counts`.
-        items: Of the call.
-        labels: Of the call.
+        items: How many the call has.
+        labels: How many the call has.
         limits: Bounds the number of an item's labels.
         facts: Whether the model is a classifier.
 

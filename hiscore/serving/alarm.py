@@ -13,7 +13,7 @@ class Alarm:
 
         Args:
             ring: What is called. Must not raise.
-            name: Of the thread.
+            name: What the thread is called.
         """
         self._ring = ring
         self._at: float | None = None

@@ -28,7 +28,7 @@ class QueuedRequest(Generic[Job]):
         reply_to: Where the answer goes.
         deadline: When it is no longer worth starting, on the monotonic clock.
         since: When it arrived, on the monotonic clock.
-        cost: Of the whole job.
+        cost: What the whole job counts in a batch.
         done: How far the parts launched so far have come, see `Part`; None: nothing is left.
         launched: How many parts have been launched.
         answers: Those of the first parts.

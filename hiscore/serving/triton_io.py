@@ -126,7 +126,7 @@ def instance_of(args: dict[str, str], on_cpu: int) -> Instance:
     """Which of a model's instances this is.
 
     Args:
-        args: Of a model's ``initialize``.
+        args: What Triton gives a model's ``initialize``.
         on_cpu: CPU_INSTANCES.
     """
     if args["model_instance_kind"] != "CPU":

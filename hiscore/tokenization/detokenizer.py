@@ -56,7 +56,7 @@ class IncrementalDetokenizer:
     """The text of one sequence.
 
     Args:
-        factory: Of all sequences.
+        factory: What all sequences share.
         skip_special_tokens: They have no text.
     """
 

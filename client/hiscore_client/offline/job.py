@@ -24,7 +24,7 @@ class Task:
         temperature: As for `ScoreClient.score`.
         item_first: As for `ScoreClient.score`.
         rows_per_shard: Rows of one output file.
-        output_format: Of the output files.
+        output_format: The format of the output files.
 
     Raises:
         InvalidRequest: ``rows_per_shard`` is below 1.

@@ -102,7 +102,7 @@ def add_up(
     """Sum up the results of shards as they arrive.
 
     Args:
-        results: Of the shards, in any order.
+        results: What became of each shard, in any order.
         max_errors: Rows that may fail.
         on_progress: Called with the sum after each shard.
 

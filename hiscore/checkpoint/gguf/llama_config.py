@@ -33,7 +33,7 @@ def llama_config(metadata: Metadata, *, tied: bool) -> dict[str, Any]:
     """The content of config.json for `transformers.LlamaForCausalLM`.
 
     Args:
-        metadata: Of the GGUF file.
+        metadata: Keys and values at the head of the GGUF file.
         tied: The output head is the embedding matrix: the file has no tensor for the head.
 
     Raises:

@@ -33,7 +33,7 @@ def unpack(packed: Int64, sampling: SamplingBatch | None) -> dict[int, TokenLogp
 
     Args:
         packed: int64 [n]; if no row reports any, it may hold anything.
-        sampling: Of the rows.
+        sampling: How the rows were sampled, and which of them report any.
 
     Returns:
         By row.

@@ -52,7 +52,7 @@ class History:
     """Tokens of a sequence that the device has not counted.
 
     Attributes:
-        row: Of the batch.
+        row: The sequence's row in the batch.
         prompt: int32 [n].
         output: int32 [m]: what has been sampled so far.
     """

@@ -86,10 +86,10 @@ def forward_bytes(
     """The most that a prefill forward and the logits of a step take.
 
     Args:
-        a: Of the checkpoint.
-        prefill_rows: Of a forward.
-        step_rows: Of a step.
-        number_bytes: Of an activation.
+        a: The checkpoint's architecture.
+        prefill_rows: Tokens of a prefill forward at most.
+        step_rows: Sequences of a step at most.
+        number_bytes: Bytes of one number of an activation.
         on_cuda: Whether the device is a GPU.
         kernels_top_k: Tokens that a row selects, where a prefill with an indexer is by kernels.
     """

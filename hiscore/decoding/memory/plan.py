@@ -32,7 +32,7 @@ def memory_budget(
     """The sizes of the pools: what the settings say, or a share of what is free.
 
     Args:
-        settings: Of the cache.
+        settings: What the cache is set to: selector, sizes, offload.
         device: Where decode computes.
         weights: Their bytes: of what they leave of the device, the pools take at most half.
         ledger: Where the models of the server claim memory.
@@ -110,11 +110,11 @@ def plan_memory(
 
     Args:
         device: Where it computes.
-        sizes: Of the cache's tensors, in bytes.
+        sizes: Bytes of each of the cache's tensors, by name.
         staging: Bytes of the staging pool.
         weights: Their line.
         activations: Bytes of a prefill forward and of a step's logits.
-        inputs: Of a prefill forward.
+        inputs: Bytes of what a prefill forward is given.
     """
     pool = MemoryLine("keys and values on the host", sizes["host_kv"], ("HOST_KV_BYTES",))
     counted = ("host_kv", "exchange", "dense_kv", "window_kv", *BUFFERS, *INDEX)

@@ -35,9 +35,9 @@ def pools_of(shape: CacheShape, cache_config: CacheConfig, sizes: dict[str, int]
     """The pools that there are.
 
     Args:
-        shape: Of the cache.
+        shape: The shapes of the cache's tensors.
         cache_config: As the scheduler plans with it.
-        sizes: Of the cache's tensors, in bytes.
+        sizes: Bytes of each of the cache's tensors, by name.
         staging: Bytes of the staging pool.
     """
     config, max_pages = cache_config, shape.max_pages

@@ -35,9 +35,9 @@ class GroupedModel:
         Args:
             decoder: The model.
             cache: Its keys and values.
-            staging_tokens: Of a staging pool of its own.
+            staging_tokens: Tokens that a staging pool of its own holds.
             cache_config: Sizes of a prefill forward.
-            paged_attention: Of prompts; None: by our own kernel.
+            paged_attention: How prompts attend; None: by our own kernel.
         """
         a = decoder.architecture
         self.cache = cache

@@ -31,7 +31,7 @@ class LatentModel:
 
         Args:
             decoder: The model.
-            cache: Of its rows and index keys.
+            cache: Where its rows and index keys are kept.
             staging_tokens: Tokens of all prompts in prefill.
             by_kernels: See INDEXER_PREFILL; decode steps follow the device.
         """

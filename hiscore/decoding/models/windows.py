@@ -27,7 +27,7 @@ def keep_windows(ops: CacheOps, shape: CacheShape, chunks: list[PrefillChunk], d
 
     Args:
         ops: Launches the copy.
-        shape: Of the cache.
+        shape: The shapes of the cache's tensors.
         chunks: All parts of the prefill, in the order of its rows.
         device: Of the cache.
     """

@@ -92,7 +92,7 @@ def grow(cache: KVCache, growths: Sequence[Growth]) -> None:
 
     Args:
         cache: Updated in place.
-        growths: Of different sequences.
+        growths: At most one for each sequence.
     """
     device = cache.host_block_table.device
     host = _table_entries((each.seq_index, each.start, each.host_pages) for each in growths)

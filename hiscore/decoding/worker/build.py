@@ -52,7 +52,7 @@ class Build:
     """What is built on each rank.
 
     Attributes:
-        settings: Of the model.
+        settings: What the model is set to.
         dtype: Of weights, keys and values.
         budget: Tokens of one prefill forward at most.
         keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so.
@@ -73,8 +73,8 @@ def make_worker(settings: DecodeSettings, leader: Leader, resources: ServerResou
     """Plan the memory, load the checkpoint and allocate the pools, on each rank.
 
     Args:
-        settings: Of the model.
-        leader: Of the ranks.
+        settings: What the model is set to.
+        leader: Has all ranks do what it is given.
         resources: What the model shares with its server.
 
     Raises:

@@ -41,8 +41,8 @@ class Parts:
     Attributes:
         cache: Keys and values.
         cache_config: What the scheduler plans with.
-        settings: Of the cache.
-        attention: Of the model.
+        settings: What the cache is set to: selector, sizes, offload.
+        attention: Heads and widths of the model's attention.
         value_dim: See `CacheOps`.
         make_model: What decodes, by the weights of this rank; ranks may exchange something.
     """
@@ -138,7 +138,7 @@ def agree_on(
     Args:
         paged_attention: What this rank can use.
         group: The ranks.
-        device: Of this one.
+        device: Where this rank computes.
     """
     shard = group.shard
     lacking = torch.zeros(shard.ranks, device=device)

@@ -23,7 +23,7 @@ class Restores:
     """The copies that have been launched, by the index of their sequence: at most one each.
 
     Args:
-        queues: Of the device.
+        queues: The device's queues.
         queue: Where they run.
     """
 

@@ -75,9 +75,9 @@ class SamplingGraphs:
         """Sample the tokens of the step that was launched last, and feed them to the next.
 
         Args:
-            rows: Of the step's graph, padding included.
+            rows: Rows of the step's graph, padding included.
             seq_indices: int32 [R].
-            sampling: Of R rows.
+            sampling: How to sample each of the R rows.
 
         Returns:
             `StepOutputs.readback`.

@@ -120,7 +120,7 @@ class StepRunner(Protocol):
 
         Args:
             seq_indices: int32 [R]: as that step.
-            sampling: Of R rows; it `fits_graph`.
+            sampling: How to sample each of the R rows; it `fits_graph`.
 
         Returns:
             `StepOutputs.readback`; None: this runner launches nothing at once.

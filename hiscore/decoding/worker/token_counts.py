@@ -21,8 +21,8 @@ class TokenCounts:
 
     Args:
         max_sequences: Sequences that run at once.
-        device: Of the logits.
-        vocabulary: Of the logits; 0: not known yet.
+        device: Where the logits are.
+        vocabulary: Columns of the logits; 0: not known yet.
     """
 
     def __init__(self, max_sequences: int, device: torch.device, vocabulary: int = 0) -> None:
@@ -49,7 +49,7 @@ class TokenCounts:
 
         Args:
             logits: float32 [R, V].
-            penalties: Of P rows.
+            penalties: Those of P of the rows.
             seq_indices: int32 [R].
         """
         device = logits.device
@@ -69,7 +69,7 @@ class TokenCounts:
 
         Args:
             ids: int64 [R].
-            penalties: Of P rows.
+            penalties: Those of P of the rows.
             seq_indices: int32 [R].
         """
         rows, counted = (

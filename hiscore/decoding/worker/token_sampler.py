@@ -37,8 +37,8 @@ class TokenSampler:
 
     Args:
         max_sequences: Sequences that run at once.
-        device: Of the logits.
-        counts: Of their tokens, if others count there too.
+        device: Where the logits are.
+        counts: How often each token has occurred, if others count there too; None: its own.
     """
 
     def __init__(self, max_sequences: int, device: torch.device, counts: TokenCounts | None = None) -> None:
@@ -52,7 +52,7 @@ class TokenSampler:
         Args:
             logits: float32 [R, V].
             seq_indices: int32 [R].
-            sampling: Of R rows.
+            sampling: How to sample each of the R rows.
         """
         failures: dict[int, Exception] = {}
         reporting = [int(row) for row in sampling.logprob_rows]

@@ -92,11 +92,11 @@ def attend(
     The shapes of a row's products and sums depend on its position alone: tiles are filled up with zeros.
 
     Args:
-        new: Of the forward's rows.
+        new: Queries and cache rows of the forward's rows.
         seen: The sequences' tokens.
         sequences: In their order.
         heads: Those that `seen` is of.
-        scale: Of q k^T.
+        scale: What q k^T is multiplied by.
         out: [T, heads, value_dim], of all heads; written for these.
     """
     wide, begin = at_least_float32(out.dtype), 0

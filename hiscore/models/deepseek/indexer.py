@@ -31,7 +31,7 @@ def index_query(
     """Compute the index queries of new rows.
 
     Args:
-        w: Of the layer.
+        w: The layer's weights.
         a: Sizes.
         h: [T, hidden], the layer's normalised input.
         q_low: [T, q_rank], the low-rank query of attention.
@@ -52,7 +52,7 @@ def index_key(w: IndexerWeights, a: Indexer, h: Tensor, cos: Tensor, sin: Tensor
     """Compute the index keys of new rows, which the cache keeps.
 
     Args:
-        w: Of the layer.
+        w: The layer's weights.
         a: Sizes.
         h: [T, hidden], the layer's normalised input.
         cos, sin: [T, rope_dim / 2].
@@ -69,7 +69,7 @@ def index_scores(query: IndexQuery, keys: Tensor) -> Tensor:
     """Score N keys for each of T rows.
 
     Args:
-        query: Of T rows.
+        query: Index queries of T rows.
         keys: [N, head_dim] if the rows share them, else [T, N, head_dim]; in fp8 bytes.
 
     Returns:

@@ -55,7 +55,7 @@ class LatentCache(Protocol):
 
         Args:
             layer: Index among all layers.
-            w: Of the layer.
+            w: The layer's weights.
             new: Queries of all rows, which have been kept.
 
         Returns:
@@ -113,7 +113,7 @@ class StagedLatents:
             device: Of the pool.
             dtype: Of the pool.
             top_k: Tokens selected for a row; None: as many as the checkpoint says.
-            max_elements: Of one temporary tensor.
+            max_elements: Elements of one temporary tensor at most.
             expands: False: rows that attend to all tokens do so by `attend` as well, to compare both ways.
         """
         self._a, self._device, self._max_elements, self._expands = a, device, max_elements, expands

@@ -38,7 +38,7 @@ def project(w: MlaWeights, a: DsaArchitecture, h: Tensor, cos: Tensor, sin: Tens
     """Compute the queries and cache rows of new tokens.
 
     Args:
-        w: Of the layer.
+        w: The layer's weights.
         a: Sizes.
         h: [T, hidden], the layer's normalised input.
         cos, sin: [T, rope_dim / 2].
@@ -74,7 +74,7 @@ def attend_latents(q: Tensor, rows: Tensor, hidden: Tensor, scale: float, latent
         q: [T, heads, row_dim].
         rows: [N, row_dim] if the queries share them, else [T, N, row_dim].
         hidden: bool [T, N]: the rows that a query does not see. It must see at least one.
-        scale: Of q rows^T.
+        scale: What q rows^T is multiplied by.
         latent_rank: How many of a row's numbers are the latent.
 
     Returns:

@@ -30,7 +30,7 @@ class Pass:
     """Rows that are scored and selected for at once.
 
     Attributes:
-        rows: Of the rows that select.
+        rows: Which of the rows that select these are.
         width: Tokens that the longest of them sees.
         tiles: int64 [tiles, 5], see `kernels.indexer_prefill.score_tiles`.
     """
@@ -106,7 +106,7 @@ def plan_full(sequences: list[NewRows], begins: list[int], rows: int) -> Int32:
     Args:
         sequences: Their rows, in order.
         begins: Where each one's rows begin in the forward.
-        rows: Of a tile at most.
+        rows: Rows of a tile at most.
 
     Returns:
         int32 [tiles, 4], see `kernels.full_attention.attend_full`.

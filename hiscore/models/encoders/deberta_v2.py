@@ -38,7 +38,7 @@ def relative_rows(config: Any) -> Tensor:
     """For every distance from query to key, the row of the table of relative positions that it has.
 
     Args:
-        config: Of transformers.
+        config: The checkpoint's config, as transformers reads it.
 
     Returns:
         int32 [2 context - 1]: of the distances from 1 - context to context - 1.

@@ -11,7 +11,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
     Args:
         words: int32 [..., n].
-        bits: Of an integer; divides 32.
+        bits: Bits of an integer; divides 32.
 
     Returns:
         int32 [..., n 32 / bits].
@@ -31,7 +31,7 @@ def scale(
         values: [out, in].
         scales: One number, [out] or [out, 1], or a grid with a scale for each block of `values`; the grid's last
             blocks may be cut by the edges.
-        zeros: Of the same shape as `scales`.
+        zeros: In the same shape as `scales`.
         block: Rows and columns of a block; None: the grid divides `values` evenly.
 
     Raises:
@@ -52,7 +52,7 @@ def scales_of_rows(scales: Tensor, shape: torch.Size, block: tuple[int, int] | N
 
     Args:
         scales: See `scale`.
-        shape: Of the weight, [out, in].
+        shape: [out, in] of the weight.
         block: See `scale`.
 
     Returns:
