@@ -11,8 +11,8 @@ import numpy as np
 
 from hiscore.arrays import Int32, Int64
 from hiscore.attention.metadata import Forward, Group
+from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.packed_prompt import PackedPrompt
-from hiscore.scoring.rotations import Rotations
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class BatchRows:
     read_items: Int64
 
     @classmethod
-    def of(cls, packed: Sequence[PackedPrompt], rotations: Rotations | None = None) -> "BatchRows":
+    def of(cls, packed: Sequence[PackedPrompt], longrope: LongropeTables | None = None) -> "BatchRows":
         """The rows of at least one prompt, whose slots are set."""
         items = [p.prompt.item_lengths for p in packed]
         counts = np.array([len(lengths) for lengths in items])
@@ -62,8 +62,8 @@ class BatchRows:
         read = np.where(own > 0, ends[is_item], (begins + queries).repeat(counts)) - 1
         positions = (np.arange(int(ends[-1])) - origins.repeat(computed)).astype(np.int32)
         angles = None
-        if rotations is not None:
-            tables = np.array([rotations.second if p.prompt.is_long else 0 for p in packed], np.int32)
+        if longrope is not None:
+            tables = np.array([longrope.second if p.prompt.is_long else 0 for p in packed], np.int32)
             angles = positions + tables.repeat(counts + 1).repeat(computed)
         return cls(
             tokens=np.concatenate([p.prompt.tokens[p.cached :] for p in packed]),

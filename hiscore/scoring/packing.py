@@ -23,11 +23,11 @@ from itertools import pairwise
 
 from hiscore.attention.metadata import Forward, Group
 from hiscore.scoring.batch_rows import BatchRows
+from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.packed_prompt import Allocation, PackedPrompt
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache, QueryKey
 from hiscore.scoring.query_groups import QueryGroup, grouped_by_query
 from hiscore.scoring.request import MultiItemPrompt
-from hiscore.scoring.rotations import Rotations
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,10 @@ class Batch:
 
 
 def pack(
-    prompts: Sequence[MultiItemPrompt], budget: int, cache: PrefixCache, rotations: Rotations | None = None
+    prompts: Sequence[MultiItemPrompt],
+    budget: int,
+    cache: PrefixCache,
+    longrope: LongropeTables | None = None,
 ) -> Batch:
     """Pack prompts into forwards. A prompt without items costs nothing: no row of it would be read.
 
@@ -47,7 +50,7 @@ def pack(
         prompts: In the order of the batch.
         budget: Tokens per forward, at most; at least a page.
         cache: Holds cached queries, and what prompts keep from one forward to the next.
-        rotations: Of longrope beyond the original context; None: all prompts are rotated alike.
+        longrope: Its tables beyond the original context; None: all prompts are rotated alike.
 
     Raises:
         PoolExhausted: What a prompt keeps does not fit the pool.
@@ -56,7 +59,7 @@ def pack(
     if budget < PAGE:
         raise ValueError(f"a forward of {budget} tokens is smaller than a page, {PAGE}")
     try:
-        groups = grouped_by_query(prompts, cache.caching, rotations)
+        groups = grouped_by_query(prompts, cache.caching, longrope)
         cache.begin_batch(*_claims(groups, budget, cache))
         packed, cached = _place(groups, len(prompts), cache)
         ends = _cut(packed, budget)
@@ -65,7 +68,7 @@ def pack(
         cache.end_batch()
     if not packed:
         return Batch((), cached)
-    rows = BatchRows.of(packed, rotations)
+    rows = BatchRows.of(packed, longrope)
     forwards = []
     remaining = deque(packed)
     for begin, end in pairwise([0, *ends]):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hiscore.arrays import Int64
+from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.request import MultiItemPrompt
-from hiscore.scoring.rotations import Rotations
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,23 @@ class QueryGroup:
 
 
 def grouped_by_query(
-    prompts: Sequence[MultiItemPrompt], together: bool, rotations: Rotations | None = None
+    prompts: Sequence[MultiItemPrompt], together: bool, longrope: LongropeTables | None = None
 ) -> list[QueryGroup]:
     """Prompts with items: those of one query together, or each by itself.
 
     Args:
         prompts: All prompts of the batch.
         together: Whether prompts of one query are packed as one.
-        rotations: With these, the long items of a prompt are a prompt of their own.
+        longrope: With its tables, the long items of a prompt are a prompt of their own.
     """
     pieces: list[tuple[int, MultiItemPrompt, Int64]] = []
     first = 0
     for i, prompt in enumerate(prompts):
         if items := len(prompt.item_lengths):
-            if rotations is None:
+            if longrope is None:
                 pieces.append((i, prompt, np.arange(first, first + items)))
             else:
-                pieces += ((i, piece, first + chosen) for piece, chosen in rotations.apart(prompt))
+                pieces += ((i, piece, first + chosen) for piece, chosen in longrope.apart(prompt))
             first += items
     groups: dict[bytes | int, list[tuple[int, MultiItemPrompt, Int64]]] = {}
     for place, piece in enumerate(pieces):

@@ -21,7 +21,7 @@ class MultiItemPrompt:
         query_length: Tokens of the query; 0 for an empty one.
         item_lengths: int64 [items]: tokens of each item; 0 for an empty one.
         first_text: Of pairs (`scoring.pairs`), how many tokens of every item are the query's.
-        is_long: Of longrope, whether each item with the query is longer than the original context (`rotations`).
+        is_long: With longrope, whether each item with the query is longer than the original context (`longrope`).
     """
 
     tokens: Int32

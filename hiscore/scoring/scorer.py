@@ -20,12 +20,12 @@ from hiscore.prefill.runner import ForwardRunner
 from hiscore.scoring.batch_plan import ScoringPlan
 from hiscore.scoring.computation import PLACE, Checkpoint, Computation, compute, set_up
 from hiscore.scoring.head_results import own_counts
+from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.packing import Batch, pack
 from hiscore.scoring.precision import dtype_of, pick_dtype, use_device, warn_if_slow
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
 from hiscore.scoring.readout import scores_from_head, scores_from_pairs
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
-from hiscore.scoring.rotations import Rotations
 
 log = logging.getLogger(__name__)
 
@@ -155,9 +155,9 @@ class Scorer:
         of = Checkpoint(checkpoint, dtype, max_context, max_batch_tokens)
         self._computation, pool = set_up(self._leader, of, query_cache_bytes, resources or ServerResources())
         self._budget = max_batch_tokens
-        self._rotations: Rotations | None = None
+        self._longrope: LongropeTables | None = None
         if a.original_context is not None:
-            self._rotations = Rotations(a.original_context, second=a.context_length)
+            self._longrope = LongropeTables(a.original_context, second=a.context_length)
         self._prefix_cache = PrefixCache(pool.pages, pool.reserve, caching=query_cache_bytes != 0)
         ranks = self._leader.rank.shard.ranks
         log.info(
@@ -208,10 +208,10 @@ class Scorer:
 
     def prompt(self, prompt: MultiItemPrompt) -> MultiItemPrompt:
         """What is computed for a validated prompt."""
-        return prompt if self._rotations is None else self._rotations.of(prompt)
+        return prompt if self._longrope is None else self._longrope.of(prompt)
 
     def _pack(self, prompts: Sequence[MultiItemPrompt]) -> Batch:
-        return pack(prompts, self._budget, self._prefix_cache, self._rotations)
+        return pack(prompts, self._budget, self._prefix_cache, self._longrope)
 
     def _launch(self, requests: Sequence[ScoreRequest], batch: Batch) -> PendingScores:
         work = partial(compute, forwards=batch.forwards, requests=requests)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from hiscore.models.facts import generation_context, read_facts
+from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.options import ScoreOptions
 from hiscore.scoring.prefix_cache import QueryKey
 from hiscore.scoring.request import ScoreRequest
-from hiscore.scoring.rotations import Rotations
 from hiscore.scoring.scorer import Scorer
 from tests.support.decoding import build
 from tests.support.longrope import LONGEST, ORIGINAL, both_sides, make_longrope
@@ -76,8 +76,8 @@ def test_control_one_table_for_all_fails(
     rotated: str, checkpoint: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 0)
-    wrong = Rotations(10 * LONGEST if rotated == "all as if short" else -1, LONGEST)
-    monkeypatch.setattr(scorer, "_rotations", wrong)
+    wrong = LongropeTables(10 * LONGEST if rotated == "all as if short" else -1, LONGEST)
+    monkeypatch.setattr(scorer, "_longrope", wrong)
     with pytest.raises(AssertionError):
         check(scorer, truth, both_sides())
 
@@ -121,7 +121,7 @@ def test_what_a_long_prompt_costs_knows_its_cached_query(checkpoint: Path) -> No
 
 def test_a_context_within_the_original_one_has_one_table(checkpoint: Path, truth: Truth) -> None:
     scorer = Scorer(checkpoint, "cpu", "float32", 2_048, 0, max_context=ORIGINAL)
-    assert scorer._rotations is None
+    assert scorer._longrope is None
     assert len(scorer.runner._decoder._ropes[0].cos) == ORIGINAL
     check(scorer, truth, both_sides()[:1])
 

@@ -74,18 +74,18 @@ def test_scores_equal_transformers_one_at_a_time(family: str, labels: int | None
                     assert scores.shape == (0, labels or len(LABELS))
 
 
-def plain_causal(calls, budget: int, pages, rotations) -> Batch:
+def plain_causal(calls, budget: int, pages, longrope) -> Batch:
     """Plain causal attention over the packed sequence: a token sees everything before it."""
-    (forward,) = pack(calls, budget, pages, rotations).forwards
+    (forward,) = pack(calls, budget, pages, longrope).forwards
     rows = len(forward.input_ids)
     everything = Group(0, rows, np.empty(0, np.int64), slice(0, 0))
     edges = np.array([0, rows], np.int32)
     return Batch((replace(forward, cu_seqlens=edges, groups=(everything,)),), (0,) * len(calls))
 
 
-def restarted_positions(calls, budget: int, pages, rotations) -> Batch:
+def restarted_positions(calls, budget: int, pages, longrope) -> Batch:
     """Positions that continue through the packed sequence instead of from the query."""
-    (forward,) = pack(calls, budget, pages, rotations).forwards
+    (forward,) = pack(calls, budget, pages, longrope).forwards
     positions = np.arange(len(forward.input_ids), dtype=np.int32)
     return Batch((replace(forward, positions=positions),), (0,) * len(calls))
 

@@ -45,9 +45,9 @@ def test_scores_under_load_are_those_alone(family: str, checkpoints) -> None:
         np.testing.assert_allclose(scores, truth, atol=INVARIANCE, rtol=0)
 
 
-def neighbours_rows(prompts, budget: int, pages, rotations) -> Batch:
+def neighbours_rows(prompts, budget: int, pages, longrope) -> Batch:
     """The rows of a batch with several segments, read one row further."""
-    batch = pack(prompts, budget, pages, rotations)
+    batch = pack(prompts, budget, pages, longrope)
     return replace(
         batch,
         forwards=tuple(

@@ -16,7 +16,7 @@ from hiscore.scoring.request import MultiItemPrompt
 
 
 @dataclass(frozen=True)
-class Rotations:
+class LongropeTables:
     """The two tables of longrope.
 
     Attributes:
