@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 # The library's own limits on items, states and sizes. Fuel is counted work, so that every machine refuses the same
 # input: about 20 ms to build a lexer, and 15 ms for a mask.
 LIMITS = {"initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "verbose_errors": False}
+# Where llguidance says what is wrong with a regular expression, some lines after that something is.
+REASON = "error: "
 MAX_MESSAGE = 200
 
 
@@ -131,8 +133,12 @@ class GrammarCompiler:
 
 
 def _shortened(message: str) -> str:
-    """The first line of a message, up to a limit; of a limit that the library found by itself, that it is one."""
-    line = message.strip().splitlines()[0] if message.strip() else "not a valid grammar"
+    """The first line of a message and its reason, up to a limit; that a limit was met, if the library met it."""
+    line, *others = message.strip().splitlines() or ["not a valid grammar"]
     if line.startswith("panic"):
         return "too large or too complex"
-    return line if len(line) <= MAX_MESSAGE else line[:MAX_MESSAGE] + "..."
+    why = next((f" {each.removeprefix(REASON)}" for each in others if each.startswith(REASON)), "")[
+        :MAX_MESSAGE
+    ]
+    room = MAX_MESSAGE - len(why)
+    return (line if len(line) <= room else line[:room] + "...") + why

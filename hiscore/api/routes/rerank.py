@@ -1,7 +1,7 @@
 """Reranking in the bodies of Cohere, Jina, vLLM and SGLang: ``/v1/rerank``, ``/v2/rerank`` and ``/rerank``."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -34,6 +34,7 @@ class RerankRequest(Request):
     max_tokens_per_query: Count | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     max_chunks_per_doc: Ignored = None
+    rank_fields: list[Literal["text"]] | None = None
 
 
 class Result(msgspec.Struct, omit_defaults=True):

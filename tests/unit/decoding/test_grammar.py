@@ -154,7 +154,9 @@ def test_without_a_grammar_there_is_none(tokenizer: TextTokenizer) -> None:
         ({"json_schema": "{"}, "parameter 'json_schema': "),
         ({"json_schema": '{"type": "thing"}'}, "parameter 'json_schema': .*thing"),
         ({"json_schema": '{"type": "string", "not": {"const": "a"}}'}, "parameter 'json_schema': .*not"),
-        ({"regex": "(a"}, "parameter 'regex': "),
+        ({"regex": "(a"}, "parameter 'regex': .*unclosed group"),
+        ({"regex": "(?=a)" + "b" * 1_000}, "parameter 'regex': .*look-ahead .* not supported"),
+        ({"json_schema": '{"type": "string", "pattern": "^(?!a)b"}'}, "'json_schema': .*not supported"),
         ({"ebnf": "root ::= missing"}, "parameter 'ebnf': .*missing"),
     ],
 )

@@ -87,6 +87,15 @@ def test_top_n_and_documents_back(ranked: TestClient) -> None:
     assert len(post(ranked, "/rerank", {**texts, "top_n": 3})) == 3
 
 
+def test_objects_are_ranked_by_their_texts(ranked: TestClient) -> None:
+    body = {"query": "q", "documents": [{"text": text, "title": "t"} for text in DOCUMENTS]}
+    answer = post(ranked, "/v1/rerank", {**body, "rank_fields": ["text"]})
+    assert answer["results"] == post(ranked, "/v1/rerank", body)["results"]
+    # By other fields they are not.
+    reply = ranked.post("/v1/rerank", json={**body, "rank_fields": ["title", "text"]})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "rank_fields[0]")
+
+
 def test_usage_is_in_the_places_that_clients_look_at(ranked: TestClient) -> None:
     answer = post(ranked, "/v2/rerank", {"query": "q", "documents": DOCUMENTS})
     tokens = answer["usage"]["prompt_tokens"]
