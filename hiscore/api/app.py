@@ -30,7 +30,7 @@ from hiscore.api.routes import chat, completions, decisions, nim, pairs, rerank,
 from hiscore.api.sampling import Sampling
 from hiscore.api.wire import ModelNames
 from hiscore.models.encoder_families import ENCODER_FAMILIES
-from hiscore.models.support import context_limit, is_classifier
+from hiscore.models.support import DEFAULT_MAX_CONTEXT, context_limit, is_classifier
 from hiscore.prompts.chat import read_chat_template, read_json
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.decisions import DecisionPrompter
@@ -125,11 +125,13 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
 
 def routes(settings: ApiProcessSettings, models: Models, names: ModelNames) -> dict[str, list[Variant]]:
     """The wire formats of each route that scores."""
+    # Whatever the checkpoint's own context is, it is not longer.
+    limits_of_ids = TokenLimits(settings.max_context or DEFAULT_MAX_CONTEXT, settings.max_call_tokens)
     ranked: dict[str, Any] = {"ranker": _ranker(settings, models), "names": names}
     scored = Variant(
         score.ScoreRequest,
         score.ScoreResponse,
-        partial(score.score, models=models, names=names),
+        partial(score.score, models=models, names=names, limits=limits_of_ids),
         field="query",
     )
     paired = Variant(pairs.PairRequest, pairs.PairResponse, partial(pairs.score_pairs, **ranked))

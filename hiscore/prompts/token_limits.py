@@ -55,6 +55,26 @@ class TokenLimits:
                 f"a prompt has {size} bytes: at most {most} can be {self.context} tokens (MAX_CONTEXT)"
             )
 
+    def check_ids(self, query: int, items: Sequence[int], shared: bool) -> None:
+        """Refuse token ids of a query and its items.
+
+        Args:
+            query: How many the query has.
+            items: How many each item has.
+            shared: The query comes first in every prompt, and counts once.
+
+        Raises:
+            TooMuchText: A prompt, or all together, are over a limit.
+        """
+        longest = query + max(items, default=0)
+        if longest > self.context:
+            raise TooMuchText(f"query and item have {longest} tokens: at most {self.context} (MAX_CONTEXT)")
+        tokens = sum(items) + (query if shared else query * len(items))
+        if tokens > self.call:
+            raise TooMuchText(
+                f"query and items have {tokens} tokens: at most {self.call} in one call (MAX_CALL_TOKENS)"
+            )
+
     def gather(self, once: Sequence[int], batches: Iterable[list[list[int]]]) -> list[list[int]]:
         """Take prompts in batches, and no further batch once they are too many.
 

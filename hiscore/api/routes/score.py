@@ -9,6 +9,7 @@ from msgspec import Meta
 from hiscore.api.errors import bad_request
 from hiscore.api.models import Models, rows
 from hiscore.api.wire import Count, ModelNames, Request, TokenId, Usage, usage
+from hiscore.prompts.token_limits import TokenLimits, TooMuchText
 
 
 class ScoreRequest(Request):
@@ -35,9 +36,9 @@ class ScoreResponse(msgspec.Struct, kw_only=True):
 
 
 async def score(
-    request: ScoreRequest, request_id: str, *, models: Models, names: ModelNames
+    request: ScoreRequest, request_id: str, *, models: Models, names: ModelNames, limits: TokenLimits
 ) -> ScoreResponse:
-    """Score the items of a request.
+    """Score the items of a request. Too many token ids are refused before they are laid out for the models.
 
     Raises:
         ApiError: The request cannot be served.
@@ -64,6 +65,10 @@ async def score(
         if request.labels is not None:
             raise bad_request("'labels' needs a query in text: give 'label_token_ids'", "labels")
         query, item_ids = request.query, _ids(items)
+        try:
+            limits.check_ids(len(query), list(map(len, item_ids)), shared=not request.item_first)
+        except TooMuchText as error:
+            raise bad_request(str(error), "items") from None
         if request.item_first:
             query, item_ids = [], [[*item, *query] for item in item_ids]
         result = await models.score_ids(

@@ -1,5 +1,6 @@
 """``/v1/score`` in SGLang's body."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,6 +73,40 @@ def test_what_cannot_be_scored_is_refused(client: TestClient, body: Any, says: s
     reply = client.post("/v1/score", json={"label_token_ids": LABELS, **body})
     assert reply.status_code == 400
     assert says in reply.text
+
+
+@pytest.mark.parametrize(
+    ("body", "setting", "needed", "says"),
+    [
+        ({"query": [1, 2, 3], "items": [[4], [5, 6]]}, "max_call_tokens", 6, "have 6 tokens"),
+        # The query of every item comes behind it.
+        (
+            {"query": [1, 2, 3], "items": [[4], [5, 6]], "item_first": True},
+            "max_call_tokens",
+            9,
+            "have 9 tokens",
+        ),
+        ({"query": [1, 2, 3], "items": [[4], [5, 6]]}, "max_context", 5, "have 5 tokens"),
+        ({"query": [1, 2, 3], "items": []}, "max_context", 3, "have 3 tokens"),
+    ],
+)
+def test_too_many_ids_are_refused_before_the_models_see_them(
+    make_client: Callable[..., TestClient],
+    models: FaultyServer,
+    body: Any,
+    setting: str,
+    needed: int,
+    says: str,
+) -> None:
+    body = {"label_token_ids": LABELS, **body}
+    reply = make_client(**{setting: needed - 1}).post("/v1/score", json=body)
+    assert reply.status_code == 400
+    assert says in reply.text
+    assert setting.upper() in reply.text
+    assert not models.requests
+    # The control: what fits gets there.
+    assert make_client(**{setting: needed}).post("/v1/score", json=body).is_success
+    assert models.requests
 
 
 @pytest.mark.parametrize(
