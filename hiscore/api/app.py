@@ -88,10 +88,14 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
             keys.check(request.headers)
         except ApiError as error:
             return _error(request, error)
-        listed = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "hiscore"} for name in names.names
-        ]
-        return JSONResponse({"object": "list", "data": listed})
+        return JSONResponse({"object": "list", "data": [_model(name) for name in names.names]})
+
+    async def one_model(request: Request) -> Response:
+        try:
+            keys.check(request.headers)
+            return JSONResponse(_model(names.check(request.path_params["name"])))
+        except ApiError as error:
+            return _error(request, error)
 
     async def metrics_page(request: Request) -> Response:
         return Response(metrics.page(), media_type=METRICS_TYPE)
@@ -111,6 +115,7 @@ def create_app(settings: ApiProcessSettings | None = None) -> Starlette:
         routes=[
             *(Route(each.route, each, methods=["POST"]) for each in endpoints),
             Route("/v1/models", list_models),
+            Route("/v1/models/{name:path}", one_model),
             Route("/health", health),
             Route("/metrics", metrics_page),
             Route("/openapi.json", openapi),
@@ -221,6 +226,10 @@ def _ranker(settings: ApiProcessSettings, models: Models) -> Ranker:
     prompts = make_prompts(checkpoint, template, labels, is_classifier(config.get("architectures")))
     log.info("rerank requests become prompts by the template %s", prompts.name)
     return Ranker(models, prompts, limits)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "hiscore"}
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -25,6 +25,15 @@ def test_models_are_listed(client: TestClient, make_client: MakeClient, checkpoi
     assert [each["id"] for each in named["data"]] == ["a", "b"]
 
 
+def test_one_model_is_described(client: TestClient, make_client: MakeClient) -> None:
+    (listed,) = client.get("/v1/models").json()["data"]
+    assert client.get(f"/v1/models/{listed['id']}").json() == listed
+    named = make_client(api_model_names="org/a")
+    assert named.get("/v1/models/org/a").json()["id"] == "org/a"
+    reply = named.get("/v1/models/org/b")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
 def test_without_a_scorer_nothing_is_scored(make_client: MakeClient) -> None:
     client = make_client(served_models="decode")
     assert client.post("/v1/score", json={}).status_code == 404
@@ -45,6 +54,7 @@ def test_keys_are_asked_for_where_there_is_something_to_protect(
     for path in ("/health", "/metrics", "/openapi.json"):
         assert client.get(path).status_code == 200
     assert client.get("/v1/models").status_code == 401
+    assert client.get("/v1/models/a").status_code == 401
     assert client.post("/rerank", json=body).status_code == 401
     right = {"authorization": "Bearer key"}
     assert client.get("/v1/models", headers=right).status_code == 200
