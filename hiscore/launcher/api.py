@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hiscore.launcher.addresses import in_url, reachable
+from hiscore.launcher.allocator import ALLOCATOR
 from hiscore.launcher.api_tls import LinkRefused, link_variables
 from hiscore.launcher.child import start_child
 from hiscore.launcher.errors import LaunchError
@@ -159,7 +160,7 @@ class Api:
             for name, value in given.items()
             if value is not None
         }
-        return {**os.environ, **link_variables(settings, os.environ), **variables}
+        return {**ALLOCATOR, **os.environ, **link_variables(settings, os.environ), **variables}
 
     def _answers(self) -> bool:
         host = self.url.partition("://")[2]

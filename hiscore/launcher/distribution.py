@@ -8,14 +8,12 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from hiscore.launcher.allocator import ALLOCATOR
 from hiscore.launcher.errors import LaunchError
 
 STUB = "triton_python_backend_stub"
 SCRIPTS = Path(sys.executable).parent
 INTERPRETER_LIBRARIES = Path(str(sysconfig.get_config_var("LIBDIR")))
-# Where glibc's own adjustment ends: from its first values on, every tensor of a request of some 100 KiB would be
-# returned to the system, and its pages be cleared and mapped again for the next.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)}
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -51,17 +51,6 @@ def loaded(found: Distribution, libpython: Path) -> list[tuple[str, str]]:
     return re.findall(r"^\s*(\S+) => (\S+) \(0x", listing, re.MULTILINE)
 
 
-def test_the_allocator_keeps_memory_unless_the_environment_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in distribution.ALLOCATOR:
-        monkeypatch.delenv(name, raising=False)
-    found = find_distribution()
-    assert found.environment(tmp_path).items() >= distribution.ALLOCATOR.items()
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
-    assert found.environment(tmp_path)["MALLOC_TRIM_THRESHOLD_"] == "4096"
-
-
 def test_a_libpython_out_of_reach_is_named() -> None:
     found = find_distribution()
     # Of a Python that hiscore does not support, so that it is hardly here.

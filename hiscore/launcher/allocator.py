@@ -1,0 +1,9 @@
+"""How the allocator of the server's processes, and of the API's, keeps memory that was freed.
+
+glibc adjusts itself to the largest block that a process has freed so far. Until that was a large one, it returns
+every tensor of some 100 KiB to the system, whose pages are cleared and mapped again for the next request. So each
+process starts where that adjustment ends.
+"""
+
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)}
+"""Variables of the environment; those of the launcher's environment are taken first."""

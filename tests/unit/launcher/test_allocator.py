@@ -1,0 +1,32 @@
+"""The allocator's settings reach the processes of server and API, after those of the launcher's environment."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hiscore.launcher.allocator import ALLOCATOR
+from hiscore.launcher.api import Api
+from hiscore.launcher.distribution import find_distribution
+from hiscore.settings import ServeSettings
+
+
+def of_server(directory: Path) -> dict[str, str]:
+    return find_distribution().environment(directory)
+
+
+def of_api(directory: Path) -> dict[str, str]:
+    api = Api(ServeSettings(), directory, "localhost:1", ["score"])
+    api.port = 1
+    return api._environment()
+
+
+@pytest.mark.parametrize("environment", [of_server, of_api])
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise(
+    environment: Callable[[Path], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    assert environment(tmp_path).items() >= ALLOCATOR.items()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
+    assert environment(tmp_path)["MALLOC_TRIM_THRESHOLD_"] == "4096"
