@@ -30,7 +30,7 @@ from hiscore.api.routes import chat, completions, decisions, nim, pairs, rerank,
 from hiscore.api.sampling import Sampling
 from hiscore.api.wire import ModelNames
 from hiscore.models.encoder_families import ENCODER_FAMILIES
-from hiscore.models.support import DEFAULT_MAX_CONTEXT, context_limit, is_classifier
+from hiscore.models.support import DEFAULT_MAX_CONTEXT, is_classifier, most_context
 from hiscore.prompts.chat import read_chat_template, read_json
 from hiscore.prompts.conversation import Conversations
 from hiscore.prompts.decisions import DecisionPrompter
@@ -41,8 +41,6 @@ from hiscore.settings import ApiProcessSettings
 
 log = logging.getLogger(__name__)
 
-# Of a checkpoint that does not say; transformers' default for Llama.
-DEFAULT_CONTEXT = 2_048
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -194,8 +192,7 @@ def generating_routes(
 
 def _limits(settings: ApiProcessSettings) -> TokenLimits:
     config = read_json(settings.checkpoint / "config.json")
-    context = context_limit(config.get("max_position_embeddings", DEFAULT_CONTEXT), settings.max_context)
-    return TokenLimits(context, settings.max_call_tokens)
+    return TokenLimits(most_context(config, settings.max_context), settings.max_call_tokens)
 
 
 def _decider(settings: ApiProcessSettings, models: Models) -> Decider:

@@ -68,6 +68,24 @@ def context_limit(of_checkpoint: int, max_context: int | None) -> int:
     return max_context
 
 
+def most_context(config: Config, max_context: int | None) -> int:
+    """Tokens beyond which the models refuse a sequence, as far as config.json alone says; it may be fewer.
+
+    Args:
+        config: A config.json, also of texts and images. What it leaves out, transformers' classes alone know.
+        max_context: The setting; None: not set.
+    """
+    if max_context is not None:
+        return max_context
+    texts = text_config(config)
+    longest = texts.get("max_position_embeddings")
+    rope = texts.get("rope_parameters") or texts.get("rope_scaling") or {}
+    # Of YaRN see `layers.rope.context_length`.
+    if not isinstance(longest, int) or "yarn" in (rope.get("rope_type"), rope.get("type")):
+        return DEFAULT_MAX_CONTEXT
+    return min(longest, DEFAULT_MAX_CONTEXT)
+
+
 def servable(checkpoint: Path, ranks: int = 1) -> Capabilities:
     """Sort the models into those that a checkpoint can serve and those that it cannot.
 

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from hiscore.models.encoder_families import ENCODER_FAMILIES
 from hiscore.models.families import DECODER_FAMILIES, DSA_FAMILIES
 from hiscore.models.support import (
+    DEFAULT_MAX_CONTEXT,
     context_limit,
     has_tokenizer,
     is_classifier,
+    most_context,
     read_eos_ids,
     servable,
     undecodable,
@@ -203,3 +205,25 @@ def test_the_context_is_what_is_asked_for_or_what_pools_can_hold(
 def test_no_context_is_longer_than_the_checkpoints() -> None:
     with pytest.raises(ValueError, match="MAX_CONTEXT is 101: the checkpoint's context holds 100 tokens"):
         context_limit(100, 101)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4_096}
+
+
+@pytest.mark.parametrize(
+    ("config", "max_context", "most"),
+    [
+        ({"model_type": "llama", "max_position_embeddings": 2_048}, None, 2_048),
+        ({"model_type": "llama", "max_position_embeddings": 131_072}, None, DEFAULT_MAX_CONTEXT),
+        ({"model_type": "llama", "max_position_embeddings": 131_072}, 65_536, 65_536),
+        ({"model_type": "qwen3", "max_position_embeddings": 4_096, "rope_scaling": YARN}, None, 32_768),
+        ({"model_type": "qwen3", "max_position_embeddings": 4_096, "rope_parameters": YARN}, 9_000, 9_000),
+        # As Google publishes Gemma 3: transformers' class knows its context.
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, None, DEFAULT_MAX_CONTEXT),
+        ({"model_type": "qwen3_vl", "text_config": {"max_position_embeddings": 9_000}}, None, 9_000),
+    ],
+)
+def test_no_text_is_refused_early_that_the_models_would_take(
+    config: dict[str, Any], max_context: int | None, most: int
+) -> None:
+    assert most_context(config, max_context) == most
