@@ -117,7 +117,7 @@ class DecodeEngine:
             self._on_failure(error)
             answer = RequestError("internal error, see the server's log", Code.INTERNAL)
             for sequence in [*self._live.values(), *arrived]:
-                self._emit(sequence.reply_to, answer)
+                self._emit_last(sequence, answer)
             self._on_death(error)
 
     def _overlap_loop(self) -> None:
@@ -156,7 +156,7 @@ class DecodeEngine:
     def _cancel(self, sequence: Sequence) -> None:
         if sequence.status is Status.WAITING:
             self._tally.count_rejection("cancelled")
-        self._end(sequence, Output([], sequence.stop_checker.flush(), "cancelled", sequence.usage))
+        self._end(sequence, Output([], self._text_left(sequence), "cancelled", sequence.usage))
 
     def _update_room(self) -> None:
         queues, blocks = self._scheduler.queues, self._scheduler.blocks
@@ -204,7 +204,22 @@ class DecodeEngine:
         # Whoever is told so may call again at once.
         self._update_room()
         self.times.end(sequence, last)
+        self._emit_last(sequence, last)
+
+    def _emit_last(self, sequence: Sequence, last: Output | RequestError) -> None:
+        """Emit the last output; before an error, the text that was held back."""
+        if isinstance(last, RequestError) and (text := self._text_left(sequence)):
+            self._emit(sequence.reply_to, Output([], text, "", sequence.usage))
         self._emit(sequence.reply_to, last)
+
+    def _text_left(self, sequence: Sequence) -> str:
+        """The text still held back; none if it cannot be made, which must not end the others."""
+        try:
+            return sequence.stop_checker.flush()
+        except Exception as error:
+            self._on_failure(error)
+            log.exception("the end of a text is lost")
+            return ""
 
     @contextmanager
     def _fail_only(self, sequences: list[Sequence], launching: bool = False) -> Iterator[None]:

@@ -146,7 +146,7 @@ class StopChecker:
         return self._stop_strings.matched
 
     def flush(self) -> str:
-        """The text still held back, if the sequence ends for another reason."""
+        """The text still held back, if the sequence ends for another reason: a cancellation, an error."""
         return self._flush()[0]
 
     def _flush(self) -> tuple[str, bool]:

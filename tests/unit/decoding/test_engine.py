@@ -623,6 +623,68 @@ def test_text_ends_before_a_stop_string_and_what_is_held_back_comes_with_the_end
     assert (callers.ends[held], callers.texts[held]) == ("length", letters)
 
 
+@pytest.mark.parametrize("how", ["cancel", "deadline", "grammar", "row", "death"])
+def test_text_that_may_begin_a_stop_string_comes_before_an_early_end(how: str) -> None:
+    """Nobody knows any more how it would have gone on, so it is text like any other."""
+    gate = threading.Event()
+    gate.set()
+    grammar = GatedGrammar(gate, fails_at=10) if how == "grammar" else None
+    plain = replace(long_call(3), grammar=grammar, mask=grammar.mask() if grammar else None)
+    letters = text_of(alone(plain)[0])
+    worker, callers, caller = HashWorker(), Callers(), Caller(0)
+    # All that comes before the end may begin it.
+    wanted = replace(plain, params=replace(plain.params, stop=(letters + "never",)))
+
+    def end_early(rows: DecodeBatch) -> None:
+        if worker.steps == 10 and how == "cancel":
+            engine.cancel(caller)
+        elif worker.steps == 10 and how == "deadline":
+            (sequence,) = engine._live.values()
+            sequence.call = replace(sequence.call, deadline=0.0)
+            engine._deadlines.watch(0.0, id(caller))
+        elif worker.steps == 10 and how == "death":
+            engine._scheduler = None  # type: ignore[assignment]
+
+    worker.on_step = end_early
+    if how == "row":
+        error = RequestError("no memory for this one")
+        worker.failures = lambda at, rows: {rows[0]: error} if at == "step" and worker.steps == 10 else {}
+    engine = DecodeEngine(worker, lambda skip: Letters(), frozenset({EOS}), 1, callers.emit)
+    engine.submit(wanted, caller)
+    callers.wait(lambda: caller in callers.ends)
+    engine.close()
+    assert callers.ends[caller] == "cancelled" or isinstance(callers.ends[caller], RequestError)
+    tokens = callers.tokens[caller]
+    assert 8 <= len(tokens) <= 12
+    assert callers.texts[caller] == letters[: len(tokens)]
+
+
+def test_a_sequence_whose_text_cannot_be_made_still_gets_its_error() -> None:
+    """Nor does it take the engine with it, when what it holds back cannot be made either."""
+
+    class Broken(Letters):
+        def push(self, token: int) -> str:
+            raise OverflowError("secret")
+
+        def flush(self) -> str:
+            raise OverflowError("secret again")
+
+    worker, callers, failures = HashWorker(), Callers(), []
+    made = iter([Broken(), Letters()])
+    engine = DecodeEngine(
+        worker, lambda skip: next(made), frozenset({EOS}), 2, callers.emit, on_failure=failures.append
+    )
+    bad, good = Caller(0), Caller(1)
+    for caller in (bad, good):
+        engine.submit(long_call(3), caller)
+    callers.wait(lambda: len(callers.ends) == 2)
+    engine.close()
+    assert_all_is_free(engine, worker)
+    assert isinstance(callers.ends[bad], RequestError)
+    assert [str(failure) for failure in failures] == ["secret", "secret again"]
+    assert_as_alone(callers, good, long_call(3))
+
+
 def test_an_engine_with_nothing_to_launch_polls_and_then_sleeps() -> None:
     """While offloads are in flight it polls; with nothing to wait for it blocks."""
     worker, callers = HashWorker(), Callers()
