@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from hiscore.api.auth import Keys
 from hiscore.api.body import check_unique_keys, decode, read_body
+from hiscore.api.body_values import check_values
 from hiscore.api.encoding import off_loop
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, ErrorShape, openai_error
 from hiscore.api.events import DONE, HEADERS, EventStream, encoded, event
@@ -126,6 +127,7 @@ class Endpoint:
             self._keys.check(headers)
             settings = self._settings
             body = await read_body(receive, headers, settings.api_max_body_bytes, settings.api_body_timeout_s)
+            await check_values(body)
             variant = self._variant_of(body)
             request = decode(body, variant.request)
             if variant.unique_keys:

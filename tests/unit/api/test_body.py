@@ -1,8 +1,10 @@
 """Bodies: limits, compression, and what is said of one that is not a request."""
 
 import asyncio
+import gc
 import gzip
 import json
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -161,3 +163,32 @@ def test_a_body_that_is_no_request_is_explained(body: bytes, says: str, param: s
 def test_control_a_request_is_decoded() -> None:
     body = {"name": "\ufeff\0 ü", "parts": [{"count": 2**60}], "free": {"a": [None]}}
     assert msgspec.to_builtins(decode(json.dumps(body).encode(), Outer)) == body
+
+
+def test_a_body_is_decoded_without_the_garbage_collector() -> None:
+    body = b"[" + b",".join([b"[1]"] * 100_000) + b"]"
+    collections = 0
+
+    def count(phase: str, info: Any) -> None:
+        nonlocal collections
+        collections += phase == "start"
+
+    gc.callbacks.append(count)
+    try:
+        decode(body, list[list[int]])
+        assert collections <= 2, "one may follow as soon as it is on again"
+        assert gc.isenabled()
+        with pytest.raises(ApiError):
+            decode(body, list[list[str]])
+        assert gc.isenabled()
+        gc.disable()
+        decode(body, list[list[int]])
+        assert not gc.isenabled()
+        gc.enable()
+        # The control; from 3.12 on, none runs inside a call to C.
+        collections = 0
+        msgspec.json.decode(body, type=list[list[int]])
+        assert collections > 10 or sys.version_info >= (3, 12)
+    finally:
+        gc.enable()
+        gc.callbacks.remove(count)
