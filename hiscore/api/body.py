@@ -14,6 +14,7 @@ from starlette.types import Receive
 
 from hiscore.api.errors import CLIENT_CLOSED, ApiError, bad_request
 from hiscore.api.interruption import Interrupted, Interruptible
+from hiscore.api.whole_numbers import takes_whole_numbers, with_integers
 
 T = TypeVar("T")
 # Windows of zstd may have gigabytes; this is the most that a decoder must support (RFC 8878).
@@ -84,7 +85,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def decode(body: bytes, request_type: type[T]) -> T:
-    """Read a JSON body as a typed request.
+    """Read a JSON body as a typed request; 16.0 is an integer, as in JSON Schema.
 
     Raises:
         ApiError: It is not JSON, or not such a request; the message names the field.
@@ -93,7 +94,12 @@ def decode(body: bytes, request_type: type[T]) -> T:
     # What is read has no cycles, and of many lists most of the time would be the collector's.
     gc.disable()
     try:
-        return msgspec.json.decode(body, type=request_type)
+        try:
+            return msgspec.json.decode(body, type=request_type)
+        except msgspec.ValidationError as error:
+            if not takes_whole_numbers(error):
+                raise
+        return msgspec.json.decode(with_integers(body, request_type), type=request_type)
     except msgspec.ValidationError as error:
         raise _not_such_a_request(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
