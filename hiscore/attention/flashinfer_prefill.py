@@ -63,6 +63,10 @@ class FlashInferAttention:
     ) -> None:
         import flashinfer
 
+        log.info(
+            "loading FlashInfer's kernels; the first start compiles them, which takes one or two minutes, unless "
+            "they were installed compiled"
+        )
         self._shape, self._dtype, self._device = shape, dtype, device
         self._page_size, self._max_segments = sizes.page_size, sizes.max_segments
         pages = _most_pages(sizes)
@@ -194,9 +198,12 @@ def choose_prefill_attention(
     """
     if setting == "triton" or (setting == "auto" and device.type != "cuda"):
         return None
-    if not (reason := why_not(shape, dtype, device)):
-        log.info(
-            "loading FlashInfer's kernels; the first start compiles them, which takes one or two minutes"
+    if reason := why_not(shape, dtype, device):
+        told = "prompts are prefilled by our own kernel and not by FlashInfer: %s"
+    else:
+        told = (
+            "prompts are prefilled by our own kernel, long ones slower than by FlashInfer, which this GPU could "
+            "use but which cannot be loaded (docs/decoding.md, kernels of prefill): %s"
         )
         try:
             return FlashInferAttention(shape, dtype, device, sizes)
@@ -209,5 +216,5 @@ def choose_prefill_attention(
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if setting == "flashinfer":
         raise ValueError(f"PREFILL_ATTENTION is flashinfer, which cannot be used: {reason}")
-    log.info("prompts are prefilled by our own kernel and not by FlashInfer: %s", reason)
+    log.info(told, reason)
     return None

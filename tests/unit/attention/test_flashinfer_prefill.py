@@ -1,12 +1,15 @@
 """When FlashInfer computes attention in prompts, and which pages it is given."""
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from hiscore.attention import flashinfer_prefill
 from hiscore.attention.base import AttentionShape
 from hiscore.attention.flashinfer_prefill import (
     LENGTHS_BYTES,
@@ -63,6 +66,91 @@ def test_what_is_planned_for_its_buffers_is_what_it_is_given(monkeypatch: pytest
     on_device, pinned = buffer_bytes(SIZES)
     assert on_device - PLAN_BYTES - LENGTHS_BYTES == sum(each.nbytes for each in given)
     assert pinned == PLAN_BYTES
+
+
+def planning(plan: Callable[..., None]) -> SimpleNamespace:
+    """A FlashInfer with which this happens as soon as its kernels are needed."""
+    wrapper = SimpleNamespace(plan=plan)
+    return SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=lambda *args, **named: wrapper)
+
+
+def failing(error: BaseException) -> SimpleNamespace:
+    def plan(*args: Any, **named: Any) -> None:
+        raise error
+
+    return planning(plan)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A GPU for which FlashInfer has kernels, as far as these tests go: its memory is the CPU's."""
+
+    def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda *args, device=None, **named: make(*args, **named)
+
+    event = SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch, "zeros", on_cpu(torch.zeros))
+    monkeypatch.setattr(torch, "empty", on_cpu(torch.empty))
+    monkeypatch.setattr(flashinfer_prefill, "upload", lambda array, device: array)
+    return torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("module", "reason", "loads"),
+    [
+        (None, "flashinfer", False),
+        (failing(RuntimeError("Could not find nvcc and default cuda_home='/x' doesn't exist")), "nvcc", True),
+        (failing(RuntimeError("Ninja build failed. Ninja output:\nmany\nlines")), "Ninja build failed", True),
+        (failing(FileNotFoundError(2, "No such file or directory", "ninja")), "'ninja'", True),
+        (failing(OSError("libcudart.so.13: cannot open shared object file")), "libcudart", True),
+    ],
+)
+def test_where_flashinfer_cannot_be_loaded_our_own_kernel_is_used_and_the_log_says_why(
+    hopper: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    module: Any,
+    reason: str,
+    loads: bool,
+) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    with caplog.at_level("INFO"):
+        assert choose_prefill_attention("auto", SHAPE, torch.bfloat16, hopper, SIZES) is None
+    last = caplog.records[-1].getMessage()
+    assert "our own kernel, long ones slower than by FlashInfer" in last
+    assert reason in last
+    assert "\n" not in last
+    assert ("loading FlashInfer" in caplog.text) == loads
+    with pytest.raises(ValueError, match="PREFILL_ATTENTION is flashinfer, which cannot be used") as caught:
+        choose_prefill_attention("flashinfer", SHAPE, torch.bfloat16, hopper, SIZES)
+    assert reason in str(caught.value)
+
+
+def test_a_flashinfer_whose_packages_do_not_match_is_left_out(
+    hopper: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "flashinfer.py").write_text(
+        "raise RuntimeError('flashinfer-jit-cache version does not match')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
+    with caplog.at_level("INFO"):
+        assert choose_prefill_attention("auto", SHAPE, torch.bfloat16, hopper, SIZES) is None
+    assert "flashinfer-jit-cache version does not match" in caplog.records[-1].getMessage()
+
+
+def test_control_one_that_loads_is_used_and_a_full_gpu_is_no_reason_to_leave_it_out(
+    hopper: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", planning(lambda *args, **named: None))
+    found = choose_prefill_attention("auto", SHAPE, torch.bfloat16, hopper, SIZES)
+    assert isinstance(found, FlashInferAttention)
+    monkeypatch.setitem(sys.modules, "flashinfer", failing(torch.OutOfMemoryError("full")))
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_prefill_attention("auto", SHAPE, torch.bfloat16, hopper, SIZES)
 
 
 @pytest.mark.parametrize(
