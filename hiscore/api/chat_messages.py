@@ -8,6 +8,9 @@ import msgspec
 from hiscore.api.errors import ApiError, bad_request
 from hiscore.api.wire import Ignored
 
+# The last two are those of OpenAI's responses; vLLM takes them here, too.
+TEXTS = ("text", "input_text", "output_text")
+
 
 class ContentPart(msgspec.Struct):
     """A part of a message; text alone is served, and what the assistant refused."""
@@ -19,14 +22,14 @@ class ContentPart(msgspec.Struct):
     @property
     def content(self) -> str | None:
         """Its text; None: it is something else."""
-        return {"text": self.text, "refusal": self.refusal}.get(self.type)
+        return self.refusal if self.type == "refusal" else self.text if self.type in TEXTS else None
 
 
 class FunctionCall(msgspec.Struct):
-    """A call that the model has made: arguments in JSON."""
+    """A call that the model has made: arguments in JSON, as a text or as they are."""
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any]
 
 
 class Call(msgspec.Struct):
@@ -47,10 +50,12 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     function_call: None = None
     audio: None = None
     annotations: Ignored = None
+    cache_control: Ignored = None
 
 
 class Function(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -67,6 +72,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
 
     type: Literal["function"]
     function: Function
+    cache_control: Ignored = None
 
 
 class FunctionName(msgspec.Struct):
@@ -108,6 +114,8 @@ def _message(message: Message, field: str, knows_developers: bool) -> dict[str, 
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             made[name] = value
+    if message.reasoning is not None:
+        made.setdefault("reasoning_content", message.reasoning)
     if message.tool_calls:
         made["tool_calls"] = [
             {
@@ -132,6 +140,8 @@ def _text(content: str | list[ContentPart] | None, field: str) -> str:
 
 
 def _arguments(call: Call, field: str) -> dict[str, Any]:
+    if isinstance(call.function.arguments, dict):
+        return call.function.arguments
     try:
         return msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

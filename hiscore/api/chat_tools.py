@@ -55,7 +55,7 @@ def tool_use(
         return ToolUse()
     if not conversations.takes_tools:
         raise bad_request("'tools' are not served: this model's chat template has no place for them", "tools")
-    given = [msgspec.to_builtins(tool) for tool in tools]
+    given = [{"type": tool.type, "function": msgspec.to_builtins(tool.function)} for tool in tools]
     if choice in (None, "auto"):
         if conversations.tool_format is None:
             raise bad_request(

@@ -22,6 +22,7 @@ from hiscore.api.errors import CLIENT_CLOSED, ApiError, ErrorShape, openai_error
 from hiscore.api.events import DONE, HEADERS, EventStream, encoded, event
 from hiscore.api.interruption import Interrupted, Interruptible
 from hiscore.api.metrics import Metrics
+from hiscore.api.null_fields import is_given
 from hiscore.api.trace import follow
 from hiscore.settings import CANARY_ID, ApiSettings
 
@@ -166,7 +167,7 @@ class Endpoint:
         if len(self.variants) > 1:
             fields = decode(body, dict[str, msgspec.Raw])
             for variant in self.variants:
-                if variant.field in fields:
+                if is_given(fields, variant.field):
                     return variant
         return self.variants[-1]
 

@@ -39,6 +39,9 @@ def describe(endpoints: Sequence[Endpoint]) -> bytes:
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
         pairs = [(next(schema_of), next(schema_of)) for _ in endpoint.variants]
+        for request, _ in pairs:
+            # A field that is not known may be null.
+            components[request["$ref"].rpartition("/")[2]]["additionalProperties"] = {"type": "null"}
         requests, responses = (_one_of(list(column)) for column in zip(*pairs, strict=True))
         paths[endpoint.route] = {"post": _operation(endpoint, requests, responses)}
     return msgspec.json.encode(

@@ -21,6 +21,7 @@ GeneratedTokens: TypeAlias = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Grammar: TypeAlias = Annotated[str, Meta(min_length=1, max_length=2**16)]
+Salt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=2**16)]
 # Of generation_config.json, what a request may leave to the checkpoint; as vLLM and SGLang read it.
 SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -76,6 +77,12 @@ class GenerationRequest(Request, kw_only=True):
     regex: Grammar | None = None
     ebnf: Grammar | None = None
     sparse: bool | None = None
+    cache_salt: Salt | None = None
+    use_beam_search: Literal[False] | None = None
+    no_stop_trim: Literal[False] | None = None
+    return_hidden_states: Literal[False] | None = None
+    return_token_ids: Literal[False] | None = None
+    return_tokens_as_token_ids: Literal[False] | None = None
     store: Ignored = None
     service_tier: Ignored = None
     safety_identifier: Ignored = None
@@ -115,7 +122,7 @@ class Sampling:
             ApiError: They contradict each other.
         """
         names = (*SUGGESTED, "max_tokens", "min_tokens", "presence_penalty", "frequency_penalty", "seed",
-                 "include_stop_str_in_output", "ignore_eos", "regex", "ebnf", "sparse")  # fmt: skip
+                 "include_stop_str_in_output", "ignore_eos", "regex", "ebnf", "sparse", "cache_salt")  # fmt: skip
         given: dict[str, Parameter] = dict(self._defaults)
         given |= {name: value for name in names if (value := getattr(request, name)) is not None}
         if given.get("top_k") == -1:  # off, as vLLM and SGLang write it

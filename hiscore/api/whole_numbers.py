@@ -7,22 +7,17 @@ import msgspec
 from msgspec import inspect
 
 
-def takes_whole_numbers(error: msgspec.ValidationError) -> bool:
-    """Whether a body that got this error may be one whose integers are written as floats."""
-    return "got `float`" in str(error)
-
-
-def with_integers(body: bytes, request_type: Any) -> bytes:
-    """A body whose fields hold integers where they may, and had 16.0; other fields are left as they are.
+def with_integers(fields: dict[str, msgspec.Raw], request_type: Any) -> dict[str, msgspec.Raw]:
+    """A body's fields, with integers where they may be and were written as 16.0; others are left as they are.
 
     Args:
-        body: A JSON object.
+        fields: Of the body, by name.
         request_type: What it is to be read as.
 
     Raises:
         msgspec.ValidationError: A field does not hold what it must.
     """
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    read = dict(fields)
     for name, kind in _integer_fields(request_type).items():
         raw = bytes(fields.get(name, b""))
         # Numbers in texts would be taken, too; a field that holds texts has no integers beside them.
@@ -33,8 +28,8 @@ def with_integers(body: bytes, request_type: Any) -> bytes:
         except msgspec.ValidationError as error:
             complaint, _, path = str(error).partition(" - at `$")
             raise msgspec.ValidationError(f"{complaint} - at `$.{name}{path.rstrip('`')}`") from None
-        fields[name] = msgspec.Raw(msgspec.json.encode(value))
-    return msgspec.json.encode(fields)
+        read[name] = msgspec.Raw(msgspec.json.encode(value))
+    return read
 
 
 @cache

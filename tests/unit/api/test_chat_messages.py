@@ -1,10 +1,15 @@
 """Messages of requests, as chat templates read them."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import msgspec
 import pytest
 
-from hiscore.api.chat_messages import Message, as_template_knows
+from hiscore.api.chat_messages import Message, Tool, as_template_knows
+from hiscore.api.chat_tools import tool_use
 from hiscore.api.errors import ApiError
+from hiscore.prompts.conversation import Conversations
 
 
 def call_with(arguments: str) -> list[Message]:
@@ -53,3 +58,57 @@ def test_control_a_json_object_is_read(arguments: str, expected: dict[str, objec
     read = message["tool_calls"][0]["function"]["arguments"]
     assert read == expected
     assert list(read) == list(expected)
+
+
+def read(message: dict[str, Any]) -> dict[str, Any]:
+    return as_template_knows([msgspec.convert(message, type=Message)], True)[0]
+
+
+@pytest.mark.parametrize(
+    ("other", "usual"),
+    [
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"role": "user", "content": "a"},
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+            {"role": "assistant", "content": "a"},
+        ),
+        (
+            {"role": "assistant", "content": "a", "reasoning": "why"},
+            {"role": "assistant", "content": "a", "reasoning_content": "why"},
+        ),
+        (
+            {"role": "assistant", "content": "a", "reasoning": "not this", "reasoning_content": "why"},
+            {"role": "assistant", "content": "a", "reasoning_content": "why"},
+        ),
+        (
+            {"role": "user", "content": "a", "cache_control": {"type": "ephemeral"}},
+            {"role": "user", "content": "a"},
+        ),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1, {"b": None}]}}}],
+            },
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": '{"a": [1, {"b": null}]}'}}],
+            },
+        ),
+    ],
+)
+def test_what_other_servers_take_is_read_as_openais(other: dict[str, Any], usual: dict[str, Any]) -> None:
+    assert read(other) == read(usual)
+
+
+def test_where_a_tool_may_be_cached_is_not_for_the_template() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    conversations = cast(Conversations, SimpleNamespace(takes_tools=True, tool_format=None))
+    found = [
+        tool_use(msgspec.convert([each], type=list[Tool]), "required", True, conversations)
+        for each in (tool, {**tool, "cache_control": {"type": "ephemeral"}})
+    ]
+    assert found[0] == found[1]
+    assert found[0].tools == [tool]

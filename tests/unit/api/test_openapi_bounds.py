@@ -88,6 +88,7 @@ def sampled(base: dict[str, Any]) -> dict[str, Make]:
         "stop_token_ids[]": field(base, "stop_token_ids", lambda number: [number]),
         "regex": field(base, "regex", lambda size: "a" * size),
         "ebnf": field(base, "ebnf", lambda size: "a" * size),
+        "cache_salt": field(base, "cache_salt", lambda size: "a" * size),
     }
 
 

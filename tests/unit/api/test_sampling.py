@@ -80,3 +80,25 @@ def test_each_choice_has_its_seed(seed: int) -> None:
     assert len(set(seeds)) == 3
     assert all(-INT64_MAX - 1 <= each <= INT64_MAX for each in seeds)
     assert of_choice({"temperature": 1.0}, 2) == {"temperature": 1.0}
+
+
+def test_a_salt_reaches_decode(tmp_path: Path) -> None:
+    assert parse_sampling_params(json.dumps(parameters(tmp_path, cache_salt="mine"))).cache_salt == "mine"
+    with pytest.raises(msgspec.ValidationError, match="cache_salt"):
+        parameters(tmp_path, cache_salt="")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "use_beam_search",
+        "no_stop_trim",
+        "return_hidden_states",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+    ],
+)
+def test_what_other_servers_have_and_is_off_changes_nothing(tmp_path: Path, name: str) -> None:
+    assert parameters(tmp_path, **{name: False}) == parameters(tmp_path)
+    with pytest.raises(msgspec.ValidationError, match=name):
+        parameters(tmp_path, **{name: True})
