@@ -1,4 +1,7 @@
-"""Bytes of a checkpoint's weights once they are loaded, from config.json and the headers of its files."""
+"""Bytes of a checkpoint's weights once they are loaded, from config.json and the headers of its files.
+
+Of weights that become fp8 or stay so the loader decides one by one: see `planned_weights`.
+"""
 
 import json
 import re
@@ -19,28 +22,22 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 PROJECTION = re.compile(r"(?!.*\.experts\.).*_proj\.(weight|qweight|weight_packed)$")
 COMPANION = re.compile(r"(scales?|scale_inv|zeros|zero_point|g_idx|weight_shape)$")
 """What is stored beside a quantised weight, and gone once it is dequantised."""
-ABSORBED = re.compile(r"\.kv_b_proj\.")
 BITS = {"fp8": 8, "mxfp4": 4, "awq": 4}
 
 
 def weight_bytes(
     checkpoint: Path,
     number_bytes: int,
-    projections_in_fp8: bool = False,
     share_of: Callable[[str], float] = lambda name: 1.0,
     in_int8: Callable[[str], bool] = lambda name: False,
-    keeps_fp8: bool = False,
 ) -> int:
     """Bytes of all weights, those that are quantised in the file dequantised.
 
     Args:
         checkpoint: Directory with config.json and safetensors.
         number_bytes: Bytes of one number in the model's dtype.
-        projections_in_fp8: Whether projections take one byte for each weight instead.
         share_of: How much of a tensor is loaded, by its name.
         in_int8: Whether a projection takes one byte for each weight whatever it is stored in, by its name.
-        keeps_fp8: Whether all weights that are stored in fp8 stay so with their scales, experts too, but for those
-            that latent attention absorbs.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     quantised = config.get("quantization_config") or (config.get("text_config") or {}).get(
@@ -52,15 +49,10 @@ def weight_bytes(
     for name, dtype, shape in _tensors(checkpoint):
         if OF_IMAGES.match(name) or name.startswith(unused):
             continue
-        if keeps_fp8 and not ABSORBED.search(name) and (dtype == "F8_E4M3" or COMPANION.search(name)):
-            total += share_of(name) * prod(shape) * NUMBER_BYTES[dtype]
-            continue
         if COMPANION.search(name):
             continue
         packed = 1 if dtype in FLOATS else NUMBER_BYTES[dtype] * 8 // bits
-        # What a checkpoint in fp8 has in 16 bits stays so, as experts do.
-        in_fp8 = projections_in_fp8 and (quantised is None or dtype not in FLOATS)
-        in_a_byte = PROJECTION.match(name) and (in_fp8 or in_int8(name))
+        in_a_byte = PROJECTION.match(name) and in_int8(name)
         total += share_of(name) * prod(shape) * packed * (1 if in_a_byte else number_bytes)
     return int(total)
 

@@ -17,6 +17,8 @@ from hiscore.layers.lm_head import LMHead
 from hiscore.models import int8
 from hiscore.models.config import read_architecture
 from hiscore.models.decoder import Decoder, weights_key
+from hiscore.models.loader import load_weights
+from hiscore.models.planned_weights import planned_bytes
 from hiscore.models.server_resources import ServerResources
 from hiscore.models.sharding import of_rank, share_of
 from hiscore.models.weight_bytes import weight_bytes
@@ -127,8 +129,10 @@ def claim(rank: Rank, of: Checkpoint, cache_bytes: int) -> PoolSizes:
     if into is EightBits.INT8:
         size = weight_bytes(of.directory, number_bytes, share_of=share, in_int8=int8.SERVED.in_int8)
         size += int8.more_bytes(sized, number_bytes)
+    elif into is EightBits.FP8:
+        size = planned_bytes(partial(load_weights, of.directory, whole, dtype=dtype, into=into, shard=shard))
     else:
-        size = weight_bytes(of.directory, number_bytes, into is EightBits.FP8, share)
+        size = weight_bytes(of.directory, number_bytes, share)
     weights = resources.weights_line(size, weights_key(rank.device, dtype, into, shard))
     owner = resources.owner("scorer", rank.device, shard.rank, shard.ranks)
     resources.ledger.claim(owner, plan_memory(place, sized, number_bytes, weights, of.budget, pool.pages))

@@ -89,14 +89,36 @@ class Shard:
     def keys(self) -> list[str]:
         return [*self._shapes, *self._scales]
 
-    def get_slice(self, name: str) -> torch.Tensor:
-        return self.get_tensor(name)
+    def get_slice(self, name: str) -> "Slice":
+        return Slice(self, name)
+
+    def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Of a tensor, the dtype as files name it."""
+        if shape := self._scales.get(name):
+            return shape, "F32"
+        return self._shapes[name], "F8_E4M3" if f"{name}_scale_inv" in self._scales else "BF16"
 
     def get_tensor(self, name: str) -> torch.Tensor:
         if shape := self._scales.get(name):
             return torch.full(shape, SCALE, device=self._device)
         values = draw(name, self._shapes[name], self._seed, self._device)
         return values.mul_(1 / SCALE).to(FP8) if f"{name}_scale_inv" in self._scales else values
+
+
+class Slice:
+    """What gives parts of a tensor, which is drawn whole for that."""
+
+    def __init__(self, shard: Shard, name: str) -> None:
+        self._shard, self._name = shard, name
+
+    def get_shape(self) -> list[int]:
+        return list(self._shard.shape_and_dtype(self._name)[0])
+
+    def get_dtype(self) -> str:
+        return self._shard.shape_and_dtype(self._name)[1]
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        return self._shard.get_tensor(self._name)[part]
 
 
 def draw(name: str, shape: tuple[int, ...], seed: int, device: str) -> torch.Tensor:

@@ -16,11 +16,14 @@ from hiscore.models.deepseek.config import DsaArchitecture
 from hiscore.models.deepseek.config import read_architecture as read_latent_architecture
 from hiscore.models.deepseek.fp8_keys import stored_key
 from hiscore.models.deepseek.latent_cache import MAX_ELEMENTS
+from hiscore.models.deepseek.loader import load_weights as load_latent
 from hiscore.models.deepseek.sharding import of_rank as latent_of_rank
 from hiscore.models.deepseek.sharding import share_of as latent_share_of
 from hiscore.models.facts import generation_context
 from hiscore.models.families import DSA_FAMILIES
+from hiscore.models.planned_weights import planned_bytes
 from hiscore.models.sharding import of_rank, share_of
+from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.shard import Shard
 from hiscore.settings import CacheSettings
 
@@ -57,6 +60,26 @@ def read_shape(
         grouped.kv_heads, 2, grouped.head_dim, grouped.windows, grouped.context_length,
         context_setting="MAX_CONTEXT" if context == settings.max_context else "longrope's original context",
     ), grouped  # fmt: skip
+
+
+def bytes_of_rank(checkpoint: Path, dtype: torch.dtype, keeps_fp8: bool, shard: Shard) -> int:
+    """Bytes of a rank's share of the weights.
+
+    Args:
+        checkpoint: A directory.
+        dtype: Of the weights.
+        keeps_fp8: Whether weights stay in fp8 that the checkpoint stores so; with latent attention alone.
+        shard: The rank.
+
+    Raises:
+        UnsupportedCheckpoint: It cannot be divided; with `keeps_fp8`, loaded.
+    """
+    if keeps_fp8:
+        latent, _ = read_latent_architecture(checkpoint)
+        return planned_bytes(
+            partial(load_latent, checkpoint, latent, dtype=dtype, keeps_fp8=keeps_fp8, shard=shard)
+        )
+    return weight_bytes(checkpoint, dtype.itemsize, share_in(checkpoint, shard))
 
 
 def share_in(checkpoint: Path, shard: Shard) -> Callable[[str], float]:

@@ -9,7 +9,7 @@ import torch
 
 from hiscore.decoding.interface.cache_config import STAGING_PAGE_SIZE
 from hiscore.decoding.interface.worker import Worker
-from hiscore.decoding.memory.model_sizes import forward_bytes, is_latent, read_shape, share_in
+from hiscore.decoding.memory.model_sizes import bytes_of_rank, forward_bytes, is_latent, read_shape
 from hiscore.decoding.memory.plan import PrefillInputs, memory_budget, plan_memory, prefill_inputs
 from hiscore.decoding.memory.sizing import MemoryBudget, plan_cache, staging_token_bytes
 from hiscore.decoding.worker.parallel_worker import PLACE, ParallelWorker
@@ -18,10 +18,8 @@ from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.layers.eight_bits import EightBits
 from hiscore.models.decoder import weights_key
 from hiscore.models.server_resources import ServerResources
-from hiscore.models.weight_bytes import weight_bytes
 from hiscore.parallel.group import Group
 from hiscore.parallel.rank import Leader, Rank
-from hiscore.parallel.shard import Shard
 from hiscore.settings import CacheSettings, DecodeSettings
 
 log = logging.getLogger(__name__)
@@ -125,7 +123,7 @@ def enter(rank: Rank, resources: ServerResources) -> None:
 def agree(rank: Rank, what: Build) -> MemoryBudget:
     """Work: the sizes of the pools that all ranks have room for, since a page is the same on each."""
     resources: ServerResources = rank.held["resources"]
-    weights = _weight_bytes(what, rank.shard)
+    weights = bytes_of_rank(what.checkpoint, what.dtype, what.keeps_fp8, rank.shard)
     own = memory_budget(
         what.settings, rank.device, weights, resources.ledger, rank.shard.ranks * resources.instance.of
     )
@@ -140,7 +138,7 @@ def claim(rank: Rank, what: Build, memory: MemoryBudget) -> None:
     shape_of_model, architecture = read_shape(what.checkpoint, what.settings, rank.shard)
     shape, cache_config = plan_cache(what.settings, shape_of_model, memory, what.dtype, what.budget)
     staging_tokens = cache_config.staging_pages * STAGING_PAGE_SIZE
-    size = _weight_bytes(what, rank.shard)
+    size = bytes_of_rank(what.checkpoint, what.dtype, what.keeps_fp8, rank.shard)
     weights = resources.weights_line(size, weights_key(rank.device, what.dtype, shard=rank.shard))
     activations = forward_bytes(
         architecture, what.budget, memory.max_sequences, what.dtype.itemsize, rank.device.type == "cuda",
@@ -177,11 +175,6 @@ def assemble(rank: Rank) -> CacheWorker:
     worker = worker_of_parts(parts, rank.group)
     rank.held[PLACE] = worker
     return worker
-
-
-def _weight_bytes(what: Build, shard: Shard) -> int:
-    share = share_in(what.checkpoint, shard)
-    return weight_bytes(what.checkpoint, what.dtype.itemsize, share_of=share, keeps_fp8=what.keeps_fp8)
 
 
 def build_worker(

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint, by the names that they have in an unquantised one.
 
 A weight is dequantised when it is read, on the device, so that only one at a time exists in both forms. Weights in
-fp8 may be read as they are, too.
+fp8 may be read as they are, too. On the device "meta" nothing is read but headers: for a plan of the memory.
 """
 
 import json
@@ -28,6 +28,12 @@ from hiscore.models.weight_files import INDEX, SINGLE, weight_files
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+"""Of the headers of safetensors."""
 ROWS_COMPARED = 4_096
 """Rows of two tensors that are compared at once."""
 FORMATS: Mapping[str, type[Format]] = {
@@ -81,9 +87,11 @@ class CheckpointTensors:
         """
         stored, last = self._parts[name], _split(name)[1]
         if stored.keys() == {last}:
-            source = self._files[stored[last]].get_slice(stored[last])
+            source = self._slice(stored[last])
             check_shape(name, shape_of(source), shape)
             return self._plain(name, cut.of(source).to(self._device))
+        if shape is not None and self._device.type == "meta":
+            return cut.of(torch.empty(shape, device="meta"))
         inside = cut if self._format is not None and self._format.parts_have_rows else UNCUT
         parts = self._parts_of(name, inside)
         weight = self._by_format(name, lambda of, module: of.dequantise(module, parts))
@@ -117,9 +125,21 @@ class CheckpointTensors:
         return {part: self._part(stored, cut).to(self._device) for part, stored in self._parts[name].items()}
 
     def _part(self, stored: str, cut: Cut) -> Tensor:
-        file = self._files[stored]
-        whole: Tensor = file.get_tensor(stored) if cut is UNCUT else cut.of(file.get_slice(stored))
+        if cut is not UNCUT:
+            return cut.of(self._slice(stored))
+        whole: Tensor = (
+            self._slice(stored) if self._device.type == "meta" else self._files[stored].get_tensor(stored)
+        )
         return whole
+
+    def _slice(self, stored: str) -> Any:
+        """What gives parts of a tensor."""
+        source = self._files[stored].get_slice(stored)
+        if self._device.type != "meta":
+            return source
+        if (dtype := DTYPES.get(source.get_dtype())) is None:
+            raise UnsupportedCheckpoint(f"'{stored}' is {source.get_dtype()}, which is not served")
+        return torch.empty(source.get_shape(), dtype=dtype, device="meta")
 
     def _by_format(self, name: str, work: Callable[[Format, str], T]) -> T:
         """What the format makes of a module, which is named as it is stored; its errors name the tensor."""
@@ -149,6 +169,8 @@ class CheckpointTensors:
 
     def report(self, dtype: torch.dtype) -> None:
         """Log what became of quantised weights so far."""
+        if self._device.type == "meta":
+            return
         if self._format is not None and self._kept:
             log.info("%d MiB of %s weights stay in fp8", self._kept >> 20, self._format.method)
         if self._format is not None and self._dequantised:

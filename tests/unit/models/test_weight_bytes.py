@@ -43,15 +43,14 @@ def test_what_is_counted_are_the_files_that_are_loaded(checkpoints: Any, tmp_pat
     assert weight_bytes(tmp_path, 4) == whole
 
 
-def test_projections_in_fp8_take_a_byte_each(checkpoints: Any) -> None:
+def test_projections_in_int8_take_a_byte_each(checkpoints: Any) -> None:
     checkpoint, _ = checkpoints("llama-biased")
-    whole, fp8 = weight_bytes(checkpoint, 2), weight_bytes(checkpoint, 2, projections_in_fp8=True)
+    whole, int8 = weight_bytes(checkpoint, 2), weight_bytes(checkpoint, 2, in_int8=Int8Design().in_int8)
     layers, hidden, mlp, attended, keys = 4, 64, 96, 64, 32
     projections = layers * (2 * hidden * attended + 2 * hidden * keys + 3 * hidden * mlp)
-    assert whole - fp8 == projections
-    assert weight_bytes(checkpoint, 2, in_int8=Int8Design().in_int8) == fp8
+    assert whole - int8 == projections
     without_down = Int8Design(kept=frozenset(("down",)))
-    assert weight_bytes(checkpoint, 2, in_int8=without_down.in_int8) == fp8 + layers * hidden * mlp
+    assert weight_bytes(checkpoint, 2, in_int8=without_down.in_int8) == int8 + layers * hidden * mlp
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

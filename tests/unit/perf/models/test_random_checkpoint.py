@@ -50,3 +50,23 @@ def test_weights_in_fp8_are_those_of_the_file(keeps_fp8: bool, tmp_path) -> None
     truth = down("plain")
     assert ((loaded - truth).abs() <= truth.abs() / 16 + geometry.SCALE * 2**-10).all()
     assert not torch.equal(loaded, truth)
+
+
+def test_weights_in_memory_are_planned_without_being_drawn(tmp_path, monkeypatch) -> None:
+    from functools import partial
+
+    from hiscore.models.deepseek.config import read_architecture
+    from hiscore.models.deepseek.loader import load_weights
+    from hiscore.models.planned_weights import planned_bytes
+
+    config = with_layers(geometry.config_of("tiny-deepseek"), 1, 1)
+    geometry.save(config, tmp_path)
+    a, _ = read_architecture(tmp_path)
+    load = partial(load_weights, tmp_path, a, dtype=torch.float32, keeps_fp8=True)
+    of_files = planned_bytes(load)
+    monkeypatch.delattr(geometry, "draw")
+    with geometry.in_memory("cpu"):
+        assert planned_bytes(load) == of_files
+        # Control: what is loaded is drawn.
+        with pytest.raises(NameError, match="draw"):
+            load(torch.device("cpu"))

@@ -1,0 +1,39 @@
+"""Bytes of weights before they are loaded: the loader itself runs, on tensors without memory.
+
+So what is planned is what is kept, whatever the loader decides, such as which weights stay in fp8. With many
+experts that takes seconds; `weight_bytes`, for weights that are all in one dtype, reads the headers alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def planned_bytes(load: Callable[[torch.device], Any]) -> int:
+    """Bytes of all weights that a loader keeps.
+
+    Args:
+        load: Loads them onto a device; returns a nest of dataclasses and tuples with tensors.
+
+    Raises:
+        UnsupportedCheckpoint: As the loader, but for what only the values of weights show.
+    """
+    return sum(_storages(load(torch.device("meta"))).values())
+
+
+def _storages(weights: Any) -> dict[int, int]:
+    """Bytes of each storage, by an address that no other has."""
+    if isinstance(weights, Tensor):
+        storage = weights.untyped_storage()
+        return {storage._cdata: storage.nbytes()}
+    parts = (
+        weights if isinstance(weights, tuple) else [getattr(weights, each.name) for each in fields(weights)]
+    )
+    found: dict[int, int] = {}
+    for part in parts:
+        if isinstance(part, Tensor | tuple) or is_dataclass(part):
+            found |= _storages(part)
+    return found
