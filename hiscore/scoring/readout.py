@@ -39,34 +39,50 @@ def scores_from_head(values: Float32, options: ScoreOptions, is_classifier: bool
     return narrowed
 
 
-def scores_from_pairs(values: Float32, counts: Int64, columns: int, options: ScoreOptions) -> Float32:
-    """As `scores_from_head`, for items with labels of their own.
+class PairScores:
+    """As `scores_from_head`, for items with labels of their own."""
 
-    Args:
-        values: float32 [labels of all items].
-        counts: int64 [items]: how many labels each has, at least one.
-        columns: How many the result has.
-        options: Softmax over an item's own labels, and its temperature.
+    def __init__(self, counts: Int64, columns: int, options: ScoreOptions) -> None:
+        """Prepare all that does not depend on the logits, which may still be computed.
 
-    Returns:
-        float32 [items, columns], filled up with 0.
+        Args:
+            counts: int64 [items]: how many labels each has, at least one.
+            columns: How many the result has.
+            options: Softmax over an item's own labels, and its temperature.
+        """
+        self._counts, self._options = counts, options
+        self._starts = np.cumsum(counts) - counts
+        # Short numbers are compared several times as fast.
+        self._is_label = np.arange(columns, dtype=np.int32) < counts.astype(np.int32)[:, None]
 
-    Raises:
-        RequestError: A value is not finite.
-    """
-    if not np.isfinite(values).all():
-        raise RequestError("the model's output is not a finite number", Code.INTERNAL)
-    if options.apply_softmax and len(counts):
-        starts = np.cumsum(counts) - counts
+    def of(self, values: Float32) -> Float32:
+        """The scores of logits, or of probabilities over the vocabulary.
+
+        Args:
+            values: float32 [labels of all items].
+
+        Returns:
+            float32 [items, columns], filled up with 0.
+
+        Raises:
+            RequestError: A value is not finite.
+        """
+        if not np.isfinite(values).all():
+            raise RequestError("the model's output is not a finite number", Code.INTERNAL)
+        if self._options.apply_softmax and len(self._counts):
+            values = self._softmax(values)
+        scores = np.zeros(self._is_label.shape, np.float32)
+        scores[self._is_label] = values
+        return scores
+
+    def _softmax(self, values: Float32) -> Float32:
+        counts, starts = self._counts, self._starts
         powers = values.astype(np.float64)
         powers -= np.repeat(np.maximum.reduceat(values, starts), counts)
         with np.errstate(over="ignore"):
-            powers /= options.temperature
+            powers /= self._options.temperature
         np.exp(powers, out=powers)
         # Each segment is summed by itself, in an order that depends on its length alone.
         powers /= np.repeat(np.add.reduceat(powers, starts), counts)
-        values = powers.astype(np.float32)
-    scores = np.zeros((len(counts), columns), np.float32)
-    # Short numbers are compared several times as fast.
-    scores[np.arange(columns, dtype=np.int32) < counts.astype(np.int32)[:, None]] = values
-    return scores
+        narrowed: Float32 = powers.astype(np.float32)
+        return narrowed

@@ -95,6 +95,7 @@ class ScoreRequest:
         is_canary: The launcher's health probe, which is not counted as work.
         label_counts: int64 [items]: how many of the labels are each item's own, in turn; None: they are shared.
         columns: How many the scores have where the labels are not shared.
+        first_item: Of a part, the number of its first item in the whole request.
     """
 
     prompt: MultiItemPrompt
@@ -103,6 +104,7 @@ class ScoreRequest:
     is_canary: bool = False
     label_counts: Int64 | None = None
     columns: int = 0
+    first_item: int = 0
 
     @classmethod
     def of(
@@ -125,4 +127,5 @@ class ScoreRequest:
             prompt=prompt,
             labels=self.labels[ends[first_item] : ends[last_item]],
             label_counts=self.label_counts[first_item:last_item],
+            first_item=self.first_item + first_item,
         )

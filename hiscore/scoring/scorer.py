@@ -24,8 +24,8 @@ from hiscore.scoring.longrope import LongropeTables
 from hiscore.scoring.packing import Batch, pack
 from hiscore.scoring.precision import dtype_of, pick_dtype, use_device, warn_if_slow
 from hiscore.scoring.prefix_cache import PAGE, PrefixCache
-from hiscore.scoring.readout import scores_from_head, scores_from_pairs
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.score_reader import ScoreReader, reader_of
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class PendingScores:
 
     def result(self) -> tuple[list[Scores | RequestError], BatchStats]:
         """Wait for the results and turn logits into scores; call it once."""
+        readers = [_reader(request, self._is_classifier) for request in self._requests]
         if self._copy_done is not None:
             self._copy_done.synchronize()
         items = [len(request.prompt.item_lengths) for request in self._requests]
@@ -94,22 +95,30 @@ class PendingScores:
                     size = items[index] * width
                     results[index] = values[:size].reshape(items[index], width)
                 values = values[size:]
-        answers = [self._answer(index, found) for index, found in enumerate(results) if found is not None]
+        answers = [
+            self._read(index, readers[index], found)
+            for index, found in enumerate(results)
+            if found is not None
+        ]
         forwards, cached = self._batch.forwards, self._batch.cached_tokens
         tokens = sum(len(forward.input_ids) for forward in forwards)
         return answers, BatchStats(len(forwards), tokens, sum(items), sum(cached))
 
-    def _answer(self, index: int, result: Float32) -> Scores | RequestError:
-        request = self._requests[index]
+    def _read(self, index: int, reader: ScoreReader | RequestError, result: Float32) -> Scores | RequestError:
+        if isinstance(reader, RequestError):
+            return reader
         try:
-            if result.ndim == 1:
-                columns = len(request.labels) if request.label_counts is None else request.columns
-                scores = scores_from_pairs(result, own_counts(request), columns, request.options)
-            else:
-                scores = scores_from_head(result, request.options, self._is_classifier)
+            scores = reader(result)
         except RequestError as error:
             return error
-        return Scores(scores, len(request.prompt.tokens), self._batch.cached_tokens[index])
+        return Scores(scores, len(self._requests[index].prompt.tokens), self._batch.cached_tokens[index])
+
+
+def _reader(request: ScoreRequest, is_classifier: bool) -> ScoreReader | RequestError:
+    try:
+        return reader_of(request, is_classifier)
+    except RequestError as error:
+        return error
 
 
 class Scorer:

@@ -2,21 +2,13 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from hiscore.arrays import Int32, Int64
+from hiscore.arrays import Int32
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.parameters import check_ids
+from hiscore.scoring.repeated_labels import check_repeated
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.settings import Limits
-
-# Of the hash tables that find labels given twice; the factors are odd, the first is Knuth's by the golden ratio.
-HASH_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
-HASH_SHIFT = 12
-SLOTS_PER_KEY = 4
-MOST_SLOTS = 2**20
-"""4 MiB."""
 
 
 def check_prompt(prompt: MultiItemPrompt, limits: Limits, facts: CheckpointFacts) -> None:
@@ -64,7 +56,10 @@ def check_labels(
     counts: Sequence[int] | None = None,
     items: int = 0,
 ) -> Int32:
-    """Check label ids: at least one for a causal LM, none for a classifier, no duplicates among an item's own.
+    """Check label ids: at least one for a causal LM, none for a classifier, no duplicates among shared ones.
+
+    Duplicates among an item's own are looked for while a GPU is at work, see `score_reader`: in 50,000 labels that
+    takes longer than all other checks.
 
     Args:
         label_token_ids: int32 [labels].
@@ -94,14 +89,8 @@ def check_labels(
             f"'label_token_ids' holds {len(label_token_ids)} labels: at most {limits.max_labels} in one call"
         )
     check_ids("label_token_ids", label_token_ids, facts.vocab_size)
-    keys = label_token_ids.astype(np.int64)
-    if counts is not None:
-        keys += np.repeat(np.arange(items) * facts.vocab_size, counts)
-    if _is_any_repeated(keys):
-        values, occurrences = np.unique(keys, return_counts=True)
-        owner, label = divmod(int(values[occurrences.argmax()]), facts.vocab_size)
-        of_item = "" if counts is None else f" for item {owner}"
-        raise RequestError(f"'label_token_ids' holds {label} more than once{of_item}")
+    if counts is None:
+        check_repeated(label_token_ids)
     return label_token_ids
 
 
@@ -135,31 +124,3 @@ def check_counts(
             f"'label_counts' gives item {counts.index(max(counts))} {max(counts)} labels: at most "
             f"{limits.max_labels} for one item"
         )
-
-
-def _is_any_repeated(keys: Int64) -> bool:
-    """Whether any key is there twice, by hash tables: 50,000 keys take an eighth of the time of sorting them.
-
-    Every key goes to a slot, which keeps one of its keys. Keys that are there twice share a slot: one of them is
-    what the slot kept, or neither is. So those that were not kept are compared with what was, and then among
-    themselves, in a table of their own.
-    """
-    for factor in HASH_FACTORS:
-        if not len(keys):
-            return False
-        slot_count = min(1 << (SLOTS_PER_KEY * len(keys)).bit_length(), MOST_SLOTS)
-        slots = keys * factor
-        slots >>= HASH_SHIFT
-        slots &= slot_count - 1
-        places = np.arange(len(keys), dtype=np.int32)
-        # What is not written to is uninitialised, and never read.
-        kept = np.empty(slot_count, np.int32)
-        kept[slots] = places
-        found = kept.take(slots, mode="wrap")  # all are inside; this mode is the fastest
-        lost = np.flatnonzero(found != places)
-        left = keys[lost]
-        if (left == keys[found[lost]]).any():
-            return True
-        keys = left
-    # Few are ever left, unless somebody chose them to share slots.
-    return len(np.unique(keys)) < len(keys)

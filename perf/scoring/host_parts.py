@@ -16,7 +16,7 @@ PARTS = {
     "pack": (scorer, "pack"),
     "upload": (Uploads, "_send"),
     "launch": (BatchedScorer, "launch"),
-    "collect": (PendingScores, "_answer"),
+    "collect": (PendingScores, "_read"),
 }
 """Of each part the function that does it. "launch" holds the two before it, which are taken out again."""
 

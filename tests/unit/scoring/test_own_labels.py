@@ -20,8 +20,9 @@ from hiscore.scoring.encoding_plan import TextRequest
 from hiscore.scoring.head_results import own_counts
 from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.prefix_cache import PrefixCache
-from hiscore.scoring.readout import scores_from_pairs
+from hiscore.scoring.repeated_labels import check_repeated
 from hiscore.scoring.request import MultiItemPrompt, ScoreRequest
+from hiscore.scoring.score_reader import reader_of
 from hiscore.scoring.validation import check_labels
 from hiscore.settings import Limits
 from hiscore.tokenization.tokenizer import load_tokenizer
@@ -66,8 +67,7 @@ def call(labels: Sequence[np.ndarray], own_labels: bool = True, **options: Any) 
 
 def scores(head: LMHead, hidden: torch.Tensor, request: ScoreRequest) -> np.ndarray:
     (result,) = results_of(head, hidden, [request])
-    columns = request.columns or len(request.labels)
-    return scores_from_pairs(result.values.numpy(), own_counts(request), columns, request.options)
+    return reader_of(request, is_classifier=False)(result.values.numpy())
 
 
 @pytest.mark.parametrize("own_labels", [True, False])
@@ -183,11 +183,10 @@ def test_indices_of_many_labels_are_worked_out_behind_the_forward(
 
 
 def test_nothing_to_score_has_no_rows() -> None:
-    empty = np.empty(0, np.int64)
-    assert scores_from_pairs(np.empty(0, np.float32), empty, 0, ScoreOptions(apply_softmax=True)).shape == (
-        0,
-        0,
+    empty = ScoreRequest.of(
+        MultiItemPrompt.of([1], []), np.empty(0, np.int32), ScoreOptions(apply_softmax=True, label_counts=())
     )
+    assert reader_of(empty, is_classifier=False)(np.empty(0, np.float32)).shape == (0, 0)
 
 
 @pytest.mark.parametrize("value", ["[1", "7", "[1.0]", "[true]", '["1"]', "{}", "[" * 100_000])
@@ -206,7 +205,6 @@ BAD = {
     "2 numbers for 3 items": ((1, 2), [4, 5, 6], 3),
     "adds up to 3, but 2 labels": ((1, 2), [4, 5], 2),
     "item 1 4 labels: at most 3": ((1, 4), [4, 5, 6, 7, 8], 2),
-    "holds 5 more than once for item 1": ((1, 2), [5, 5, 5], 2),
     "ids of this model are 0 to 2999": ((1,), [3_000], 1),
 }
 
@@ -218,9 +216,13 @@ def test_counts_that_do_not_fit_are_refused(message: str) -> None:
         check_labels(np.array(labels, np.int32), Limits(max_labels=3), FACTS, counts, items)
 
 
-def test_a_label_may_belong_to_several_items() -> None:
+def test_a_label_may_belong_to_several_items_but_not_twice_to_one() -> None:
     labels = np.array([5, 6, 5, 6], np.int32)
     assert check_labels(labels, Limits(max_labels=2), FACTS, (2, 2), 2) is labels
+    check_repeated(labels, np.array([2, 2]))
+    for first_item in (0, 3):
+        with pytest.raises(RequestError, match=f"holds 5 more than once for item {first_item + 1}$"):
+            check_repeated(np.array([5, 5, 6, 5], np.int32), np.array([1, 3]), first_item)
 
 
 def test_a_classifier_has_no_labels_of_items_own() -> None:

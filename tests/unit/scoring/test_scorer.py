@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from hiscore.attention.metadata import Group
 from hiscore.errors import RequestError
 from hiscore.models.errors import UnsupportedCheckpoint
+from hiscore.scoring import score_reader
 from hiscore.scoring import scorer as scorer_module
 from hiscore.scoring.options import ScoreOptions, parse_options
 from hiscore.scoring.packing import Batch, pack
@@ -285,7 +286,7 @@ def test_a_tiny_temperature_gives_scores_and_no_error(
             assert not isinstance(answer, RequestError)
             assert np.array_equal(answer.scores, np.eye(3)[likely.argmax(axis=1)])
         with monkeypatch.context() as patched:
-            patched.setattr(scorer_module, "scores_from_head", dividing_first)
+            patched.setattr(score_reader, "scores_from_head", dividing_first)
             (answer,), _ = scorer.score([ScoreRequest(call.prompt(), ids, options)])
             assert isinstance(answer, RequestError)
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from hiscore.errors import RequestError
 from hiscore.models.support import CheckpointFacts
-from hiscore.scoring import validation
+from hiscore.scoring import repeated_labels
 from hiscore.scoring.labels import check_label_inputs
 from hiscore.scoring.layout import unpack
+from hiscore.scoring.repeated_labels import check_repeated
 from hiscore.scoring.request import MultiItemPrompt
 from hiscore.scoring.validation import check_labels, check_prompt
 from hiscore.settings import Limits
@@ -103,16 +104,16 @@ def test_bad_labels_are_refused(labels: np.ndarray, facts: CheckpointFacts, says
     slots=st.sampled_from([1, 2, 2**20]),
 )
 def test_labels_given_twice_are_found_however_they_share_slots(items: list[list[int]], slots: int) -> None:
-    counts, ids = [len(own) for own in items], int32(*(label for own in items for label in own))
+    counts = np.array([len(own) for own in items])
+    ids = int32(*(label for own in items for label in own))
     twice = any(len(set(own)) < len(own) for own in items)
-    limits = Limits(max_labels=8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(validation, "MOST_SLOTS", slots)
+        patch.setattr(repeated_labels, "MOST_SLOTS", slots)
         if not twice:
-            assert check_labels(ids, limits, FACTS, counts, len(items)) is ids
+            check_repeated(ids, counts)
             return
         with pytest.raises(RequestError, match="more than once for item") as caught:
-            check_labels(ids, limits, FACTS, counts, len(items))
+            check_repeated(ids, counts)
     words = caught.value.message.split()
     label, item = int(words[words.index("holds") + 1]), int(words[-1])
     assert items[item].count(label) > 1
