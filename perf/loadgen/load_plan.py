@@ -52,7 +52,7 @@ GPU_QUICK = replace(
 GPU_LARGE = replace(
     GPU,
     prompts=(Shape(300, 1, 0),),
-    pool=300,
+    pool=600,
     rates=(12,),
     analyzer_rates=(),
     concurrencies=(4, 8, 16),
