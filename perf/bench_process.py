@@ -16,7 +16,7 @@ from perf.machine.facts import ROOT, shown
 
 POLL_S = 0.2
 # Plans assume an idle machine. A step that takes this much longer is taken to hang.
-PATIENCE, PATIENCE_S = 4.0, 60.0
+TIMES_PLANNED, MORE_S = 4.0, 60.0
 STOPPING_S = 30.0
 TIMED_OUT = 124
 
@@ -44,8 +44,8 @@ def run(step: Step, out: Path, progress: Progress, limit_s: float | None = None)
     task = progress.add_task(step.name, total=step.seconds, line="")
     say(progress, f"{step.name}: planned for {step.seconds:.0f} s")
     log = log_of(step.name, out)
-    patience = PATIENCE * step.seconds + PATIENCE_S
-    limit = patience if limit_s is None else min(patience, limit_s)
+    hangs_after = TIMES_PLANNED * step.seconds + MORE_S
+    limit = hangs_after if limit_s is None else min(hangs_after, limit_s)
     begin = time.perf_counter()
     with log.open("w") as file:
         process = subprocess.Popen(

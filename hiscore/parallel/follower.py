@@ -80,9 +80,9 @@ def _watch_first_rank(heartbeat: socket.socket, parent: int) -> None:
         os._exit(1)
 
     HeartbeatSender([heartbeat], on_loss=partial(os._exit, 1))
-    patience = threading.Event()
-    patience.set()
-    HeartbeatMonitor({0: heartbeat}, end, patience, asked=True)
+    busy = threading.Event()
+    busy.set()
+    HeartbeatMonitor({0: heartbeat}, end, busy, set_by_peers=True)
 
 
 if __name__ == "__main__":

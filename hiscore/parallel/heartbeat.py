@@ -15,8 +15,8 @@ SILENT_ROUNDS = 6
 stopped, no round passes."""
 ROUND_S = 0.5
 
-ALIVE, PATIENCE = b".", b"p"
-"""What is sent. The second also asks whoever hears it for patience: silence from then on is no hang."""
+ALIVE, BUSY = b".", b"b"
+"""What is sent. The second also says that silence from then on is no hang."""
 
 
 class HeartbeatSender:
@@ -25,24 +25,24 @@ class HeartbeatSender:
     def __init__(
         self,
         peers: Collection[socket.socket],
-        patience: threading.Event | None = None,
+        busy: threading.Event | None = None,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin.
 
         Args:
             peers: Sockets of the other ranks.
-            patience: While set, the others are asked for patience; None: never.
+            busy: While set, the others are told so; None: never.
             on_loss: Called when somebody no longer receives them.
         """
-        self._peers, self._patience, self._on_loss = peers, patience, on_loss
+        self._peers, self._busy, self._on_loss = peers, busy, on_loss
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def send(self) -> None:
         """Send a byte now. From any thread; never waits."""
-        byte = PATIENCE if self._patience and self._patience.is_set() else ALIVE
+        byte = BUSY if self._busy and self._busy.is_set() else ALIVE
         for peer in self._peers:
             try:
                 # A buffer that is full holds signs of life enough.
@@ -69,8 +69,8 @@ class HeartbeatMonitor:
         self,
         peers: Mapping[int, socket.socket],
         on_loss: Callable[[str], None],
-        patience: threading.Event,
-        asked: bool = False,
+        busy: threading.Event,
+        set_by_peers: bool = False,
         wait: Callable[[float], object] | None = None,
     ) -> None:
         """Begin.
@@ -78,12 +78,12 @@ class HeartbeatMonitor:
         Args:
             peers: The socket of each other rank, by its number.
             on_loss: Called once, with what has happened.
-            patience: While set, silence is no hang: reading files may hold the interpreter for long.
-            asked: Whether what is heard sets and clears `patience`.
+            busy: While set, silence is no hang: reading files may hold the interpreter for long.
+            set_by_peers: Whether what is heard sets and clears `busy`.
             wait: Waits so many seconds; None: by the clock.
         """
         self._peers, self._on_loss = peers, on_loss
-        self._patience, self._asked = patience, asked
+        self._busy, self._set_by_peers = busy, set_by_peers
         self._closed = threading.Event()
         self._wait = wait or self._closed.wait
         self._thread = threading.Thread(target=self._listen, name="ranks", daemon=True)
@@ -105,9 +105,9 @@ class HeartbeatMonitor:
                     if not heard:
                         return self._lost(f"rank {key.data} has died")
                     silent[key.data] = -1
-                    self._update_patience(heard)
+                    self._update_busy(heard)
                 for rank in silent:
-                    silent[rank] = 0 if self._patience.is_set() else silent[rank] + 1
+                    silent[rank] = 0 if self._busy.is_set() else silent[rank] + 1
                     if silent[rank] >= SILENT_ROUNDS:
                         return self._lost(
                             f"rank {rank} hangs: no sign of life for {SILENT_ROUNDS * ROUND_S:g} s"
@@ -116,11 +116,11 @@ class HeartbeatMonitor:
                 self._wait(ROUND_S)
         return None
 
-    def _update_patience(self, heard: bytes) -> None:
-        if self._asked and heard.endswith(PATIENCE):
-            self._patience.set()
-        elif self._asked:
-            self._patience.clear()
+    def _update_busy(self, heard: bytes) -> None:
+        if self._set_by_peers and heard.endswith(BUSY):
+            self._busy.set()
+        elif self._set_by_peers:
+            self._busy.clear()
 
     def _lost(self, what: str) -> None:
         if not self._closed.is_set():

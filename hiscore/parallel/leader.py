@@ -58,10 +58,10 @@ class Ranks(Leader):
         store = os.memfd_create("hiscore-ranks")
         for rank in range(1, len(devices)):
             self._start(Shard(rank, len(devices)), devices[rank], store)
-        self._patience = threading.Event()
-        self._patience.set()
-        self._beat = HeartbeatSender(self._heartbeats.values(), self._patience)
-        self._watch = HeartbeatMonitor(self._heartbeats, self._lost, self._patience)
+        self._busy = threading.Event()
+        self._busy.set()
+        self._beat = HeartbeatSender(self._heartbeats.values(), self._busy)
+        self._watch = HeartbeatMonitor(self._heartbeats, self._lost, self._busy)
         use(devices[0], len(devices))
         shard = Shard(0, len(devices))
         self.rank = Rank(devices[0], Distributed(store_path(store), shard, devices[0]))
@@ -94,7 +94,7 @@ class Ranks(Leader):
         return result
 
     def started(self) -> None:
-        self._patience.clear()
+        self._busy.clear()
         self._beat.send()
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Ranks(Leader):
         self._ending.acquire(blocking=False)
         self._watch.close()
         # The others close for as long as they need.
-        self._patience.set()
+        self._busy.set()
         self._beat.close()
         self._beat.send()
         for channel in self._channels:

@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 from hiscore_client import AsyncScoreClient, Cancelled, ChunkLimits, InvalidRequest, RetryPolicy, ScoreClient
 from hiscore_client.chunk_threads import ChunkThreads
 from hiscore_client.sans_io import Operation, Rpc, Sleep
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 class FakeCall:
@@ -67,7 +67,7 @@ class FakeTriton:
 
     def wait_for_calls(self, number: int) -> list[FakeCall]:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.calls) >= number, PATIENCE_S)
+            assert self.changed.wait_for(lambda: len(self.calls) >= number, TIMEOUT_S)
             return list(self.calls)
 
 
@@ -103,7 +103,7 @@ def test_answers_come_back_and_nothing_stays_in_flight(
 ) -> None:
     future = pool.submit(threads.run, chunk(INFER, Rpc("is_server_live", {})))
     triton.wait_for_calls(1)[0].succeed("answer")
-    assert future.result(PATIENCE_S) == ["answer", True]
+    assert future.result(TIMEOUT_S) == ["answer", True]
     cancelled: list[None] = []
     monkeypatch.setattr(triton.calls[0], "cancel", lambda: cancelled.append(None))
     threads.stop()
@@ -119,7 +119,7 @@ def test_the_first_failure_is_kept_and_cancels_the_others_before_a_new_chunk_sta
     calls[1].fail("INVALID_ARGUMENT", "bad item")
     for future in futures:
         with pytest.raises(InferenceServerException):
-            future.result(PATIENCE_S)
+            future.result(TIMEOUT_S)
     assert isinstance(threads.first_failure, InferenceServerException)
     assert threads.first_failure.message() == "bad item"
     assert [call.cancelled for call in calls] == [True, False, True]
@@ -132,13 +132,13 @@ def test_the_first_failure_is_kept_and_cancels_the_others_before_a_new_chunk_sta
 def test_a_chunk_that_waits_to_retry_is_woken_and_sends_nothing(
     threads: ChunkThreads, triton: FakeTriton, pool: ThreadPoolExecutor
 ) -> None:
-    waiting = pool.submit(threads.run, chunk(Sleep(PATIENCE_S * 2), INFER))
+    waiting = pool.submit(threads.run, chunk(Sleep(TIMEOUT_S * 2), INFER))
     failing = pool.submit(threads.run, chunk(INFER))
     triton.wait_for_calls(1)[0].fail("INTERNAL", "broken")
     with pytest.raises(InferenceServerException, match="broken"):
-        failing.result(PATIENCE_S)
+        failing.result(TIMEOUT_S)
     with pytest.raises(Cancelled, match="another part"):
-        waiting.result(PATIENCE_S)
+        waiting.result(TIMEOUT_S)
     assert len(triton.calls) == 1
 
 
@@ -151,7 +151,7 @@ def test_a_request_that_fails_to_start_stops_the_others_too(
     with pytest.raises(ValueError, match="channel"):
         threads.run(chunk(INFER))
     with pytest.raises(InferenceServerException):
-        first.result(PATIENCE_S)
+        first.result(TIMEOUT_S)
     assert call.cancelled
     assert isinstance(threads.first_failure, ValueError)
 
@@ -172,7 +172,7 @@ def test_the_blocking_client_raises_the_first_failure_not_those_it_caused(triton
             triton.wait_for_calls(3)[2].fail("INVALID_ARGUMENT", "bad item")
             try:
                 with pytest.raises(InvalidRequest, match="bad item"):
-                    call.result(PATIENCE_S)
+                    call.result(TIMEOUT_S)
             finally:
                 triton.answer_all()
     # The other three were never sent.
@@ -202,7 +202,7 @@ async def test_the_async_client_raises_the_first_failure_and_cancels_the_rest() 
     for future, message in ((triton.calls[2], "first"), (triton.calls[0], "second")):
         future.set_exception(InferenceServerException(message, "StatusCode.INVALID_ARGUMENT"))
     with pytest.raises(InvalidRequest, match="first"):
-        await asyncio.wait_for(call, PATIENCE_S)
+        await asyncio.wait_for(call, TIMEOUT_S)
     assert len(triton.calls) == 3
     assert triton.calls[1].cancelled()
     await client.close()

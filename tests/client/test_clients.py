@@ -31,7 +31,7 @@ from hiscore_client import (
 )
 from hiscore_client.deadline import Deadline
 from tests.client.faulty_server import FaultyServer, abort, checksum, serving, until_cancelled, when
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 QUICK = RetryPolicy(attempts=3, first_pause=0.01)
 FULL = abort("UNAVAILABLE", "in ensemble 'score', Exceeds maximum queue size")
@@ -301,7 +301,7 @@ def test_what_cannot_be_sent_is_refused_here_with_the_request_id(
 
 def test_wait_ready_returns_once_the_models_are(twin: Twin, server: FaultyServer) -> None:
     server.ready_after = 3
-    twin("wait_ready", timeout=PATIENCE_S, models=("score", "scorer"))
+    twin("wait_ready", timeout=TIMEOUT_S, models=("score", "scorer"))
     assert server.ready_after < 0
 
 
@@ -324,7 +324,7 @@ def test_wait_ready_tells_a_missing_model_from_a_missing_server(
 def test_wait_ready_refuses_a_model_that_is_not_ours(twin: Twin, server: FaultyServer) -> None:
     server.tensors["score"] = [("query", "BYTES"), ("items", "INT32")]
     with pytest.raises(ServerFault, match="no BYTES tensor 'items': it is not hiscore's"):
-        twin("wait_ready", timeout=PATIENCE_S)
+        twin("wait_ready", timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -343,9 +343,9 @@ def test_wait_ready_notices_a_server_that_starts_late(
     monkeypatch.setattr(readiness, "_poll", noticed)
 
     def start_late() -> None:
-        assert polled.wait(PATIENCE_S)
+        assert polled.wait(TIMEOUT_S)
         with serving(server, address):
-            stop.wait(PATIENCE_S)
+            stop.wait(TIMEOUT_S)
 
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(start_late)
@@ -373,7 +373,7 @@ def test_closing_ends_calls_of_other_threads(url: str, server: FaultyServer) -> 
         eventually(lambda: server.running == 1)
         client.close()
         with pytest.raises(Cancelled):
-            call.result(timeout=PATIENCE_S)
+            call.result(timeout=TIMEOUT_S)
 
 
 def test_closing_wakes_a_call_that_waits_to_try_again(url: str, server: FaultyServer) -> None:
@@ -384,7 +384,7 @@ def test_closing_wakes_a_call_that_waits_to_try_again(url: str, server: FaultySe
         eventually(lambda: len(server.requests) == 1 and server.running == 0)
         client.close()
         with pytest.raises(Cancelled):
-            call.result(timeout=PATIENCE_S)
+            call.result(timeout=TIMEOUT_S)
 
 
 async def test_closing_ends_calls_of_other_tasks(url: str, server: FaultyServer) -> None:
@@ -394,7 +394,7 @@ async def test_closing_ends_calls_of_other_tasks(url: str, server: FaultyServer)
     await asyncio.to_thread(eventually, lambda: server.running == 1)
     await client.close()
     with pytest.raises(Cancelled):
-        await asyncio.wait_for(call, PATIENCE_S)
+        await asyncio.wait_for(call, TIMEOUT_S)
 
 
 async def test_cancelling_a_task_cancels_its_requests(url: str, server: FaultyServer) -> None:
@@ -428,7 +428,7 @@ def test_all_public_names_exist_and_nothing_else_is_promised() -> None:
     assert hiscore_client.__all__ == sorted(hiscore_client.__all__)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = TIMEOUT_S) -> None:
     """Wait for what another thread is about to do."""
     end = time.monotonic() + seconds
     while not condition():

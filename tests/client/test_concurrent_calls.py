@@ -8,7 +8,7 @@ import pytest
 from hiscore_client import InvalidRequest, Overloaded
 from hiscore_client.concurrent_calls import answer_in_order
 from hiscore_client.records import Answer
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def test_answers_are_in_order_whatever_finishes_first() -> None:
@@ -17,7 +17,7 @@ def test_answers_are_in_order_whatever_finishes_first() -> None:
     def call(record: int) -> int:
         if record == 0:
             for _ in range(3):
-                assert others_done.acquire(timeout=PATIENCE_S)
+                assert others_done.acquire(timeout=TIMEOUT_S)
         else:
             others_done.release()
         return record * 10
@@ -54,7 +54,7 @@ def test_input_is_read_no_further_ahead_than_calls_may_be_in_flight() -> None:
 
     def call(record: int) -> int:
         started.release()
-        assert release.wait(PATIENCE_S)
+        assert release.wait(TIMEOUT_S)
         return record
 
     answers = answer_in_order(call, records(), 3)
@@ -62,11 +62,11 @@ def test_input_is_read_no_further_ahead_than_calls_may_be_in_flight() -> None:
     reader = threading.Thread(target=lambda: collected.extend(answer.outcome for answer in answers))  # type: ignore[misc]
     reader.start()
     for _ in range(3):
-        assert started.acquire(timeout=PATIENCE_S)
+        assert started.acquire(timeout=TIMEOUT_S)
     # Three in flight, one of them waited for, three in the queue behind it, and one that waits for the queue.
     assert len(read) <= 5
     release.set()
-    reader.join(PATIENCE_S)
+    reader.join(TIMEOUT_S)
     assert collected == list(range(100))
 
 

@@ -27,7 +27,7 @@ from hiscore_client import (
     generation,
 )
 from tests.client.faulty_server import FaultyServer, abort, delay, refuse, serving, until_cancelled
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 QUICK = RetryPolicy(attempts=3, first_pause=0.01)
 CHUNKS = [
@@ -87,7 +87,7 @@ def twin(request: pytest.FixtureRequest, url: str) -> Twin:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.005)
@@ -304,7 +304,7 @@ def test_closing_the_iterator_cancels_the_generation(url: str, server: FaultySer
                 await asyncio.sleep(0.005)
 
     server.stream[1:] = [until_cancelled]
-    asyncio.run(asyncio.wait_for(close(), PATIENCE_S))
+    asyncio.run(asyncio.wait_for(close(), TIMEOUT_S))
 
 
 def test_control_a_stream_that_is_read_to_its_end_is_not_cancelled(twin: Twin, server: FaultyServer) -> None:
@@ -336,7 +336,7 @@ def test_closing_the_client_ends_its_streams(url: str, server: FaultyServer) -> 
             await anext(client.generate("a"))
 
     tasks: list[Any] = []
-    asyncio.run(asyncio.wait_for(close(), PATIENCE_S))
+    asyncio.run(asyncio.wait_for(close(), TIMEOUT_S))
 
 
 def test_cancelling_a_task_cancels_its_generation(url: str, server: FaultyServer) -> None:
@@ -358,14 +358,14 @@ def test_cancelling_a_task_cancels_its_generation(url: str, server: FaultyServer
             while not server.cancelled:
                 await asyncio.sleep(0.005)
 
-    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+    asyncio.run(asyncio.wait_for(run(), TIMEOUT_S))
 
 
 def test_the_server_ends_a_stream_in_time_and_the_connection_only_later(
     twin: Twin, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both at once are too much for Triton: its stream would be cancelled while it ends."""
-    monkeypatch.setattr(generation, "GRACE_S", PATIENCE_S)
+    monkeypatch.setattr(generation, "GRACE_S", TIMEOUT_S)
     late = refuse("UNAVAILABLE", "Request timeout expired after 1 of at most 16 tokens")
     server.stream[1:] = [delay(0.3), late]
     chunks, error = twin.until_error("a", timeout=0.2)
@@ -378,7 +378,7 @@ def test_the_server_ends_a_stream_in_time_and_the_connection_only_later(
 def test_a_reader_that_is_late_still_hears_from_the_server(
     url: str, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "GRACE_S", PATIENCE_S)
+    monkeypatch.setattr(generation, "GRACE_S", TIMEOUT_S)
     late = refuse("UNAVAILABLE", "Request timeout expired after 1 of at most 16 tokens")
     server.stream[1:] = [delay(0.3), late]
     with ScoreClient(url) as client:

@@ -9,7 +9,7 @@ import pytest
 
 from hiscore_client import AsyncScoreClient, InvalidRequest, ScoreClient
 from tests.client.faulty_server import FaultyServer, serving
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 # A connection takes its time, and until then all requests go to the other server.
 
@@ -27,7 +27,7 @@ def url(servers: tuple[FaultyServer, FaultyServer]) -> Iterator[str]:
 
 def until_both_have(servers: tuple[FaultyServer, FaultyServer], requests: int) -> Iterator[None]:
     """Go on until each server has this many requests."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while min(len(server.requests) for server in servers) < requests and time.monotonic() < deadline:
         yield
 

@@ -17,7 +17,7 @@ from schemathesis import GenerationMode
 URL, CANARY = GIVEN["url"], GIVEN["canary"]
 ALLOWED = {200, 400, 404, 413, 415, 429}
 LEAK = re.compile(r"Traceback|File \"|/(?:usr|home|tmp|dev|root|opt|proc|etc)/")
-PATIENCE_S = 120
+TIMEOUT_S = 120
 MAX_TOKENS = 4
 EXAMPLES = settings(
     max_examples=GIVEN["examples"],
@@ -46,7 +46,7 @@ def keep_calling() -> None:
     """The other caller, whose answers must never change."""
     while not done.wait(0.01):
         heard.append(
-            requests.post(URL + CANARY["path"], json=CANARY["body"], timeout=PATIENCE_S).json()["scores"]
+            requests.post(URL + CANARY["path"], json=CANARY["body"], timeout=TIMEOUT_S).json()["scores"]
         )
 
 
@@ -75,7 +75,7 @@ def from_description(operation: Any, mode: GenerationMode) -> None:
     @EXAMPLES
     @given(case=operation.as_strategy(generation_mode=mode))
     def make_request(case: Any) -> None:
-        note(case.path, case.body, case.call(base_url=URL, timeout=PATIENCE_S))
+        note(case.path, case.body, case.call(base_url=URL, timeout=TIMEOUT_S))
 
     make_request()
 
@@ -89,7 +89,7 @@ def places(node: Any) -> list[tuple[Any, Any]]:
 def from_good_ones(path: str, bodies: list[Any]) -> None:
     """Make good requests, and good ones with one value changed."""
     for body in bodies:
-        note(path, body, requests.post(URL + path, json=body, timeout=PATIENCE_S))
+        note(path, body, requests.post(URL + path, json=body, timeout=TIMEOUT_S))
 
     @EXAMPLES
     @given(data=st.data())
@@ -97,7 +97,7 @@ def from_good_ones(path: str, bodies: list[Any]) -> None:
         body = copy.deepcopy(data.draw(st.sampled_from(bodies)))
         node, key = data.draw(st.sampled_from(places(body)))
         node[key] = data.draw(ANYTHING)
-        note(path, body, requests.post(URL + path, json=body, timeout=PATIENCE_S))
+        note(path, body, requests.post(URL + path, json=body, timeout=TIMEOUT_S))
 
     make_request()
 

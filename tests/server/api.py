@@ -12,7 +12,7 @@ from typing import Any
 from hiscore.launcher import Server
 from hiscore.launcher.api import Api
 from hiscore.settings import ServeSettings
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def call(api: Api, path: str, body: Any = None, **headers: str) -> Reply:
         given = {"content-type": "application/json", **given}
     request = urllib.request.Request(api.url + path, data, given)
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return Reply(answer.status, answer.headers, answer.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 
 from hiscore.launcher import Server
-from tests.support.patience import wait_until
+from tests.support.timeouts import wait_until
 
 LINE = re.compile(r'^(\w+)\{(?:[^}]*,)?model="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 

@@ -10,7 +10,7 @@ from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from tests.server.leftovers import leftovers
 from tests.server.wire import Refused, over_grpc
-from tests.support.patience import wait_until
+from tests.support.timeouts import wait_until
 
 FAULTY = 7
 # The scorer's own model.py with some lines more.

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 class Gate:
@@ -89,4 +89,4 @@ def gate(target: str) -> Iterator[Gate]:
         yield made
     finally:
         made.close()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)

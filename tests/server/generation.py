@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from hiscore.errors import Code
 from hiscore.launcher import Server
 from tests.server.wire import HTTP_CODES, Refused
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def grpc_stream(
     def responses() -> Iterator[Response]:
         nonlocal ended
         while not ended:
-            answer = answers.get(timeout=PATIENCE_S)
+            answer = answers.get(timeout=TIMEOUT_S)
             if isinstance(answer, InferenceServerException):
                 ended = True
                 raise _refused(str(answer.message()))
@@ -113,7 +113,7 @@ def over_grpc(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> G
 @contextmanager
 def http_stream(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> Iterator[Iterator[Response]]:
     """As `grpc_stream`, from server-sent events; leaving the block closes the connection."""
-    connection = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(server.http_address, timeout=TIMEOUT_S)
     body = json.dumps({**inputs, **parameters})
     try:
         connection.request("POST", "/v2/models/decode/generate_stream", body)
@@ -166,5 +166,5 @@ WAYS = {"grpc": over_grpc, "http": over_http}
 def whole(server: Server, inputs: Mapping[str, Any], **parameters: Any) -> dict[str, Any]:
     """The outputs of a call with `stream` false, over /generate, which takes exactly one response."""
     body = json.dumps({**inputs, **parameters, "stream": False}).encode()
-    with urllib.request.urlopen(f"{server.http_url}/v2/models/decode/generate", body, PATIENCE_S) as answer:
+    with urllib.request.urlopen(f"{server.http_url}/v2/models/decode/generate", body, TIMEOUT_S) as answer:
         return dict(json.loads(answer.read()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hiscore.settings import ServeSettings
-from tests.support.patience import wait_until
+from tests.support.timeouts import wait_until
 
 # The scorer's own model.py with some lines more: a batch is launched only when it is not held any more. Meanwhile
 # a file says how many calls wait behind it, and the callers of how many of these have gone. Another says how many

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from hiscore.launcher.workspace import shared_memory
-from tests.support.patience import wait_until
+from tests.support.timeouts import wait_until
 
 
 def processes(name: str) -> list[int]:

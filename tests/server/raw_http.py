@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def exchange(address: str, request: bytes, ends: bool = False) -> str:
@@ -21,7 +21,7 @@ def exchange(address: str, request: bytes, ends: bool = False) -> str:
     """
     host, port = address.split(":")
     received = b""
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
         try:
             connection.sendall(request)
             if ends:

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from hiscore.launcher.api import Api
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 @contextmanager
 def events(api: Api, path: str, body: Any) -> Iterator[Iterator[Any]]:
     """The data of all events but ``[DONE]``, which must be the last; leaving the block closes the connection."""
-    connection = http.client.HTTPConnection(api.url.removeprefix("http://"), timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(api.url.removeprefix("http://"), timeout=TIMEOUT_S)
     try:
         connection.request(
             "POST", path, json.dumps({**body, "stream": True}), {"content-type": "application/json"}

@@ -19,7 +19,7 @@ from hiscore.launcher import Server
 from tests.server.beside import good_calls_beside
 from tests.server.generation import over_grpc
 from tests.server.raw_http import leak
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.server
 
@@ -178,10 +178,10 @@ def outcome(
     """The code and the message of a call; OK and how many responses it had."""
     try:
         if request.model_name != "decode":
-            stub.ModelInfer(request, timeout=PATIENCE_S)
+            stub.ModelInfer(request, timeout=TIMEOUT_S)
             return "OK", "1"
         # Without triton_grpc_error, under which errors of streams sometimes end Triton 2.51.
-        responses = list(stub.ModelStreamInfer(iter([request]), timeout=PATIENCE_S))
+        responses = list(stub.ModelStreamInfer(iter([request]), timeout=TIMEOUT_S))
         errors = [response.error_message for response in responses if response.error_message]
         return ("INVALID_ARGUMENT", errors[0]) if errors else ("OK", str(len(responses)))
     except grpc.RpcError as error:
@@ -236,7 +236,7 @@ def test_bytes_that_are_no_message_are_an_error(
     @settings(max_examples=100, derandomize=True, database=None)
     @given(st.integers(0, len(good) - 1), st.binary(min_size=1, max_size=9))
     def play(place: int, other: bytes) -> None:
-        call = send.future(good[:place] + other + good[place + len(other) :], timeout=PATIENCE_S)
+        call = send.future(good[:place] + other + good[place + len(other) :], timeout=TIMEOUT_S)
         assert call.exception() is None or call.code().name in REFUSALS, call
         assert not leak(call.details()), call
         stub.beside.check()
@@ -244,5 +244,5 @@ def test_bytes_that_are_no_message_are_an_error(
     with grpc.insecure_channel(abused.grpc_url) as channel:
         # Without serialisers, so that bytes are sent as they are.
         send = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        assert send(good, timeout=PATIENCE_S)
+        assert send(good, timeout=TIMEOUT_S)
         play()

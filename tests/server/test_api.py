@@ -24,7 +24,7 @@ from hiscore.prompts.rerank import RerankPrompts
 from tests.server.api import api_of, call
 from tests.server.raw_http import leak, post
 from tests.support.comparison import check, truth_of
-from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -196,7 +196,7 @@ def test_compressed_bombs_do_not_explode(api: Api) -> None:
 
 def connected(api: Api) -> socket.socket:
     host, port = api.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
 
 
 def resident(api: Api) -> int:

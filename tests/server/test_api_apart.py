@@ -19,7 +19,7 @@ import pytest
 
 from hiscore.launcher import Server
 from hiscore_client import ScoreClient
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -49,14 +49,14 @@ def api_alone(backend: str, checkpoint: Path, log: Path, **settings: str) -> Ite
         yield process, found.group(1)
     finally:
         process.terminate()
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
 
 
 def ask(url: str, path: str, body: Any = None) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -76,7 +76,7 @@ def test_the_api_alone_serves_the_models_of_another_server(lm: Server, tiny_lm: 
         below = psutil.Process(process.pid).children(recursive=True)
         assert not [each for each in below if "triton" in each.name()], "no models of its own"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     assert lm.fault() == ""
 

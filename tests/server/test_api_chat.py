@@ -28,7 +28,7 @@ from tests.server.raw_http import leak, post
 from tests.server.sse import all_events, events
 from tests.support.client_environment import ask
 from tests.support.comparison import truth_of
-from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -381,7 +381,7 @@ def test_a_caller_that_leaves_frees_its_sequence(api: Api, server: Server, strea
 
 def connect(api: Api) -> socket.socket:
     host, port = api.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
 
 
 def test_a_reader_that_does_not_read_holds_up_nobody(api: Api, server: Server) -> None:
@@ -415,7 +415,7 @@ def test_tokens_are_timed(api: Api) -> None:
 
 def test_a_stop_lets_streams_finish(server: Server, tmp_path: Path) -> None:
     with (
-        api_of(server, tmp_path / "log", drain_timeout_s=PATIENCE_S) as api,
+        api_of(server, tmp_path / "log", drain_timeout_s=TIMEOUT_S) as api,
         events(api, TEXT, {**LONG, "max_tokens": 100}) as read,
     ):
         first = next(read)

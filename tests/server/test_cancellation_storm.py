@@ -16,7 +16,7 @@ from tests.server.footprint import UNDER_WAY, footprint
 from tests.server.generation import over_grpc
 from tests.server.test_abuse_grpc import GOOD, numbers, request_of
 from tests.server.test_decode_stream import gauges
-from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -36,10 +36,10 @@ def cancelled_call(stub: service_pb2_grpc.GRPCInferenceServiceStub, number: int)
     chance = random.Random(number)
     model = chance.choice(["scorer", "score"])
     call = stub.ModelInfer.future(request_of(model, ITEMS if model == "scorer" else GOOD["score"], {}))
-    timer = threading.Timer(chance.choice([0, 0.002, 0.02, 2 * PATIENCE_S]), call.cancel)
+    timer = threading.Timer(chance.choice([0, 0.002, 0.02, 2 * TIMEOUT_S]), call.cancel)
     timer.start()
     try:
-        call.result(timeout=PATIENCE_S)
+        call.result(timeout=TIMEOUT_S)
         return "OK"
     except grpc.FutureCancelledError:
         return "CANCELLED"
@@ -51,7 +51,7 @@ def cancelled_call(stub: service_pb2_grpc.GRPCInferenceServiceStub, number: int)
 
 def cancelled_stream(stub: service_pb2_grpc.GRPCInferenceServiceStub, number: int) -> str:
     """A stream that is cancelled after some responses, perhaps none; far from its end."""
-    responses = stub.ModelStreamInfer(iter([request_of("decode", PROMPT, LONG)]), timeout=PATIENCE_S)
+    responses = stub.ModelStreamInfer(iter([request_of("decode", PROMPT, LONG)]), timeout=TIMEOUT_S)
     wanted = random.Random(number).choice([0, 0, 1, 3, 10])
     for _ in range(wanted):
         response = next(responses)

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.server.leftovers import server_below
 from tests.server.test_watchdog import Watched, watched, works
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -40,7 +40,7 @@ def post(server: Watched, body: bytes) -> tuple[int, str]:
     """Status and text; status 0 if the connection broke."""
     found = re.search(r"HTTP http://(\S+?),", server.process.ready_line)
     assert found
-    connection = http.client.HTTPConnection(found.group(1), timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(found.group(1), timeout=TIMEOUT_S)
     try:
         connection.request("POST", "/v2/models/score/infer", body, {"Content-Encoding": "gzip"})
         response = connection.getresponse()
@@ -78,7 +78,7 @@ def grpc_call(server: Watched, query: bytes) -> None:
         inputs.append(triton.InferInput(name, list(values.shape), datatype))
         inputs[-1].set_data_from_numpy(values)
     with triton.InferenceServerClient(server.address) as client:
-        client.infer("score", inputs, compression_algorithm="gzip", client_timeout=PATIENCE_S)
+        client.infer("score", inputs, compression_algorithm="gzip", client_timeout=TIMEOUT_S)
 
 
 def test_what_a_compressed_call_takes_is_bounded(tiny_lm: Path, tmp_path: Path) -> None:

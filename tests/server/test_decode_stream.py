@@ -28,7 +28,7 @@ from tests.server.conftest import StartServer
 from tests.server.generation import WAYS, Generation, grpc_stream, http_stream, over_grpc, tensors
 from tests.server.leftovers import leftovers
 from tests.server.wire import Refused
-from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.timeouts import TIMEOUT_S, wait_until
 from tests.support.tiny_models import VOCABULARY
 
 pytestmark = pytest.mark.server
@@ -43,11 +43,11 @@ STREAMS, QUEUE = 4, 3
 @pytest.fixture(scope="module")
 def decode(start_server: StartServer, tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> Server:
     """The small random causal LM, with room for `LONG`, few sequences and a short queue."""
-    patient = tmp_path_factory.mktemp("patient") / "lm"
-    shutil.copytree(tiny_lm, patient)
-    config = json.loads((patient / "config.json").read_text())
-    (patient / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
-    return start_server(patient, models="decode", max_streams=STREAMS, max_queue=QUEUE, host_kv_bytes=2**28)
+    long = tmp_path_factory.mktemp("long") / "lm"
+    shutil.copytree(tiny_lm, long)
+    config = json.loads((long / "config.json").read_text())
+    (long / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    return start_server(long, models="decode", max_streams=STREAMS, max_queue=QUEUE, host_kv_bytes=2**28)
 
 
 @pytest.fixture(autouse=True)
@@ -398,7 +398,7 @@ def test_metrics_add_up(decode: Server) -> None:
 def test_the_client_streams_and_leaving_its_loop_cancels(decode: Server, tiny_lm: Path) -> None:
     expected = over_grpc(decode, {"input_ids": PROMPT}, max_tokens=30, ignore_eos=True)
     with ScoreClient(decode.grpc_url, retry=RetryPolicy(attempts=1)) as client:
-        client.wait_ready(PATIENCE_S, ["decode"])
+        client.wait_ready(TIMEOUT_S, ["decode"])
         chunks = list(client.generate(PROMPT, max_tokens=30, ignore_eos=True))
         assert [token for chunk in chunks for token in chunk.token_ids] == expected.ids
         assert "".join(chunk.text for chunk in chunks) == expected.text
@@ -436,7 +436,7 @@ def test_stopping_lets_streams_finish_and_does_not_wait_for_more(tiny_llama: Pat
         models="decode",
         device="cpu",
         host_kv_bytes=2**28,
-        drain_timeout_s=PATIENCE_S,
+        drain_timeout_s=TIMEOUT_S,
         **ports,
     )
     server = Server(settings, tmp_path / "log")
@@ -456,7 +456,7 @@ def test_stopping_lets_streams_finish_and_does_not_wait_for_more(tiny_llama: Pat
         received += sum(len(chunk.token_ids) for chunk in stream)
         assert received == 1_000
         stop.join()
-        assert time.monotonic() - started < PATIENCE_S
+        assert time.monotonic() - started < TIMEOUT_S
     assert leftovers(name) == []
 
 

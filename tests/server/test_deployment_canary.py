@@ -16,19 +16,19 @@ from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from tests.server.conftest import StartServer
 from tests.support.deployment import DOCKER
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.server
 
 SCORING = "score, tokenizer, scorer"
 
 
-def canary(url: str, models: str, seconds: int = PATIENCE_S) -> int:
+def canary(url: str, models: str, seconds: int = TIMEOUT_S) -> int:
     """Its exit code, run as in the image: with the commands of the environment first on PATH."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "HISCORE_URL": url, "MODELS": models}
     return subprocess.run(
-        [DOCKER / "canary", str(seconds)], env=environment, timeout=2 * PATIENCE_S, check=False
+        [DOCKER / "canary", str(seconds)], env=environment, timeout=2 * TIMEOUT_S, check=False
     ).returncode
 
 
@@ -92,7 +92,7 @@ def test_a_model_that_hangs_is_dead_whatever_readiness_says(tiny_lm: Path, tmp_p
                 frozen[-1].send_signal(signal.SIGSTOP)
                 # The control: what a probe of readiness says.
                 with urllib.request.urlopen(
-                    f"{server.http_url}/v2/health/ready", timeout=PATIENCE_S
+                    f"{server.http_url}/v2/health/ready", timeout=TIMEOUT_S
                 ) as response:
                     assert response.status == 200
                 assert canary(server.grpc_url, models, seconds=3) == 1

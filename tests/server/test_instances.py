@@ -17,7 +17,7 @@ from tests.server.counters import settled
 from tests.server.generation import grpc_stream, over_grpc
 from tests.server.wire import Refused
 from tests.support.decoding import checkpoint
-from tests.support.patience import wait_until
+from tests.support.timeouts import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -30,9 +30,9 @@ TOTAL = len(PROMPT) + 3 * SMALL
 
 
 @pytest.fixture(scope="module")
-def patient_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def long_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random causal LM with room for `LONG`."""
-    return checkpoint("llama", tmp_path_factory.mktemp("patient-llama"), max_position_embeddings=2**15)
+    return checkpoint("llama", tmp_path_factory.mktemp("long-llama"), max_position_embeddings=2**15)
 
 
 def by_device(server: Server, metric: str) -> Counter[str]:
@@ -72,22 +72,22 @@ def prompts_beside_a_long_call(server: Server) -> Counter[str]:
 
 
 def test_an_instance_that_is_busy_leaves_calls_to_one_that_is_not(
-    start_server: StartServer, patient_llama: Path, tmp_path: Path
+    start_server: StartServer, long_llama: Path, tmp_path: Path
 ) -> None:
     settings = {"models": "decode", "cpu_instances": 2, "host_kv_bytes": 2**28, "prefix_cache": False}
-    prompts = prompts_beside_a_long_call(start_server(patient_llama, **settings))
+    prompts = prompts_beside_a_long_call(start_server(long_llama, **settings))
     assert sorted(prompts) == ["cpu:0", "cpu:1"]
     assert sorted(prompts.values()) == [3 * SMALL, len(PROMPT)]
     # The control: in turn, the busy one gets small calls, too.
-    control = start_server(patient_llama, model_repository=in_turn(tmp_path / "models"), **settings)
+    control = start_server(long_llama, model_repository=in_turn(tmp_path / "models"), **settings)
     assert sorted(prompts_beside_a_long_call(control).values())[0] < 3 * SMALL
 
 
 def test_calls_are_refused_only_when_all_instances_are_full(
-    start_server: StartServer, patient_llama: Path
+    start_server: StartServer, long_llama: Path
 ) -> None:
     server = start_server(
-        patient_llama, models="decode", cpu_instances=2, host_kv_bytes=2**28,
+        long_llama, models="decode", cpu_instances=2, host_kv_bytes=2**28,
         max_streams=MAX_STREAMS, max_queue=MAX_QUEUE,
     )  # fmt: skip
     open_calls = []

@@ -11,7 +11,7 @@ import pytest
 from hiscore_client import ScoreClient
 from tests.server.leftovers import leftovers, server_below
 from tests.server.test_launcher_signals import LAUNCHER, launched
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -38,11 +38,11 @@ def test_every_port_answers(tiny_llama: Path, tmp_path: Path, address: str) -> N
             assert client.score_ids([5], [[7]], [9]).scores.shape == (1, 1)
         for path in re.findall(r"http://\S+(?<!,)", line):
             page = "" if path.count("/") > 2 else "/health" if str(ports["API"]) in path else "/v2"
-            with urllib.request.urlopen(path + page, timeout=PATIENCE_S) as response:
+            with urllib.request.urlopen(path + page, timeout=TIMEOUT_S) as response:
                 assert response.status == 200
         with_ipv4 = {name for name, port in ports.items() if listens("127.0.0.1", port)}
         assert with_ipv4 == (DUAL if address == "::" else set())
         name, _ = server_below(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert leftovers(name) == []

@@ -19,7 +19,7 @@ from tests.server.busy import inputs, score
 from tests.server.conftest import StartServer
 from tests.server.counters import counted
 from tests.server.held import Holdable
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.server
 
@@ -47,7 +47,7 @@ def one_held(client: triton.InferenceServerClient, holdable: Holdable) -> Iterat
             call = pool.submit(score, client, ITEMS)
             holdable.wait_for(waiting=0)
             yield
-        assert call.result(PATIENCE_S).shape == (ITEMS, 2)
+        assert call.result(TIMEOUT_S).shape == (ITEMS, 2)
 
 
 def outcome(client: triton.InferenceServerClient, timeout_us: int | None = None) -> str:
@@ -66,7 +66,7 @@ def test_a_full_queue_refuses_and_the_others_are_served(narrow: Server, holdable
     with triton.InferenceServerClient(narrow.grpc_url) as client, ThreadPoolExecutor(QUEUE + more) as pool:
         with one_held(client, holdable):
             calls = [pool.submit(outcome, client) for _ in range(QUEUE + more)]
-            answered = as_completed(calls, timeout=PATIENCE_S)
+            answered = as_completed(calls, timeout=TIMEOUT_S)
             refused = [next(answered).result() for _ in range(more)]
             holdable.wait_for(waiting=QUEUE)
         assert [call.result() for call in answered] == ["scored"] * QUEUE
@@ -89,13 +89,13 @@ def test_a_call_whose_caller_has_gone_is_not_computed(
                 call.cancel()
                 holdable.wait_for(waiting=1, gone=1)
             time.sleep(2 * POLL_AFTER_S)
-        assert (answered.get(timeout=PATIENCE_S) is not None) == cancel
+        assert (answered.get(timeout=TIMEOUT_S) is not None) == cancel
     assert risen["scorer", "hiscore_items_total"] == ITEMS + computed
 
 
 @pytest.mark.parametrize(
     ("timeout_us", "expected"),
-    [(1_000, r"UNAVAILABLE: .*Request timeout expired"), (10**6 * PATIENCE_S, "^scored$")],
+    [(1_000, r"UNAVAILABLE: .*Request timeout expired"), (10**6 * TIMEOUT_S, "^scored$")],
     ids=["late", "control"],
 )
 def test_a_call_that_waited_longer_than_it_may_is_refused(
@@ -106,4 +106,4 @@ def test_a_call_that_waited_longer_than_it_may_is_refused(
             call: Future[str] = pool.submit(outcome, client, timeout_us)
             holdable.wait_for(waiting=1)
             time.sleep(0.01)
-        assert re.search(expected, call.result(PATIENCE_S)), call.result()
+        assert re.search(expected, call.result(TIMEOUT_S)), call.result()

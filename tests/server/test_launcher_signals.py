@@ -24,7 +24,7 @@ from hiscore.launcher.workspace import sweep
 from tests.server.busy import score, until_error
 from tests.server.held import Holdable
 from tests.server.leftovers import leftovers, server_below, wait_gone
-from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.server
 
@@ -107,14 +107,14 @@ def draining(
 def test_a_signal_drains_then_stops_everything(
     tiny_llama: Path, tmp_path: Path, command: list[str], signum: signal.Signals
 ) -> None:
-    with draining(command, signum, tiny_llama, tmp_path, DRAIN_TIMEOUT_S=f"{PATIENCE_S}") as (
+    with draining(command, signum, tiny_llama, tmp_path, DRAIN_TIMEOUT_S=f"{TIMEOUT_S}") as (
         process, calls, holdable, name,
     ):  # fmt: skip
         assert process.poll() is None
         assert not any(call.done() for call in calls)
         holdable.release()
-        code = process.wait(PATIENCE_S)
-        results = [call.result(PATIENCE_S) for call in calls]
+        code = process.wait(TIMEOUT_S)
+        results = [call.result(TIMEOUT_S) for call in calls]
         assert all(result.shape == (ITEMS, 2) and np.isfinite(result).all() for result in results)
         assert leftovers(name) == []
         # make dies of the signal it got, the launcher has done its work.
@@ -126,8 +126,8 @@ def test_calls_that_take_longer_than_a_drain_may_fail(tiny_llama: Path, tmp_path
     with draining(LAUNCHER, signal.SIGTERM, tiny_llama, tmp_path, DRAIN_TIMEOUT_S="1") as (
         process, calls, _, name,
     ):  # fmt: skip
-        assert process.wait(PATIENCE_S) == 0
-        assert all(isinstance(call.exception(PATIENCE_S), InferenceServerException) for call in calls)
+        assert process.wait(TIMEOUT_S) == 0
+        assert all(isinstance(call.exception(TIMEOUT_S), InferenceServerException) for call in calls)
         assert leftovers(name) == []
 
 
@@ -146,7 +146,7 @@ def test_a_server_that_dies_ends_the_launcher(tiny_llama: Path, tmp_path: Path) 
     with launched(LAUNCHER, tiny_llama, tmp_path / "log", WATCHDOG="exit") as (process, _):
         name, pid = server_below(process.pid)
         os.kill(pid, signal.SIGKILL)
-        assert process.wait(PATIENCE_S) == 1
+        assert process.wait(TIMEOUT_S) == 1
         ended = "tritonserver stopped by itself: it was killed by signal 9 (SIGKILL)"
         assert ended in (tmp_path / "log").read_text()
         assert leftovers(name) == []
@@ -169,11 +169,9 @@ def test_a_model_that_dies_ends_the_server_and_no_caller_waits(tiny_llama: Path,
         children = psutil.Process(process.pid).children(recursive=True)
         (stub,) = (child for child in children if "python_backend_stub" in child.name())
         stub.kill()
-        assert process.wait(PATIENCE_S) == 1
+        assert process.wait(TIMEOUT_S) == 1
         try:
-            assert all(
-                isinstance(call.result(timeout=PATIENCE_S), InferenceServerException) for call in calls
-            )
+            assert all(isinstance(call.result(timeout=TIMEOUT_S), InferenceServerException) for call in calls)
         finally:
             stop.set()
         named = f"the process of model scorer (pid {stub.pid}) was killed by signal 9 (SIGKILL)"
@@ -247,7 +245,7 @@ def test_a_signal_while_models_load_acts_at_once(
         wait_until(lambda: bool(servers_below(process.pid)), (tmp_path / "log").read_text)
         children = servers_below(process.pid)
         process.send_signal(signum)
-        code = process.wait(PATIENCE_S)
+        code = process.wait(TIMEOUT_S)
         assert not any(child.is_running() for child in children)
         assert code == (-signum if command is MAKE else 0)
     finally:
@@ -264,7 +262,7 @@ def test_check_looks_at_everything_and_starts_nothing(tiny_lm: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
         )
 
     done = check()

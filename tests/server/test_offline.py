@@ -32,7 +32,7 @@ from tests.server.counters import counted, settled
 from tests.server.gate import gate
 from tests.server.held import Holdable
 from tests.support.comparison import INVARIANCE
-from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -83,7 +83,7 @@ def parts(folder: Path) -> dict[str, int]:
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline
         assert process is None or process.poll() is None, process.communicate()

@@ -16,7 +16,7 @@ from tests.server.busy import inputs
 from tests.server.conftest import StartServer
 from tests.server.counters import read
 from tests.server.held import Holdable
-from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -50,8 +50,8 @@ def items_before_a_small_call(server: Server, holdable: Holdable, parts: bool) -
             holdable.wait_for(waiting=int(parts))
             small = pool.submit(client.infer, "scorer", call(3, 1, 3))
             holdable.wait_for(waiting=1 + parts)
-        small.result(PATIENCE_S)
-        scores = large.result(PATIENCE_S).as_numpy("scores")
+        small.result(TIMEOUT_S)
+        scores = large.result(TIMEOUT_S).as_numpy("scores")
     assert scores is not None
     assert scores.shape == (1, MANY, 1)
     # Equal items have equal scores, whichever part they were in.
@@ -104,9 +104,9 @@ def flood(server: Server, holdable: Holdable) -> None:
             for _ in range(3 * ACCEPTED - 1):
                 ask()
             # Refused at once, while nothing is computed.
-            refused = [answers.get(timeout=PATIENCE_S) for _ in range(2 * ACCEPTED)]
+            refused = [answers.get(timeout=TIMEOUT_S) for _ in range(2 * ACCEPTED)]
             holdable.wait_for(waiting=ACCEPTED - 1)
-        assert [answers.get(timeout=PATIENCE_S) for _ in range(ACCEPTED)] == [None] * ACCEPTED
+        assert [answers.get(timeout=TIMEOUT_S) for _ in range(ACCEPTED)] == [None] * ACCEPTED
     for error in refused:
         assert error is not None
         assert "UNAVAILABLE" in str(error.status())

@@ -18,7 +18,7 @@ from perf.loadgen.perf_analyzer import Analyzer
 from perf.loadgen.token_check import FirstTokens
 from perf.loadgen.window import WrongScores
 from tests.server.counters import counted
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.server
 
@@ -95,7 +95,7 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
         [sys.executable, "-m", "perf.loadgen.request_data", "--directory", tmp_path],
         cwd=PERF.parent,
         check=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
     for name in ("score.json", "scorer.json"):
         assert (tmp_path / name).read_text() == (PERF / "data" / name).read_text()

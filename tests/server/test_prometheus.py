@@ -30,7 +30,7 @@ from tests.support.deployment import (
     rules,
     scaling_queries,
 )
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -109,10 +109,10 @@ def prometheus(
 
 
 def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            urllib.request.urlopen(f"http://{address}/-/ready", timeout=PATIENCE_S).close()
+            urllib.request.urlopen(f"http://{address}/-/ready", timeout=TIMEOUT_S).close()
             return
         except OSError:
             time.sleep(0.1)
@@ -122,7 +122,7 @@ def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", log: Path
 def ask(address: str, query: str) -> list[float]:
     """The values that a query gives now; an error of Prometheus fails the test."""
     url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
         answer = json.load(response)
     assert answer["status"] == "success", answer
     assert answer["data"]["resultType"] == "vector", query
@@ -155,7 +155,7 @@ def test_every_query_answers(prometheus: str, whole: Server) -> None:
         if not GPU_METRIC.search(query)
     }
     assert len(waiting) > 20
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while waiting and time.monotonic() < deadline:
         work(whole)
         time.sleep(0.5)
@@ -169,7 +169,7 @@ def test_every_query_answers(prometheus: str, whole: Server) -> None:
 
 def test_each_step_of_a_text_call_tells_its_time(prometheus: str, whole: Server) -> None:
     waiting = {"tokenizer", "scorer"}
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while waiting and time.monotonic() < deadline:
         work(whole)
         time.sleep(0.5)
@@ -186,7 +186,7 @@ def test_each_step_of_a_text_call_tells_its_time(prometheus: str, whole: Server)
 def test_requests_of_the_http_api_are_there(prometheus: str, api: Api) -> None:
     assert call(api, "/rerank", {"query": "a", "texts": ["b"]}).status == 200
     query = 'hiscore_api_requests_total{job="hiscore-api",route="/rerank",status="200"}'
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not ask(prometheus, query) and time.monotonic() < deadline:
         time.sleep(0.5)
     assert ask(prometheus, query) == [1]

@@ -10,7 +10,7 @@ from hiscore.launcher import Server
 from tests.client.cli.command import lines, run, run_process
 from tests.server.wire import score_texts
 from tests.support.comparison import INVARIANCE
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.server
 
@@ -57,7 +57,7 @@ def test_a_bad_call_exits_with_2(lm: Server) -> None:
 
 
 def test_wait_ready(lm: Server) -> None:
-    assert run("wait-ready", "--timeout", f"{PATIENCE_S}", url=lm.grpc_url).returncode == 0
+    assert run("wait-ready", "--timeout", f"{TIMEOUT_S}", url=lm.grpc_url).returncode == 0
     missing = run("wait-ready", "--timeout", "1", "--model", "nope", url=lm.grpc_url)
     assert missing.returncode == 5
     assert b"nope" in missing.stderr

@@ -18,8 +18,8 @@ from hiscore_client import (
 )
 from tests.server.counters import counted
 from tests.support.comparison import INVARIANCE, check, truth_of
-from tests.support.patience import PATIENCE_S
 from tests.support.strategies import random_tokens
+from tests.support.timeouts import TIMEOUT_S
 from tests.support.tiny_models import VOCABULARY
 
 pytestmark = pytest.mark.server
@@ -38,7 +38,7 @@ def text_truth(checkpoint: Path, **options: float) -> np.ndarray:
 def test_texts_and_ids_equal_transformers(lm: Server, tiny_lm: Path) -> None:
     call = random_tokens(np.random.default_rng(1), 30, [3, 0, 12], VOCABULARY)
     with ScoreClient(lm.grpc_url) as client:
-        client.wait_ready(PATIENCE_S, ["score", "scorer", "tokenizer"])
+        client.wait_ready(TIMEOUT_S, ["score", "scorer", "tokenizer"])
         texts = client.score(QUERY, ITEMS, labels=[" Yes", " No"], apply_softmax=True, temperature=0.5)
         ids = client.score_ids(call.query, call.items, LABELS)
         nothing = client.score(QUERY, [], labels=[" Yes"])
@@ -51,7 +51,7 @@ def test_texts_and_ids_equal_transformers(lm: Server, tiny_lm: Path) -> None:
 async def test_the_async_client_gives_the_same_many_at_a_time(lm: Server, tiny_lm: Path) -> None:
     expected = text_truth(tiny_lm)
     async with AsyncScoreClient(lm.grpc_url) as client:
-        await client.wait_ready(PATIENCE_S)
+        await client.wait_ready(TIMEOUT_S)
         results = await asyncio.gather(
             *(client.score(QUERY, ITEMS, labels=[" Yes", " No"]) for _ in range(16)),
             client.score_ids([1], [[2]], [VOCABULARY]),

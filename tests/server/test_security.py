@@ -24,7 +24,7 @@ from tests.client.cli.command import run
 from tests.server.api import api_of
 from tests.server.conftest import StartServer
 from tests.support.certificates import Certificate, make_ca, sign
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.server
 
@@ -60,7 +60,7 @@ def secured(start_server: StartServer, tiny_llama: Path, pki: dict[str, Certific
 
 def scores(server: Server, credentials: grpc.ChannelCredentials | None) -> int:
     with ScoreClient(server.grpc_url, credentials=credentials, retry=ONCE) as client:
-        return len(client.score_ids([5, 6], [[7], [8]], [9], timeout=PATIENCE_S).scores)
+        return len(client.score_ids([5, 6], [[7], [8]], [9], timeout=TIMEOUT_S).scores)
 
 
 def credentials(root: Certificate, own: Certificate | None) -> grpc.ChannelCredentials:
@@ -108,7 +108,7 @@ def lock(lm: Server) -> tuple[Server, str, str]:
 
 def http_status(server: Server, header: str) -> str:
     """The answer of the locked shared-memory interface to a raw header; empty: no answer."""
-    with socket.create_connection(("127.0.0.1", server.ports.http), timeout=PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", server.ports.http), timeout=TIMEOUT_S) as connection:
         request = f"GET /v2/systemsharedmemory/status HTTP/1.1\r\nHost: a\r\n{header}\r\n"
         connection.sendall(f"{request}Connection: close\r\n\r\n".encode())
         found = re.match(r"HTTP/1.1 (\d+) ", connection.recv(4_096).decode())
@@ -175,7 +175,7 @@ def ask_api(api: Api, context: ssl.SSLContext) -> int:
     """Scores that an HTTPS call of the API gets."""
     body = json.dumps({"query": [5, 6], "items": [[7], [8]], "label_token_ids": [9]}).encode()
     request = urllib.request.Request(f"{api.url}/v1/score", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=PATIENCE_S, context=context) as answer:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
         return len(json.load(answer)["scores"])
 
 
@@ -196,4 +196,4 @@ def test_the_http_api_has_tls_and_calls_the_models_over_it(
         with pytest.raises(OSError, match=r"(?i)certificate"):
             ask_api(api, stranger)
         with pytest.raises((OSError, http.client.HTTPException)):
-            urllib.request.urlopen(api.url.replace("https", "http") + "/health", timeout=PATIENCE_S)
+            urllib.request.urlopen(api.url.replace("https", "http") + "/health", timeout=TIMEOUT_S)

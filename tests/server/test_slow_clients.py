@@ -20,7 +20,7 @@ from tests.server.test_abuse_grpc import GOOD, request_of
 from tests.server.test_abuse_http import DECODE, GOOD_ONES
 from tests.server.test_decode_stream import gauges
 from tests.server.wire import score_texts
-from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.server
 
@@ -53,7 +53,7 @@ def tokens(abused: Server) -> int:
 
 def connect(abused: Server) -> socket.socket:
     host, port = abused.http_address.split(":")
-    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -110,7 +110,7 @@ def test_a_stream_over_grpc_that_nobody_reads_goes_on_and_holds_up_nobody(abused
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = request_of("decode", GOOD["decode"], parameters)
         before = tokens(abused)
-        responses = stub.ModelStreamInfer(iter([request]), timeout=PATIENCE_S)
+        responses = stub.ModelStreamInfer(iter([request]), timeout=TIMEOUT_S)
         wait_until(lambda: tokens(abused) > before)
         others_are_served(abused)
         wait_until(lambda: not any(gauges(abused).values()))

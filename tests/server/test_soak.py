@@ -23,8 +23,8 @@ from tests.server.footprint import Footprint, footprint, grown
 from tests.server.raw_http import exchange
 from tests.server.test_abuse_http import CASES
 from tests.server.test_decode_stream import gauges
-from tests.support.patience import PATIENCE_S, wait_until
 from tests.support.strategies import random_tokens
+from tests.support.timeouts import TIMEOUT_S, wait_until
 from tests.support.tiny_models import VOCABULARY
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -44,21 +44,21 @@ def server(start_server: StartServer, tiny_lm: Path) -> Server:
 def text(client: ScoreClient, chance: random.Random) -> None:
     query = " ".join(chance.choices(WORDS, k=chance.randint(1, 60)))
     items = [" " + chance.choice(WORDS) for _ in range(chance.randint(0, 30))]
-    scores = client.score(query, items, label_token_ids=LABELS, timeout=PATIENCE_S).scores
+    scores = client.score(query, items, label_token_ids=LABELS, timeout=TIMEOUT_S).scores
     assert scores.shape == (len(items), len(LABELS))
 
 
 def ids(client: ScoreClient, chance: random.Random) -> None:
     rng = np.random.default_rng(chance.getrandbits(32))
     call = random_tokens(rng, chance.randint(1, 400), [chance.randint(0, 20) for _ in range(20)], VOCABULARY)
-    assert np.isfinite(client.score_ids(call.query, call.items, LABELS, timeout=PATIENCE_S).scores).all()
+    assert np.isfinite(client.score_ids(call.query, call.items, LABELS, timeout=TIMEOUT_S).scores).all()
 
 
 def stream(client: ScoreClient, chance: random.Random) -> None:
     """To its end, or left in the middle."""
     tokens, left = chance.randint(1, 120), chance.random() < 0.4
     chunks = client.generate(
-        " ".join(chance.choices(WORDS, k=5)), max_tokens=tokens, ignore_eos=True, timeout=PATIENCE_S
+        " ".join(chance.choices(WORDS, k=5)), max_tokens=tokens, ignore_eos=True, timeout=TIMEOUT_S
     )
     for chunk in chunks:
         if left and tokens > 60:
@@ -68,7 +68,7 @@ def stream(client: ScoreClient, chance: random.Random) -> None:
 
 def refused(client: ScoreClient, chance: random.Random) -> None:
     with suppress(InvalidRequest):
-        client.score("a", ["b"], label_token_ids=[chance.randint(VOCABULARY, 2**31 - 1)], timeout=PATIENCE_S)
+        client.score("a", ["b"], label_token_ids=[chance.randint(VOCABULARY, 2**31 - 1)], timeout=TIMEOUT_S)
         raise AssertionError("a label beyond the vocabulary was accepted")
 
 
@@ -118,7 +118,7 @@ def test_nothing_grows_while_all_kinds_of_calls_are_made(server: Server, tiny_lm
             samples.append(footprint(server.pid, server.name))
             time.sleep(SAMPLE_S)
         for call in calls:
-            call.result(timeout=PATIENCE_S)
+            call.result(timeout=TIMEOUT_S)
     print(f"{dict(counts)}\n{samples[len(samples) // 3]}\n{samples[-1]}")
     assert min(counts.values()) > 0, counts
     assert len(counts) == 5

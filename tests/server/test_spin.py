@@ -11,7 +11,7 @@ import pytest
 from hiscore.launcher import Server
 from hiscore.settings import ServeSettings
 from hiscore_client import ScoreClient
-from tests.support.patience import wait_until
+from tests.support.timeouts import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -21,8 +21,8 @@ from tests.server.test_watchdog import Watched, hanging_repository, watched
 from tests.server.wire import Answer, score_tokens
 from tests.support import decoding, tiny_dsa
 from tests.support.comparison import INVARIANCE, check, truth_of
-from tests.support.patience import PATIENCE_S
 from tests.support.strategies import Tokens, random_tokens
+from tests.support.timeouts import TIMEOUT_S
 from tests.support.tiny_models import VOCABULARY
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -69,7 +69,7 @@ def test_a_first_rank_that_hangs_takes_the_others_along(how: str, tiny_llama: Pa
                 flag.touch()
             call = pool.submit(until_error, lambda: score(client, 1), Event())
             server.wait(lambda: server.get("/readyz")[0] == 503)
-            assert call.result(timeout=PATIENCE_S)
+            assert call.result(timeout=TIMEOUT_S)
         flag.unlink(missing_ok=True)
         server.wait(lambda: server.get("/readyz")[0] == 200)
         assert server.restarts() == 1
@@ -153,7 +153,7 @@ def test_a_lost_rank_ends_the_instance_and_all_of_it_is_restored(
             ranks[2].send_signal(how)
             server.wait(lambda: server.get("/readyz")[0] == 503)
             try:
-                assert all(call.result(PATIENCE_S) for call in calls)
+                assert all(call.result(TIMEOUT_S) for call in calls)
             finally:
                 stop.set()
         server.wait(lambda: server.get("/readyz")[0] == 200)
@@ -188,7 +188,7 @@ def test_a_lost_rank_of_decode_ends_every_stream_and_all_of_it_is_restored(
             follower.send_signal(how)
             server.wait(lambda: server.get("/readyz")[0] == 503)
             try:
-                assert all(call.result(PATIENCE_S) for call in calls)
+                assert all(call.result(TIMEOUT_S) for call in calls)
             finally:
                 stop.set()
         server.wait(lambda: server.get("/readyz")[0] == 200)
@@ -253,7 +253,7 @@ def stream(address: str, seed: int, tokens: int = TOKENS) -> list[int]:
     prompt = np.random.default_rng(seed).integers(3, tiny_dsa.VOCABULARY, 60).tolist()
     with ScoreClient(address) as client:
         chunks = client.generate(
-            prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0, timeout=PATIENCE_S
+            prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0, timeout=TIMEOUT_S
         )
         return [token for chunk in chunks for token in chunk.token_ids]
 
@@ -262,6 +262,6 @@ def generated(server: Server, prompt: str) -> list[int]:
     """The tokens of a greedy generation."""
     with ScoreClient(server.grpc_url) as client:
         chunks = list(
-            client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=0.0, timeout=PATIENCE_S)
+            client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=0.0, timeout=TIMEOUT_S)
         )
     return [token for chunk in chunks for token in chunk.token_ids]

@@ -25,7 +25,7 @@ from hiscore_client import ScoreClient
 from tests.server.busy import score, until_error
 from tests.server.leftovers import leftovers, server_below
 from tests.server.test_launcher_signals import LAUNCHER, launched
-from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.timeouts import TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -50,7 +50,7 @@ class Watched:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"{self.health}{path}", timeout=PATIENCE_S) as response:
+            with urllib.request.urlopen(f"{self.health}{path}", timeout=TIMEOUT_S) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -74,13 +74,13 @@ def watched(checkpoint: Path, log: Path, **settings: str) -> Iterator[Watched]:
         assert process.poll() is None
         name, _ = server_below(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert leftovers(name) == []
 
 
 def generate(address: str) -> int:
     with ScoreClient(address) as client:
-        return len(list(client.generate("A fruit is", max_tokens=1_500, ignore_eos=True, timeout=PATIENCE_S)))
+        return len(list(client.generate("A fruit is", max_tokens=1_500, ignore_eos=True, timeout=TIMEOUT_S)))
 
 
 @contextmanager
@@ -99,9 +99,9 @@ def works(address: str) -> bool:
     """Whether the whole chain answers: text to scores, and text to text."""
     with ScoreClient(address) as client:
         result = client.score(
-            "Is it a fruit? ", ["apple", "stone"], label_token_ids=[7, 9], timeout=PATIENCE_S
+            "Is it a fruit? ", ["apple", "stone"], label_token_ids=[7, 9], timeout=TIMEOUT_S
         )
-        text = list(client.generate("A fruit is", max_tokens=2, timeout=PATIENCE_S))
+        text = list(client.generate("A fruit is", max_tokens=2, timeout=TIMEOUT_S))
     return result.scores.shape == (2, 2) and text[-1].finish_reason in ("length", "stop")
 
 
@@ -118,7 +118,7 @@ def test_a_killed_model_is_restored_and_every_call_under_way_gets_an_error(
                 old = server.stub(model)
                 old.kill()
                 server.wait(lambda: server.get("/readyz")[0] == 503)
-                errors = [call.result(PATIENCE_S) for call in calls]
+                errors = [call.result(TIMEOUT_S) for call in calls]
                 assert all(errors), errors
                 assert server.get("/livez")[0] == 200
             server.wait(lambda: server.get("/readyz")[0] == 200)
@@ -185,7 +185,7 @@ def test_a_model_that_hangs_is_found_by_its_canary(tiny_lm: Path, tmp_path: Path
             missed = f"no answer from {', '.join(MODELS)}\n"
             server.wait(lambda: server.get("/readyz") == (503, missed))
             server.wait(lambda: server.restarts() == 1)
-            assert isinstance(call.exception(PATIENCE_S), InferenceServerException)
+            assert isinstance(call.exception(TIMEOUT_S), InferenceServerException)
         flag.unlink()
         server.wait(lambda: server.get("/readyz")[0] == 200)
         assert not any(stub.is_running() for stub in stubs)
@@ -222,7 +222,7 @@ def test_it_gives_up_after_so_many_restarts(tiny_llama: Path, tmp_path: Path) ->
         again, pid = server_below(process.pid)
         assert again == name
         os.kill(pid, signal.SIGKILL)
-        assert process.wait(PATIENCE_S) == 1
+        assert process.wait(TIMEOUT_S) == 1
         assert "Given up after 1 restarts in 600 seconds" in log.read_text()
         assert leftovers(name) == []
 
@@ -241,5 +241,5 @@ def test_a_signal_during_a_restart_stops_everything(tiny_llama: Path, tmp_path: 
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: started_again(process.pid, pid))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert leftovers(name) == []

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.prefix) / "clients" / "bin"
 SCRIPTS = ROOT / "tests" / "clients"
 # Importing one of the large packages takes ten seconds of a busy core.
-PATIENCE_S = 540
+TIMEOUT_S = 540
 # They would look for prices, models and newer versions on the Internet, or report there.
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -44,7 +44,7 @@ def run(
         env={**clean, **QUIET, "PATH": f"{BIN}:{os.environ['PATH']}", **variables},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 

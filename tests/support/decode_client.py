@@ -18,7 +18,7 @@ from hiscore.decoding.worker.parallel_worker import ParallelWorker
 from hiscore.decoding.worker.worker import CacheWorker
 from hiscore.errors import RequestError
 from tests.support.decode_worker import preempt_after
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class Client:
             self._changed.notify_all()
         self.hook(outcome)
 
-    def wait(self, outcomes: list[Outcome], timeout: float = PATIENCE_S) -> None:
+    def wait(self, outcomes: list[Outcome], timeout: float = TIMEOUT_S) -> None:
         with self._changed:
             ended = self._changed.wait_for(lambda: all(each.end is not None for each in outcomes), timeout)
         assert ended, "a sequence does not end"

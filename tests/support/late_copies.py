@@ -18,13 +18,13 @@ class LateCopies(ImmediateQueues):
     """The CPU's queues, but copies run as late as possible: when a forward waits for them.
 
     Args:
-        patience: How often an event may be polled before its copy runs, so that sequences drain in the end.
+        polls: How often an event may be polled before its copy runs, so that sequences drain in the end.
         deaf_to: The control: forwards wait for nothing on this queue.
     """
 
-    def __init__(self, patience: int, deaf_to: Queue | None = None) -> None:
+    def __init__(self, polls: int, deaf_to: Queue | None = None) -> None:
         self.in_flight: dict[int, Queue] = {}
-        self._patience, self._deaf_to = patience, deaf_to
+        self._polls, self._deaf_to = polls, deaf_to
         self._numbers, self._asked = count(), 0
         self._queue = Queue.COMPUTE
         self._copies: dict[Queue, deque[Callable[[], None] | int]] = {
@@ -73,7 +73,7 @@ class LateCopies(ImmediateQueues):
 
     def completed(self, event: Event) -> bool:
         self._asked += event in self.in_flight
-        if self._asked >= self._patience:
+        if self._asked >= self._polls:
             self._asked = 0
             self._run_to(event)
         return event not in self.in_flight

@@ -14,9 +14,9 @@ from hiscore.scoring.scorer import BatchStats, Scorer
 from hiscore.serving.batched_model import BatchLimits
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.queued_request import QueuedRequest
-from tests.support.patience import PATIENCE_S
 from tests.support.scoring import LABELS
 from tests.support.strategies import Tokens
+from tests.support.timeouts import TIMEOUT_S
 
 
 class Reply:
@@ -66,7 +66,7 @@ def scores_under_load(
 
     with ThreadPoolExecutor(threads) as pool:
         sent = [pair for pairs in pool.map(send, range(threads)) for pair in pairs]
-    answers = {index: reply.answer.result(timeout=PATIENCE_S) for index, reply in sent}
+    answers = {index: reply.answer.result(timeout=TIMEOUT_S) for index, reply in sent}
     batcher.close()
     total = BatchStats(
         *(sum(column) for column in zip(*(vars(stats).values() for stats in seen), strict=True))

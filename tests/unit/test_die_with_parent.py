@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hiscore import die_with_parent
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
         wait_for(lambda: not child.exists() or "State:\tZ" in (child / "status").read_text())
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = TIMEOUT_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

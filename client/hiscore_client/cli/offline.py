@@ -43,7 +43,7 @@ def offline(
     workers: Annotated[int, typer.Option(help="Shards at once")] = 2,
     in_flight: InFlight = 16,
     timeout: Timeout = None,
-    patience: Annotated[
+    server_timeout: Annotated[
         float, typer.Option(help="Seconds to wait for a server that is full or unreachable")
     ] = 600.0,
     max_errors: Annotated[int, typer.Option(help="Rows that may fail before the job ends")] = 100,
@@ -81,7 +81,9 @@ def offline(
             rows_per_shard,
             output_format,
         )
-        options = RunOptions(tuple(url or [DEFAULT_URL]), workers, in_flight, timeout, patience, max_errors)
+        options = RunOptions(
+            tuple(url or [DEFAULT_URL]), workers, in_flight, timeout, server_timeout, max_errors
+        )
         with progress_bar(err, out, "scoring", "rows") as progress:
             last_logged = time.monotonic()
 

@@ -54,7 +54,7 @@ class RunOptions:
         workers: Shards scored at once.
         in_flight: Concurrent calls of each worker.
         timeout: Seconds for one call; None: no limit.
-        patience: Seconds that a row waits for a server that can take it before the job ends.
+        server_timeout: Seconds that a row waits for a server that can take it before the job ends.
         max_errors: Rows that may fail.
 
     Raises:
@@ -65,12 +65,12 @@ class RunOptions:
     workers: int = 2
     in_flight: int = 16
     timeout: float | None = None
-    patience: float = 600.0
+    server_timeout: float = 600.0
     max_errors: int = 100
 
     def __post_init__(self) -> None:
         at_least(1, url=len(self.urls), workers=self.workers, in_flight=self.in_flight)
-        at_least(0, patience=self.patience, max_errors=self.max_errors)
+        at_least(0, server_timeout=self.server_timeout, max_errors=self.max_errors)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def run(
 
     Raises:
         InvalidRequest: The input cannot be read, or the output belongs to another job or is in use.
-        Overloaded, ServerUnreachable: No server took a row for as long as the patience; resume later.
+        Overloaded, ServerUnreachable: No server took a row for as long as `server_timeout`; resume later.
         HiscoreError: More rows failed than ``max_errors``.
     """
     source, output = source.resolve(), output.resolve()

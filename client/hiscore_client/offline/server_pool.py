@@ -48,7 +48,7 @@ class ServerPool:
         """Score one record, retrying on all servers.
 
         Raises:
-            Overloaded, ServerUnreachable: No server could take it for as long as the patience.
+            Overloaded, ServerUnreachable: No server could take it for as long as `server_timeout`.
             InvalidRequest, DeadlineExceeded, ServerFault, Cancelled: It cannot be scored.
         """
         task = self._task
@@ -72,7 +72,7 @@ class ServerPool:
             except (ServerFault, Cancelled) as error:
                 failure = error
                 faults += 1
-            give_up_at = min(give_up_at, self._clock() + self._options.patience)
+            give_up_at = min(give_up_at, self._clock() + self._options.server_timeout)
             # The next server may be free, so pause only after all of them have been tried.
             rounds, rest = divmod(tries, len(self._clients))
             pause = 0.0 if rest else BACKOFF.pause(rounds)

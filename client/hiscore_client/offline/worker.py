@@ -36,7 +36,7 @@ def score_shard(job: Job, shard: Shard) -> ShardResult:
     """Score the rows of a shard and write them; if its output exists, only count it.
 
     Raises:
-        Overloaded, ServerUnreachable: No server could take a row for as long as the patience.
+        Overloaded, ServerUnreachable: No server could take a row for as long as `server_timeout`.
         InvalidRequest: The input has changed, or the existing output is damaged.
         OSError: The input cannot be read, or the output cannot be written.
     """

@@ -9,7 +9,7 @@ import tempfile
 from typing import Any
 from unittest import mock
 
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 COMMAND = [sys.executable, "-c", "from hiscore_client.cli import main; main()"]
 
@@ -47,7 +47,7 @@ def run_process(
         input=stdin,
         capture_output=True,
         env={**os.environ, "HISCORE_URL": url, **environment},
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
 
 

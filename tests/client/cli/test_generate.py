@@ -16,7 +16,7 @@ from hiscore_client import RetryPolicy, config
 from tests.client.cli.command import COMMAND, lines, run
 from tests.client.cli.test_score import on_terminal
 from tests.client.faulty_server import FaultyServer, refuse, until_cancelled, when
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 TEXT = "The größte 🍎"
 RESULT = {"text": TEXT, "token_ids": [11, 12, 13, 14], "finish_reason": "stop"}
@@ -135,7 +135,7 @@ def test_a_terminal_sees_text_as_it_comes(url: str, server: FaultyServer) -> Non
         [*COMMAND, "generate", "a"], stdin=slave, stdout=slave, stderr=slave, env=environment
     ) as process:
         os.close(slave)
-        shown, end = b"", time.monotonic() + PATIENCE_S
+        shown, end = b"", time.monotonic() + TIMEOUT_S
         while b"The " not in shown and time.monotonic() < end:
             if select.select([master], [], [], 0.1)[0]:
                 shown += os.read(master, 65536)
@@ -144,9 +144,9 @@ def test_a_terminal_sees_text_as_it_comes(url: str, server: FaultyServer) -> Non
         # Ctrl-C ends it, at the server too.
         os.write(master, b"\x03")
         process.send_signal(2)
-        assert process.wait(timeout=PATIENCE_S) != 0
+        assert process.wait(timeout=TIMEOUT_S) != 0
     os.close(master)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not server.cancelled and time.monotonic() < end:
         time.sleep(0.01)
     assert server.cancelled == 1

@@ -23,7 +23,7 @@ from hiscore_client import RetryPolicy, config
 from hiscore_client.cli import show
 from tests.client.cli.command import COMMAND, lines, run, run_process
 from tests.client.faulty_server import FaultyServer, abort, checksum, until_cancelled, when
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 LABELS = ["--label", " Yes", "--label", " No"]
 QUESTION = ["--query", "fruit?", *LABELS]
@@ -109,7 +109,7 @@ def test_an_answer_is_written_before_the_input_ends(url: str) -> None:
         # Blocks for ever, up to the test's timeout, if the answer waits for more input.
         assert json.loads(process.stdout.readline())["id"] == 1
         process.stdin.close()
-        assert process.wait(timeout=PATIENCE_S) == 0
+        assert process.wait(timeout=TIMEOUT_S) == 0
 
 
 BAD = [
@@ -193,7 +193,7 @@ def test_no_server_is_code_3_even_while_input_is_still_open(dead_url: str) -> No
         assert process.stderr
         process.stdin.write(b'{"query": "q", "items": ["a"]}\n')
         process.stdin.flush()
-        assert process.wait(timeout=PATIENCE_S) == 3
+        assert process.wait(timeout=TIMEOUT_S) == 3
         message = process.stderr.read().decode()
     assert message.startswith(f"hiscore: {dead_url} is not reachable: ")
     assert message.count("\n") == 1
@@ -220,12 +220,12 @@ def test_wrong_usage_is_code_2(url: str, server: FaultyServer, args: list[str]) 
 
 
 def test_wait_ready(url: str, dead_url: str, server: FaultyServer) -> None:
-    both = run("wait-ready", "--timeout", f"{PATIENCE_S}", "--model", "score", "--model", "scorer", url=url)
+    both = run("wait-ready", "--timeout", f"{TIMEOUT_S}", "--model", "score", "--model", "scorer", url=url)
     assert both.returncode == 0
     assert run("wait-ready", "--timeout", "1", "--model", "decode", url=url).returncode == 5
     assert run("wait-ready", "--timeout", "0.1", url=dead_url).returncode == 3
     server.tensors["score"] = []
-    assert run("wait-ready", "--timeout", f"{PATIENCE_S}", url=url).returncode == 1
+    assert run("wait-ready", "--timeout", f"{TIMEOUT_S}", url=url).returncode == 1
 
 
 def on_terminal(
@@ -250,7 +250,7 @@ def on_terminal(
         except OSError:
             pass  # Linux's way to say that the other end of a terminal has closed.
         piped = process.stdout.read() if process.stdout else b""
-        assert process.wait(timeout=PATIENCE_S) == 0
+        assert process.wait(timeout=TIMEOUT_S) == 0
     os.close(master)
     return shown.decode(), piped.decode()
 
@@ -307,7 +307,7 @@ def test_a_bar_appears_on_a_terminal_once_the_work_is_long(
 
 def test_without_the_extra_the_command_says_how_to_get_it(url: str) -> None:
     script = "import sys; sys.modules['typer'] = None; from hiscore_client.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=TIMEOUT_S)
     assert done.returncode == 1
     assert (
         done.stderr.decode()
@@ -317,7 +317,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(url: str) -> None:
 
 def test_the_sdk_imports_nothing_of_the_command_lines() -> None:
     script = "import sys, hiscore_client; print(sorted({'rich', 'typer', 'hiscore'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=TIMEOUT_S, check=True)
     assert done.stdout.strip() == b"[]"
 
 
@@ -331,12 +331,12 @@ def test_an_interrupt_ends_it_at_once(url: str, server: FaultyServer) -> None:
         env=environment,
         preexec_fn=heed_sigint,
     ) as process:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while server.running == 0:
             assert time.monotonic() < end
             time.sleep(0.01)
         process.send_signal(2)
-        assert process.wait(timeout=PATIENCE_S) != 0
+        assert process.wait(timeout=TIMEOUT_S) != 0
         assert process.stderr
         assert b"Traceback" not in process.stderr.read()
 
@@ -359,7 +359,7 @@ def test_an_interrupt_while_packages_are_imported_is_quiet(tmp_path: Path) -> No
         assert process.stdout
         assert process.stdout.readline() == b"importing\n"
         process.send_signal(2)
-        assert process.wait(timeout=PATIENCE_S) == -2
+        assert process.wait(timeout=TIMEOUT_S) == -2
         assert process.stderr
         assert process.stderr.read() == b""
 

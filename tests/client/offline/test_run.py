@@ -21,7 +21,7 @@ from hiscore_client.offline.worker import score_shard
 from hiscore_client.records import ScoreRecord
 from hiscore_client.retry import RetryPolicy
 from tests.client.faulty_server import Fault, FaultyServer, abort, checksum, serving
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 BACKOFF = server_pool.BACKOFF
 TASK = Task(labels=("x",), rows_per_shard=5, output_format="jsonl")
@@ -64,7 +64,7 @@ def assert_complete(source: Path) -> None:
 
 def four_at_once(server: FaultyServer) -> Fault:
     def wait(context: Any) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while server.most_running < 4 and time.monotonic() < end:
             time.sleep(0.005)
 
@@ -102,13 +102,13 @@ def test_calls_go_round_and_on_to_the_next_server(
     assert min(len(server.requests), len(other.requests)) >= 3
 
 
-def test_without_patience_the_job_ends_and_its_rest_is_done_later(
+def test_with_a_timeout_of_0_the_job_ends_and_its_rest_is_done_later(
     source: Path, server: FaultyServer, url: str, dead_url: str
 ) -> None:
     def two_then_the_rest_is_gone(job: Job, shards: list[Shard]) -> Any:
         yield from in_this_process(job, shards[:2])
         yield from in_this_process(
-            Job(job.inputs, job.output, job.task, RunOptions((dead_url,), patience=0)), shards
+            Job(job.inputs, job.output, job.task, RunOptions((dead_url,), server_timeout=0)), shards
         )
 
     with pytest.raises(ServerUnreachable):
@@ -187,18 +187,18 @@ def test_a_wait_ends_when_the_shard_does(
 ) -> None:
     monkeypatch.setattr(server_pool, "BACKOFF", RetryPolicy(first_pause=3_600, longest_pause=3_600))
     server.faults.append(abort("UNAVAILABLE", "full"))
-    pair = ServerPool(TASK, RunOptions((url,), patience=1e9))
+    pair = ServerPool(TASK, RunOptions((url,), server_timeout=1e9))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pair.score, ScoreRecord("q", ["a"]))
         while not server.requests:
             time.sleep(0.01)
         pair.close()
         with pytest.raises((Overloaded, Cancelled)):
-            waiting.result(PATIENCE_S)
+            waiting.result(TIMEOUT_S)
 
 
 @pytest.mark.parametrize(
-    "change", [{"workers": 0}, {"in_flight": 0}, {"patience": float("nan")}, {"urls": ()}]
+    "change", [{"workers": 0}, {"in_flight": 0}, {"server_timeout": float("nan")}, {"urls": ()}]
 )
 def test_settings_are_checked(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="must be finite and at least"):

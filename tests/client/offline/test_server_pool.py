@@ -58,8 +58,8 @@ class World:
     def set(self) -> None:
         pass
 
-    def score(self, *clients: FakeClient, patience: float = 600.0, first: int = 0) -> ScoreResult:
-        options = RunOptions(tuple("host:1" for _ in clients), patience=patience)
+    def score(self, *clients: FakeClient, server_timeout: float = 600.0, first: int = 0) -> ScoreResult:
+        options = RunOptions(tuple("host:1" for _ in clients), server_timeout=server_timeout)
         with ServerPool(Task(labels=("x",)), options, first, lambda: self.now) as pool:
             for client in pool._clients:
                 client.close()
@@ -74,24 +74,24 @@ def _pauses_of_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_pool, "BACKOFF", policy)
 
 
-def test_patience_counts_from_the_first_failure_and_no_pause_outlasts_it() -> None:
+def test_the_timeout_counts_from_the_first_failure_and_no_pause_outlasts_it() -> None:
     world = World(seconds=5.0)
     client = FakeClient(world, *[Overloaded("full")] * 9)
     with pytest.raises(Overloaded, match="full"):
-        world.score(client, patience=30.0)
+        world.score(client, server_timeout=30.0)
     # The first fails at 5, so the last pause must end by 35.
     assert [at for _, at in world.tried] == [0.0, 15.0, 30.0]
     world = World(seconds=0.0)
     with pytest.raises(ServerUnreachable):
-        world.score(FakeClient(world, *[ServerUnreachable("gone")] * 9), patience=30.0)
+        world.score(FakeClient(world, *[ServerUnreachable("gone")] * 9), server_timeout=30.0)
     assert [at for _, at in world.tried] == [0.0, 10.0, 20.0, 30.0]
 
 
-def test_without_patience_each_server_is_tried_once_at_least() -> None:
+def test_with_a_timeout_of_0_each_server_is_tried_once_at_least() -> None:
     world = World()
     clients = [FakeClient(world, *[Overloaded("full")] * 9) for _ in range(3)]
     with pytest.raises(Overloaded):
-        world.score(*clients, patience=0.0)
+        world.score(*clients, server_timeout=0.0)
     assert [client for client, _ in world.tried] == clients
 
 
@@ -114,11 +114,11 @@ def test_faults_are_counted_per_server_and_apart_from_overload(servers: int) -> 
         FakeClient(world, *[ServerFault("broken")] * FAULT_TRIES, Overloaded("full")) for _ in range(servers)
     ]
     with pytest.raises(ServerFault, match="broken"):
-        world.score(*clients, patience=1e9)
+        world.score(*clients, server_timeout=1e9)
     assert len(world.tried) == tries
     world = World()
     clients = [
         FakeClient(world, *[Overloaded("full")] * 50, *[ServerFault("broken")] * (FAULT_TRIES - 1))
         for _ in range(servers)
     ]
-    assert world.score(*clients, patience=1e9) is RESULT
+    assert world.score(*clients, server_timeout=1e9) is RESULT

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 
 from hiscore.api.body import decode, decompress, read_body
 from hiscore.api.errors import CLIENT_CLOSED, ApiError
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 JSON = {"content-type": "application/json"}
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.compress}
@@ -38,7 +38,7 @@ def receiver(*chunks: bytes, then: str = "") -> Callable[[], Coroutine[Any, Any,
     return receive
 
 
-def read(*chunks: bytes, then: str = "", timeout_s: float = PATIENCE_S, **headers: str) -> bytes:
+def read(*chunks: bytes, then: str = "", timeout_s: float = TIMEOUT_S, **headers: str) -> bytes:
     given = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
     return asyncio.run(read_body(receiver(*chunks, then=then), Headers(given), MAX_BYTES, timeout_s))
 

@@ -5,7 +5,7 @@ import threading
 from functools import partial
 
 from hiscore.api.encoding import HUGE_CHARACTERS, LARGE_CHARACTERS, off_loop
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def test_only_long_texts_leave_the_loop() -> None:
@@ -23,11 +23,11 @@ def test_huge_texts_wait_for_each_other_and_nobody_waits_for_them() -> None:
 
         def hold(index: int) -> bool:
             running.append(index)
-            return release.wait(PATIENCE_S)
+            return release.wait(TIMEOUT_S)
 
         huge = [asyncio.ensure_future(off_loop(partial(hold, i), HUGE_CHARACTERS + 1)) for i in range(64)]
         for characters in (1, LARGE_CHARACTERS + 1, HUGE_CHARACTERS):
-            assert await asyncio.wait_for(off_loop(lambda: "other", characters), PATIENCE_S) == "other"
+            assert await asyncio.wait_for(off_loop(lambda: "other", characters), TIMEOUT_S) == "other"
         assert len(running) <= 1
         release.set()
         assert all(await asyncio.gather(*huge))

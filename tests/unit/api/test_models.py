@@ -6,7 +6,7 @@ import time
 from hiscore.api.models import Models
 from hiscore_client import AsyncScoreClient
 from tests.client.faulty_server import FaultyServer, serving
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 # A connection takes its time, and until then all calls go to the other server.
 
@@ -16,8 +16,8 @@ def test_calls_go_to_every_server_behind_the_name() -> None:
     servers = FaultyServer(), FaultyServer()
 
     async def call(address: str) -> None:
-        models = Models(address, ["score"], timeout_s=PATIENCE_S)
-        deadline = time.monotonic() + PATIENCE_S
+        models = Models(address, ["score"], timeout_s=TIMEOUT_S)
+        deadline = time.monotonic() + TIMEOUT_S
         while min(len(server.requests) for server in servers) < 3 and time.monotonic() < deadline:
             await models.score_text("a", ["b"], labels=["c"])
         await models.close()

@@ -21,7 +21,7 @@ from hiscore.settings import ApiProcessSettings
 from tests.client.faulty_server import DEFAULT_STREAM, FaultyServer, until_cancelled
 from tests.server.raw_http import post
 from tests.support.api_bodies import BODIES
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 from tests.unit.api.conftest import MakeClient, MakeSettings
 
 pytestmark = pytest.mark.slow
@@ -55,8 +55,8 @@ def address(
     make_client: MakeClient, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, int]]:
     """Whose callers may take as long as they like."""
-    monkeypatch.setattr(LimitedProtocol, "header_timeout_s", PATIENCE_S)
-    limits = {"api_body_timeout_s": PATIENCE_S, "api_max_connections": 30}
+    monkeypatch.setattr(LimitedProtocol, "header_timeout_s", TIMEOUT_S)
+    limits = {"api_body_timeout_s": TIMEOUT_S, "api_max_connections": 30}
     with served(make_client(**limits), make_settings(**limits)) as found:
         yield found
 
@@ -82,7 +82,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def ask(address: tuple[str, int], request: bytes) -> bytes:
-    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
         with suppress(ConnectionResetError, BrokenPipeError):
             connection.sendall(request)
         return read_all(connection)
@@ -96,7 +96,7 @@ def test_slow_headers_end_the_connection(hasty: tuple[str, int]) -> None:
     for sent in (b"", b"POST", good(*CASES[0]).partition(b"\r\n\r\n")[0]):
         assert ask(hasty, sent) == b""
     # Between two requests a connection may rest.
-    with socket.create_connection(hasty, timeout=PATIENCE_S) as connection:
+    with socket.create_connection(hasty, timeout=TIMEOUT_S) as connection:
         request = good(*CASES[0]).replace(b"Connection: close\r\n", b"")
         connection.sendall(request)
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
@@ -140,7 +140,7 @@ def test_large_trailers_are_refused(address: tuple[str, int]) -> None:
 @pytest.mark.parametrize("pieces", [1, 2, 40])
 def test_an_offer_to_upgrade_is_ignored(address: tuple[str, int], protocol: str, pieces: int) -> None:
     offer = OFFER.replace(b"h2c", protocol.encode())
-    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
         for path, body in CASES[:2]:
             request = good(path, body).replace(b"Connection: close\r\n", offer)
             assert offer in request
@@ -168,7 +168,7 @@ def test_slow_bodies_are_refused_on_every_route(hasty: tuple[str, int]) -> None:
     with ExitStack() as stack:
         waiting = []
         for path, body in CASES:
-            connection = stack.enter_context(socket.create_connection(hasty, timeout=PATIENCE_S))
+            connection = stack.enter_context(socket.create_connection(hasty, timeout=TIMEOUT_S))
             connection.sendall(good(path, body)[:-3])
             waiting.append(connection)
         # Nobody else waits for them.
@@ -183,7 +183,7 @@ def test_the_work_of_callers_that_leave_is_cancelled_on_every_route(
     for path, body in CASES:
         models.faults.append(until_cancelled)
         before = models.cancelled
-        with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+        with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
             connection.sendall(good(path, body))
             eventually(lambda: models.running == 1)
         eventually(lambda: models.running == 0 and models.cancelled == before + 1)  # noqa: B023
@@ -200,7 +200,7 @@ def test_generations_are_cancelled_wherever_their_caller_leaves(
     for place, streams, (path, body) in product(range(len(DEFAULT_STREAM) + 1), (True, False), asked):
         models.stream = [*DEFAULT_STREAM[:place], until_cancelled, *DEFAULT_STREAM[place:]]
         before = models.cancelled
-        with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+        with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
             connection.sendall(good(path, {**body, "n": choices, "stream": streams}))
             eventually(lambda: models.running == choices)
             if streams and place:
@@ -212,7 +212,7 @@ def test_generations_are_cancelled_wherever_their_caller_leaves(
 def test_connections_are_limited(address: tuple[str, int]) -> None:
     with ExitStack() as stack:
         for _ in range(40):
-            connection = stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+            connection = stack.enter_context(socket.create_connection(address, timeout=TIMEOUT_S))
             connection.sendall(good(*CASES[0])[:-3])
         assert ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 503")
     eventually(lambda: ask(address, good(*CASES[0])).startswith(b"HTTP/1.1 200"))
@@ -261,7 +261,7 @@ def test_nothing_is_sent_to_a_caller_that_has_just_left(ends: bool, caplog: pyte
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -17,7 +17,7 @@ from hiscore.prompts.rerank import ClassifierPairs, RerankPrompts
 from hiscore.prompts.token_limits import MAX_CHARACTERS, TokenLimits
 from hiscore.prompts.truncation import Truncation
 from tests.client.faulty_server import FaultyServer, serving
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 LIMITS = TokenLimits(256, 10_000)
 
@@ -35,7 +35,7 @@ def rank(
         server.change = change
 
     async def call(address: str) -> Ranking:
-        models = Models(address, ["scorer"], timeout_s=PATIENCE_S)
+        models = Models(address, ["scorer"], timeout_s=TIMEOUT_S)
         query = options.pop("query", "a fruit")
         try:
             return await Ranker(models, prompts, LIMITS).rank(query, documents, "id", **options)
@@ -161,7 +161,7 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
         def ids(self, *arguments: Any) -> Any:
             others.clear()
             # The control waits in vain.
-            beside.append(others.wait(PATIENCE_S if large else 0.5))
+            beside.append(others.wait(TIMEOUT_S if large else 0.5))
             return super().ids(*arguments)
 
     beside: list[bool] = []
@@ -170,7 +170,7 @@ def test_others_do_not_wait_for_the_prompts_of_a_large_call(prompts: RerankPromp
     slow.__dict__ = prompts.__dict__
 
     async def call(address: str, documents: list[str]) -> None:
-        models = Models(address, ["scorer"], timeout_s=PATIENCE_S)
+        models = Models(address, ["scorer"], timeout_s=TIMEOUT_S)
         work = asyncio.ensure_future(Ranker(models, slow, LIMITS).rank("a", documents, "id"))
         while not work.done():
             others.set()

@@ -13,7 +13,7 @@ from threading import Barrier, Event
 import pytest
 
 from hiscore.checkpoint import CheckpointError, default_model, download_cache
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 BUILDERS = 4
 
@@ -99,11 +99,11 @@ def test_control_without_the_lock_builders_collide(monkeypatch: pytest.MonkeyPat
         builds.append(directory)
         if len(builds) == 1:
             entered.set()
-            assert leave.wait(PATIENCE_S)
+            assert leave.wait(TIMEOUT_S)
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(download_cache.cached, "model", build)
-        assert entered.wait(PATIENCE_S)
+        assert entered.wait(TIMEOUT_S)
         download_cache.cached("model", build)
         leave.set()
         with pytest.raises(CheckpointError):
@@ -122,15 +122,15 @@ def test_one_who_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def build(directory: Path) -> None:
         entered.set()
-        assert leave.wait(PATIENCE_S)
+        assert leave.wait(TIMEOUT_S)
 
     monkeypatch.setattr(sys, "stderr", Stderr())
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(download_cache.cached, "model", build)
-        assert entered.wait(PATIENCE_S)
+        assert entered.wait(TIMEOUT_S)
         assert not said.is_set()
         second = pool.submit(download_cache.cached, "model", build)
-        assert said.wait(PATIENCE_S)
+        assert said.wait(TIMEOUT_S)
         leave.set()
         assert first.result() == second.result()
 

@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -83,7 +83,7 @@ def resolve(model: str, endpoint: str, home: Path) -> subprocess.CompletedProces
     """In its own process, since the hub's client reads its settings when it is imported."""
     env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
     command = [sys.executable, "-m", "hiscore.checkpoint", model]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def test_only_weights_and_tokenizer_are_fetched(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from hiscore.decoding.window_pool import WindowPool
 from hiscore.decoding.windows import Windows
 from hiscore.errors import Code, RequestError
 from tests.support.decode_worker import EOS, KINDS, TINY, VOCABULARY, HashWorker, alone, preempt_after
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 class Letters:
@@ -63,7 +63,7 @@ class Callers:
             self.changed.notify_all()
         self.hook(caller)
 
-    def wait(self, condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
+    def wait(self, condition: Callable[[], bool], timeout: float = TIMEOUT_S) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, timeout)
 
@@ -364,10 +364,10 @@ class Gate:
     def on_step(self, rows: DecodeBatch) -> None:
         if len(rows.seq_indices) == self.rows and rows.positions.max() == self.position:
             self.reached.set()
-            assert self.open.wait(PATIENCE_S)
+            assert self.open.wait(TIMEOUT_S)
 
     def wait(self) -> None:
-        assert self.reached.wait(PATIENCE_S)
+        assert self.reached.wait(TIMEOUT_S)
 
 
 # A running sequence does not count as waiting; one that waits for pages does, even if more could run.
@@ -469,7 +469,7 @@ def test_a_call_accepted_just_before_closing_is_run() -> None:
         with engine._inbox._changed:  # so that the engine's thread sees both at once
             engine.submit(wanted, name)
             engine._inbox.close()
-        engine._thread.join(PATIENCE_S)
+        engine._thread.join(TIMEOUT_S)
         assert not engine._thread.is_alive()
     assert_as_alone(callers, name, wanted)
 
@@ -886,7 +886,7 @@ class GatedGrammar:
         return np.full(2, -1, np.int32)
 
     def advance(self, token: int) -> Any:
-        assert self.gate.wait(PATIENCE_S)
+        assert self.gate.wait(TIMEOUT_S)
         self.tokens.append(token)
         if len(self.tokens) == self.fails_at:
             raise RequestError("the grammar is too complex")

@@ -15,7 +15,7 @@ from hiscore.decoding.sequence import DecodeCall, Sequence
 from hiscore.decoding.stop_strings import StopChecker
 from hiscore.errors import Code, RequestError
 from hiscore.serving.load_board import LoadBoard
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def sequence() -> Sequence:
@@ -161,12 +161,12 @@ def cancel(inbox: Inbox) -> None:
 def test_whatever_comes_wakes_the_engine(
     wake: Callable[[Inbox], None], poll: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox_module, "POLL_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(inbox_module, "POLL_S", 10 * TIMEOUT_S)
     inbox, taken = Inbox(3, 0), []
     thread = threading.Thread(target=lambda: taken.append(inbox.take(idle=not poll, poll=poll)), daemon=True)
     thread.start()
     wake(inbox)
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert len(taken) == 1
     if wake is Inbox.close:
         assert taken == [None]

@@ -16,7 +16,7 @@ from hiscore.errors import Code, RequestError
 from hiscore.models.support import CheckpointFacts
 from hiscore.tokenization.tokenizer import load_tokenizer
 from tests.support import tiny_tokenizers
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 FACTS = CheckpointFacts(vocab_size=700, context_length=100, is_classifier=False)
 IDS = np.array([5, 0, 699], np.int32)
@@ -95,7 +95,7 @@ class SlowReader:
     def read(self, ids: Any, text: str, params: SamplingParams) -> Any:
         if len(text) > request_module.LARGE_CHARACTERS:
             self.reached.set()
-            assert self.gate.wait(PATIENCE_S), "a large text is encoded on the thread that accepts requests"
+            assert self.gate.wait(TIMEOUT_S), "a large text is encoded on the thread that accepts requests"
         if text == "bad":
             raise RequestError("bad")
         if text == "odd":
@@ -128,7 +128,7 @@ def edge() -> Edge:
 
 def test_a_large_text_holds_no_other_call_up(edge: Edge) -> None:
     edge.accept(0, LARGE)
-    assert edge.reader.reached.wait(PATIENCE_S)
+    assert edge.reader.reached.wait(TIMEOUT_S)
     edge.accept(1, "b" * request_module.LARGE_CHARACTERS)
     assert set(edge.calls) == {1}
     edge.reader.gate.set()
@@ -139,7 +139,7 @@ def test_a_large_text_holds_no_other_call_up(edge: Edge) -> None:
 
 def test_more_large_texts_than_may_wait_are_refused_for_now(edge: Edge) -> None:
     edge.accept(0, LARGE)
-    assert edge.reader.reached.wait(PATIENCE_S)
+    assert edge.reader.reached.wait(TIMEOUT_S)
     for name in range(1, request_module.MAX_LARGE + 2):
         edge.accept(name, LARGE)
     assert list(edge.refused) == [request_module.MAX_LARGE + 1]

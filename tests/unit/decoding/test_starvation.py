@@ -20,7 +20,7 @@ from hiscore.decoding.sequence import DecodeCall, Output, Sequence, Status
 from hiscore.decoding.starvation import StarvationGuard
 from hiscore.errors import RequestError
 from tests.support.decode_worker import TINY, HashWorker, alone
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 from tests.unit.decoding.test_engine import Caller, assert_all_is_free, long_call
 from tests.unit.decoding.test_scheduler import Drive, sequence
 
@@ -85,7 +85,7 @@ class Load:
         self._larges = [Caller(-1 - number) for number in range(self.larges)]
         for caller in self._larges:
             self._submit(caller, long_call(caller.name % 61, **self.large))
-        assert self._done.wait(PATIENCE_S)
+        assert self._done.wait(TIMEOUT_S)
         self.engine.close()
         assert not failures
         assert_all_is_free(self.engine, self.worker)

@@ -9,7 +9,7 @@ import pytest
 import hiscore
 from hiscore.launcher.arguments import check_variables
 from hiscore.launcher.errors import LaunchError
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[3]
 MAKE = ["make", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed", "serve"]
@@ -17,7 +17,7 @@ MAKE = ["make", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed", "serve"]
 
 def launcher(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "hiscore.launcher", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
 
 def test_help_names_every_setting_and_starts_nothing() -> None:
@@ -58,7 +58,7 @@ def test_what_is_read_is_accepted() -> None:
 
 def test_make_tells_the_launcher_what_it_was_given() -> None:
     done = subprocess.run(
-        [*MAKE, "MODLE=x"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        [*MAKE, "MODLE=x"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
     )
     assert done.returncode == 2
     assert "error: MODLE is not a setting: did you mean MODEL?" in done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from hiscore.launcher.canary import Canaries, Canary, HttpTransport, Probe, probes
 from hiscore.settings import CANARY_ID
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 FOREVER = 1e6
 PROBE = Probe("scorer", "/v2/models/scorer/infer", {"a": 1}, '"scores"', ("work_total", "more_total"))
@@ -241,14 +241,14 @@ def test_every_model_has_a_thread_that_checks_again_and_again_until_closed(
     canaries = Canaries(each, interval_s=0, max_misses=2)
     try:
         for _ in range(3):
-            assert checks.get(timeout=PATIENCE_S) == "scorer"
+            assert checks.get(timeout=TIMEOUT_S) == "scorer"
         assert canaries.silent == ["scorer"]
     finally:
         canaries.close()
         hang.set()
     for thread in threading.enumerate():
         if thread.name.startswith("hiscore-canary-"):
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
             assert not thread.is_alive()
     assert "model scorer has missed a canary: 0 timeout" in caplog.text
     # A failure while the server is being stopped is not worth a log line.
@@ -286,9 +286,9 @@ def http() -> Iterator[tuple[str, Queue[tuple[str, str, str]], dict[str, tuple[i
 def test_over_http(http: tuple[str, Queue[tuple[str, str, str]], dict[str, tuple[int, str]]]) -> None:
     address, got, answers = http
     answers |= {"/call": (200, "fine"), "/bad": (400, "bad"), "/metrics": (200, "a 1")}
-    transport = HttpTransport(address, address, timeout_s=PATIENCE_S)
+    transport = HttpTransport(address, address, timeout_s=TIMEOUT_S)
     assert transport.call("/call", '{"a": 1}') == (200, "fine")
-    assert got.get(timeout=PATIENCE_S) == ("POST", "/call", '{"a": 1}')
+    assert got.get(timeout=TIMEOUT_S) == ("POST", "/call", '{"a": 1}')
     assert transport.call("/bad", "") == (400, "bad")
     assert transport.metrics() == "a 1"
     answers["/metrics"] = (500, "a 1")
@@ -299,7 +299,7 @@ def test_nobody_there() -> None:
     with socket.socket() as holder:  # bound, so that nobody else listens there
         holder.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{holder.getsockname()[1]}"
-        transport = HttpTransport(address, address, timeout_s=PATIENCE_S)
+        transport = HttpTransport(address, address, timeout_s=TIMEOUT_S)
         assert transport.call("/", "")[0] == 0
         assert "ConnectionRefused" in transport.call("/", "")[1]
         assert transport.metrics() is None

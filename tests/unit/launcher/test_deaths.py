@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hiscore.launcher.deaths import OomKills, describe, exit_code, zombie_status
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_description(code: int | None, out_of_memory: bool, expected: str) -> No
 )
 def test_the_status_of_a_process_that_nobody_has_reaped(end: str, expected: int) -> None:
     process = subprocess.Popen([sys.executable, "-c", end], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while (status := zombie_status(process.pid)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)

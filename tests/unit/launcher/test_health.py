@@ -13,7 +13,7 @@ import pytest
 import hiscore
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.health import HealthServer, answer
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 WELL: Any = SimpleNamespace(alive=True, unready="", restarts=3)
 RESTARTING: Any = SimpleNamespace(alive=True, unready="the server is being restarted", restarts=4)
@@ -55,19 +55,19 @@ def test_over_http() -> None:
     server = HealthServer("127.0.0.1", 0, RESTARTING)
     try:
         url = f"http://127.0.0.1:{server.port}"
-        with urllib.request.urlopen(f"{url}/livez", timeout=PATIENCE_S) as response:
+        with urllib.request.urlopen(f"{url}/livez", timeout=TIMEOUT_S) as response:
             assert response.read() == b"ok\n"
         # Probes and proxies send these.
-        with urllib.request.urlopen(f"{url}/livez?verbose=1&from=proxy", timeout=PATIENCE_S) as response:
+        with urllib.request.urlopen(f"{url}/livez?verbose=1&from=proxy", timeout=TIMEOUT_S) as response:
             assert response.read() == b"ok\n"
         head = urllib.request.Request(f"{url}/livez", method="HEAD")
-        with urllib.request.urlopen(head, timeout=PATIENCE_S) as response:
+        with urllib.request.urlopen(head, timeout=TIMEOUT_S) as response:
             assert (response.status, response.headers["Content-Length"], response.read()) == (200, "3", b"")
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(urllib.request.Request(f"{url}/readyz", method="HEAD"), timeout=PATIENCE_S)
+            urllib.request.urlopen(urllib.request.Request(f"{url}/readyz", method="HEAD"), timeout=TIMEOUT_S)
         assert refused.value.code == 503
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"{url}/readyz", timeout=PATIENCE_S)
+            urllib.request.urlopen(f"{url}/readyz", timeout=TIMEOUT_S)
         assert refused.value.code == 503
         assert refused.value.read() == b"the server is being restarted\n"
     finally:

@@ -13,7 +13,7 @@ import pytest
 from hiscore.launcher.errors import LaunchError
 from hiscore.launcher.process import Process
 from hiscore.launcher.stubs import STOPPED_TOO_LONG_S
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 PR_SET_CHILD_SUBREAPER = 36
 # A server with two stubs that ends, as tritonserver does, when it gets a SIGTERM.
@@ -56,7 +56,7 @@ def children(process: Process) -> list[psutil.Process]:
     return [child for child in psutil.Process(process.pid).children() if child.name() == "sleep"]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = TIMEOUT_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -66,13 +66,13 @@ def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None
 def test_it_is_ready_when_it_says_so(start: Callable[[str], Process]) -> None:
     looks = iter([False, False, True])
     process = start(SERVER)
-    process.wait_until(lambda: next(looks), timeout_s=PATIENCE_S)
+    process.wait_until(lambda: next(looks), timeout_s=TIMEOUT_S)
     assert process.exit_code() is None
 
 
 def test_one_that_ends_before_it_is_ready_is_an_error(start: Callable[[str], Process]) -> None:
     with pytest.raises(LaunchError, match="stopped before it was ready: it ended with exit code 3"):
-        start("exit 3").wait_until(lambda: False, timeout_s=PATIENCE_S)
+        start("exit 3").wait_until(lambda: False, timeout_s=TIMEOUT_S)
 
 
 def test_one_that_takes_too_long_is_an_error(start: Callable[[str], Process]) -> None:
@@ -83,7 +83,7 @@ def test_one_that_takes_too_long_is_an_error(start: Callable[[str], Process]) ->
 def test_a_stub_that_dies_is_missed_and_stays_missed(start: Callable[[str], Process]) -> None:
     process = start(SERVER)
     first, _ = stubs(process)
-    process.wait_until(lambda: True, timeout_s=PATIENCE_S)
+    process.wait_until(lambda: True, timeout_s=TIMEOUT_S)
     assert not process.lost_stub()
     first.kill()
     wait_for(process.lost_stub)
@@ -95,7 +95,7 @@ def test_a_stub_that_is_reaped_while_it_is_looked_at_is_missed(
 ) -> None:
     process = start(SERVER)
     first, _ = stubs(process)
-    process.wait_until(lambda: True, timeout_s=PATIENCE_S)
+    process.wait_until(lambda: True, timeout_s=TIMEOUT_S)
     status = psutil.Process.status
 
     def reaped(child: psutil.Process) -> str:
@@ -113,7 +113,7 @@ def test_a_stub_that_dies_right_after_the_start_is_missed(
 ) -> None:
     process = start(script)
     first, _ = stubs(process)
-    process.wait_until(lambda: True, timeout_s=PATIENCE_S)
+    process.wait_until(lambda: True, timeout_s=TIMEOUT_S)
     first.kill()  # before anybody has asked for lost stubs
     wait_for(process.lost_stub)
 
@@ -121,7 +121,7 @@ def test_a_stub_that_dies_right_after_the_start_is_missed(
 def test_a_dead_server_has_not_lost_a_stub(start: Callable[[str], Process]) -> None:
     process = start(SERVER)
     stubs(process)
-    process.wait_until(lambda: True, timeout_s=PATIENCE_S)
+    process.wait_until(lambda: True, timeout_s=TIMEOUT_S)
     os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: process.exit_code() == -signal.SIGKILL)
     assert not process.lost_stub()
@@ -160,7 +160,7 @@ def test_its_output_goes_to_the_log(start: Callable[[str], Process], tmp_path: P
 def test_it_says_how_a_stub_and_a_server_ended(start: Callable[[str], Process]) -> None:
     process = start("sleep 60 & sleep 60 & exec sleep 60")  # reaps nothing, like tritonserver without calls
     first, _ = stubs(process)
-    process.wait_until(lambda: True, timeout_s=PATIENCE_S)
+    process.wait_until(lambda: True, timeout_s=TIMEOUT_S)
     assert process.fault() == ""
     first.send_signal(signal.SIGSEGV)
     wait_for(process.lost_stub)
@@ -174,7 +174,7 @@ def test_it_says_how_a_stub_and_a_server_ended(start: Callable[[str], Process]) 
 def test_a_stopped_stub_is_a_fault_after_a_while(start: Callable[[str], Process]) -> None:
     process = start(SERVER)
     first, _ = stubs(process)
-    process.wait_until(lambda: True, timeout_s=PATIENCE_S)
+    process.wait_until(lambda: True, timeout_s=TIMEOUT_S)
     now = 100.0
     process._stubs._clock = lambda: now
     first.suspend()

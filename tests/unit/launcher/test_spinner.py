@@ -13,7 +13,7 @@ from hiscore.launcher import spin
 from hiscore.launcher.spin import LOOK_S, has_work, keep_awake
 from hiscore.launcher.spinner import Spinner
 from hiscore.serving.load_board import LoadBoard
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -76,7 +76,7 @@ def test_work_is_what_an_instance_has_to_do(tmp_path: Path) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     return condition()

@@ -11,8 +11,8 @@ import pytest
 
 from hiscore.launcher.stubs import STOPPED_TOO_LONG_S
 from hiscore.launcher.watchdog import POLL_SECONDS
-from hiscore.parallel.heartbeat import ALIVE, BEAT_S, PATIENCE, ROUND_S, HeartbeatMonitor, HeartbeatSender
-from tests.support.patience import PATIENCE_S
+from hiscore.parallel.heartbeat import ALIVE, BEAT_S, BUSY, ROUND_S, HeartbeatMonitor, HeartbeatSender
+from tests.support.timeouts import TIMEOUT_S
 
 LOST_WITHIN_S = 5
 """The promise, for death and for hanging."""
@@ -55,13 +55,15 @@ class Time:
             threading.Event().wait(0.01)  # let the test end it
 
 
-def lost_at(lives: Callable[[float], bytes], asked: bool = False, patient: bool = False) -> float | None:
+def lost_at(
+    lives: Callable[[float], bytes], set_by_peers: bool = False, is_busy: bool = False
+) -> float | None:
     """When a rank is given up; None: never."""
     hears, beats = socket.socketpair()
     lost, time = threading.Event(), Time(beats, lives)
-    patience = threading.Event()
-    if patient:
-        patience.set()
+    busy = threading.Event()
+    if is_busy:
+        busy.set()
     at: list[float] = []
 
     def on_loss(what: str) -> None:
@@ -70,8 +72,8 @@ def lost_at(lives: Callable[[float], bytes], asked: bool = False, patient: bool 
         lost.set()
         time.reached.set()
 
-    watch = HeartbeatMonitor({3: hears}, on_loss, patience, asked, time.wait)
-    assert time.reached.wait(PATIENCE_S)
+    watch = HeartbeatMonitor({3: hears}, on_loss, busy, set_by_peers, time.wait)
+    assert time.reached.wait(TIMEOUT_S)
     if not at:
         watch.close()
     hears.close()
@@ -87,12 +89,12 @@ def test_a_rank_that_falls_silent_is_lost_in_time_and_one_that_lives_never_is() 
     assert BEAT_S < found - 100 <= LOST_WITHIN_S - ROUND_S - POLL_SECONDS
 
 
-def test_who_asks_for_patience_gets_it_until_the_next_sign_of_life() -> None:
+def test_the_silence_of_a_busy_rank_is_no_hang_until_its_next_sign_of_life() -> None:
     def pauses(now: float) -> bytes:
         """Loads from 10 to 100."""
-        return PATIENCE if now == 10 else b"" if 10 < now < 100 or now > 200 else ALIVE
+        return BUSY if now == 10 else b"" if 10 < now < 100 or now > 200 else ALIVE
 
-    found = lost_at(pauses, asked=True)
+    found = lost_at(pauses, set_by_peers=True)
     assert found is not None
     assert 200 < found <= 200 + LOST_WITHIN_S
     # The control: a rank whose word does not count.
@@ -102,7 +104,7 @@ def test_who_asks_for_patience_gets_it_until_the_next_sign_of_life() -> None:
 
 
 def test_while_the_first_rank_loads_nobody_is_lost() -> None:
-    assert lost_at(lambda now: b"", patient=True) is None
+    assert lost_at(lambda now: b"", is_busy=True) is None
 
 
 def test_a_stopped_process_of_a_model_is_a_fault_in_time() -> None:
@@ -114,11 +116,11 @@ def test_a_death_is_heard_at_once() -> None:
     hears, beats = socket.socketpair()
     lost: list[str] = []
     said = threading.Event()
-    patience = threading.Event()
-    patience.set()  # not even then
-    HeartbeatMonitor({2: hears}, lambda what: (lost.append(what), said.set())[-1], patience)
+    busy = threading.Event()
+    busy.set()  # not even then
+    HeartbeatMonitor({2: hears}, lambda what: (lost.append(what), said.set())[-1], busy)
     beats.close()
-    assert said.wait(PATIENCE_S)
+    assert said.wait(TIMEOUT_S)
     assert lost == ["rank 2 has died"]
     hears.close()
 
@@ -151,6 +153,6 @@ def stuck(seconds: int, when: str) -> tuple[int, bytes]:
     """How a first rank ends that is stuck for so long."""
     command = [sys.executable, "-c", STUCK, str(seconds), when]
     first = subprocess.run(
-        command, stdout=subprocess.PIPE, timeout=PATIENCE_S, cwd=Path(__file__).parents[3], check=False
+        command, stdout=subprocess.PIPE, timeout=TIMEOUT_S, cwd=Path(__file__).parents[3], check=False
     )
     return first.returncode, first.stdout

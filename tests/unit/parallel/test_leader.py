@@ -20,7 +20,7 @@ import torch
 from hiscore.parallel.leader import GRACE_S, Ranks, lead
 from hiscore.parallel.rank import OneRank, RankError
 from tests.support import rank_work
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ def test_a_rank_that_is_lost_ends_the_instance_and_leaves_nothing(how: int) -> N
     ranks.started()
     # The first rank waits in a sum, as it would in a forward.
     threading.Thread(target=_quietly, args=(ranks, how), daemon=True).start()
-    assert ended.wait(PATIENCE_S)
+    assert ended.wait(TIMEOUT_S)
     ranks.close()
     assert not [child for child in children if child.is_running()]
 
@@ -153,7 +153,7 @@ def test_work_that_fails_ends_the_instance(which: int) -> None:
                 ranks.do(partial(rank_work.fail_on, which=which))
         else:
             ranks.do(partial(rank_work.fail_on, which=which))
-        assert ended.wait(PATIENCE_S)
+        assert ended.wait(TIMEOUT_S)
 
 
 def test_a_leader_that_is_closed_after_a_failure_ends_nothing_more() -> None:
@@ -175,7 +175,7 @@ def test_followers_end_when_the_first_rank_is_killed() -> None:
     assert "follower" in " ".join(follower.cmdline())
     first.kill()
     first.communicate()
-    follower.wait(PATIENCE_S)
+    follower.wait(TIMEOUT_S)
 
 
 def _close(files: list[int]) -> None:

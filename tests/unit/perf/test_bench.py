@@ -102,11 +102,11 @@ def test_a_step_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Monkey
     os.mkfifo(tmp_path / "never.json")
     hanging = Step("a hanging one", "good", (str(tmp_path / "never.json"),) * 2, 0.0)
     monkeypatch.setattr(bench, "resolve", lambda: tmp_path)
-    monkeypatch.setattr(bench_process, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(bench_process, "MORE_S", 0.3)
     monkeypatch.setattr(bench_steps, "cpu_steps", lambda given: [hanging, good(tmp_path)])
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out")])
     # The other one has all the time that it needs.
-    monkeypatch.setattr(bench_process, "PATIENCE", 100.0)
+    monkeypatch.setattr(bench_process, "TIMES_PLANNED", 100.0)
     assert bench.main() == 1
     done = json.loads((tmp_path / "out/bench.json").read_text())["steps"]
     assert [step["code"] for step in done] == [bench_process.TIMED_OUT, 0]

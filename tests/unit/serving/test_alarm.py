@@ -4,7 +4,7 @@ import threading
 import time
 
 from hiscore.serving.alarm import Alarm
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def test_it_rings_once_and_not_before_its_time() -> None:
@@ -18,11 +18,11 @@ def test_it_rings_once_and_not_before_its_time() -> None:
     alarm = Alarm(ring, "test")
     at = time.monotonic() + 0.02
     alarm.set(at)
-    assert ringing.acquire(timeout=PATIENCE_S)
+    assert ringing.acquire(timeout=TIMEOUT_S)
     assert rang[0] >= at
     alarm.set(time.monotonic() + 1_000)
     alarm.set(0.0)  # replaces it
-    assert ringing.acquire(timeout=PATIENCE_S)
+    assert ringing.acquire(timeout=TIMEOUT_S)
     alarm.set(time.monotonic() + 1_000)
     alarm.close()
     assert len(rang) == 2

@@ -12,7 +12,7 @@ from hiscore.serving.batched_model import BatchLimits, Part, WholeJobs
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.launch_pace import LaunchPace
 from hiscore.serving.queued_request import QueuedRequest
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 FOREVER = float("inf")
 CANNOT_BE_JOINED, LOSES_ITS_ANSWER, MUTE = 801, 802, 803
@@ -62,7 +62,7 @@ class Device:
             self.launched.append(jobs)
             self.done.append(batch.done)
             self.changed.notify_all()
-        assert self.may_launch.wait(PATIENCE_S)
+        assert self.may_launch.wait(TIMEOUT_S)
         return batch
 
     def on_failure(self, error: Exception) -> None:
@@ -76,7 +76,7 @@ class Device:
 
     def wait(self, condition: Callable[[], bool]) -> bool:
         with self.changed:
-            return self.changed.wait_for(condition, timeout=PATIENCE_S)
+            return self.changed.wait_for(condition, timeout=TIMEOUT_S)
 
     def finish_all(self) -> None:
         for done in self.done:
@@ -108,7 +108,7 @@ class Batch:
         self.done = threading.Semaphore(0)
 
     def finish(self) -> Sequence[object]:
-        assert self.done.acquire(timeout=PATIENCE_S)
+        assert self.done.acquire(timeout=TIMEOUT_S)
         if 17 in self.jobs:
             raise ValueError("unlucky finish")
         answers = [10 * job for job in self.jobs]
@@ -137,7 +137,7 @@ def submit(device: Device, batcher: Batcher[int], *jobs: int, deadline: float = 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
     """For what nobody is notified of."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition() and time.monotonic() < end:
         time.sleep(0.001)
     return condition()
@@ -225,7 +225,7 @@ def test_requests_that_arrive_during_a_launch_count_against_the_queue(device: De
         assert device.wait(lambda: 4 in device.answers)
     else:
         with batcher._changed:
-            assert batcher._changed.wait_for(lambda: batcher.totals.rejects["full"], timeout=PATIENCE_S)
+            assert batcher._changed.wait_for(lambda: batcher.totals.rejects["full"], timeout=TIMEOUT_S)
     assert device.launched == [[1]]
     device.may_launch.set()
     first.join()
@@ -331,7 +331,7 @@ def test_closing_runs_what_waits_and_refuses_what_arrives(device: Device) -> Non
     closing = threading.Thread(target=batcher.close)
     closing.start()
     with batcher._changed:
-        assert batcher._changed.wait_for(lambda: batcher._closing, timeout=PATIENCE_S)
+        assert batcher._changed.wait_for(lambda: batcher._closing, timeout=TIMEOUT_S)
     assert submit(device, batcher, 4) == [4]
     refused = device.answers[4]
     assert isinstance(refused, RequestError)
@@ -340,7 +340,7 @@ def test_closing_runs_what_waits_and_refuses_what_arrives(device: Device) -> Non
         assert device.wait(lambda index=index: len(device.done) > index)
         assert closing.is_alive()
         device.done[index].release()
-    closing.join(PATIENCE_S)
+    closing.join(TIMEOUT_S)
     assert not closing.is_alive()
     assert device.launched == [[1], [2], [3]]
     assert [device.answers[job] for job in (1, 2, 3)] == [10, 20, 30]

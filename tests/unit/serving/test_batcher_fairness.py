@@ -10,7 +10,7 @@ from hiscore.errors import Code, RequestError
 from hiscore.serving.batched_model import BatchLimits, Part
 from hiscore.serving.batcher import Batcher
 from hiscore.serving.queued_request import QueuedRequest
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 Job = tuple[int, ...]
 
@@ -53,7 +53,7 @@ class Model:
 
     def wait(self, condition: Callable[[], bool]) -> bool:
         with self.changed:
-            return self.changed.wait_for(condition, timeout=PATIENCE_S)
+            return self.changed.wait_for(condition, timeout=TIMEOUT_S)
 
     def refused(self, batcher: Batcher[Job], *requests: QueuedRequest[Job]) -> list[str]:
         """Submit requests together; returns the names of those for which there is no room."""
@@ -99,7 +99,7 @@ class Batch:
         self.model, self.jobs = model, jobs
 
     def finish(self) -> Sequence[object]:
-        assert self.model.go.acquire(timeout=PATIENCE_S)
+        assert self.model.go.acquire(timeout=TIMEOUT_S)
         return [RequestError("unlucky") if 13 in job else sum(job) for job in self.jobs]
 
     def count(self) -> None:

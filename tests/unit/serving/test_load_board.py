@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hiscore.serving.load_board import MAX_INSTANCES, LoadBoard
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 RUN_AT_ONCE, MAX_QUEUE = 4, 8
 CALLS = 2_000
@@ -63,7 +63,7 @@ def test_who_waits_returns_when_the_others_have_as_much_to_do(tmp_path: Path) ->
     thread.start()
     for load in (1.0, 2.0, 3.0):
         second.publish(load)
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert loads_at_return == [3.0]
 
 

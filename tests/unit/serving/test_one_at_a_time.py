@@ -3,7 +3,7 @@
 import threading
 
 from hiscore.serving.one_at_a_time import OneAtATime
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def test_who_asks_meanwhile_goes_on_and_it_runs_again() -> None:
@@ -12,16 +12,16 @@ def test_who_asks_meanwhile_goes_on_and_it_runs_again() -> None:
     def run() -> None:
         runs.append(threading.current_thread())
         begun.release()
-        assert may_end.acquire(timeout=PATIENCE_S)
+        assert may_end.acquire(timeout=TIMEOUT_S)
 
     once = OneAtATime(run)
     runner = threading.Thread(target=once)
     runner.start()
-    assert begun.acquire(timeout=PATIENCE_S)
+    assert begun.acquire(timeout=TIMEOUT_S)
     once()
     once()
     may_end.release(2)
-    runner.join(PATIENCE_S)
+    runner.join(TIMEOUT_S)
     assert runs == [runner, runner], "twice asked for meanwhile, run once more, by the same thread"
 
 
@@ -48,7 +48,7 @@ def test_nobody_is_forgotten() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert (waiting, done) == ([0], [8_000])
 
 

@@ -20,11 +20,11 @@ from hiscore.errors import RequestError
 from hiscore.serving import response_sender as sender_module
 from hiscore.serving.response_sender import ResponseSender, ResponseStream, join, unchanged
 from tests.support.decode_worker import HashWorker
-from tests.support.patience import PATIENCE_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def eventually(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.002)
@@ -53,7 +53,7 @@ class FakeTriton:
 
     def send(self, caller: Caller, answer: Any, last: bool) -> bool:
         self.sending.set()
-        assert self.gate.wait(PATIENCE_S)
+        assert self.gate.wait(TIMEOUT_S)
         assert not any(ended for _, ended in caller.responses), "a response after the last"
         if caller.broken:
             caller.responses.append(("broken", True))
@@ -85,7 +85,7 @@ class FakeTriton:
         self.sending.clear()
         self.open(other)
         self.put(other, Output([0], "", "stop"))
-        assert self.sending.wait(PATIENCE_S)
+        assert self.sending.wait(TIMEOUT_S)
         return other
 
 
@@ -203,7 +203,7 @@ def test_a_caller_that_cancels_before_its_sequence_begins_is_not_served_to_its_e
     worker, cancelled = HashWorker(), threading.Event()
 
     def on_step(rows: DecodeBatch) -> None:
-        assert cancelled.wait(PATIENCE_S), "its caller has been forgotten"
+        assert cancelled.wait(TIMEOUT_S), "its caller has been forgotten"
 
     worker.on_step = on_step
 
@@ -219,7 +219,7 @@ def test_a_caller_that_cancels_before_its_sequence_begins_is_not_served_to_its_e
     )
     engine = DecodeEngine(worker, None, frozenset(), 10, sender.put)
     stream = sender.open(caller)
-    assert cancelled.wait(PATIENCE_S)
+    assert cancelled.wait(TIMEOUT_S)
     cancelled.clear()
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     engine.submit(DecodeCall(np.array([1], np.int32), params, math.inf), stream)

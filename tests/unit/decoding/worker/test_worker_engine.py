@@ -76,8 +76,8 @@ def call(number: int) -> Call:
     }
 
 
-def late(worker: CacheWorker, patience: int = 20) -> CacheWorker:
-    return LateCopies(patience).install(worker)
+def late(worker: CacheWorker, polls: int = 20) -> CacheWorker:
+    return LateCopies(polls).install(worker)
 
 
 def crowd(worker: CacheWorker, calls: Sequence[Call], quantum: int = 0) -> tuple[list[Outcome], Client]:

@@ -141,7 +141,7 @@ def test_the_host_has_what_was_written(
     family, top_k, buffer = SETTINGS[selector]
     worker = build(path(family), selector, top_k, buffer, backup=backup, sequences=SEQUENCES)
     if late:
-        LateCopies(patience=1_000).install(worker)
+        LateCopies(polls=1_000).install(worker)
     lengths = lengths_of(worker)
     # From within the buffer to beyond it, once around the ring, and over the edges of pages.
     steps = (34 if worker.cache_config.page_size > 1 else 26) if late else 3
@@ -156,7 +156,7 @@ def test_the_host_has_what_was_written(
 def test_short_sequences_that_never_outgrow_their_buffer(path: Any, kept: list[Tensor], backup: str) -> None:
     # Host pages come in blocks of 32 tokens: the buffer holds one.
     worker = build(path("llama"), "exact", top_k=16, buffer=40, backup=backup, sequences=SEQUENCES)
-    LateCopies(patience=1_000).install(worker)
+    LateCopies(polls=1_000).install(worker)
     faults, watched = life(worker, kept, [1, 2, 5], 19, 3)
     assert faults == []
     assert all(worker._cache.fully_resident[seq_index] for seq_index in watched.driver.sequences)
@@ -221,7 +221,7 @@ def test_a_wrong_offload_is_seen(
 @pytest.mark.parametrize("backup", ["ring", "deferred"])
 def test_a_forward_that_does_not_wait_is_seen(path: Any, kept: list[Tensor], backup: str) -> None:
     worker = build(path("llama"), "exact", backup=backup)
-    LateCopies(patience=1_000, deaf_to=Queue.OFFLOAD).install(worker)
+    LateCopies(polls=1_000, deaf_to=Queue.OFFLOAD).install(worker)
     faults, _ = life(worker, kept, [30], 60, 12)
     assert any("not what was written" in fault for fault in faults)
     assert any("in time" in fault for fault in faults)

@@ -26,7 +26,7 @@ def driver_of(path: Any, selector: str, late: bool = True) -> Driver:
     family, top_k, buffer = SETTINGS[selector]
     worker = build(path(family), selector, top_k, buffer, chunk=CHUNK)
     if late:
-        LateCopies(patience=1_000).install(worker)
+        LateCopies(polls=1_000).install(worker)
     return Driver(worker)
 
 
@@ -95,7 +95,7 @@ def test_a_copy_that_fails_leaves_those_before_it_under_way(path: Any) -> None:
                 raise MemoryError
             super().copy(launch)
 
-    SecondFails(patience=1_000).install(driver.worker)
+    SecondFails(polls=1_000).install(driver.worker)
     seq_index, _ = driver.admit(prompt(LENGTH), 20)
     assert [type(error) for error in driver.failures] == [MemoryError]
     assert not schedule.drained(seq_index)

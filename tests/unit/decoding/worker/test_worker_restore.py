@@ -17,7 +17,7 @@ from tests.support.late_copies import LateCopies
 from tests.support.worker_driver import Driver
 from tests.unit.decoding.worker.test_prefix import LATER, OTHER, SETTINGS, START, Seen, run
 
-PATIENCE = 50
+POLLS = 50
 """How often an event is asked for before its copy runs; alone, what reads a copy is launched without asking."""
 BESIDE = ["quest", "exact", "dsa"]  # dense layers keep what they have
 
@@ -45,7 +45,7 @@ def test_a_late_restore_changes_no_bit(path: Callable[[str], Path], selector: st
     of = path(SETTINGS[selector][0])
     at_once = resumed(of, selector, None)
     assert at_once.isfinite().all()
-    assert torch.equal(at_once, resumed(of, selector, LateCopies(PATIENCE)))
+    assert torch.equal(at_once, resumed(of, selector, LateCopies(POLLS)))
 
 
 @pytest.mark.parametrize("selector", BESIDE)
@@ -53,7 +53,7 @@ def test_an_admission_that_does_not_wait_for_its_restore_is_seen(
     path: Callable[[str], Path], selector: str
 ) -> None:
     of = path(SETTINGS[selector][0])
-    deaf = LateCopies(PATIENCE, deaf_to=Queue.RESTORE)
+    deaf = LateCopies(POLLS, deaf_to=Queue.RESTORE)
     assert not torch.equal(resumed(of, selector, None), resumed(of, selector, deaf))
 
 
@@ -72,7 +72,7 @@ def found(path: Path, selector: str, late: LateCopies | None) -> list[Tensor]:
 @pytest.mark.parametrize("selector", SETTINGS)
 def test_a_prefix_that_comes_late_changes_no_bit(path: Callable[[str], Path], selector: str) -> None:
     of = path(SETTINGS[selector][0])
-    logits = [found(of, selector, late) for late in (None, LateCopies(PATIENCE))]
+    logits = [found(of, selector, late) for late in (None, LateCopies(POLLS))]
     assert torch.equal(*map(torch.stack, logits))
 
 
@@ -82,7 +82,7 @@ def test_a_prefill_that_does_not_wait_for_its_prefix_is_seen(
 ) -> None:
     of = path(SETTINGS[selector][0])
     *_, right = found(of, selector, None)
-    *_, wrong = found(of, selector, LateCopies(PATIENCE, deaf_to=Queue.RESTORE))
+    *_, wrong = found(of, selector, LateCopies(POLLS, deaf_to=Queue.RESTORE))
     assert not torch.equal(right, wrong)
 
 
@@ -170,5 +170,5 @@ def test_a_prefill_that_does_not_wait_for_the_index_is_seen(
 ) -> None:
     of = path(SETTINGS["dsa"][0])
     *_, right = found(of, "dsa", None)
-    *_, late = found(of, "dsa", LateIndex(PATIENCE, deaf_to))
+    *_, late = found(of, "dsa", LateIndex(POLLS, deaf_to))
     assert torch.equal(right, late) == (deaf_to is None)

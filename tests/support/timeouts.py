@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 300
+TIMEOUT_S = 300
 
 
 def wait_until(condition: Callable[[], bool], why: Callable[[], object] = str) -> None:
@@ -13,7 +13,7 @@ def wait_until(condition: Callable[[], bool], why: Callable[[], object] = str) -
         condition: What is waited for.
         why: What the error says about its absence, asked only then.
     """
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < end, f"not within {PATIENCE_S} seconds: {why()}"
+        assert time.monotonic() < end, f"not within {TIMEOUT_S} seconds: {why()}"
         time.sleep(0.02)
