@@ -45,7 +45,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | list[str | ContentPart] | None = None
     name: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
@@ -128,15 +128,19 @@ def _message(message: Message, field: str, knows_developers: bool) -> dict[str, 
     return made
 
 
-def _text(content: str | list[ContentPart] | None, field: str) -> str:
+def _text(content: str | list[str | ContentPart] | None, field: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
+    texts = []
     for part in content:
-        if part.content is None:
+        text = part if isinstance(part, str) else part.content
+        if text is None:
+            assert isinstance(part, ContentPart)
             raise ApiError(
                 400, f"content of type '{part.type[:64]}' is not served: text alone is", f"{field}.content"
             )
-    return "\n".join(part.content or "" for part in content)
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def _arguments(call: Call, field: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from hiscore.api.errors import bad_request
+from hiscore.api.structured_outputs import Grammar, StructuredOutputs, confinement
 from hiscore.api.wire import Ignored, Request, TokenId
 from hiscore.prompts.chat import read_json
 
@@ -20,7 +21,6 @@ INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 GeneratedTokens: TypeAlias = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
-Grammar: TypeAlias = Annotated[str, Meta(min_length=1, max_length=2**16)]
 Salt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=2**16)]
 # Of generation_config.json, what a request may leave to the checkpoint; as vLLM and SGLang read it.
 SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -76,6 +76,7 @@ class GenerationRequest(Request, kw_only=True):
     response_format: ResponseFormat | None = None
     regex: Grammar | None = None
     ebnf: Grammar | None = None
+    structured_outputs: StructuredOutputs | None = None
     sparse: bool | None = None
     cache_salt: Salt | None = None
     use_beam_search: Literal[False] | None = None
@@ -135,6 +136,13 @@ class Sampling:
             given["stop_token_ids"] = json.dumps(request.stop_token_ids)
         if (schema := _schema(request.response_format)) is not None:
             given["json_schema"] = schema
+        if request.structured_outputs is not None:
+            if twice := {"json_schema", "regex", "ebnf"} & given.keys():
+                other = "response_format" if "json_schema" in twice else min(twice)
+                raise bad_request(
+                    f"'structured_outputs' and '{other}' exclude each other", "structured_outputs"
+                )
+            given |= confinement(request.structured_outputs)
         if not request.stream:
             given["stream"] = False
         return given

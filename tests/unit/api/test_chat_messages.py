@@ -72,6 +72,10 @@ def read(message: dict[str, Any]) -> dict[str, Any]:
             {"role": "user", "content": "a"},
         ),
         (
+            {"role": "user", "content": ["a", {"type": "text", "text": "b"}]},
+            {"role": "user", "content": "a\nb"},
+        ),
+        (
             {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
             {"role": "assistant", "content": "a"},
         ),

@@ -75,6 +75,19 @@ PAIRS: dict[str, Make] = {
 }
 
 
+CONFINED: dict[str, Callable[[int], Any]] = {
+    "json": lambda size: "a" * size,
+    "regex": lambda size: "a" * size,
+    "grammar": lambda size: "a" * size,
+    "choice": texts,
+    "choice[]": lambda size: ["a" * size],
+}
+
+
+def confined(name: str, make: Callable[[int], Any]) -> Callable[[int], Any]:
+    return lambda size: {name.removesuffix("[]"): make(size)}
+
+
 def sampled(base: dict[str, Any]) -> dict[str, Make]:
     names = (*RATIOS, "n", "max_tokens", "min_tokens", "top_k", "seed")
     return {
@@ -88,6 +101,10 @@ def sampled(base: dict[str, Any]) -> dict[str, Make]:
         "stop_token_ids[]": field(base, "stop_token_ids", lambda number: [number]),
         "regex": field(base, "regex", lambda size: "a" * size),
         "ebnf": field(base, "ebnf", lambda size: "a" * size),
+        **{
+            f"structured_outputs.{name}": field(base, "structured_outputs", confined(name, make))
+            for name, make in CONFINED.items()
+        },
         "cache_salt": field(base, "cache_salt", lambda size: "a" * size),
     }
 
