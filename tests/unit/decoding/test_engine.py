@@ -147,6 +147,7 @@ CALLS = st.builds(
 
 ARRIVALS = given(
     calls=st.lists(st.tuples(CALLS, st.integers(0, 40), st.none() | st.integers(0, 80)), max_size=16),
+    by_deadline=st.booleans(),
     delay=st.integers(0, 12),
     quantum=st.sampled_from([0, 1, 3]),
     kind=st.sampled_from(KINDS),
@@ -155,15 +156,29 @@ ARRIVALS = given(
 )
 
 
+def holding_back(wanted: DecodeCall) -> DecodeCall:
+    """The same with a stop string that its text begins and does not complete."""
+    stop = (text_of(alone(wanted)[0]) + "never",)
+    return replace(wanted, params=replace(wanted.params, stop=stop))
+
+
 def join_and_leave(
     calls: list[tuple[DecodeCall, int, int | None]],
+    by_deadline: bool,
     delay: int,
     quantum: int,
     kind: dict[str, Any],
     chunk: int,
     caching: bool,
 ) -> None:
-    """Each call arrives after a number of steps, and may be cancelled some steps later."""
+    """Each call arrives after a number of steps, and may be cancelled or be late some steps later.
+
+    The text of every other one might begin a stop string, so all of it is held back until the end.
+    """
+    calls = [
+        (holding_back(wanted) if index % 2 else wanted, arrival, end)
+        for index, (wanted, arrival, end) in enumerate(calls)
+    ]
     cache_config = replace(TINY, **kind, prefill_token_budget=chunk, prefix_cache=caching)
     if caching and cache_config.window_ring:
         # The window before a sequence's last whole block, and that block.
@@ -191,7 +206,11 @@ def join_and_leave(
                     engine.submit(calls[submitted[-1]][0], names[submitted[-1]])
                     nobody_is_left = False
                 for i in [i for i in cancels if i in submitted and cancels[i] <= worker.steps]:
-                    engine.cancel(names[i])
+                    if not by_deadline:
+                        engine.cancel(names[i])
+                    elif (late := engine._live.get(id(names[i]))) is not None:
+                        late.call = replace(late.call, deadline=0.0)
+                        engine._deadlines.watch(0.0, id(names[i]))
                     del cancels[i]
 
         worker.on_step = lambda rows: go_on(nobody_is_left=False)
@@ -200,10 +219,11 @@ def join_and_leave(
         callers.wait(lambda: len(callers.ends) == len(calls))
     for (wanted, _, cancelled), name in zip(calls, names, strict=True):
         tokens, _ = alone(wanted)
-        if callers.ends[name] == "cancelled":
+        if callers.ends[name] == "cancelled" or isinstance(callers.ends[name], RequestError):
             assert cancelled is not None
-            got = callers.tokens[name]
+            got = callers.tokens.get(name, [])
             assert got == tokens[: len(got)]
+            assert callers.texts.get(name, "") == text_of(got)
         else:
             assert_as_alone(callers, name, wanted)
 
@@ -632,8 +652,7 @@ def test_text_that_may_begin_a_stop_string_comes_before_an_early_end(how: str) -
     plain = replace(long_call(3), grammar=grammar, mask=grammar.mask() if grammar else None)
     letters = text_of(alone(plain)[0])
     worker, callers, caller = HashWorker(), Callers(), Caller(0)
-    # All that comes before the end may begin it.
-    wanted = replace(plain, params=replace(plain.params, stop=(letters + "never",)))
+    wanted = holding_back(plain)
 
     def end_early(rows: DecodeBatch) -> None:
         if worker.steps == 10 and how == "cancel":
