@@ -28,11 +28,11 @@ FORGET_AFTER = 8
 """One of them is forgotten after so many requests that came alone."""
 SMALL_PER_BATCH = 8
 """Small requests that a batch holds while little waits."""
-SMALLEST_BATCH = 7 / 64
+SMALLEST_BATCH = 11 / 128
 """Of a full one, at least: smaller batches would mostly pay for the start of a forward."""
 BEHIND = 1 / 8
 """Of a full batch: of what waits beyond that, a batch holds `OF_BEHIND` more."""
-OF_BEHIND = 1 / 4
+OF_BEHIND = 11 / 32
 EXPECTED_SMALL = 1 / 2
 """Of a full batch: where batches are smaller than that, small requests are to be expected."""
 SHARE_OF_OLDEST = 11 / 16
