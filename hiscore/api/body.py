@@ -1,6 +1,7 @@
 """A request's body: read within limits, decompressed, and turned into a typed request."""
 
 import asyncio
+import codecs
 import gc
 import io
 import json
@@ -55,7 +56,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], max_bytes: int
         raise ApiError(408, f"the body was not complete after {timeout_s:g} seconds") from None
     if encoding in ("gzip", "zstd"):
         body = decompress(body, encoding, max_bytes)
-    return body
+    return body.removeprefix(codecs.BOM_UTF8)
 
 
 def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:

@@ -275,7 +275,11 @@ def test_an_answer_follows_a_schema(api: Api) -> None:
     free = call(api, CHAT, body).json["choices"][0]["message"]["content"]
     with pytest.raises(json.JSONDecodeError):
         json.loads(free)
-    for limits in ({"regex": "[0-9]{4}"}, {"ebnf": 'root ::= "yes" | "no"'}):
+    for limits in (
+        {"regex": "[0-9]{4}"},
+        {"ebnf": 'root ::= "yes" | "no"'},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+    ):
         short = call(api, TEXT, {"prompt": "It is", "temperature": 0, **limits}).json["choices"][0]["text"]
         assert short in ("yes", "no") or (len(short) == 4 and short.isdecimal())
     wrong = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +29,7 @@ class PairRequest(Request):
     items: str | Annotated[list[str], SOME] | None = None
     instruction: str | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    use_activation: Literal[True] | None = None
 
 
 class PairScore(msgspec.Struct, tag_field="object", tag="score", omit_defaults=True):

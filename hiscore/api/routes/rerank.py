@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from hiscore.api.errors import bad_request
 from hiscore.api.relevance import Ranker, Ranking, check_documents
 from hiscore.api.wire import SOME, Count, Ignored, Limit, ModelNames, Request, Usage, usage
 from hiscore.prompts.truncation import Truncation
@@ -20,9 +21,9 @@ class Document(msgspec.Struct):
 class RerankRequest(Request):
     """A query and documents.
 
-    `instruction` is ours, and vLLM's; a `top_n` of 0 is vLLM's, too: all. Texts are cut only by the fields whose
-    names say so: `max_tokens_per_doc` is Cohere's, `truncate_prompt_tokens` vLLM's (-1: as many as fit),
-    `max_tokens_per_query` ours.
+    `instruction` is ours, and vLLM's, `instruct` SGLang's; a `top_n` of 0 is vLLM's, too: all. Texts are cut only
+    by the fields whose names say so: `max_tokens_per_doc` is Cohere's, `truncate_prompt_tokens` vLLM's (-1: as
+    many as fit), `max_tokens_per_query` ours.
     """
 
     query: str
@@ -30,11 +31,13 @@ class RerankRequest(Request):
     top_n: Limit | None = None
     return_documents: bool | None = None
     instruction: str | None = None
+    instruct: str | None = None
     max_tokens_per_doc: Count | None = None
     max_tokens_per_query: Count | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     max_chunks_per_doc: Ignored = None
     rank_fields: list[Literal["text"]] | None = None
+    use_activation: Literal[True] | None = None
 
 
 class Result(msgspec.Struct, omit_defaults=True):
@@ -73,7 +76,10 @@ async def rerank(
         request.max_tokens_per_doc,
         ranker.context_length if prompt_tokens == -1 else prompt_tokens,
     )
-    ranking = await ranker.rank(request.query, texts, request_id, request.instruction, truncation)
+    if request.instruction is not None and request.instruct is not None:
+        raise bad_request("'instruction' and 'instruct' are the same: send one", "instruct")
+    instruction = request.instruct if request.instruction is None else request.instruction
+    ranking = await ranker.rank(request.query, texts, request_id, instruction, truncation)
     return RerankResponse(
         id=request_id,
         model=model,

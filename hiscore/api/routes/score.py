@@ -1,7 +1,7 @@
 """``/v1/score`` in SGLang's body: probabilities of label tokens after a query and each of its items."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +24,7 @@ class ScoreRequest(Request):
     temperature: Annotated[float, Meta(gt=0)] = 1.0
     label_counts: list[Count] | None = None
     raw_logits: bool = False
+    return_pooled_hidden_states: Literal[False] = False
 
 
 class ScoreResponse(msgspec.Struct, kw_only=True):

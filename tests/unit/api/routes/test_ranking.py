@@ -184,3 +184,41 @@ def test_an_instruction_reaches_the_prompt(client: TestClient, models: FaultySer
         client.post("/rerank", json={"query": "q", "texts": ["a"], "instruction": instruction})
     first, second = (request.raw_input_contents[0] for request in models.requests)
     assert first != second
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_an_instruction_by_sglangs_name(client: TestClient, models: FaultyServer, path: str) -> None:
+    body = {"query": "q", "documents": ["a"]}
+    sent = []
+    for name in ("instruction", "instruct"):
+        assert client.post(path, json={**body, name: "Only tools."}).status_code == 200
+        sent.append(models.requests[-1].raw_input_contents[0])
+    assert sent[0] == sent[1]
+    # The control: another instruction makes another prompt.
+    client.post(path, json={**body, "instruct": "Only fruits."})
+    assert models.requests[-1].raw_input_contents[0] != sent[0]
+    twice = client.post(path, json={**body, "instruction": "Only tools.", "instruct": "Only tools."})
+    assert twice.status_code == 400
+    assert "send one" in twice.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name", "usual"),
+    [
+        ("/v1/rerank", {"query": "q", "documents": ["a"]}, "use_activation", True),
+        ("/score", {"text_1": "q", "text_2": "a"}, "use_activation", True),
+        (
+            "/v1/score",
+            {"query": "q", "items": ["a"], "label_token_ids": [5]},
+            "return_pooled_hidden_states",
+            False,
+        ),
+    ],
+)
+def test_what_other_servers_do_by_default_is_taken(
+    client: TestClient, path: str, body: dict[str, Any], name: str, usual: bool
+) -> None:
+    assert client.post(path, json={**body, name: usual}).status_code == 200
+    reply = client.post(path, json={**body, name: not usual})
+    assert reply.status_code == 400
+    assert name in reply.text
