@@ -38,6 +38,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 NEAR = 1e-4
 # Launches held up by about 3 ms: a queue falls far behind the host, and the other one behind it or not at all.
 CYCLES = 5_000_000
+LONGER = (1, 10, 100)
 
 
 @pytest.fixture(autouse=True)
@@ -410,19 +411,20 @@ def test_a_slow_queue_changes_nothing(
     assert expected[-1].isfinite().all()
     queues = worker._queues
     use, wait = queues.use, queues.wait
+    cycles = CYCLES
 
     @contextmanager
     def use_slowly(queue: Queue) -> Iterator[None]:
         with use(queue):
             if queue is slow:
-                torch.cuda._sleep(CYCLES)
+                torch.cuda._sleep(cycles)
             yield
 
     monkeypatch.setattr(queues, "use", use_slowly)
     assert same(ahead(worker), expected)
     # Control: the other queue waits for nothing. It is told in advance which tokens to copy, as in the runs
     # before: what it would read of a step that has not run yet could be any address.
-    written = iter([(step.host_slots, step.buffer_slots) for step in steps])
+    written = cycle([(step.host_slots, step.buffer_slots) for step in steps])
 
     def told(*batch: Any) -> StepOutputs:
         host_slots, buffer_slots = next(written)
@@ -430,4 +432,9 @@ def test_a_slow_queue_changes_nothing(
 
     monkeypatch.setattr(worker._runner, "forward", told)
     monkeypatch.setattr(queues, "wait", lambda queue, event: wait(queue, event) if queue is slow else None)
-    assert not same(ahead(worker), expected)
+    # Where other processes share the GPU, the other queue may itself be late.
+    for longer in LONGER:
+        cycles = longer * CYCLES
+        if not same(ahead(worker), expected):
+            return
+    pytest.fail("nothing depends on these waits")
