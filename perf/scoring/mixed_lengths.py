@@ -136,15 +136,17 @@ def measure(scorer: Scorer, plan: Plan, load: float, seconds: float, rounds: int
     mean = float(np.dot(weights, [own[size] for size in plan.sizes]))
     arms = {name: Arm() for name in ARMS}
     drawn = []
-    for _ in range(rounds):
+    for turn in range(rounds):
         count = max(8, int(seconds * load / mean))
         sizes = rng.choice(plan.sizes, count, p=weights)
         arrivals = np.cumsum(rng.exponential(mean / load, count))
         calls = [fresh_call(rng, int(size), plan.vocabulary) for size in sizes]
         drawn.append(sizes)
-        for name, arm in arms.items():
-            with serving(scorer, limits, arm, name) as batcher:
-                arm.took.append(send(batcher, calls, arrivals))
+        # The host may become slower as it goes on: each arm is first once.
+        first = turn % len(arms)
+        for name in [*arms][first:] + [*arms][:first]:
+            with serving(scorer, limits, arms[name], name) as batcher:
+                arms[name].took.append(send(batcher, calls, arrivals))
     sizes = np.concatenate(drawn)
     return {
         "load": load,
@@ -181,7 +183,7 @@ def main() -> None:
     parser = arguments(__doc__, "mixed_lengths.json")
     parser.add_argument("--load", type=float, default=0.8)
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=len(ARMS))
     options = parser.parse_args()
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     plan = GPU if device == "cuda" else CPU
